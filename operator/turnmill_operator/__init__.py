@@ -1,0 +1,1 @@
+"""Watches AgentTrainingJobs and keeps the cluster in step with them."""

@@ -1,0 +1,1 @@
+"""Entry points: parse, build, run."""

@@ -1,0 +1,1 @@
+"""Words of the domain; standard library only."""

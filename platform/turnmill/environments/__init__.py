@@ -1,0 +1,1 @@
+"""What agents act on during one episode."""

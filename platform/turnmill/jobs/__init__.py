@@ -1,0 +1,1 @@
+"""AgentTrainingJob and every validated setting."""

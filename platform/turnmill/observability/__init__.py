@@ -1,0 +1,1 @@
+"""Metrics, progress and logs of a run."""

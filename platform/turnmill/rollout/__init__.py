@@ -1,0 +1,1 @@
+"""The agent loops: policy and environment, turn by turn."""

@@ -1,0 +1,1 @@
+"""Fakes and scripted policies for tests; nothing else imports this."""

@@ -1,0 +1,1 @@
+"""Batches, losses and weights: verl, with turns."""
