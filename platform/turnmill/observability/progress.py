@@ -1,0 +1,36 @@
+"""How far a run is: the trainer writes it, the command line shows it."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+from turnmill.observability import atomic_files
+from turnmill.observability.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands at one moment."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    success: float | None = None
+    reward: float | None = None
+    turns_per_second: float | None = None
+    seconds_left: float | None = None
+    message: str | None = None
+
+
+def write_progress(folder: RunFolder, progress: Progress) -> None:
+    """Replace what readers see, in one move."""
+    atomic_files.write_text(folder.progress, json.dumps(asdict(progress)), durable=False)
+
+
+def read_progress(folder: RunFolder) -> Progress | None:
+    """The last progress written, or None before the first."""
+    try:
+        record = json.loads(folder.progress.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    known = {field.name for field in fields(Progress)}
+    return Progress(**{name: value for name, value in record.items() if name in known})
