@@ -1,0 +1,35 @@
+"""What the agent acts on."""
+
+from typing import Any
+
+from pydantic import Field
+
+from turnmill.jobs.settings import Settings, Word
+
+
+class EnvironmentSettings(Settings):
+    """The environment and how its answers become rewards."""
+
+    name: Word
+    """Name of a registered environment, for example `babyai`."""
+
+    task: Word | None = None
+    """Task within the environment; each environment names its own."""
+
+    count: int = Field(default=32, ge=1, le=4096)
+    """Environments that run side by side."""
+
+    invalid_penalty: float = Field(default=0.1, ge=0, le=1000)
+    """Taken as negative reward for a turn whose response holds no allowed action."""
+
+    binary_reward: bool = True
+    """Count every positive reward as 1."""
+
+    step_timeout_seconds: float = Field(default=30, gt=0, le=86_400)
+    """Time an environment may take for one action; after it the episode ends as `failed`."""
+
+    reset_timeout_seconds: float = Field(default=60, gt=0, le=86_400)
+    """Time an environment may take to begin an episode."""
+
+    options: dict[str, Any] = Field(default_factory=dict, max_length=64)
+    """Settings of the environment's own; each environment documents its own."""

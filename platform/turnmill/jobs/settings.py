@@ -1,0 +1,28 @@
+"""What every section of a job file has in common."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Settings(BaseModel):
+    """A section: frozen, closed, camelCase in the file; the docstring under a field is its documentation."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+
+# The API server bounds the cost of every rule by the size of what it may have to read.
+Word = Annotated[str, Field(min_length=1, max_length=253)]
+FilePath = Annotated[str, Field(min_length=1, max_length=1024)]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -1,0 +1,57 @@
+"""How long to train, on how much, and how to look after the run."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from turnmill.jobs.settings import Seed, Settings
+
+
+class ValidationSettings(Settings):
+    """Whole episodes with the policy as it is, before, after and in between."""
+
+    episodes: int = Field(default=128, ge=0, le=100_000)
+    """Episodes of a validation; 0 leaves validation out."""
+
+    every: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Steps between validations; left out, only before the first and after the last step."""
+
+    seed: Seed = 0
+    """Seed of the validation's episodes: each validation plays the same ones."""
+
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    """Temperature at which responses are sampled; 0 takes the likeliest token."""
+
+    render_episodes: int = Field(default=0, ge=0, le=1000)
+    """Episodes of each validation that are drawn as animated pictures."""
+
+
+class TrainingSettings(Settings):
+    """How long to train, on how much, and how to look after the run."""
+
+    steps: int = Field(ge=1, le=1_000_000)
+    """Updates of the policy."""
+
+    turns_per_step: int = Field(ge=1, le=1_000_000)
+    """Turns gathered for one step, spread evenly over the environments."""
+
+    checkpoint_every: int = Field(default=10, ge=1, le=1_000_000)
+    """Steps between checkpoints; the last step always has one."""
+
+    keep_checkpoints: int = Field(default=2, ge=1, le=1000)
+    """Checkpoints that are kept; older ones are deleted once a newer one is complete."""
+
+    mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
+    """`sync` alternates rollout and learning, `colocate_async` overlaps them on the same devices."""
+
+    seed: Seed = 0
+    """Seed of environments, sampling and training."""
+
+    stall_timeout_seconds: float = Field(default=600, gt=0, le=86_400)
+    """Time without any progress after which the run fails."""
+
+    max_failed_ratio: float = Field(default=0.5, ge=0, le=1)
+    """Share of episodes that may fail for reasons that are not the agent's; above it the run fails."""
+
+    validation: ValidationSettings = ValidationSettings()
+    """Whole episodes with the policy as it is, before, after and in between."""
