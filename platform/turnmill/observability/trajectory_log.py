@@ -1,0 +1,174 @@
+"""The turns of a run, one line each, in one file per step; written by several processes at once."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from turnmill.observability import json_lines
+from turnmill.observability.run_folder import RunFolder
+
+TRAINING = "step"
+VALIDATION = "validation"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One turn as it is kept: what the policy read, said and did, and what it brought."""
+
+    episode: str
+    environment: int
+    turn: int
+    step: int
+    policy_version: int
+    prompt: str
+    response: str
+    action: str
+    reward: float
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    valid: bool = True
+    done: bool = False
+    stop_reason: str | None = None
+    observation: str = ""
+    failed_cause: str | None = None
+
+    @property
+    def ends_episode(self) -> bool:
+        """Whether no turn of the same episode follows."""
+        return self.done or self.stop_reason is not None or self.failed_cause is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """The turns of one episode, in order; they may span several steps."""
+
+    turns: tuple[TurnRecord, ...]
+    validation: bool = False
+
+    @property
+    def name(self) -> str:
+        """What its turns call it."""
+        return self.turns[0].episode
+
+    @property
+    def reward(self) -> float:
+        """The sum over its turns."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def failed_cause(self) -> str | None:
+        """What broke, if something around the episode did."""
+        return self.turns[-1].failed_cause
+
+    @property
+    def outcome(self) -> str:
+        """`solved`, `unsolved`, `failed` (something around it broke) or `unfinished` (no last turn so far)."""
+        last = self.turns[-1]
+        if last.failed_cause is not None or last.stop_reason == "failed":
+            return "failed"
+        if not last.ends_episode:
+            return "unfinished"
+        return "solved" if last.stop_reason in (None, "completed") and last.reward > 0 else "unsolved"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Which episodes to show; what is None does not matter."""
+
+    name: str | None = None
+    outcome: str | None = None
+    step: int | None = None
+    validation: bool | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+
+    def accepts(self, episode: EpisodeRecord) -> bool:
+        """Whether the episode is one of those asked for; one that spans several steps belongs to each of them."""
+        return (
+            self.name in (None, episode.name)
+            and self.outcome in (None, episode.outcome)
+            and self.validation in (None, episode.validation)
+            and (self.step is None or any(turn.step == self.step for turn in episode.turns))
+            and (self.min_reward is None or episode.reward >= self.min_reward)
+            and (self.max_reward is None or episode.reward <= self.max_reward)
+        )
+
+
+class TrajectoryLog:
+    """The `trajectories/` of a run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.path = folder.trajectories
+
+    def append(self, turns: Iterable[TurnRecord], *, validation: bool = False) -> None:
+        """Add turns, all those of one step in one write; turns of one episode must come in order."""
+        by_step: dict[int, list[TurnRecord]] = defaultdict(list)
+        for turn in turns:
+            by_step[turn.step].append(turn)
+        for step, of_step in by_step.items():
+            json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(asdict, of_step))
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after a step, before a run goes on from its checkpoint."""
+        for kind in (TRAINING, VALIDATION):
+            for file in self._files(kind):
+                if _step_of(file) > step:
+                    file.unlink()
+
+    def read_turns(self, *, validation: bool = False) -> Iterator[TurnRecord]:
+        """Every whole line so far, step by step."""
+        for file in self._files(VALIDATION if validation else TRAINING):
+            for record in json_lines.read(file, "episode"):
+                turn = _turn(record)
+                if turn is not None:
+                    yield turn
+
+    def read_episodes(self, wanted: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
+        """The episodes that pass a filter: training, as they ended, then unfinished ones; then validation."""
+        wanted = wanted or EpisodeFilter()
+        if wanted.validation is not True:
+            yield from filter(wanted.accepts, _episodes(self.read_turns(), validation=False))
+        if wanted.validation is not False:
+            yield from filter(wanted.accepts, _episodes(self.read_turns(validation=True), validation=True))
+
+    def _file(self, kind: str, step: int) -> Path:
+        return self.path / f"{kind}-{step:06d}.jsonl"
+
+    def _files(self, kind: str) -> list[Path]:
+        return sorted(self.path.glob(f"{kind}-*.jsonl"), key=_step_of)
+
+
+def _episodes(turns: Iterable[TurnRecord], *, validation: bool) -> Iterator[EpisodeRecord]:
+    """Turns put together again; only episodes without a last turn are held in memory."""
+    going_on: dict[tuple[int | None, str], list[TurnRecord]] = {}
+    for turn in turns:
+        # Every validation starts its episodes afresh and may give them the names of the one before.
+        key = (turn.step if validation else None, turn.episode)
+        going_on.setdefault(key, []).append(turn)
+        if turn.ends_episode:
+            yield EpisodeRecord(tuple(going_on.pop(key)), validation)
+    for unfinished in going_on.values():
+        yield EpisodeRecord(tuple(unfinished), validation)
+
+
+def _step_of(file: Path) -> int:
+    return int(file.stem.rpartition("-")[2])
+
+
+_FIELDS = fields(TurnRecord)
+
+
+def _turn(record: dict[str, Any]) -> TurnRecord | None:
+    """The turn of one line; None if the line lacks what every turn has."""
+    values = {field.name: record[field.name] for field in _FIELDS if field.name in record}
+    if any(field.name not in values for field in _FIELDS if field.default is MISSING):
+        return None
+    for name in ("prompt_ids", "response_ids"):
+        values[name] = tuple(values.get(name, ()))
+    # JSON has no word for a log-prob that is no number.
+    values["log_probs"] = tuple(math.nan if value is None else value for value in values.get("log_probs", ()))
+    return TurnRecord(**values)
