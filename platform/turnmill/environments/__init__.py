@@ -1,1 +1,6 @@
 """What agents act on during one episode."""
+
+from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
+from turnmill.environments.registry import create, find, names, register
+
+__all__ = ["Environment", "EnvironmentOptions", "StepResult", "create", "find", "names", "register"]

@@ -1,0 +1,121 @@
+"""BabyAI: find, fetch and open things in a grid of rooms, told in words."""
+
+import contextlib
+import io
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+from pydantic import Field
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.babyai.levels import GOALS, Objects, level_id, make_level
+from turnmill.environments.babyai.text import describe
+from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
+from turnmill.environments.registry import register
+
+ACTIONS = {
+    "turn left": "face to the left of where you look",
+    "turn right": "face to the right of where you look",
+    "go forward": "move one step ahead",
+    "pick up": "take the object that is one step ahead",
+    "drop": "put down what you carry one step ahead",
+    "toggle": "open or close what is one step ahead, such as a door; a locked one needs its key",
+}
+"""Actions in minigrid's order, and what they do."""
+
+_GLUED = {action.replace(" ", ""): action for action in ACTIONS}
+
+
+class BabyAIOptions(EnvironmentOptions):
+    """Options of `babyai`; all of them speak of the five goals, not of minigrid's own levels."""
+
+    num_dists: int = Field(default=0, ge=0, le=8)
+    """Objects in the room that the goal is not about."""
+
+    objects: Objects = "training"
+    """What goals are about: objects `training` may show, those `held_out` from it, or `all`."""
+
+
+@register
+class BabyAI(Environment):
+    """One of five goals, or any registered BabyAI level, with the view in words."""
+
+    name: ClassVar[str] = "babyai"
+    Settings: ClassVar[type[EnvironmentOptions]] = BabyAIOptions
+    actions = tuple(ACTIONS)
+    default_action = "go forward"
+
+    def __init__(self, task: str | None, max_turns: int, options: BabyAIOptions) -> None:
+        task = task or "goto"
+        super().__init__(task, max_turns, options)
+        if task not in GOALS:
+            level_id(task)
+            _refuse_options(task, options)
+        self._make_level = partial(
+            make_level, task, num_dists=options.num_dists, objects=options.objects, max_steps=max_turns
+        )
+        self.level: RoomGridLevel = None
+        """The minigrid level of the present episode; None before the first reset."""
+
+        self.view = np.zeros((7, 7, 3), dtype=np.uint8)
+        """What the agent sees, as `describe` takes it."""
+
+    def reset(self, seed: int) -> str:
+        """Begin an episode in a level of its own: minigrid's levels remember some of the last one."""
+        self.level = self._make_level()
+        # minigrid prints each mission that it rejects.
+        with contextlib.redirect_stdout(io.StringIO()):
+            seen, _ = self.level.reset(seed=seed)
+        return self._look(seen)
+
+    def step(self, action: str) -> StepResult:
+        """Execute one action."""
+        seen, reward, terminated, truncated, _ = self.level.step(self.actions.index(action))
+        return StepResult(self._look(seen), float(reward), terminated, truncated)
+
+    @property
+    def mission(self) -> str:
+        """The goal in minigrid's words."""
+        return str(self.level.mission)
+
+    def instruction_prompt(self) -> str:
+        """Explain the game, the mission and the six actions."""
+        actions = "\n".join(f"{action}: {description}" for action, description in ACTIONS.items())
+        return (
+            f"You are an agent in a simple game of finding your way. Your goal is to {self.mission}.\n\n"
+            f"These are the actions you can take, each with what it does:\n{actions}\n\n"
+            "You will be told what you see, and you answer with what you do.\n\n"
+            "Tips:\n"
+            "- An action that left your observation unchanged will not change it the next time either: try another.\n"
+            "- To act on an object, stand right before it and face it.\n\n"
+            "PLAY!"
+        )
+
+    def compact_prompt(self) -> str:
+        """State the mission."""
+        return f"goal: {self.mission}"
+
+    def repair(self, answer: str) -> str:
+        """Read `turn_left` and `turnleft` as `turn left`."""
+        answer = answer.replace("_", " ")
+        return _GLUED.get(answer, answer)
+
+    def render(self) -> np.ndarray:
+        """Draw the whole grid with the agent's view highlighted."""
+        return self.level.get_frame(highlight=True, tile_size=24)
+
+    def _look(self, seen: dict[str, Any]) -> str:
+        self.view = seen["image"]
+        return describe(self.view, self.level.carrying)
+
+
+def _refuse_options(task: str, options: BabyAIOptions) -> None:
+    """The levels that minigrid registers come furnished."""
+    if options.model_fields_set:
+        names = ", ".join(sorted(BabyAIOptions.model_fields[name].alias or name for name in options.model_fields_set))
+        raise SettingsError(
+            f"environment.options: {names} cannot be set for the task {task!r}, a level of minigrid's own. "
+            f"Leave them out, or choose one of the goals {', '.join(GOALS)}."
+        )

@@ -1,0 +1,123 @@
+"""Levels: five goals in one room or two, and every BabyAI level that minigrid registers."""
+
+import re
+from functools import cache
+from typing import Any, Literal
+
+import gymnasium
+import minigrid  # noqa: F401  (registers the levels)
+from gymnasium.envs.registration import load_env_creator
+from minigrid.core.constants import COLOR_NAMES
+from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+from minigrid.envs.babyai.core.verifier import (
+    AfterInstr,
+    BeforeInstr,
+    GoToInstr,
+    Instr,
+    ObjDesc,
+    OpenInstr,
+    PickupInstr,
+    PutNextInstr,
+)
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.registry import suggestion
+
+GOALS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
+"""Tasks that are told apart by what the agent must do."""
+
+Objects = Literal["training", "held_out", "all"]
+"""Which objects an episode may be about."""
+
+Kind = tuple[str, str]
+"""Type and colour of an object."""
+
+HELD_OUT: frozenset[Kind] = frozenset(
+    {("box", "yellow"), ("key", "red"), ("ball", "green"), ("door", "red"), ("door", "grey")}
+)
+"""Never met in training, so that they can show what was learned beyond the words."""
+
+_ROOM_SIZE = 8
+
+
+class GoalLevel(RoomGridLevel):
+    """One goal kind in a room of its own; `open` has a second room behind a locked door."""
+
+    def __init__(self, goal: str, num_dists: int, objects: Objects, max_steps: int) -> None:
+        self.goal = goal
+        self.num_dists = num_dists
+        self.objects: Objects = objects
+        super().__init__(room_size=_ROOM_SIZE, num_rows=1, num_cols=2 if goal == "open" else 1, max_steps=max_steps)
+
+    def gen_mission(self) -> None:
+        """Furnish the room and say what is to be done; minigrid calls this at every reset."""
+        if self.goal == "open":
+            self.instrs: Instr = self._behind_a_locked_door()
+            return
+        pairs = self.goal in ("putnext", "pick_up_seq_go_to")
+        subjects = self._put_objects(2 if pairs else 1)
+        self.place_agent()
+        self.check_objs_reachable()
+        self.instrs = self._instruction(subjects)
+
+    def _behind_a_locked_door(self) -> Instr:
+        colours = [colour for kind, colour in _kinds(("door",), self.objects)]
+        door, _ = self.add_door(0, 0, 0, color=self._rand_elem(colours), locked=True)
+        self.add_object(0, 0, "key", door.color)
+        self.place_agent(0, 0)
+        return OpenInstr(ObjDesc("door", door.color))
+
+    def _put_objects(self, num_subjects: int) -> list[ObjDesc]:
+        """Put down what the goal is about and, after it, the distractors; no two are alike."""
+        subjects = list(self._rand_subset(_kinds(("key", "ball", "box"), self.objects), num_subjects))
+        distractors: Objects = "all" if self.objects == "all" else "training"
+        others = [kind for kind in _kinds(("key", "ball", "box"), distractors) if kind not in subjects]
+        for kind, colour in [*subjects, *self._rand_subset(others, self.num_dists)]:
+            self.add_object(0, 0, kind, colour)
+        return [ObjDesc(kind, colour) for kind, colour in subjects]
+
+    def _instruction(self, subjects: list[ObjDesc]) -> Instr:
+        if self.goal == "goto":
+            return GoToInstr(subjects[0])
+        if self.goal == "pickup":
+            return PickupInstr(subjects[0])
+        if self.goal == "putnext":
+            return PutNextInstr(*subjects)
+        pick_up, go_to = PickupInstr(subjects[0]), GoToInstr(subjects[1])
+        return BeforeInstr(pick_up, go_to) if self._rand_bool() else AfterInstr(go_to, pick_up)
+
+
+def make_level(task: str, *, num_dists: int, objects: Objects, max_steps: int) -> RoomGridLevel:
+    """A level that no episode was played in."""
+    if task in GOALS:
+        return GoalLevel(task, num_dists, objects, max_steps)
+    specification = gymnasium.spec(level_id(task))
+    make: Any = specification.entry_point
+    make = load_env_creator(make) if isinstance(make, str) else make
+    return make(**{**specification.kwargs, "max_steps": max_steps})
+
+
+def level_id(task: str) -> str:
+    """The registered level a task means: `GoToObj` is `BabyAI-GoToObj-v0`."""
+    level = registered_levels().get(task)
+    if level is None:
+        known = [*GOALS, *(name for name in registered_levels() if not name.startswith("BabyAI-"))]
+        raise SettingsError(f"environment.task: babyai has no task {task!r}. {suggestion(task, known)}")
+    return level
+
+
+@cache
+def registered_levels() -> dict[str, str]:
+    """Registered levels by their whole and their short names; a short name means the latest version."""
+    levels: dict[str, str] = {}
+    for name in sorted(name for name in gymnasium.registry if name.startswith("BabyAI-")):
+        levels[name] = name
+        levels[re.sub(r"^BabyAI-|-v\d+$", "", name)] = name
+    return levels
+
+
+def _kinds(types: tuple[str, ...], objects: Objects) -> list[Kind]:
+    kinds = [(kind, colour) for kind in types for colour in COLOR_NAMES]
+    if objects == "all":
+        return kinds
+    return [kind for kind in kinds if (kind in HELD_OUT) == (objects == "held_out")]

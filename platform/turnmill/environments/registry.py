@@ -1,0 +1,125 @@
+"""Finding environments by name: this package's modules, entry points and import paths."""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+import turnmill.environments
+from turnmill.core.errors import SettingsError
+from turnmill.environments.base import Environment
+
+ENTRY_POINT_GROUP = "turnmill.environments"
+"""Installed packages offer environments under this group: `name = "package.module:Class"`."""
+
+_MACHINERY = frozenset({"base", "episode", "fork_server", "parsing", "process", "registry", "rendering", "worker"})
+
+_registered: dict[str, type[Environment]] = {}
+
+EnvironmentClass = TypeVar("EnvironmentClass", bound=type[Environment])
+
+
+def register(environment_class: EnvironmentClass) -> EnvironmentClass:
+    """Make an environment known by its `name`."""
+    known = _registered.setdefault(environment_class.name, environment_class)
+    if known is not environment_class:
+        raise ValueError(
+            f"The environment name {environment_class.name!r} belongs to {known.__module__}.{known.__qualname__}: "
+            f"give {environment_class.__module__}.{environment_class.__qualname__} another one."
+        )
+    return environment_class
+
+
+def names() -> list[str]:
+    """Every name that `create` knows, in order."""
+    return sorted({*_registered, *_module_names(), *(point.name for point in _entry_points())})
+
+
+def find(name: str) -> type[Environment]:
+    """The environment of that name; `package.module:Class` names a class that is registered nowhere."""
+    if ":" in name:
+        return _from_path(name)
+    if name not in _registered and name in _module_names():
+        importlib.import_module(f"turnmill.environments.{name}")
+    if name not in _registered:
+        for point in _entry_points():
+            if point.name == name:
+                return _checked(_load(point), name)
+    if name not in _registered:
+        raise SettingsError(f"environment.name: there is no environment {name!r}. {suggestion(name, names())}")
+    return _registered[name]
+
+
+def create(
+    name: str, task: str | None = None, max_turns: int = 64, options: Mapping[str, Any] | None = None
+) -> Environment:
+    """Make an environment; unknown names, tasks and options are refused."""
+    environment_class = find(name)
+    try:
+        settings = environment_class.Settings.model_validate(dict(options or {}))
+    except ValidationError as error:
+        raise SettingsError(_explain(environment_class, error)) from None
+    return environment_class(task, max_turns, settings)
+
+
+def suggestion(word: str, known: list[str]) -> str:
+    """A sentence that names the closest known words, and all of them where they are few."""
+    by_lower: dict[str, str] = {}
+    for candidate in known:
+        by_lower.setdefault(candidate.lower(), candidate)
+    close = [by_lower[match] for match in difflib.get_close_matches(word.lower(), by_lower, n=3)]
+    sentence = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+    shown = known if len(known) <= 20 else [*known[:20], f"and {len(known) - 20} more"]
+    return f"{sentence}Known: {', '.join(shown)}."
+
+
+def _module_names() -> set[str]:
+    found = pkgutil.iter_modules(turnmill.environments.__path__)
+    return {module.name for module in found if not module.name.startswith("_")} - _MACHINERY
+
+
+def _entry_points() -> list[EntryPoint]:
+    return list(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise SettingsError(f"environment.name: {point.name!r} ({point.value}) cannot be loaded: {error}") from error
+
+
+def _from_path(path: str) -> type[Environment]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"environment.name: {path!r} names no class: {error}. Write it as package.module:Class, "
+            "and install the package or put its folder on PYTHONPATH."
+        ) from error
+    return _checked(found, path)
+
+
+def _checked(found: Any, name: str) -> type[Environment]:
+    if isinstance(found, type) and issubclass(found, Environment):
+        return found
+    raise SettingsError(f"environment.name: {name!r} is {found!r}; it must be a subclass of Environment.")
+
+
+def _explain(environment_class: type[Environment], error: ValidationError) -> str:
+    fields = environment_class.Settings.model_fields
+    known = sorted(field.alias or name for name, field in fields.items())
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            way_out = suggestion(path, known) if known else "This environment has no options."
+            lines.append(f"environment.options.{path}: {environment_class.name} has no such option. {way_out}")
+        else:
+            lines.append(f"environment.options.{path} ({problem['input']!r}): {problem['msg']}.")
+    return "\n".join(lines)
