@@ -1,0 +1,123 @@
+"""Advantages over turns.
+
+Axes: R rows, T turns (time), N environments, G response tokens.
+"""
+
+import torch
+from torch import Tensor
+
+
+def dual_discount_gae(
+    rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    dones: Tensor,
+    *,
+    num_environments: int,
+    token_gamma: float,
+    token_lambda: float,
+    step_gamma: float,
+    step_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation with one discount within a turn and another between turns (Verlog).
+
+    `rewards`, `values` and `response_mask` have the shape (rows, response tokens), `dones` (rows,). Rows are
+    time-major, row = t * num_environments + environment, and the last `num_environments` rows are the bootstrap
+    rows: only their first value counts. Value slot i is the value before response token i, so a response of L
+    tokens has L + 1 live slots where there is room for them; the step discounts apply once per turn, at the last.
+
+    Returns advantages before whitening and returns, each shaped like `values`; zero advantage outside live slots
+    and in bootstrap rows. Raises ValueError if the rows do not split into environments.
+    """
+    num_rows, num_tokens = values.shape
+    if num_environments < 1 or num_rows % num_environments or num_rows < 2 * num_environments:
+        raise ValueError(
+            f"{num_rows} rows do not hold the turns of {num_environments} environments and one bootstrap row each: "
+            "give a multiple of the number of environments, at least twice as many."
+        )
+    num_turns = num_rows // num_environments - 1
+    turns = num_turns * num_environments
+
+    live_RG = torch.ones_like(response_mask[:turns], dtype=torch.bool)
+    live_RG[:, 1:] = response_mask[:turns, :-1] > 0
+    lengths_R = live_RG.sum(1)
+    slots_RG = _slots(live_RG)
+
+    values_RG, rewards_RG = values[:turns], rewards[:turns].to(values.dtype)
+    if slots_RG is not None:
+        values_RG, rewards_RG = (_gather_left(x, live_RG, slots_RG) for x in (values_RG, rewards_RG))
+
+    first_value_RT = values[:, 0]
+    carry_R = 1.0 - dones[:turns].to(values.dtype)
+    last_R1 = (lengths_R - 1)[:, None]
+    delta_RG = rewards_RG - values_RG
+    delta_RG[:, :-1] += token_gamma * values_RG[:, 1:]
+    boundary_R1 = (step_gamma * carry_R * first_value_RT[num_environments:])[:, None]
+    boundary_R1 = boundary_R1 + rewards_RG.gather(1, last_R1) - values_RG.gather(1, last_R1)
+    delta_RG.scatter_(1, last_R1, boundary_R1)
+    index_G = torch.arange(num_tokens, device=values.device)
+    valid_RG = index_G < lengths_R[:, None]
+    delta_RG *= valid_RG
+
+    decay = token_gamma * token_lambda
+    within_RG = _discounted_suffix_sums(delta_RG, decay)
+    # A turn's estimate goes on in the next turn's first slot: one multiplication per turn, not per token.
+    across_R = step_gamma * step_lambda * carry_R
+    if decay == 1.0:
+        reach_RG = None
+        reach_first_R = across_R
+    else:
+        exponent_RG = (last_R1 - index_G).clamp(min=0).to(values.dtype)
+        reach_RG = torch.pow(torch.as_tensor(decay, dtype=values.dtype, device=values.device), exponent_RG)
+        reach_first_R = across_R * reach_RG[:, 0]
+    following_R = _follow_turns(within_RG[:, 0], reach_first_R, num_environments)
+    tail_R1 = (across_R * following_R)[:, None]
+    advantages_RG = within_RG + (tail_R1 if reach_RG is None else reach_RG * tail_R1)
+    advantages_RG *= valid_RG
+
+    if slots_RG is not None:
+        advantages_RG = advantages_RG.gather(1, slots_RG) * live_RG
+    advantages = torch.cat([advantages_RG, values.new_zeros(num_environments, num_tokens)])
+    return advantages, advantages + values
+
+
+def _slots(live_RG: Tensor) -> Tensor | None:
+    """The rank of each slot among its row's live ones; None where the live slots are a prefix in every row."""
+    if not bool((live_RG[:, 1:] & ~live_RG[:, :-1]).any()):
+        return None
+    return (live_RG.cumsum(1) - 1).clamp(min=0)
+
+
+def _gather_left(x_RG: Tensor, live_RG: Tensor, slots_RG: Tensor) -> Tensor:
+    """Move the live slots of each row to its left end, in order."""
+    target_RG = torch.where(live_RG, slots_RG, live_RG.shape[1])
+    out = x_RG.new_zeros(x_RG.shape[0], x_RG.shape[1] + 1)
+    return out.scatter_(1, target_RG, x_RG)[:, :-1]
+
+
+def _discounted_suffix_sums(x_RG: Tensor, decay: float) -> Tensor:
+    """sum over j >= i of decay^(j-i) x[j], by doubling: log2(tokens) passes over the whole tensor."""
+    sums = x_RG.clone()
+    shift = 1
+    while shift < x_RG.shape[1] and decay != 0.0:
+        step = sums[:, shift:] * decay**shift if decay != 1.0 else sums[:, shift:].clone()
+        sums[:, :-shift] += step
+        shift *= 2
+    return sums
+
+
+def _follow_turns(first_R: Tensor, reach_R: Tensor, num_environments: int) -> Tensor:
+    """The estimate of each row's next turn, from the last turn backwards; zero after the last."""
+    first_TN, reach_TN = first_R.view(-1, num_environments), reach_R.view(-1, num_environments)
+    following_TN = torch.zeros_like(first_TN)
+    for t in range(first_TN.shape[0] - 2, -1, -1):
+        following_TN[t] = first_TN[t + 1] + reach_TN[t + 1] * following_TN[t + 1]
+    return following_TN.reshape(-1)
+
+
+def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """Bring advantages to mean 0 and unbiased variance 1 over the mask; shapes (rows, response tokens)."""
+    mask = response_mask.bool()
+    kept = advantages[mask]
+    variance = kept.var(unbiased=True) if kept.numel() > 1 else kept.new_ones(())
+    return (advantages - kept.mean()) * torch.rsqrt(variance + 1e-8)
