@@ -1,0 +1,157 @@
+"""What a run tells Prometheus; every metric here has a row in docs/metrics.md."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from numbers import Real
+from types import TracebackType
+from typing import Any, Self
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+
+STOP_REASONS = ("completed", "max_turns", "max_tokens", "timeout", "failed")
+PHASES = (
+    "gen",
+    "old_log_prob",
+    "ref",
+    "values",
+    "adv",
+    "update_critic",
+    "update_actor",
+    "update_weights",
+    "save_checkpoint",
+    "testing",
+)
+STEP_SECONDS_BUCKETS = (0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1200, 3600)
+
+# The trainer's key of a mean over the step -> the gauge that shows it.
+GAUGES = {
+    "training/global_step": ("turnmill_step", "Step the run has finished last"),
+    "turnmill/policy_version": ("turnmill_policy_version", "Weight updates behind the policy that acts"),
+    "turnmill/success": ("turnmill_success_ratio", "Share of the step's episodes that were solved"),
+    "turnmill/reward_mean": ("turnmill_reward_mean", "Mean reward of the step's episodes"),
+    "turnmill/episode_length": ("turnmill_episode_length_turns", "Mean turns of the step's episodes"),
+    "turnmill/valid_action_ratio": ("turnmill_valid_action_ratio", "Share of the step's turns with a valid action"),
+    "turnmill/kl_reference": ("turnmill_kl_reference", "Mean KL divergence from the reference policy, nats per token"),
+    "actor/entropy": ("turnmill_policy_entropy", "Mean entropy of the policy, nats per token"),
+    "training/off_policy/trajectory_staleness/mean": (
+        "turnmill_staleness_steps",
+        "Mean steps between the policy that generated a token and the one that learned from it",
+    ),
+    "training/rollout_probs_diff_mean": (
+        "turnmill_rollout_probability_difference",
+        "Mean absolute difference between a token's probability at rollout and in the trainer",
+    ),
+    "validation/success": ("turnmill_validation_success_ratio", "Share of the last validation's episodes solved"),
+    "validation/reward": ("turnmill_validation_reward_mean", "Mean reward of the last validation's episodes"),
+    "validation/episode_length": (
+        "turnmill_validation_episode_length_turns",
+        "Mean turns of the last validation's episodes",
+    ),
+}
+
+
+class RunMetrics:
+    """The metrics of one run, in a registry of their own."""
+
+    def __init__(self, environment: str, *, steps: int = 0, clock: Callable[[], float] = time.time) -> None:
+        # Without this every counter would bring a second series that no panel shows.
+        prometheus_client.disable_created_metrics()
+        self.registry = registry = CollectorRegistry()
+        self._environment = environment
+        self._clock = clock
+        self._checkpoint_time = clock()
+        self._server: Any = None
+
+        self._episodes = Counter(
+            "turnmill_episodes_total", "Episodes ended", ["environment", "stop_reason"], registry=registry
+        )
+        self._failures = Counter(
+            "turnmill_episode_failures_total", "Episodes that something around them broke", ["cause"], registry=registry
+        )
+        self._turns = Counter("turnmill_turns_total", "Turns trained on", registry=registry)
+        self._tokens = Counter("turnmill_tokens_total", "Tokens of these turns", ["kind"], registry=registry)
+        self._step_seconds = Histogram(
+            "turnmill_step_seconds", "Time a step took", buckets=STEP_SECONDS_BUCKETS, registry=registry
+        )
+        self._phase_seconds = Summary(
+            "turnmill_phase_seconds", "Time a phase of a step took", ["phase"], registry=registry
+        )
+        self._gauges = {key: Gauge(name, help_, registry=registry) for key, (name, help_) in GAUGES.items()}
+        Gauge("turnmill_steps", "Steps the run is to take", registry=registry).set(steps)
+        Gauge(
+            "turnmill_checkpoint_age_seconds",
+            "Time since the last checkpoint, or since the start without one: what a crash would cost",
+            registry=registry,
+        ).set_function(lambda: max(0.0, self._clock() - self._checkpoint_time))
+        self._start_at_zero()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def serve(self, port: int, *, all_interfaces: bool = False) -> int:
+        """Answer on `/metrics` from a thread of its own; port 0 takes a free one. Returns the port taken."""
+        address = "0.0.0.0" if all_interfaces else "127.0.0.1"
+        try:
+            self._server, _ = prometheus_client.start_http_server(port, address, self.registry)
+        except OSError as error:
+            message = f"metrics.port ({port}) cannot be served on {address}: {error.strerror}. Try 0 for any free port."
+            raise OSError(error.errno, message) from error
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def observe_step(self, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of one step; keys that no metric here stands for are passed over."""
+        for key, value in metrics.items():
+            if not isinstance(value, Real) or not math.isfinite(value):
+                continue
+            if key in self._gauges:
+                self._gauges[key].set(value)
+            else:
+                self._observe(key, float(value))
+
+    def observe_checkpoint(self, written_at: float | None = None) -> None:
+        """A checkpoint is complete; `written_at` (seconds since 1970) if it was written before, as on resume."""
+        self._checkpoint_time = self._clock() if written_at is None else written_at
+
+    def _observe(self, key: str, value: float) -> None:
+        group, _, name = key.rpartition("/")
+        match group, name:
+            case "turnmill/episodes", stop_reason:
+                self._episodes.labels(self._environment, stop_reason).inc(value)
+            case "turnmill/failures", cause:
+                self._failures.labels(cause).inc(value)
+            case "turnmill", "turns":
+                self._turns.inc(value)
+            case "turnmill", "prompt_tokens" | "response_tokens":
+                self._tokens.labels(name.removesuffix("_tokens")).inc(value)
+            case "timing_s", "step":
+                self._step_seconds.observe(value)
+            case "timing_s", phase if phase in PHASES:
+                self._phase_seconds.labels(phase).observe(value)
+                if phase == "save_checkpoint":
+                    self.observe_checkpoint()
+
+    def _start_at_zero(self) -> None:
+        """Show the series of closed sets from the start: a rate over one that appears at 1 would miss the first."""
+        for stop_reason in STOP_REASONS:
+            self._episodes.labels(self._environment, stop_reason)
+        for kind in ("prompt", "response"):
+            self._tokens.labels(kind)
+        for phase in PHASES:
+            self._phase_seconds.labels(phase)
+        # A mean that nobody has measured is not zero.
+        for gauge in self._gauges.values():
+            gauge.set(math.nan)

@@ -1,0 +1,151 @@
+import math
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from turnmill.observability.prometheus import GAUGES, RunMetrics
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+STEP = {
+    "training/global_step": 3,
+    "turnmill/episodes/completed": 6.0,
+    "turnmill/episodes/max_turns": 2.0,
+    "turnmill/failures/EnvironmentDied": 1.0,
+    "turnmill/turns": 128.0,
+    "turnmill/prompt_tokens": 4000.0,
+    "turnmill/response_tokens": 500.0,
+    "turnmill/success": 0.75,
+    "turnmill/kl_reference": 0.01,
+    "actor/entropy": 0.4,
+    "training/off_policy/trajectory_staleness/mean": 0.5,
+    "timing_s/gen": 2.0,
+    "timing_s/step": 5.0,
+    "timing_s/stop_profile": 0.1,
+    "perf/throughput": 99.0,
+}
+
+
+@pytest.fixture
+def metrics() -> Iterator[RunMetrics]:
+    with RunMetrics("babyai", steps=60) as metrics:
+        yield metrics
+
+
+def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+def value(metrics: RunMetrics, name: str, **labels: str) -> float:
+    sample = metrics.registry.get_sample_value(name, labels)
+    assert sample is not None
+    return sample
+
+
+def test_a_scrape_shows_what_the_steps_brought(metrics: RunMetrics):
+    port = metrics.serve(0)
+
+    metrics.observe_step(STEP)
+    metrics.observe_step({**STEP, "training/global_step": 4, "turnmill/success": 0.5})
+
+    samples = scrape(port)
+    assert samples[key("turnmill_episodes_total", environment="babyai", stop_reason="completed")] == 12
+    assert samples[key("turnmill_episodes_total", environment="babyai", stop_reason="timeout")] == 0
+    assert samples[key("turnmill_episode_failures_total", cause="EnvironmentDied")] == 2
+    assert samples[key("turnmill_turns_total")] == 256
+    assert samples[key("turnmill_tokens_total", kind="prompt")] == 8000
+    assert samples[key("turnmill_tokens_total", kind="response")] == 1000
+    assert samples[key("turnmill_success_ratio")] == 0.5
+    assert samples[key("turnmill_kl_reference")] == 0.01
+    assert samples[key("turnmill_policy_entropy")] == 0.4
+    assert samples[key("turnmill_staleness_steps")] == 0.5
+    assert samples[key("turnmill_phase_seconds_sum", phase="gen")] == 4
+    assert samples[key("turnmill_step_seconds_count")] == 2
+    assert samples[key("turnmill_step")] == 4
+    assert samples[key("turnmill_steps")] == 60
+
+
+def test_a_number_that_is_not_finite_changes_nothing(metrics: RunMetrics):
+    metrics.observe_step(STEP)
+
+    metrics.observe_step({"turnmill/turns": math.nan, "turnmill/success": math.nan, "actor/entropy": math.inf})
+
+    assert value(metrics, "turnmill_turns_total") == 128
+    assert value(metrics, "turnmill_success_ratio") == 0.75
+    assert value(metrics, "turnmill_policy_entropy") == 0.4
+
+
+def test_a_mean_is_unknown_before_the_first_step(metrics: RunMetrics):
+    assert math.isnan(value(metrics, "turnmill_success_ratio"))
+
+
+def test_phases_outside_the_known_set_make_no_series(metrics: RunMetrics):
+    metrics.observe_step(STEP)
+
+    assert metrics.registry.get_sample_value("turnmill_phase_seconds_count", {"phase": "stop_profile"}) is None
+
+
+def test_the_age_of_the_checkpoint_grows_until_another_is_saved():
+    now = 1000.0
+    metrics = RunMetrics("babyai", clock=lambda: now)
+
+    now = 1030.0
+    assert value(metrics, "turnmill_checkpoint_age_seconds") == 30
+    metrics.observe_step({"timing_s/save_checkpoint": 0.5})
+    assert value(metrics, "turnmill_checkpoint_age_seconds") == 0
+    now = 1100.0
+    assert value(metrics, "turnmill_checkpoint_age_seconds") == 70
+
+
+def test_a_resumed_run_counts_from_the_checkpoint_it_goes_on_from():
+    metrics = RunMetrics("babyai", clock=lambda: 1000.0)
+
+    metrics.observe_checkpoint(written_at=400.0)
+
+    assert value(metrics, "turnmill_checkpoint_age_seconds") == 600
+
+
+def test_a_port_in_use_is_refused_with_a_way_out(metrics: RunMetrics):
+    port = metrics.serve(0)
+
+    with RunMetrics("babyai") as second, pytest.raises(OSError, match=rf"metrics.port \({port}\).*Try 0"):
+        second.serve(port)
+
+
+def test_closing_frees_the_port():
+    with RunMetrics("babyai") as first:
+        port = first.serve(0)
+
+    with RunMetrics("babyai") as second:
+        assert second.serve(port) == port
+
+
+def test_the_documentation_lists_every_metric_and_no_other(metrics: RunMetrics):
+    exist = {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
+        for family in metrics.registry.collect()
+    }
+
+    listed = dict(re.findall(r"^\| `(turnmill_\w+)` \| (\w+) \|", DOCS.read_text(), flags=re.MULTILINE))
+
+    assert listed == exist
+
+
+def test_the_documentation_names_every_key_behind_a_gauge():
+    text = DOCS.read_text()
+
+    assert [name for name in GAUGES if f"`{name}`" not in text] == []
