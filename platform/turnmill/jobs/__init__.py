@@ -1,5 +1,17 @@
 """AgentTrainingJob and every validated setting."""
 
 from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob
+from turnmill.jobs.load import dump_job, load_job
+from turnmill.jobs.problems import JobError, Problem
+from turnmill.jobs.validation import parse_job
 
-__all__ = ["API_VERSION", "KIND", "AgentTrainingJob"]
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "AgentTrainingJob",
+    "JobError",
+    "Problem",
+    "dump_job",
+    "load_job",
+    "parse_job",
+]

@@ -1,0 +1,89 @@
+"""The job file on disk."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
+
+import yaml
+
+from turnmill.jobs.job import KIND, AgentTrainingJob
+from turnmill.jobs.overrides import apply_overrides
+from turnmill.jobs.problems import MISSING, JobError, Problem
+from turnmill.jobs.validation import Check, validate
+from turnmill.jobs.values import Values
+from turnmill.jobs.yaml_file import Document, Path, dotted, parse_yaml
+
+
+def load_job(path: FilePath | str, overrides: Sequence[str] = (), *, checks: Sequence[Check] = ()) -> AgentTrainingJob:
+    """The job in a file, with `path=value` overrides; `JobError` with all that is wrong, in the file's order."""
+    document = _read(FilePath(path))
+    data, places, problems = apply_overrides(document.value, overrides)
+    origins = {dotted(place): f"line {line}" for place, line in document.lines.items()}
+    problems.extend(document.duplicates)
+    job, found = validate(data, (model_folder, *checks))
+    problems.extend(replace(problem, origin=_origin(problem.path, origins, places)) for problem in found)
+    if job is None or problems:
+        raise JobError(sorted(problems, key=lambda problem: _line(problem.origin)))
+    return job
+
+
+def dump_job(job: AgentTrainingJob) -> str:
+    """The job as a file, with every default written out."""
+    data = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
+def model_folder(values: Values) -> Iterator[Problem]:
+    """A problem if the model's folder holds no model."""
+    place = "spec.model.path"
+    path = values[place]
+    if path is None:
+        return
+    folder = FilePath(path)
+    if not folder.is_dir():
+        way_out = "Download the model, or give the folder of one you have; names on a hub are not looked up."
+        yield Problem(place, path, "is no folder on this machine", way_out)
+        return
+    for name in ("config.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            way_out = "Give a folder as save_pretrained of transformers leaves it, with model and tokenizer."
+            yield Problem(place, path, f"has no {name}", way_out)
+
+
+def _read(path: FilePath) -> Document:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _file_error(path, "there is no such file", "Check the path.") from None
+    except IsADirectoryError:
+        raise _file_error(path, "is a folder", "Give the job file in it.") from None
+    except UnicodeDecodeError:
+        raise _file_error(path, "is not text", "Save it as UTF-8.") from None
+    except OSError as error:
+        raise _file_error(path, f"cannot be read: {error.strerror}", "Check who may read it.") from error
+    document = parse_yaml(text)
+    if document.value is None:
+        raise _file_error(path, "is empty", f"Write a job into it, starting with `kind: {KIND}`.")
+    if not isinstance(document.value, Mapping):
+        kind = "a list" if isinstance(document.value, list) else "a single value"
+        raise _file_error(path, f"holds {kind} instead of a mapping", f"Start it with `kind: {KIND}`.")
+    return document
+
+
+def _file_error(path: FilePath, rule: str, way_out: str) -> JobError:
+    return JobError([Problem(str(path), MISSING, rule, way_out)])
+
+
+def _origin(path: str, origins: Mapping[str, str], overridden: Sequence[Path]) -> str | None:
+    """Where the value comes from: an override, its line, or the line of the section it is missing from."""
+    for place in map(dotted, overridden):
+        if path == place or path.startswith(f"{place}."):
+            return "--set"
+    while path and path not in origins:
+        path = path.rpartition(".")[0]
+    return origins.get(path)
+
+
+def _line(origin: str | None) -> float:
+    number = (origin or "").removeprefix("line ")
+    return int(number) if number.isdigit() else float("inf")

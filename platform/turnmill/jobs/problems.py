@@ -1,0 +1,57 @@
+"""What is wrong with a job file, all of it at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnmill.core.errors import SettingsError
+
+SHOWN_CHARACTERS = 60
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return ""
+
+
+MISSING = _Missing()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that cannot work: where it is, its value, the rule it breaks and the way out."""
+
+    path: str
+    value: Any
+    rule: str
+    way_out: str
+    origin: str | None = None
+
+    def __str__(self) -> str:
+        """Such as `spec.agent.maxTurns: 0 must be at least 1. Try 1. (line 7)`."""
+        place = f"{self.path}: " if self.path else ""
+        origin = f" ({self.origin})" if self.origin else ""
+        return f"{place}{f'{show(self.value)} {self.rule}'.strip()}. {self.way_out}{origin}"
+
+
+class JobError(SettingsError):
+    """A job that cannot start; `problems` holds every reason."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[type["JobError"], tuple[tuple[Problem, ...]]]:
+        """Keep `problems` on the way between processes; exceptions pickle their `args` alone."""
+        return type(self), (self.problems,)
+
+
+def show(value: Any) -> str:
+    """The value as a reader of the file knows it, cut where it gets long."""
+    if value is MISSING:
+        return ""
+    if value is None or isinstance(value, bool):
+        text = {None: "null", True: "true", False: "false"}[value]
+    else:
+        text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

@@ -1,0 +1,162 @@
+"""From what a file says to a job, or to everything that is wrong with it."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob
+from turnmill.jobs.problems import MISSING, JobError, Problem
+from turnmill.jobs.rules import broken_rules
+from turnmill.jobs.settings import Settings
+from turnmill.jobs.values import BrokenValueError, Values, fields_by_alias, section_of
+from turnmill.jobs.yaml_file import Path, dotted
+
+Check = Callable[[Values], Iterable[Problem]]
+
+TYPE_RULES = {
+    "int_type": ("must be a whole number", "Write it without quotes and without a fraction."),
+    "float_type": ("must be a number", "Write it without quotes."),
+    "finite_number": ("must be a finite number", "Leave it out for the default."),
+    "bool_type": ("must be true or false", "Write it without quotes."),
+    "string_type": ("must be text", "Put it in quotes."),
+    "invalid_key": ("is a name that is no text", "Put it in quotes."),
+    "tuple_type": ("must be a list", "Write it as [first, second]."),
+    "dict_type": ("must be a mapping of names to values", "Write one `name: value` on each line below it."),
+    "model_type": (
+        "must be a section with fields of its own",
+        "Write its fields on lines below it, or leave it out.",
+    ),
+    "model_attributes_type": ("must be a section with fields of its own", "Write its fields on the lines below it."),
+}
+
+
+def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[AgentTrainingJob | None, list[Problem]]:
+    """The job, or None and every problem: of single fields, across fields, and of further checks."""
+    job, problems, broken = None, list(_head_problems(data)), []
+    try:
+        job = AgentTrainingJob.model_validate(data, by_alias=True, by_name=False)
+    except ValidationError as error:
+        for details in error.errors():
+            path = tuple(part for part in details["loc"] if part != "[key]")
+            broken.append(path)
+            problems.append(_field_problem(path, details))
+    values = Values(data, AgentTrainingJob, broken)
+    for check in (broken_rules, *checks):
+        # A check that comes upon a broken value has nothing to judge: the value has its problem already.
+        try:
+            problems.extend(check(values))
+        except BrokenValueError:
+            continue
+    return (None if problems else job), problems
+
+
+def parse_job(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> AgentTrainingJob:
+    """The job in a mapping, such as a custom resource; `JobError` with all that is wrong with it."""
+    job, problems = validate(data, checks)
+    if job is None:
+        raise JobError(problems)
+    return job
+
+
+def _head_problems(data: Mapping[str, Any]) -> Iterable[Problem]:
+    """What every Kubernetes object must say, though the models have it by default."""
+    for name, word in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if name not in data:
+            yield Problem(name, MISSING, "is missing", f"Add `{name}: {word}`.")
+
+
+def _field_problem(path: Path, details: ErrorDetails) -> Problem:
+    field = _field_at(path)
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_field(path, value)
+    if kind == "missing":
+        meaning = (field.description if field else None) or "it is required."
+        return Problem(dotted(path), MISSING, "is missing", f"Add it: {meaning}")
+    if kind == "literal_error":
+        allowed = [str(choice) for choice in _choices(field)]
+        return Problem(dotted(path), value, f"must be {_one_of(allowed)}", _suggest(str(value), allowed))
+    rule, way_out = _bound_rule(kind, context) or TYPE_RULES.get(kind, (_lower(details["msg"]), "Correct it."))
+    if kind == "string_pattern_mismatch" and path == ("metadata", "name"):
+        rule, way_out = (
+            "must be lower-case letters, digits and dashes, with a letter first and no dash last",
+            f"Try {_as_name(value)}.",
+        )
+    return Problem(dotted(path), value, rule, way_out)
+
+
+def _bound_rule(kind: str, context: Mapping[str, Any]) -> tuple[str, str] | None:
+    sentences = {
+        "greater_than_equal": ("at least {ge}", "Try {ge}."),
+        "greater_than": ("greater than {gt}", "Take a larger number."),
+        "less_than_equal": ("at most {le}", "Try {le}."),
+        "less_than": ("less than {lt}", "Take a smaller number."),
+        "string_too_long": ("at most {max_length} characters long", "Shorten it."),
+        "string_too_short": ("at least {min_length} characters long", "Fill it in or leave it out."),
+        "too_long": ("at most {max_length} entries long", "Shorten it."),
+        "too_short": ("at least {min_length} entries long", "Fill it in or leave it out."),
+    }
+    if kind not in sentences:
+        return None
+    rule, way_out = sentences[kind]
+    return f"must be {rule.format(**context)}", way_out.format(**context)
+
+
+def _unknown_field(path: Path, value: Any) -> Problem:
+    section, name = path[:-1], str(path[-1])
+    model = _section_at(section)
+    known = list(fields_by_alias(model)) if model else []
+    place = dotted(section) or f"an {KIND}"
+    shown = MISSING if isinstance(value, (Mapping, list)) else value
+    return Problem(dotted(path), shown, f"is no field of {place}", _suggest(name, known))
+
+
+def _suggest(word: str, known: Sequence[str]) -> str:
+    """The nearest word, or all of them where none is near."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.replace("_", "").replace("-", "").lower(), by_lower, n=1, cutoff=0.6)
+    return f"Did you mean {by_lower[close[0]]}?" if close else f"There is {', '.join(known)}."
+
+
+def _section_at(path: Path) -> type[Settings] | None:
+    model: type[Settings] | None = AgentTrainingJob
+    for part in path:
+        field = fields_by_alias(model).get(str(part)) if model else None
+        model = section_of(field) if field else None
+    return model
+
+
+def _field_at(path: Path) -> FieldInfo | None:
+    named = tuple(part for part in path if isinstance(part, str))
+    section = _section_at(named[:-1])
+    return fields_by_alias(section).get(named[-1]) if section and named else None
+
+
+def _choices(field: FieldInfo | None) -> list[Any]:
+    """The words of a Literal, wherever in the annotation it stands."""
+    return _flat(get_args(field.annotation)) if field else []
+
+
+def _flat(arguments: Iterable[Any]) -> list[Any]:
+    words: list[Any] = []
+    for argument in arguments:
+        words.extend([argument] if isinstance(argument, str) else _flat(get_args(argument)))
+    return words
+
+
+def _one_of(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _as_name(value: Any) -> str:
+    """The nearest allowed name of a job."""
+    kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in str(value).lower()).strip("-")
+    return kept[:40].strip("-") if kept[:1].isalpha() else f"job-{kept}"[:40].strip("-")
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

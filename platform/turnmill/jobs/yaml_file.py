@@ -1,0 +1,107 @@
+"""YAML as Kubernetes reads it, with the line of every value and no key twice."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from turnmill.jobs.problems import MISSING, JobError, Problem
+
+Path = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `1e-6` as a number, as the API server does, and leaves dates as text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":float", ":int"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^([-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.inf|\.nan)$"),
+    list("-+.0123456789"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a YAML text says, the line of each of its parts, and the keys that are there twice."""
+
+    value: Any
+    lines: dict[Path, int] = field(default_factory=dict)
+    duplicates: tuple[Problem, ...] = ()
+
+
+def parse_yaml(text: str) -> Document:
+    """The document in a text; `JobError` where it is no single YAML document."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Document(None)
+        value = loader.construct_document(node)
+        return Document(value, dict(_lines(node, (), set())), tuple(_duplicates(node, (), set())))
+    except yaml.MarkedYAMLError as error:
+        raise JobError([_syntax_problem(error)]) from error
+    except yaml.YAMLError as error:
+        raise JobError([Problem("", MISSING, f"the file is not text: {error}", "Save it as UTF-8.")]) from error
+    finally:
+        loader.dispose()
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    rule = f"{place}{error.problem or error.context}".rstrip(".")
+    return Problem("", MISSING, rule, "Correct the YAML there; indentation is two spaces, never tabs.")
+
+
+def _children(node: yaml.Node, path: Path) -> Iterator[tuple[Path, yaml.Node, yaml.Node]]:
+    """Path, place and value of each part."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, str(key.value)), key, value
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield (*path, index), value, value
+
+
+def _lines(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[tuple[Path, int]]:
+    # An alias leads back to a node that has its lines already; following it may never end.
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    for child_path, place, child in _children(node, path):
+        yield child_path, place.start_mark.line + 1
+        yield from _lines(child, child_path, seen)
+
+
+def _duplicates(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[Problem]:
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    first_lines: dict[Path, int] = {}
+    for child_path, place, child in _children(node, path):
+        line = place.start_mark.line + 1
+        if isinstance(node, yaml.MappingNode) and child_path in first_lines:
+            rule = f"is there twice, first on line {first_lines[child_path]}"
+            yield Problem(dotted(child_path), MISSING, rule, "Keep one of them.", f"line {line}")
+        first_lines.setdefault(child_path, line)
+        yield from _duplicates(child, child_path, seen)
+
+
+def dotted(path: Path) -> str:
+    """The path as it is written in messages: `spec.tracking.loggers[0]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text
