@@ -1,0 +1,102 @@
+"""Agent loop workers of verl's, with slots that stay with their worker."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from tensordict import TensorDict
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.slot import SlotState
+from turnmill.rollout.turn_loop import TurnLoop
+
+_VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+class TurnLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
+    """Runs the agent loops of its slots and keeps their environments between steps."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        torch.set_num_threads(1)
+        job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        self.validation_slots = asyncio.Semaphore(max(job.spec.environment.count, 64))
+        self.turn_loop = TurnLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(config.data),
+            job=job,
+            run_dir=Path(config.turnmill.run_dir),
+        )
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
+    ) -> None:
+        validate = trajectory["validate"]
+        if validate:
+            async with self.validation_slots:
+                rows = await self.turn_loop.run(sampling_params, validate=True, **row)
+        else:
+            rows = await self.turn_loop.run(sampling_params, validate=False, **row)
+        await self._agent_loop_postprocess(rows, validate, **row)
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
+        """Nothing to do: environments give the rewards."""
+
+    async def snapshot(self) -> list[SlotState]:
+        """What it takes to carry every slot on in another process."""
+        return [slot.snapshot() for slot in self.turn_loop.slots.values()]
+
+    async def restore(self, states: list[SlotState]) -> None:
+        """Carry slots on from a snapshot."""
+        async with asyncio.TaskGroup() as group:
+            for state in states:
+                group.create_task(self.turn_loop.slot(state.index).restore(state))
+
+    async def close(self) -> None:
+        """End every environment process."""
+        await self.turn_loop.close()
+
+
+class TurnLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+    """Sends every slot to the worker that holds its environment."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(TurnLoopWorker)
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Start the agent loops of these rows and return; their rows go to the TransferQueue."""
+        slots = [int(slot) for slot in prompts["slot"]]
+        by_worker: dict[int, list[int]] = {}
+        for position, slot in enumerate(slots):
+            by_worker.setdefault(slot % len(self.agent_loop_workers), []).append(position)
+        ray.get(
+            [
+                self.agent_loop_workers[worker].generate_sequences.remote(prompts[positions])
+                for worker, positions in by_worker.items()
+            ]
+        )
+
+    def snapshot(self) -> list[SlotState]:
+        """The state of every slot."""
+        parts = ray.get([worker.snapshot.remote() for worker in self.agent_loop_workers], timeout=60)
+        return sorted((state for part in parts for state in part), key=lambda state: state.index)
+
+    def restore(self, states: list[SlotState]) -> None:
+        """Carry every slot on from a snapshot."""
+        workers = self.agent_loop_workers
+        parts = [[state for state in states if state.index % len(workers) == i] for i in range(len(workers))]
+        ray.get([worker.restore.remote(part) for worker, part in zip(workers, parts, strict=True)], timeout=600)
+
+    def close(self) -> None:
+        """End every environment process."""
+        ray.get([worker.close.remote() for worker in self.agent_loop_workers], timeout=10)

@@ -1,0 +1,204 @@
+"""The agent loop over turns: each turn of an environment becomes a row of its own (Verlog's turn-level abstraction)."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
+
+from turnmill.core.errors import EnvironmentFailedError, EpisodeError, InferenceError, RunFailedError
+from turnmill.core.trajectory import Turn
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.rows import TurnRow, bootstrap_row, turn_row
+from turnmill.rollout.slot import EpisodePlan, Slot
+
+MAX_FAILURES_IN_A_ROW = 3
+
+
+class TurnLoop(AgentLoopBase):  # type: ignore[misc]
+    """Plays turns in environment slots that carry on from step to step."""
+
+    def __init__(self, *args: Any, job: AgentTrainingJob, run_dir: Path, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.job = job
+        self.folder = RunFolder(run_dir)
+        self.log = TrajectoryLog(self.folder)
+        self.slots: dict[int, Slot] = {}
+        self.turns_per_segment = job.spec.training.turns_per_step // job.spec.environment.count
+
+    async def run(
+        self, sampling_params: dict[str, Any], *, slot: int, global_steps: int, validate: bool = False, **_: Any
+    ) -> list[TurnRow]:
+        """Play one segment of a slot's episodes, or one whole episode where it is for validation."""
+        if validate:
+            return [await self._validate(int(slot), sampling_params, int(global_steps))]
+        return await self._gather(self.slot(int(slot)), sampling_params, int(global_steps))
+
+    def slot(self, index: int) -> Slot:
+        """The slot of that index; its environment starts with its first turn."""
+        if index not in self.slots:
+            self.slots[index] = Slot(index, self.job.spec, EpisodePlan.training(self.job.spec.training.seed, index))
+        return self.slots[index]
+
+    async def close(self) -> None:
+        """End every environment process."""
+        await asyncio.gather(*(slot.close() for slot in self.slots.values()), return_exceptions=True)
+
+    async def _gather(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
+        """A fixed number of turns and the bootstrap row; turns of an episode that failed are played again."""
+        async with slot.lock:
+            rows: list[TurnRow] = []
+            failures: list[str] = []
+            while len(rows) < self.turns_per_segment:
+                try:
+                    turn = await self._turn(slot, sampling_params)
+                except EpisodeError as error:
+                    # What was learned of the episode so far goes with it; earlier episodes stay.
+                    rows = rows[: max(0, len(rows) - slot.turn)]
+                    failures.append(error.cause)
+                    self._record_failure(slot, step, error)
+                    _give_up_after_too_many(failures, error)
+                    await slot.abandon()
+                    continue
+                rows.append(turn_row(turn, slot=slot, time=len(rows)))
+                self._record(slot, turn, step)
+                slot.finish_turn()
+            last = await self._bootstrap(slot, failures)
+            rows = [replace_time(row, time) for time, row in enumerate(rows)]
+            return [*rows, bootstrap_row(last, self.tokenizer.eos_token_id, slot=slot, time=len(rows), failures=failures)]
+
+    async def _bootstrap(self, slot: Slot, failures: list[str]) -> list[int]:
+        """The prompt after the last turn; the critic's value of it stands in for what is still to come."""
+        while True:
+            try:
+                await slot.ready()
+                return await self._prompt_ids(slot)
+            except EnvironmentFailedError as error:
+                failures.append(error.cause)
+                _give_up_after_too_many(failures, error)
+                await slot.abandon()
+
+    async def _turn(self, slot: Slot, sampling_params: dict[str, Any]) -> Turn:
+        await slot.ready()
+        prompt_ids = await self._prompt_ids(slot)
+        output = await self._generate(slot, prompt_ids, sampling_params)
+        text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+        result = await slot.act(text)
+        self.folder.beat()
+        return Turn(
+            prompt_ids=tuple(prompt_ids),
+            response_ids=tuple(output.token_ids),
+            log_probs=tuple(output.log_probs or ()),
+            response_text=text,
+            observation=result.observation,
+            action=result.action,
+            valid=result.valid,
+            reward=result.reward,
+            done=result.done,
+            policy_version=int(output.extra_fields.get("max_global_steps") or 0),
+            metrics={**result.info, "min_policy_version": int(output.extra_fields.get("min_global_steps") or 0)},
+        )
+
+    async def _prompt_ids(self, slot: Slot) -> list[int]:
+        return list(await self.ct_build_initial_tokens(slot.messages()))
+
+    async def _generate(self, slot: Slot, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        parameters = {
+            **sampling_params,
+            "max_tokens": self.job.spec.agent.max_response_tokens,
+            "seed": sampling_seed(self.job.spec.training.seed, slot.plan.stream, slot.index, slot.turns_played),
+        }
+        try:
+            async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):
+                output = await self.server_manager.generate(
+                    request_id=f"slot-{slot.index}", prompt_ids=prompt_ids, sampling_params=parameters
+                )
+        except TimeoutError as error:
+            raise InferenceError(f"slot {slot.index}: the policy did not answer in time") from error
+        if not output.token_ids:
+            raise InferenceError(f"slot {slot.index}: the policy answered with no token ({output.stop_reason})")
+        return output
+
+    async def _validate(self, index: int, sampling_params: dict[str, Any], step: int) -> TurnRow:
+        """One whole episode, in one row: its last turn, with the episode's figures."""
+        validation = self.job.spec.training.validation
+        slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index))
+        try:
+            return await self._validation_episode(slot, sampling_params, step)
+        finally:
+            await slot.close()
+
+    async def _validation_episode(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> TurnRow:
+        failures: list[str] = []
+        turns: list[Turn] = []
+        while not (turns and turns[-1].done):
+            try:
+                turns.append(await self._turn(slot, sampling_params))
+            except EpisodeError as error:
+                failures.append(error.cause)
+                _give_up_after_too_many(failures, error)
+                await slot.abandon(again=True)
+                turns = []
+                continue
+            slot.finish_turn(keep=True)
+        self.log.append(
+            [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)], validation=True
+        )
+        return turn_row(turns[-1], slot=slot, time=0, episode=turns, failures=failures)
+
+    def _record(self, slot: Slot, turn: Turn, step: int) -> None:
+        self.log.append([self._turn_record(slot, turn, step, slot.turn)])
+
+    def _turn_record(self, slot: Slot, turn: Turn, step: int, number: int) -> TurnRecord:
+        return TurnRecord(
+            episode=slot.episode_name,
+            environment=slot.index,
+            turn=number,
+            step=step,
+            policy_version=turn.policy_version,
+            prompt=self.tokenizer.decode(turn.prompt_ids),
+            response=turn.response_text,
+            action=turn.action,
+            reward=turn.reward,
+            prompt_ids=turn.prompt_ids,
+            response_ids=turn.response_ids,
+            log_probs=turn.log_probs,
+            valid=turn.valid,
+            done=turn.done,
+            stop_reason=slot.stop_reason(turn),
+            observation=turn.observation,
+        )
+
+    def _record_failure(self, slot: Slot, step: int, error: EpisodeError) -> None:
+        record = TurnRecord(
+            episode=slot.episode_name, environment=slot.index, turn=slot.turn, step=step, policy_version=0,
+            prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
+            observation=str(error), failed_cause=error.cause,
+        )  # fmt: skip
+        self.log.append([record])
+
+
+def replace_time(row: TurnRow, time: int) -> TurnRow:
+    """The row at another time of its segment."""
+    row.facts = replace(row.facts, time=time)
+    return row
+
+
+def sampling_seed(run_seed: int, stream: str, slot: int, turn: int) -> int:
+    """A seed of its own for every turn of a run, so that a turn does not depend on what else is in flight."""
+    digest = hashlib.blake2b(f"{run_seed}/{stream}/{slot}/{turn}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") & 0x7FFFFFFF
+
+
+def _give_up_after_too_many(failures: list[str], error: EpisodeError) -> None:
+    if len(failures) >= MAX_FAILURES_IN_A_ROW:
+        raise RunFailedError(
+            f"{len(failures)} episodes in a row failed ({', '.join(failures)}); the last: {error}", error.cause
+        ) from error
+
+
+__all__ = ["AgentLoopMetrics", "TurnLoop", "sampling_seed"]

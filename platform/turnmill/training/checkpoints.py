@@ -1,0 +1,64 @@
+"""Checkpoints that count only when they are complete."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from turnmill.observability import atomic_files
+from turnmill.rollout.slot import SlotState
+
+MARKER = "complete.json"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a resumed run needs besides weights and optimisers."""
+
+    step: int
+    slots: tuple[SlotState, ...]
+    kl_coefficient: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    path: Path
+    state: RunState
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where verl puts the checkpoint of a step."""
+    return root / f"global_step_{step}"
+
+
+def complete(root: Path, state: RunState, *, keep: int) -> None:
+    """Declare the checkpoint of `state.step` complete, then delete all but the newest `keep` complete ones."""
+    marker = folder_of(root, state.step) / MARKER
+    atomic_files.write_text(marker, json.dumps(asdict(state)))
+    for old in list(_newest_first(root))[keep:]:
+        # Not complete any more before it is gone: a half-deleted one must not be resumed from.
+        (old.path / MARKER).unlink()
+        shutil.rmtree(old.path)
+
+
+def latest(root: Path) -> Checkpoint | None:
+    """The newest complete checkpoint."""
+    return next(_newest_first(root), None)
+
+
+def discard_incomplete(root: Path) -> None:
+    """Delete what a killed run left half-written."""
+    for path in root.glob("global_step_*"):
+        if not (path / MARKER).exists():
+            shutil.rmtree(path)
+
+
+def _newest_first(root: Path) -> Iterator[Checkpoint]:
+    folders = [path for path in root.glob("global_step_*") if (path / MARKER).exists()]
+    for path in sorted(folders, key=lambda p: int(p.name.rsplit("_", 1)[1]), reverse=True):
+        record = json.loads((path / MARKER).read_text())
+        slots = tuple(SlotState(**{**slot, "responses": tuple(slot["responses"])}) for slot in record["slots"])
+        yield Checkpoint(path, RunState(record["step"], slots, record["kl_coefficient"]))

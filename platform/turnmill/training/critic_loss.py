@@ -1,0 +1,83 @@
+"""The critic's loss over turns.
+
+Axes: R rows, S value slots (the response tokens and one after the last).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.utils.metric import AggregationType, Metric
+
+
+def slots_per_row(response_lengths: Tensor, max_response_tokens: int) -> Tensor:
+    """Value slots of rows with these response lengths: one more than tokens, where there is room for it."""
+    return torch.clamp(response_lengths + 1, max=max_response_tokens)
+
+
+def split_slots(values: Tensor, prompt_lengths: Tensor, num_slots: Tensor) -> list[Tensor]:
+    """The slots of each row out of the values of all its tokens; `values` is nested or already flat (tokens,)."""
+    flat = values.values() if values.is_nested else values
+    starts = _sequence_starts(values, prompt_lengths, num_slots)
+    return [
+        flat[start + prompt - 1 : start + prompt - 1 + slots]
+        for start, prompt, slots in zip(starts, prompt_lengths.tolist(), num_slots.tolist(), strict=True)
+    ]
+
+
+def _sequence_starts(values: Tensor, prompt_lengths: Tensor, num_slots: Tensor) -> list[int]:
+    if values.is_nested:
+        return values.offsets()[:-1].tolist()
+    raise ValueError("values must be a nested tensor, one sequence per row")
+
+
+def clipped_value_loss(predicted: Tensor, values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """The squared error of each slot and whether clipping the move from `values` raised it (PPO2's value clip)."""
+    clipped = values + (predicted - values).clamp(-clip, clip)
+    plain_error, clipped_error = (predicted - returns) ** 2, (clipped - returns) ** 2
+    return torch.maximum(plain_error, clipped_error), clipped_error > plain_error
+
+
+def turn_value_loss(
+    config: Any,
+    model_output: dict[str, Tensor],
+    data: Any,
+    dp_group: Any = None,
+    *,
+    first_token_weight: float,
+    max_response_tokens: int,
+) -> tuple[Tensor, dict[str, Any]]:
+    """verl's value loss over turns: one more slot per turn, and its first slot counts `first_token_weight` times.
+
+    Divided by the live slots of the whole mini-batch, so that it does not depend on how that is split.
+    """
+    prompt_lengths = data["prompts"].offsets().diff()
+    response_lengths = data["responses"].offsets().diff()
+    num_slots = slots_per_row(response_lengths, max_response_tokens)
+    predicted_RS = _pad(split_slots(_as_sequences(model_output["values"], data), prompt_lengths, num_slots))
+    values_RS, returns_RS = (data[name].to_padded_tensor(0.0) for name in ("slot_values", "slot_returns"))
+    width = predicted_RS.shape[1]
+    live_RS = torch.arange(width, device=predicted_RS.device) < num_slots[:, None]
+
+    errors_RS, clipped_RS = clipped_value_loss(
+        predicted_RS, values_RS[:, :width], returns_RS[:, :width], config.cliprange_value
+    )
+    weights_RS = live_RS.to(errors_RS.dtype)
+    weights_RS[:, 0] *= first_token_weight
+    total = data["batch_num_tokens"] + data["global_batch_size"]
+    loss = 0.5 * (errors_RS * weights_RS).sum() / total * data["dp_size"]
+    return loss, {
+        "critic/vf_loss": Metric(value=loss, aggregation=AggregationType.SUM),
+        "critic/vf_clipfrac": clipped_RS[live_RS].float().mean().item(),
+        "critic/vpred_mean": predicted_RS[live_RS].mean().item(),
+    }
+
+
+def _as_sequences(values: Tensor, data: Any) -> Tensor:
+    if values.is_nested:
+        return values
+    return torch.nested.nested_tensor_from_jagged(values, offsets=data["input_ids"].offsets())
+
+
+def _pad(rows: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

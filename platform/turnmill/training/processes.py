@@ -1,0 +1,122 @@
+"""Everything a run starts carries the run's mark, so that it can be found and ended, whatever happened to its parent."""
+
+import json
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from turnmill.observability import atomic_files
+
+MARK = "TURNMILL_ATTEMPT"
+GRACE_SECONDS = 3.0
+
+
+class Owner:
+    """One attempt at a run: its mark, and what must be deleted after it."""
+
+    def __init__(self, record: Path, mark: str) -> None:
+        self.record = record
+        self.mark = mark
+        self.folders: list[str] = []
+        self.shared_memory_before = _shared_memory()
+
+    def remember_folder(self, path: Path) -> None:
+        """A folder outside the run folder that goes with the attempt."""
+        self.folders.append(str(path))
+        self.save()
+
+    def save(self) -> None:
+        """Write down what a later attempt would have to clean up if this one is killed."""
+        record = {"mark": self.mark, "pid": os.getpid(), "folders": self.folders}
+        atomic_files.write_text(self.record, json.dumps(record))
+
+
+@contextmanager
+def owned(run_dir: Path) -> Iterator[Owner]:
+    """Mark all processes started inside; at the end they are gone, with their shared memory and folders.
+
+    Starts by cleaning up after an earlier attempt at the same run that was killed.
+    """
+    record = run_dir / "attempt.json"
+    clean_up_after(record)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    owner = Owner(record, uuid.uuid4().hex)
+    os.environ[MARK] = owner.mark
+    owner.save()
+    try:
+        yield owner
+    finally:
+        os.environ.pop(MARK, None)
+        clean_up_after(record)
+        for segment in _shared_memory() - owner.shared_memory_before:
+            _unlink_unused(segment)
+
+
+def clean_up_after(record: Path) -> None:
+    """End what is left of an attempt; does nothing where there was none."""
+    try:
+        attempt = json.loads(record.read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    end_marked(attempt["mark"])
+    for folder in attempt["folders"]:
+        shutil.rmtree(folder, ignore_errors=True)
+    record.unlink(missing_ok=True)
+
+
+def end_marked(mark: str) -> None:
+    """End every process that carries a mark, politely first; returns when they are gone."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        while marked := find_marked(mark):
+            for pid in marked:
+                _signal(pid, signal_number)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        deadline = time.monotonic() + GRACE_SECONDS
+
+
+def find_marked(mark: str) -> list[int]:
+    """The processes that carry a mark, this one left out."""
+    needle = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            is_zombie = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except (OSError, IndexError):
+            continue
+        if needle in environment and not is_zombie:
+            found.append(int(entry.name))
+    return found
+
+
+def _signal(pid: int, signal_number: int) -> None:
+    try:
+        os.kill(pid, signal_number)
+    except ProcessLookupError:
+        pass
+
+
+def _shared_memory() -> set[str]:
+    """Segments of Python's and vLLM's shared memory."""
+    return {path.name for path in Path("/dev/shm").glob("psm_*")}
+
+
+def _unlink_unused(name: str) -> None:
+    """Delete a segment that no process maps any more."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if name in maps.read_text():
+                return
+        except OSError:
+            continue
+    (Path("/dev/shm") / name).unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""What a run tells the outside while it trains: run folder, progress, Prometheus and trackers."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.prometheus import RunMetrics
+from turnmill.observability.run_folder import RunFolder
+
+
+class RunRecorder:
+    """Lives beside the trainer, in its process."""
+
+    def __init__(self, job: AgentTrainingJob, run_dir: Path) -> None:
+        self.job = job
+        self.folder = RunFolder(run_dir)
+        self.steps = job.spec.training.steps
+        self.prometheus = RunMetrics(job.spec.environment.name, steps=self.steps)
+        if job.spec.metrics.port is not None:
+            self.metrics_port = self.prometheus.serve(job.spec.metrics.port, all_interfaces=True)
+        self._total = 0
+        self._last: dict[str, float] = {}
+        self._steps_taken = 0
+        self._started = time.monotonic()
+
+    def beat(self) -> None:
+        """Show that something progressed."""
+        self.folder.beat()
+
+    @contextmanager
+    def phase(self, name: str, total: int = 0) -> Iterator[None]:
+        """A part of the run that is not a step."""
+        self.advance(name, 0, {}, total=total)
+        yield
+        self.beat()
+
+    def advance(self, phase: str, done: int, metrics: Mapping[str, Any], *, total: int | None = None) -> None:
+        """Tell how far a phase is."""
+        if total is not None:
+            self._total = total
+        self.beat()
+        write_progress(self.folder, Progress(phase=phase, done=done, total=self._total))
+
+    def begin_step(self, step: int) -> None:
+        """A step starts; the first one of an attempt is noted."""
+        if self._steps_taken == 0:
+            self.folder.mark("first_step")
+            self._started = time.monotonic()
+            self._total = self.steps
+            write_progress(self.folder, self._step_progress(step - 1))
+        self.beat()
+
+    def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Keep the metrics of a finished step and show them."""
+        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+        self._last |= numbers
+        self._steps_taken += 1
+        self.folder.append_metrics(step, numbers)
+        self.prometheus.observe_step(numbers)
+        self.beat()
+        write_progress(self.folder, self._step_progress(step))
+
+    def log_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep a validation that belongs to no step, as the first one does."""
+        self._last |= metrics
+        self.folder.append_metrics(step, metrics)
+        self.prometheus.observe_step(metrics)
+
+    def checkpoint_written(self, step: int, seconds: float) -> None:
+        """A checkpoint is complete."""
+        self.prometheus.observe_checkpoint()
+        self.beat()
+
+    def _step_progress(self, step: int) -> Progress:
+        elapsed = time.monotonic() - self._started
+        turns = self._steps_taken * self.job.spec.training.turns_per_step
+        per_step = elapsed / self._steps_taken if self._steps_taken else None
+        return Progress(
+            phase="training",
+            done=step,
+            total=self.steps,
+            success=self._last.get("turnmill/success"),
+            reward=self._last.get("turnmill/reward_mean"),
+            turns_per_second=turns / elapsed if turns and elapsed else None,
+            seconds_left=per_step * (self.steps - step) if per_step else None,
+        )
+
+
+class StepLogger:
+    """Stands before verl's trackers: what they are told is kept in the run folder first."""
+
+    def __init__(self, tracking: Any, recorder: RunRecorder) -> None:
+        self._tracking = tracking
+        self._recorder = recorder
+
+    def log(self, data: Mapping[str, Any], step: int, **kwargs: Any) -> None:
+        """Keep the metrics of a step and pass them on."""
+        self._recorder.log_step(step, data)
+        self._tracking.log(data=data, step=step, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tracking, name)

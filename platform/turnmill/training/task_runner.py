@@ -1,0 +1,69 @@
+"""The Ray actor that holds the trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import ray
+
+
+@ray.remote
+class TurnTaskRunner:
+    """Builds the configuration, the trainer and the agent loops, and trains; one per run."""
+
+    def run(self, job_json: str, model: str, run_dir: str, device: str) -> None:
+        """Train to the last step; raises what went wrong."""
+        import torch
+
+        torch.set_num_threads(1)
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+        from verl.utils.logging_utils import configure_verl_logging
+
+        from turnmill.jobs import AgentTrainingJob
+        from turnmill.training.trainer import TRAINERS
+        from turnmill.training.verl_config import build_verl_config
+
+        configure_verl_logging()
+        job = AgentTrainingJob.model_validate_json(job_json)
+        config = build_verl_config(job, model=Path(model), run_dir=Path(run_dir), device=device)
+        OmegaConf.set_struct(config, False)
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        _require_the_platform(device)
+        tq.init(config.transfer_queue)
+        trainer: Any = None
+        succeeded = False
+        try:
+            trainer = TRAINERS[job.spec.training.mode](config=config)
+            trainer.init()
+            manager = _agent_loops(config, trainer)
+            trainer.fit(manager)
+            manager.close()
+            succeeded = True
+        finally:
+            if (tracking := getattr(trainer, "logger", None)) is not None:
+                tracking.finish(exit_code=0 if succeeded else 1)
+            tq.close()
+
+
+def _agent_loops(config: Any, trainer: Any) -> Any:
+    from turnmill.rollout.manager import TurnLoopManager
+
+    return TurnLoopManager.create(
+        config=config,
+        llm_client=trainer.get_llm_client(),
+        teacher_client=trainer.get_teacher_client(),
+        reward_loop_worker_handles=trainer.get_reward_handles(),
+    )
+
+
+def _require_the_platform(device: str) -> None:
+    """verl only logs a plug-in that fails to load, at DEBUG: without this a run would fail much later."""
+    from verl.plugin.platform import get_platform
+
+    actual = get_platform().device_name
+    if actual != device:
+        raise RuntimeError(
+            f"verl runs on {actual!r} where the job asks for {device!r}: the plug-in turnmill.training.verl_plugin "
+            "did not load. Install turnmill with `pip install -e .` so that its entry points are known."
+        )

@@ -1,0 +1,326 @@
+"""verl's PPO trainer with turns: fixed-turn batches, dual-discount GAE, critic warm-up, whole-episode validation.
+
+Axes: R rows, G response tokens.
+"""
+
+import random
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.padding import response_from_nested
+
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.training import checkpoints
+from turnmill.training.advantages import dual_discount_gae, whiten
+from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
+from turnmill.training.dataset import EnvironmentSlots
+from turnmill.training.recorder import RunRecorder, StepLogger
+from turnmill.training.turn_batch import TurnBatch, turn_metrics, validation_metrics
+
+# verl's 2 s would be most of a small step.
+POLL_INTERVAL_SECONDS = 0.02
+
+
+class TurnTrainer:
+    """What turns change in verl's trainer; mixed into the class of each mode."""
+
+    config: Any
+
+    def __init__(self, config: Any) -> None:
+        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        self.run_dir = Path(config.turnmill.run_dir)
+        self.recorder = RunRecorder(self.job, self.run_dir)
+        self.resumed_from: checkpoints.Checkpoint | None = checkpoints.latest(self.run_dir / "checkpoints")
+        if self.resumed_from is not None:
+            config.trainer.resume_mode = "resume_path"
+            config.trainer.resume_from_path = str(self.resumed_from.path)
+        super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
+
+    @property
+    def logger(self) -> Any:
+        """verl's trackers, behind the run folder."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, tracking: Any) -> None:
+        self._logger = StepLogger(tracking, self.recorder)
+
+    # ---- set-up ----
+
+    def _setup(self) -> None:
+        with self.recorder.phase("starting"):
+            super()._setup()  # type: ignore[misc]
+        self.critic_wg.set_loss_fn(
+            partial(
+                turn_value_loss,
+                omega_conf_to_dataclass(self.config.critic),
+                first_token_weight=self.job.spec.algorithm.first_token_value_weight,
+                max_response_tokens=self.job.spec.agent.max_response_tokens,
+            )
+        )
+
+    def _init_dataloader(self) -> None:
+        self.config.data.train_max_samples = self.job.spec.environment.count
+        super()._init_dataloader()  # type: ignore[misc]
+        # The critic's learning rate falls over its warm-up as well: every update of it counts.
+        warmup_steps = self.job.spec.algorithm.critic_warmup.steps
+        self.config.critic.optim.total_training_steps += warmup_steps
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        # Rows are only padded for inference; what updates take is a multiple of the mini-batch already.
+        return dp_size
+
+    # ---- the run ----
+
+    def on_train_begin(self) -> None:
+        """Carry environments on, validate the first policy, warm the critic up."""
+        super().on_train_begin()  # type: ignore[misc]
+        if self.resumed_from is not None:
+            self.agent_loop_manager.restore(self.resumed_from.state.slots)
+            if self.config.algorithm.use_kl_in_reward:
+                self.kl_ctrl_in_reward.value = self.resumed_from.state.kl_coefficient
+            return
+        if self._validates:
+            self.recorder.log_validation(0, self._validate(before_first_step=True))
+        if self.job.spec.algorithm.critic_warmup.batches and self.job.spec.algorithm.critic_warmup.steps:
+            self._warm_critic_up()
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()  # type: ignore[misc]
+        self.recorder.begin_step(self.global_steps)
+
+    def on_step_end(self) -> None:
+        super().on_step_end()  # type: ignore[misc]
+        self.recorder.beat()
+        if self.global_steps >= self.total_training_steps:
+            # verl validates every so many steps; the last step is always one of them.
+            self.config.trainer.test_freq = self.total_training_steps if self._validates else -1
+
+    @property
+    def _validates(self) -> bool:
+        return self.job.spec.training.validation.episodes > 0
+
+    # ---- one batch ----
+
+    def _turns_of(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows that were sampled: no bootstrap rows, no padding."""
+        keep = [i for i, key in enumerate(batch.keys) if self._is_turn(key, batch.tags[i])]
+        return KVBatchMeta(
+            partition_id=batch.partition_id,
+            keys=[batch.keys[i] for i in keep],
+            tags=[batch.tags[i] for i in keep],
+            extra_info=dict(batch.extra_info),
+        )
+
+    def _is_turn(self, key: str, tag: dict[str, Any]) -> bool:
+        turns = self.job.spec.training.turns_per_step // self.job.spec.environment.count
+        return not tag.get("is_padding", False) and int(key.rsplit("_", 1)[1]) < turns
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+        self._require_whole_segments(batch)
+        return super()._balance_batch(batch, metrics, **kwargs)  # type: ignore[misc]
+
+    def _require_whole_segments(self, batch: KVBatchMeta) -> None:
+        spec = self.job.spec
+        expected = spec.training.turns_per_step + spec.environment.count
+        if len(batch.keys) < expected:
+            raise RunFailedError(
+                f"Step {self.global_steps} got {len(batch.keys)} rows of {expected}: agent loops gave up. "
+                "The last failures stand in trajectories/ and in logs/.",
+                "rollout",
+            )
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._compute_old_log_prob(self._turns_of(batch), metrics)  # type: ignore[misc]
+        return batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._compute_ref_log_prob(self._turns_of(batch), metrics)  # type: ignore[misc]
+        return batch
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The critic's values: one slot more than response tokens, and the first of the bootstrap rows."""
+        batch.extra_info.update({"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature})
+        ray.get(self.critic_wg.infer_batch(batch).futures)
+        fields = ["values", "prompts", "responses", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        num_slots = slots_per_row(data["responses"].offsets().diff(), self.job.spec.agent.max_response_tokens)
+        slots = split_slots(data["values"], data["prompts"].offsets().diff(), num_slots)
+        values = response_from_nested(data["values"], data["response_mask"])
+        columns = {"values": values, "slot_values": torch.nested.as_nested_tensor(slots, layout=torch.jagged)}
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch.keys))
+        )
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Dual-discount GAE over the turns of each environment, after the KL penalty (Verlog)."""
+        turns = TurnBatch.read(self._rows_of(batch), self.job)
+        rewards_RG = self._rewards_after_kl(turns, metrics)
+        algorithm = self.job.spec.algorithm
+        advantages_RG, returns_RG = dual_discount_gae(
+            turns.with_bootstrap_rows(rewards_RG),
+            turns.values_RG,
+            turns.mask_RG,
+            turns.dones_R,
+            num_environments=turns.num_segments,
+            token_gamma=algorithm.token_gamma,
+            token_lambda=algorithm.token_lambda,
+            step_gamma=algorithm.step_gamma,
+            step_lambda=algorithm.step_lambda,
+        )
+        if algorithm.whiten:
+            advantages_RG = whiten(advantages_RG, turns.mask_RG)
+        turns.write(advantages_RG, returns_RG, rewards_RG)
+        metrics.update(turn_metrics(turns, rewards_RG))
+        return batch
+
+    def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
+        keep = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        return KVBatchMeta(
+            partition_id=batch.partition_id, keys=[batch.keys[i] for i in keep], tags=[batch.tags[i] for i in keep]
+        )
+
+    def _rewards_after_kl(self, turns: TurnBatch, metrics: dict[str, Any]) -> torch.Tensor:
+        if not self.config.algorithm.use_kl_in_reward:
+            return turns.scores_RG
+        data = DataProto.from_dict(
+            tensors={
+                "token_level_scores": turns.scores_RG,
+                "old_log_probs": turns.old_log_probs_RG,
+                "ref_log_prob": turns.ref_log_probs_RG,
+                "response_mask": turns.mask_RG[: turns.num_turns],
+            }
+        )
+        data, kl_metrics = apply_kl_penalty(data, self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty)
+        metrics.update(kl_metrics)
+        metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
+        return data.batch["token_level_rewards"]
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._update_critic(self._turns_of(batch), metrics)  # type: ignore[misc]
+        self.recorder.beat()
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._update_actor(self._turns_of(batch), metrics)  # type: ignore[misc]
+        self.recorder.beat()
+        return batch
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(self._turns_of(batch), metrics, *args, **kwargs)  # type: ignore[misc]
+
+    # ---- critic warm-up ----
+
+    def _warm_critic_up(self) -> None:
+        """Train the critic alone on turns gathered once by the frozen policy (Verlog's critic pre-training)."""
+        warmup = self.job.spec.algorithm.critic_warmup
+        with self.recorder.phase("critic warm-up", total=warmup.batches + warmup.steps):
+            batches = [self._gather_for_warmup(number) for number in range(warmup.batches)]
+            generator = random.Random(self.job.spec.training.seed)
+            for step in range(warmup.steps):
+                metrics: dict[str, Any] = {}
+                keys: list[tuple[str, dict[str, Any]]] = []
+                for batch in batches:
+                    self._compute_values(batch, metrics)
+                    self._compute_advantage(batch, metrics)
+                    turns = self._turns_of(batch)
+                    keys.extend(zip(turns.keys, turns.tags, strict=True))
+                chosen = generator.sample(keys, self._warmup_turns(len(keys)))
+                subset = KVBatchMeta(partition_id="train", keys=[k for k, _ in chosen], tags=[t for _, t in chosen])
+                super()._update_critic(subset, metrics)  # type: ignore[misc]
+                self.recorder.advance("critic warm-up", warmup.batches + step + 1, metrics)
+            for batch in batches:
+                tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+
+    def _gather_for_warmup(self, number: int) -> KVBatchMeta:
+        metrics: dict[str, Any] = {}
+        self._add_batch_to_generate()
+        batch, _ = self.replay_buffer.sample(
+            global_steps=self.global_steps, partition_id="train", batch_size=self.job.spec.environment.count
+        )
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        batch = self._balance_batch(batch, metrics)
+        self._compute_old_log_prob(batch, metrics)
+        if self.use_reference_policy:
+            self._compute_ref_log_prob(batch, metrics)
+        self.recorder.advance("critic warm-up", number + 1, metrics)
+        return batch
+
+    def _warmup_turns(self, gathered: int) -> int:
+        """How many turns an update of the warm-up draws: what the job says, else one tenth; whole mini-batches."""
+        wanted = self.job.spec.algorithm.critic_warmup.turns_per_step or -(-gathered // 10)
+        minibatch = self.job.spec.algorithm.minibatch_turns
+        return min(gathered, max(minibatch, wanted // minibatch * minibatch))
+
+    # ---- validation ----
+
+    def _validate(self, before_first_step: bool = False) -> dict[str, float]:
+        """Play whole episodes, each counted once, and average them; `before_first_step` says with which policy."""
+        validation = self.job.spec.training.validation
+        started = time.monotonic()
+        with self.recorder.phase("validation"):
+            rows = [EnvironmentSlots(None, None, None)[i] for i in range(validation.episodes)]
+            uids = [f"validation{self.global_steps}x{i}" for i in range(validation.episodes)]
+            columns = {name: np.array([row[name] for row in rows], dtype=object) for name in ("index", "agent_name")}
+            columns["raw_prompt"] = _object_array([row["raw_prompt"] for row in rows])
+            batch = tu.get_tensordict(columns | {"uid": np.array(uids, dtype=object), "slot": columns["index"]})
+            step = 0 if before_first_step else self.global_steps
+            tu.assign_non_tensor_data(batch, "global_steps", step)
+            tu.assign_non_tensor_data(batch, "validate", True)
+            tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+            tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
+            self.agent_loop_manager.generate_sequences(batch)
+            batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
+            data = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["turn_facts"])
+            tq.kv_clear(keys=batch.keys, partition_id="val")
+        facts = data["turn_facts"]
+        metrics = validation_metrics(facts, self.job)
+        return metrics | {"validation/seconds": time.monotonic() - started}
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        """verl's checkpoint, then everything else a resumed run needs; what is not complete does not count."""
+        started = time.monotonic()
+        super()._save_checkpoint()  # type: ignore[misc]
+        coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
+        state = checkpoints.RunState(
+            step=self.global_steps, slots=tuple(self.agent_loop_manager.snapshot()), kl_coefficient=float(coefficient)
+        )
+        checkpoints.complete(
+            self.run_dir / "checkpoints", state, keep=self.job.spec.training.keep_checkpoints
+        )
+        self.recorder.checkpoint_written(self.global_steps, time.monotonic() - started)
+
+
+def _object_array(values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+class TurnTrainerSync(TurnTrainer, PPOTrainerSync):  # type: ignore[misc]
+    """Rollout and learning take turns on the same devices."""
+
+
+class TurnTrainerColocateAsync(TurnTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
+    """Rollout goes on while the policy learns, on the same devices."""
+
+
+TRAINERS = {"sync": TurnTrainerSync, "colocate_async": TurnTrainerColocateAsync}

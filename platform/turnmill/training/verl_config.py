@@ -1,0 +1,248 @@
+"""A job as verl's configuration: one base, one overlay per device, and the user's own settings last."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+
+from turnmill.jobs import AgentTrainingJob
+
+NEVER = 10**9
+
+
+def compose_defaults() -> DictConfig:
+    """verl's own configuration, as its command line would start from."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer")
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, device: str) -> DictConfig:
+    """The configuration of one run; `spec.verl` has the last word.
+
+    Raises KeyError for a setting of `spec.verl` that verl does not know; `unknown_verl_settings` says it in words.
+    """
+    config = compose_defaults()
+    settings = _base(job, model, run_dir) | (_cpu(job) if device == "cpu" else _cuda(job))
+    with open_dict(config):
+        for name, value in (settings | dict(job.spec.verl)).items():
+            OmegaConf.update(config, name, value, merge=True)
+        config.turnmill = {"job": job.model_dump_json(by_alias=True), "run_dir": str(run_dir.absolute())}
+    return config
+
+
+def unknown_verl_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
+    config = compose_defaults()
+    names = sorted(_names(config))
+    unknown = [name for name in settings if not _is_known(config, name)]
+    return [(name, next(iter(difflib.get_close_matches(name, names, n=1)), "")) for name in unknown]
+
+
+def _is_known(config: DictConfig, name: str) -> bool:
+    node: Any = config
+    for part in name.split("."):
+        if not isinstance(node, DictConfig):
+            return False
+        # An empty mapping in verl's defaults is open: what goes in is for the engine behind it to judge.
+        if part not in node:
+            return len(node) == 0 or "override" in str(node._key())
+        node = OmegaConf.to_container(node, resolve=False)[part] if node._is_interpolation(part) else node[part]
+        if node is None or isinstance(node, (str, ListConfig)):
+            return name.endswith(part) or node is None
+        if isinstance(node, dict):
+            node = OmegaConf.create(node)
+    return True
+
+
+def _names(config: DictConfig, prefix: str = "") -> list[str]:
+    names = []
+    for key in config:
+        name = f"{prefix}{key}"
+        names.append(name)
+        if not config._is_interpolation(key) and not OmegaConf.is_missing(config, key):
+            child = config[key]
+            if isinstance(child, DictConfig):
+                names.extend(_names(child, f"{name}."))
+    return names
+
+
+def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
+    spec = job.spec
+    return {
+        **_data(job),
+        **_model(job, model),
+        **_policy(job),
+        **_critic(job),
+        **_rollout(job),
+        "algorithm.adv_estimator": "gae",
+        "algorithm.use_kl_in_reward": spec.algorithm.kl.coefficient > 0,
+        "algorithm.kl_ctrl.type": spec.algorithm.kl.type,
+        "algorithm.kl_ctrl.kl_coef": spec.algorithm.kl.coefficient,
+        "algorithm.kl_ctrl.target_kl": spec.algorithm.kl.target,
+        "algorithm.kl_ctrl.horizon": spec.algorithm.kl.horizon,
+        "trainer.project_name": spec.tracking.project,
+        "trainer.experiment_name": job.metadata.name,
+        "trainer.logger": list(spec.tracking.loggers),
+        "trainer.total_training_steps": spec.training.steps,
+        "trainer.total_epochs": NEVER,
+        "trainer.save_freq": spec.training.checkpoint_every,
+        # The trainer validates before the first step and after the last by itself.
+        "trainer.test_freq": (spec.training.validation.every if spec.training.validation.episodes else None) or -1,
+        "trainer.val_before_train": False,
+        "trainer.default_local_dir": str((run_dir / "checkpoints").absolute()),
+        "trainer.resume_mode": "disable",
+        "trainer.nnodes": spec.resources.train.nodes,
+        "trainer.n_gpus_per_node": spec.resources.train.gpus_per_node,
+        "trainer.use_v1": True,
+        "trainer.v1.trainer_mode": spec.training.mode,
+        "trainer.v1.sampler.max_off_policy_strategy": "wait",
+        "reward.num_workers": 1,
+        "ray_kwargs.ray_init.include_dashboard": False,
+    }
+
+
+def _data(job: AgentTrainingJob) -> dict[str, Any]:
+    spec = job.spec
+    return {
+        "data.train_files": [],
+        "data.val_files": [],
+        "data.custom_cls.path": "pkg://turnmill.training.dataset",
+        "data.custom_cls.name": "EnvironmentSlots",
+        "data.train_batch_size": spec.environment.count,
+        "data.max_prompt_length": spec.agent.max_prompt_tokens,
+        "data.max_response_length": spec.agent.max_response_tokens,
+        "data.dataloader_num_workers": 0,
+        # A slot is an environment that carries on, so every step takes all of them, in order.
+        "data.shuffle": False,
+        "data.seed": spec.training.seed,
+    }
+
+
+def _model(job: AgentTrainingJob, model: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = {"actor_rollout_ref.model.path": str(model), "critic.model.path": str(model)}
+    if (lora := job.spec.model.lora) is not None:
+        modules: Any = list(lora.target_modules)
+        for part in ("actor_rollout_ref.model", "critic.model"):
+            settings |= {
+                f"{part}.lora_rank": lora.rank,
+                f"{part}.lora_alpha": lora.alpha,
+                f"{part}.target_modules": modules[0] if modules == ["all-linear"] else modules,
+            }
+        settings["actor_rollout_ref.rollout.load_format"] = "safetensors"
+    return settings
+
+
+def _policy(job: AgentTrainingJob) -> dict[str, Any]:
+    algorithm, actor = job.spec.algorithm, "actor_rollout_ref.actor"
+    return {
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.fsdp_config.strategy": "fsdp2",
+        "actor_rollout_ref.ref.strategy": "fsdp2",
+        "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
+        f"{actor}.ppo_mini_batch_size": algorithm.minibatch_turns,
+        f"{actor}.ppo_epochs": algorithm.epochs,
+        f"{actor}.shuffle": True,
+        f"{actor}.data_loader_seed": job.spec.training.seed,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.clip_ratio": algorithm.clip_ratio,
+        f"{actor}.clip_ratio_low": algorithm.clip_ratio,
+        f"{actor}.clip_ratio_high": algorithm.clip_ratio,
+        f"{actor}.entropy_coeff": algorithm.entropy_coefficient,
+        f"{actor}.grad_clip": algorithm.gradient_clip,
+        f"{actor}.optim.lr": algorithm.actor_learning_rate,
+        f"{actor}.optim.weight_decay": algorithm.weight_decay,
+        f"{actor}.optim.lr_scheduler_type": algorithm.learning_rate_schedule,
+        f"{actor}.optim.betas": [0.9, 0.95],
+        f"{actor}.use_kl_loss": False,
+    }
+
+
+def _critic(job: AgentTrainingJob) -> dict[str, Any]:
+    algorithm = job.spec.algorithm
+    return {
+        "critic.enable": True,
+        "critic.strategy": "fsdp2",
+        "critic.fsdp.strategy": "fsdp2",
+        "critic.ppo_mini_batch_size": algorithm.minibatch_turns,
+        "critic.cliprange_value": algorithm.value_clip,
+        "critic.grad_clip": algorithm.gradient_clip,
+        "critic.data_loader_seed": job.spec.training.seed,
+        "critic.optim.lr": algorithm.critic_learning_rate,
+        "critic.optim.weight_decay": algorithm.weight_decay,
+        "critic.optim.betas": [0.9, 0.95],
+        "critic.optim.lr_scheduler_type": algorithm.learning_rate_schedule,
+    }
+
+
+def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
+    spec, rollout = job.spec, "actor_rollout_ref.rollout"
+    return {
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": 1,
+        f"{rollout}.seed": spec.training.seed,
+        f"{rollout}.temperature": spec.agent.temperature,
+        f"{rollout}.val_kwargs.temperature": spec.training.validation.temperature,
+        f"{rollout}.val_kwargs.do_sample": spec.training.validation.temperature > 0,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.max_model_len": spec.agent.max_prompt_tokens + spec.agent.max_response_tokens,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.log_prob_use_dynamic_bsz": True,
+        f"{rollout}.agent.num_workers": spec.resources.agent_loop_workers,
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.manager.TurnLoopManager",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
+    }
+
+
+def _cuda(job: AgentTrainingJob) -> dict[str, Any]:
+    """What a machine with GPUs adds: verl's defaults are made for it."""
+    return {
+        "trainer.device": "cuda",
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "critic.model.use_remove_padding": True,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+        "critic.model.enable_gradient_checkpointing": True,
+    }
+
+
+def _cpu(job: AgentTrainingJob) -> dict[str, Any]:
+    """What a machine without a GPU needs: float32, no compilation, small buffers, one process of each kind."""
+    spec = job.spec
+    rollout, tokens = "actor_rollout_ref.rollout", 32768
+    settings: dict[str, Any] = {
+        "trainer.device": "cpu",
+        f"{rollout}.dtype": "float32",
+        f"{rollout}.enforce_eager": True,
+        f"{rollout}.enable_sleep_mode": False,
+        f"{rollout}.free_cache_engine": False,
+        f"{rollout}.gpu_memory_utilization": 0.1,
+        f"{rollout}.max_num_seqs": 128,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
+        f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
+            "turnmill.training.verl_cpu.vllm_worker.CpuWorkerExtension"
+        ),
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
+        "critic.ppo_max_token_len_per_gpu": tokens,
+        # Ray schedules actors by these; what really limits them is the machine.
+        "ray_kwargs.ray_init.num_cpus": 16,
+        "ray_kwargs.ray_init.num_gpus": spec.resources.train.gpus_per_node,
+        "ray_kwargs.ray_init.object_store_memory": 256 * 1024**2,
+    }
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        settings |= {
+            f"{model}.use_remove_padding": False,
+            f"{model}.enable_gradient_checkpointing": False,
+            f"{model}.override_config.attn_implementation": "sdpa",
+        }
+    for engine in ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp"):
+        settings |= {
+            f"{engine}.mixed_precision.param_dtype": "fp32",
+            f"{engine}.dtype": "float32",
+            f"{engine}.use_torch_compile": False,
+        }
+    return settings

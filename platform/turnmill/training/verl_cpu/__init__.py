@@ -1,0 +1,1 @@
+"""verl and vLLM without a GPU, through their own plug-in points."""
