@@ -10,19 +10,10 @@ from typing import Any, Self
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
+from turnmill.observability.summary import GENERATING, LEARNING, NEITHER, OUTSIDE
+
 STOP_REASONS = ("completed", "max_turns", "max_tokens", "timeout", "failed")
-PHASES = (
-    "gen",
-    "old_log_prob",
-    "ref",
-    "values",
-    "adv",
-    "update_critic",
-    "update_actor",
-    "update_weights",
-    "save_checkpoint",
-    "testing",
-)
+PHASES = (*GENERATING, *LEARNING, *NEITHER, *OUTSIDE)
 STEP_SECONDS_BUCKETS = (0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1200, 3600)
 
 # The trainer's key of a mean over the step -> the gauge that shows it.

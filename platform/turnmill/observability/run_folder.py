@@ -82,7 +82,7 @@ class RunFolder:
         for folder in (self.path, self.trajectories, self.checkpoints, self.episodes, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
             atomic_files.sweep(folder)
-        previous = self._heartbeat_time()
+        previous = self.last_beat()
         self._touch()
         json_lines.append(self.marks, [{"event": "started", "time": time.time(), "previous_beat": previous}])
 
@@ -132,17 +132,18 @@ class RunFolder:
 
     def seconds_since_progress(self) -> float:
         """Seconds since any process of the run beat last, or since its attempt started."""
-        beat = self._heartbeat_time()
+        beat = self.last_beat()
         return 0.0 if beat is None else max(0.0, time.time() - beat)
+
+    def last_beat(self) -> float | None:
+        """When any process of the run beat last, in seconds since 1970; None before the first time."""
+        try:
+            return self.heartbeat.stat().st_mtime
+        except FileNotFoundError:
+            return None
 
     def _touch(self) -> None:
         try:
             os.utime(self.heartbeat)
         except FileNotFoundError:
             self.heartbeat.touch()
-
-    def _heartbeat_time(self) -> float | None:
-        try:
-            return self.heartbeat.stat().st_mtime
-        except FileNotFoundError:
-            return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from turnmill.observability.prometheus import GAUGES, RunMetrics
+from turnmill.observability.prometheus import GAUGES, PHASES, RunMetrics
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -145,7 +145,7 @@ def test_the_documentation_lists_every_metric_and_no_other(metrics: RunMetrics):
     assert listed == exist
 
 
-def test_the_documentation_names_every_key_behind_a_gauge():
+def test_the_documentation_names_every_phase_and_every_key_behind_a_gauge():
     text = DOCS.read_text()
 
-    assert [name for name in GAUGES if f"`{name}`" not in text] == []
+    assert [name for name in (*GAUGES, *PHASES) if f"`{name}`" not in text] == []

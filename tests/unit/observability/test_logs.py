@@ -1,0 +1,77 @@
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turnmill.observability import logs
+from turnmill.observability.run_folder import RunFolder
+
+LOG = logging.getLogger("turnmill.tests")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    level = logging.getLogger(logs.ROOT).level
+    yield
+    logs.close()
+    logging.getLogger(logs.ROOT).setLevel(level)
+
+
+def events(folder: RunFolder, process: str = "main") -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder.logs / f"{process}.jsonl").read_text().splitlines()]
+
+
+def test_people_read_a_sentence_and_its_fields(capsys: pytest.CaptureFixture[str]):
+    logs.configure()
+
+    LOG.info("Episode ended", extra={"episode_id": "e3-17", "reward": 0.123456, "why": "no way out"})
+
+    line = capsys.readouterr().err
+    assert line.endswith(" info Episode ended episode_id=e3-17 reward=0.1235 why='no way out'\n")
+
+
+def test_machines_read_one_object_per_event(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    logs.configure(folder, process="trainer")
+
+    LOG.info("Episode ended", extra={"episode_id": "e3-17", "num_turns": 4, "path": tmp_path})
+
+    (event,) = events(folder, "trainer")
+    assert (event["event"], event["level"], event["logger"]) == ("Episode ended", "info", "turnmill.tests")
+    assert (event["episode_id"], event["num_turns"], event["path"]) == ("e3-17", 4, str(tmp_path))
+
+
+def test_an_error_is_logged_with_where_it_came_from(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    logs.configure(folder)
+
+    try:
+        raise ValueError("no such level")
+    except ValueError:
+        LOG.exception("Environment lost")
+
+    (event,) = events(folder)
+    assert "ValueError: no such level" in str(event["error"])
+
+
+def test_the_console_can_be_quieter_than_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = RunFolder(tmp_path)
+    logs.configure(folder, level=logging.WARNING)
+
+    LOG.info("Step finished")
+
+    assert capsys.readouterr().err == ""
+    assert [event["event"] for event in events(folder)] == ["Step finished"]
+
+
+def test_configuring_twice_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = RunFolder(tmp_path)
+    logs.configure(folder)
+    logs.configure(folder)
+
+    LOG.info("Step finished")
+
+    assert len(events(folder)) == 1
+    assert capsys.readouterr().err.count("Step finished") == 1
