@@ -120,6 +120,5 @@ def _seconds_to_first_step(marks: Sequence[Mapping[str, Any]], rows: Sequence[Ma
         step = first["time"] - (first.get(f"{SECONDS}step") or 0) if first and "time" in first else None
     if step is None:
         return None
-    return min(
-        (step - mark["time"] for mark in marks if mark["event"] == "started" and mark["time"] <= step), default=None
-    )
+    starts = [mark["time"] for mark in marks if mark["event"] == "started" and mark["time"] <= step]
+    return step - max(starts) if starts else None
