@@ -5,21 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
-
 from turnmill.environments.parsing import final_answer
+from turnmill.jobs.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class EnvironmentOptions(BaseModel):
+class EnvironmentOptions(Settings):
     """What `environment.options` of a job may say; an environment adds its own fields."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
 
 
 @dataclass(frozen=True, slots=True)

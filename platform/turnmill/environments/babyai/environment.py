@@ -10,6 +10,7 @@ from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from pydantic import Field
 
 from turnmill.core.errors import SettingsError
+from turnmill.environments.babyai.expert import BabyAIExpert
 from turnmill.environments.babyai.levels import GOALS, Objects, level_id, make_level
 from turnmill.environments.babyai.text import describe
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
@@ -101,6 +102,10 @@ class BabyAI(Environment):
         """Read `turn_left` and `turnleft` as `turn left`."""
         answer = answer.replace("_", " ")
         return _GLUED.get(answer, answer)
+
+    def expert(self) -> BabyAIExpert:
+        """Who plays this well, for a policy to imitate."""
+        return BabyAIExpert(self)
 
     def render(self) -> np.ndarray:
         """Draw the whole grid with the agent's view highlighted."""

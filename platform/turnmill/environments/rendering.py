@@ -1,0 +1,37 @@
+"""Pictures of episodes."""
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def write_gif(frames: Sequence[np.ndarray | Image.Image], path: Path, *, frame_seconds: float = 0.4) -> None:
+    """Write an animation of frames (height, width, 3; 8 bits a channel), whole or not at all."""
+    if not frames:
+        raise ValueError(f"An animation needs at least one frame: nothing to write to {path}.")
+    images = [frame if isinstance(frame, Image.Image) else Image.fromarray(frame) for frame in frames]
+    durations = [round(frame_seconds * 1000)] * len(images)
+    durations[-1] *= 3
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        images[0].save(partial, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def to_png(frame: np.ndarray) -> bytes:
+    """A frame as it travels between processes."""
+    buffer = io.BytesIO()
+    Image.fromarray(frame).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def from_png(picture: bytes) -> np.ndarray:
+    """The frame in a picture, shape (height, width, 3)."""
+    return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))

@@ -1,0 +1,107 @@
+"""The inside of an environment process: it answers one request at a time on a socket.
+
+A message is its length in 4 bytes, most significant first, then that many bytes of JSON.
+"""
+
+import base64
+import json
+import os
+import socket
+import struct
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from turnmill.environments.episode import TurnEnvironment
+from turnmill.environments.registry import create
+from turnmill.environments.rendering import to_png
+
+LENGTH = struct.Struct(">I")
+
+
+class WorkerSettings(BaseModel):
+    """What an environment process is to run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    task: str | None = None
+    max_turns: int = 64
+    options: dict[str, Any] = Field(default_factory=dict)
+    invalid_penalty: float = 0.1
+    binary_reward: bool = True
+    marker_required: bool = True
+    memory_limit_bytes: int | None = None
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as it goes over the socket."""
+    body = json.dumps(message).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def make_episode(settings: WorkerSettings) -> TurnEnvironment:
+    """The environment with the rules of the job around it."""
+    return TurnEnvironment(
+        create(settings.name, settings.task, settings.max_turns, settings.options),
+        invalid_penalty=settings.invalid_penalty,
+        binary_reward=settings.binary_reward,
+        marker_required=settings.marker_required,
+    )
+
+
+def serve(connection: socket.socket, settings: WorkerSettings) -> None:
+    """Make the environment and answer until the other side hangs up."""
+    try:
+        episode = make_episode(settings)
+    except Exception as error:
+        connection.sendall(encode({"error": _words(error)}))
+        return
+    connection.sendall(encode({"ready": os.getpid()}))
+    with connection.makefile("rb") as requests:
+        while header := requests.read(LENGTH.size):
+            request = json.loads(requests.read(LENGTH.unpack(header)[0]))
+            try:
+                reply = {"result": answer(episode, request, settings)}
+            except Exception as error:
+                reply = {"error": _words(error)}
+            connection.sendall(encode(reply))
+
+
+def answer(episode: TurnEnvironment, request: dict[str, Any], settings: WorkerSettings) -> Any:
+    """Do what a request asks."""
+    match request:
+        case {"do": "reset", "seed": int(seed)}:
+            return asdict(episode.reset(seed))
+        case {"do": "act", "response": str(response)}:
+            return asdict(episode.act(response))
+        case {"do": "restore", "seed": int(seed), "responses": list(responses)}:
+            opening = episode.reset(seed)
+            return {"opening": asdict(opening), "results": [asdict(episode.act(text)) for text in responses]}
+        case {"do": "render"}:
+            return _picture(episode)
+        case {"do": "frames", "seed": int(seed), "responses": list(responses)}:
+            return _frames(make_episode(settings), seed, responses)
+        case {"do": "close"}:
+            return episode.environment.close()
+        case _:
+            raise ValueError(f"An environment process cannot do {request!r}.")
+
+
+def _frames(episode: TurnEnvironment, seed: int, responses: list[str]) -> list[str]:
+    episode.reset(seed)
+    frames = [_picture(episode)]
+    for response in responses:
+        episode.act(response)
+        frames.append(_picture(episode))
+    episode.environment.close()
+    return frames
+
+
+def _picture(episode: TurnEnvironment) -> str:
+    return base64.b64encode(to_png(episode.environment.render())).decode()
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
