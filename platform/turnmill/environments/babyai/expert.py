@@ -32,6 +32,7 @@ class BabyAIExpert:
         if last_action is None:
             self._bot = BabyAIBot(environment.level)
         taken = None if last_action is None else environment.level.actions(environment.actions.index(last_action))
+        assert self._bot is not None, "an episode begins with last_action None"
         # The bot signals a broken plan by assertions and errors of every kind.
         try:
             return environment.actions[int(self._bot.replan(taken))]
