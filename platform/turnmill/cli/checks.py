@@ -1,0 +1,75 @@
+"""What only the floors above the job file can check: environments, experts, verl's settings."""
+
+from collections.abc import Iterator
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs.problems import MISSING, Problem
+from turnmill.jobs.values import BrokenValueError, Values
+
+# The warm start imitates an expert, and only these environments bring one.
+EXPERTS = ("babyai",)
+
+
+def environment(values: Values) -> Iterator[Problem]:
+    """Problems with the environment's name, its task and its options."""
+    # Environments bring libraries of their own, and most commands need none.
+    from turnmill.environments import create, find
+
+    name = values["spec.environment.name"]
+    try:
+        find(name)
+    except SettingsError as error:
+        yield from _problems(error)
+        return
+    if not values.within("spec.environment.options"):
+        return
+    task, options = values["spec.environment.task"], values["spec.environment.options"]
+    found: dict[str, Problem] = {}
+    # Wrong options hide a wrong task, so the task is tried without them too.
+    for tried in (options, {}):
+        try:
+            create(name, task, _max_turns(values), tried).close()
+        except SettingsError as error:
+            for problem in _problems(error):
+                found.setdefault(problem.path, problem)
+    yield from found.values()
+
+
+def warm_start(values: Values) -> Iterator[Problem]:
+    """A problem if there is nobody to imitate."""
+    name = values["spec.environment.name"]
+    if values["spec.model.warmStart"] is not None and name not in EXPERTS:
+        rule = f"has no expert for a warm start to imitate in {name}"
+        way_out = f"Give a folder as spec.model.path, or take an environment with an expert: {', '.join(EXPERTS)}."
+        yield Problem("spec.model.warmStart", MISSING, rule, way_out)
+
+
+def verl_settings(values: Values) -> Iterator[Problem]:
+    """A problem for every name in `spec.verl` that verl has no setting for."""
+    settings = values["spec.verl"]
+    if not settings:
+        return
+    # verl's own configuration takes seconds to import.
+    from turnmill.training.verl_config import unknown_verl_settings
+
+    for name, closest in unknown_verl_settings(settings):
+        way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
+        yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's", way_out)
+
+
+ALL = (environment, warm_start, verl_settings)
+
+
+def _max_turns(values: Values) -> int:
+    try:
+        return int(values["spec.agent.maxTurns"])
+    except BrokenValueError:
+        return 1
+
+
+def _problems(error: SettingsError) -> Iterator[Problem]:
+    """One problem per line of an error that says `environment.task: what is wrong. The way out.`"""
+    for line in str(error).splitlines():
+        place, _, sentence = line.partition(": ")
+        rule, _, way_out = sentence.partition(". ")
+        yield Problem(f"spec.{place}", MISSING, rule.removesuffix("."), way_out)

@@ -1,0 +1,211 @@
+"""The command line: `turnmill run job.yaml` and what goes with it."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from turnmill import __version__
+from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
+
+# Commands import what they need themselves: `--version` and `check` answer at once.
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Trains language-model agents that act over many turns.",
+)
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Set a field in place of the file, such as training.steps=3."),
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 done, 1 the run failed, 2 the file or the command is wrong, 130 interrupted."""
+    try:
+        app(args=arguments, prog_name="turnmill")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    except SettingsError as error:
+        _say(str(error), to=_errors())
+        return REFUSED
+    except TurnmillError as error:
+        _say(f"{type(error).__name__}: {error}", to=_errors())
+        return FAILED
+    return DONE
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"turnmill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    job_file: JobFile,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run; left out, the first free one of runs/NAME, runs/NAME-2 and so on."),
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --output, or with the newest of that name.")
+    ] = False,
+) -> None:
+    """Train as a job file says."""
+    from turnmill.cli.progress import progress_view
+    from turnmill.cli.run_dirs import choose_run_dir
+
+    job = _load(job_file, overrides)
+    run_dir = choose_run_dir(job, output, resume=resume)
+    console = Console()
+    again = shlex.join(["turnmill", "run", str(job_file), "--resume", "--output", str(run_dir)])
+    _say(f"{'Going on with' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
+    try:
+        launch = _launch()
+        with progress_view(console) as view:
+            launch(job, run_dir, resume=resume, on_progress=view)
+    except RunFailedError as error:
+        _say(f"The run failed ({error.cause}): {error}\nGo on with: {again}", to=_errors())
+        raise typer.Exit(FAILED) from error
+    except KeyboardInterrupt:
+        _say(f"Interrupted. Go on with: {again}", to=_errors())
+        raise typer.Exit(INTERRUPTED) from None
+    _say(_outcome(run_dir), to=console)
+
+
+@app.command()
+def check(job_file: JobFile, overrides: Overrides = None) -> None:
+    """Check a job file and start nothing."""
+    job = _load(job_file, overrides)
+    spec = job.spec
+    model = spec.model.path or "a tiny warm-started model"
+    task = f"{spec.environment.name} {spec.environment.task or ''}".strip()
+    _say(
+        f"{job_file} is fine: {job.metadata.name} trains {model} on {task} for {spec.training.steps} steps of "
+        f"{spec.training.turns_per_step} turns in {spec.environment.count} environments "
+        f"({spec.training.mode}, {spec.resources.device})."
+    )
+
+
+@app.command()
+def crd() -> None:
+    """Print the CustomResourceDefinition of AgentTrainingJob."""
+    from turnmill.jobs.crd import crd_yaml
+
+    typer.echo(crd_yaml(), nl=False)
+
+
+@app.command()
+def report(run_dir: RunDir) -> None:
+    """Show what came out of a run, and draw its curve anew."""
+    from turnmill.cli.run_dirs import existing_run
+    from turnmill.observability.report import draw_curve, report_text
+
+    draw_curve(existing_run(run_dir))
+    Console().print(report_text(run_dir))
+
+
+@app.command()
+def trajectories(
+    run_dir: RunDir,
+    step: Annotated[int | None, typer.Option(help="Only episodes with a turn in this step.")] = None,
+    episode: Annotated[str | None, typer.Option(help="Show this episode turn by turn.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only episodes that failed.")] = False,
+    validation: Annotated[bool, typer.Option("--validation", help="Only episodes of validations.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="With --episode, show every token.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many episodes, the latest.")] = 50,
+) -> None:
+    """List the episodes of a run, or read one of them turn by turn."""
+    from turnmill.cli.run_dirs import existing_run
+    from turnmill.observability.run_folder import RunFolder
+    from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog
+    from turnmill.observability.trajectory_view import render_episode, render_episodes
+
+    wanted = EpisodeFilter(
+        name=episode, outcome="failed" if failed else None, step=step, validation=True if validation else None
+    )
+    found = TrajectoryLog(RunFolder(existing_run(run_dir))).read_episodes(wanted)
+    if episode is None:
+        Console().print(render_episodes(found, limit=limit))
+        return
+    record = next(found, None)
+    if record is None:
+        raise SettingsError(f"--episode {episode}: {run_dir} has no such episode. List them without --episode.")
+    Console().print(render_episode(record, tokens=tokens))
+
+
+def _load(job_file: Path, overrides: Sequence[str] | None) -> Any:
+    from turnmill.cli import checks
+    from turnmill.jobs import JobError, load_job
+
+    try:
+        return load_job(job_file, overrides or (), checks=checks.ALL)
+    except JobError as error:
+        count = "one problem" if len(error.problems) == 1 else f"{len(error.problems)} problems"
+        _say(f"{job_file} has {count}; nothing was started.", to=_errors())
+        raise
+
+
+def _launch() -> Any:
+    """The trainer's entry; `SettingsError` where its libraries are not installed."""
+    try:
+        from turnmill.training.launch import launch
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "turnmill":
+            raise
+        raise SettingsError(
+            f"`turnmill run` needs {error.name}, which is not installed. Install turnmill with its extra `training`."
+        ) from error
+    return launch
+
+
+def _outcome(run_dir: Path) -> str:
+    """What the reader of the last lines wants to know: how good, where, and what to do next."""
+    from turnmill.cli.progress import duration
+    from turnmill.observability.run_folder import RunFolder
+
+    summary = RunFolder(run_dir).read_summary()
+    first, final, seconds = (summary.get(key) for key in ("success_first", "success_final", "seconds_total"))
+    took = f" in {duration(seconds)}" if seconds is not None else ""
+    success = f"success {first:.2f} before, {final:.2f} after" if first is not None and final is not None else "done"
+    folder = shlex.quote(str(run_dir))
+    return (
+        f"Done{took}: {success}. Everything is in {folder}\n"
+        f"  turnmill report {folder}\n"
+        f"  turnmill trajectories {folder}"
+    )
+
+
+def _say(text: str, *, to: Console | None = None) -> None:
+    """Print a sentence as it is: brackets in it are no markup, and its lines are not wrapped."""
+    (to or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _errors() -> Console:
+    return Console(stderr=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
