@@ -1,0 +1,299 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from turnmill.core.errors import EnvironmentFailedError
+from turnmill.environments.fork_server import ForkServer
+from turnmill.environments.process import EnvironmentProcess
+from turnmill.environments.worker import WorkerSettings
+
+HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
+
+
+class Places:
+    """Makes environment processes that share a fork server."""
+
+    def __init__(self, fork_server: ForkServer) -> None:
+        self.fork_server = fork_server
+        self.made: list[EnvironmentProcess] = []
+
+    def hostile(self, *, step_seconds: float = 60.0, reset_seconds: float = 60.0, **options: str) -> EnvironmentProcess:
+        settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=10, options=options)
+        return self.place(settings, step_seconds=step_seconds, reset_seconds=reset_seconds)
+
+    def place(
+        self, settings: WorkerSettings, *, step_seconds: float = 60.0, reset_seconds: float = 60.0
+    ) -> EnvironmentProcess:
+        process = EnvironmentProcess(
+            settings,
+            step_timeout_seconds=step_seconds,
+            reset_timeout_seconds=reset_seconds,
+            fork_server=self.fork_server,
+        )
+        self.made.append(process)
+        return process
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def places(fork_server: ForkServer) -> AsyncIterator[Places]:
+    made = Places(fork_server)
+    yield made
+    for process in made.made:
+        await process.close()
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not fact():
+            await asyncio.sleep(0.02)
+
+
+async def wait_for_the_end_of(pid: int) -> None:
+    await until(lambda: is_dead(pid))
+
+
+def is_dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_an_episode_is_played_in_another_process(places):
+    process = places.hostile()
+
+    opening = await process.reset(seed=4)
+    result = await process.act(WIN)
+
+    assert process.pid != os.getpid()
+    assert (opening.observation, opening.compact_prompt) == ("seed 4 step 0", "goal: count")
+    assert (result.action, result.valid, result.reward, result.done) == ("win", True, 1.0, True)
+    assert result.observation == "seed 4 step 1"
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "told"),
+    [
+        ("raises", "raised ValueError: it hurts"),
+        ("exits", "ended by itself with exit code 3"),
+        ("is_killed", "was killed by SIGABRT"),
+        ("sends_garbage", "not JSON"),
+        ("sends_too_much", "reply of 4294967295 bytes"),
+        ("sends_the_wrong_object", "with nonsense"),
+        ("gives_nan", "reward of nan"),
+        ("leaves_a_child", "exit code 0"),
+    ],
+)
+async def test_what_goes_wrong_in_a_step_ends_the_episode_and_not_the_place(places, misbehaviour, told):
+    process = places.hostile(on_step=misbehaviour)
+    await process.reset(seed=0)
+    first_pid = process.pid
+
+    with pytest.raises(EnvironmentFailedError, match=told):
+        await process.act(HURT)
+    opening = await process.reset(seed=1)
+
+    assert opening.observation == "seed 1 step 0"
+    assert process.pid != first_pid
+    await wait_for_the_end_of(first_pid)
+
+
+async def test_a_step_that_hangs_is_given_up_and_its_process_killed(places):
+    process = places.hostile(on_step="hangs", step_seconds=0.2)
+    await process.reset(seed=0)
+    pid = process.pid
+
+    with pytest.raises(EnvironmentFailedError, match=r"did not answer 'act' within 0.2 s"):
+        await process.act(HURT)
+
+    await wait_for_the_end_of(pid)
+    assert (await process.reset(seed=1)).observation == "seed 1 step 0"
+
+
+async def test_a_reset_that_hangs_is_given_up(places):
+    await places.hostile().reset(seed=0)
+    process = places.hostile(on_reset="hangs", reset_seconds=1.0)
+
+    with pytest.raises(EnvironmentFailedError, match=r"did not (start|answer 'reset') within 1 s"):
+        await process.reset(seed=0)
+
+
+@pytest.mark.parametrize(("misbehaviour", "told"), [("raises", "it hurts"), ("exits", "exit code 3")])
+async def test_an_environment_that_cannot_be_made_fails_every_reset_alike(places, misbehaviour, told):
+    process = places.hostile(on_make=misbehaviour)
+
+    for _ in range(2):
+        with pytest.raises(EnvironmentFailedError, match=told):
+            await process.reset(seed=0)
+
+
+async def test_an_environment_may_print_as_much_as_it_likes(places, capfd):
+    process = places.hostile(on_step="prints", on_reset="prints")
+
+    await process.reset(seed=0)
+    await process.act(HURT)
+
+    assert capfd.readouterr().out == ""
+
+
+async def test_what_an_environment_started_dies_with_it(places):
+    process = places.hostile(on_step="leaves_a_child")
+    await process.reset(seed=0)
+    group = process.pid
+
+    with pytest.raises(EnvironmentFailedError):
+        await process.act(HURT)
+
+    await until(lambda: not any(group_of(pid) == group for pid in psutil.pids()))
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        return None if is_dead(pid) else os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+async def test_an_environment_that_takes_too_much_memory_fails(places):
+    settings = WorkerSettings(
+        name="turnmill.testing.environments:Hostile",
+        options={"on_step": "takes_memory"},
+        memory_limit_bytes=512 * 2**20,
+    )
+    process = places.place(settings)
+    await process.reset(seed=0)
+
+    with pytest.raises(EnvironmentFailedError, match="MemoryError"):
+        await process.act(HURT)
+
+
+async def test_a_killed_process_fails_its_own_episode_alone(places):
+    victim, bystander = places.hostile(), places.hostile()
+    await victim.reset(seed=0)
+    await bystander.reset(seed=0)
+    os.kill(victim.pid, signal.SIGKILL)
+
+    with pytest.raises(EnvironmentFailedError, match="killed by SIGKILL"):
+        await victim.act(LOOK)
+
+    assert (await bystander.act(LOOK)).observation == "seed 0 step 1"
+
+
+async def test_a_killed_fork_server_is_started_again(places):
+    process = places.hostile()
+    await process.reset(seed=0)
+    os.kill(places.fork_server.pid, signal.SIGKILL)
+
+    await wait_for_the_end_of(process.pid)
+
+    with pytest.raises(EnvironmentFailedError, match="died without a word"):
+        await process.act(LOOK)
+
+    assert (await process.reset(seed=1)).observation == "seed 1 step 0"
+
+
+async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(places):
+    process = places.hostile(on_step="hangs")
+    await process.reset(seed=0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await process.act(HURT)
+
+    assert process.pid is None
+    assert (await process.reset(seed=7)).observation == "seed 7 step 0"
+
+
+async def test_acting_without_an_episode_is_told_and_not_waited_for(places):
+    with pytest.raises(EnvironmentFailedError, match="reset it first"):
+        await places.hostile().act(LOOK)
+
+
+async def test_an_episode_carries_on_in_another_process(places):
+    settings = WorkerSettings(name="babyai", task="putnext", max_turns=30)
+    played, carried_on = places.place(settings), places.place(settings)
+    responses = [f"ACTION: {action}" for action in ("turn left", "go forward", "jump", "pick up", "go forward")]
+    opening = await played.reset(seed=11)
+    results = [await played.act(response) for response in responses]
+
+    restored = await carried_on.restore(11, responses)
+
+    assert restored.opening == opening
+    assert list(restored.results) == results
+    assert await carried_on.act(LOOK) == await played.act(LOOK)
+
+
+async def test_more_responses_than_an_episode_had_cannot_be_restored(places):
+    with pytest.raises(EnvironmentFailedError, match="no episode to act in"):
+        await places.hostile().restore(0, [WIN, LOOK])
+
+
+async def test_drawing_an_episode_leaves_the_one_in_progress_alone(places):
+    process = places.hostile()
+    await process.reset(seed=0)
+    await process.act(LOOK)
+
+    frames = await process.render_frames(3, [LOOK, LOOK])
+
+    assert [int(frame.max()) for frame in frames] == [0, 10, 20]
+    assert int((await process.render()).max()) == 10
+    assert (await process.act(LOOK)).observation == "seed 0 step 2"
+
+
+async def test_closing_ends_the_process(places):
+    process = places.hostile()
+    await process.reset(seed=0)
+    pid = process.pid
+
+    await process.close()
+
+    await wait_for_the_end_of(pid)
+    assert process.pid is None
+
+
+async def test_environments_die_with_a_trainer_that_is_killed(tmp_path: Path):
+    program = tmp_path / "trainer.py"
+    program.write_text(
+        "import asyncio, signal\n"
+        "from turnmill.environments.fork_server import shared_fork_server\n"
+        "from turnmill.environments.process import EnvironmentProcess, WorkerSettings\n"
+        "async def main():\n"
+        "    process = EnvironmentProcess(WorkerSettings(name='babyai'))\n"
+        "    await process.reset(0)\n"
+        "    print(process.pid, shared_fork_server().pid, flush=True)\n"
+        "    signal.pause()\n"
+        "asyncio.run(main())\n"
+    )
+    trainer = await asyncio.create_subprocess_exec(sys.executable, str(program), stdout=subprocess.PIPE)
+    assert trainer.stdout
+    async with asyncio.timeout(60):
+        pids = [int(pid) for pid in (await trainer.stdout.readline()).split()]
+    trainer.kill()
+    await trainer.wait()
+
+    assert len(pids) == 2
+    for pid in pids:
+        await wait_for_the_end_of(pid)
+
+
+async def test_an_interrupt_at_the_terminal_is_left_to_the_trainer(places):
+    process = places.hostile()
+    await process.reset(seed=0)
+    for pid in (places.fork_server.pid, process.pid):
+        os.kill(pid, signal.SIGINT)
+
+    assert (await process.act(LOOK)).observation == "seed 0 step 1"
+    assert (await places.hostile().reset(seed=2)).observation == "seed 2 step 0"

@@ -1,0 +1,72 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
+
+from turnmill.environments.babyai.text import describe, seen_objects
+
+
+def view(**cells: tuple[str, str, int]) -> np.ndarray:
+    """An empty view with things at `c<column>r<row>`; the agent stands at column 3, row 6."""
+    seen = np.zeros((7, 7, 3), dtype=np.uint8)
+    seen[:, :, 0] = OBJECT_TO_IDX["empty"]
+    for place, (kind, colour, state) in cells.items():
+        seen[int(place[1]), int(place[3])] = (OBJECT_TO_IDX[kind], COLOR_TO_IDX[colour], state)
+    return seen
+
+
+WALL = ("wall", "grey", 0)
+
+
+def test_walls_are_told_before_objects():
+    assert describe(view(c1r5=("ball", "red", 0), c3r3=WALL)) == (
+        "a wall 3 steps forward\na red ball 2 steps left and 1 step forward"
+    )
+
+
+def test_walls_are_told_forward_left_right():
+    assert describe(view(c4r6=WALL, c0r6=WALL, c3r5=WALL)) == (
+        "a wall 1 step forward\na wall 3 steps left\na wall 1 step right"
+    )
+
+
+def test_a_thing_before_a_wall_hides_it():
+    assert describe(view(c3r3=WALL, c3r4=("key", "blue", 0))) == "a blue key 2 steps forward"
+
+
+def test_the_look_goes_through_what_is_unseen():
+    assert describe(view(c3r5=("unseen", "red", 0), c3r4=WALL)) == "a wall 2 steps forward"
+
+
+def test_objects_are_told_from_the_left_and_far_before_near():
+    seen = view(c5r6=("box", "grey", 0), c2r5=("key", "red", 0), c2r1=("ball", "green", 0))
+
+    assert describe(seen).split("\n") == [
+        "a green ball 1 step left and 5 steps forward",
+        "a red key 1 step left and 1 step forward",
+        "a grey box 2 steps right",
+    ]
+
+
+@pytest.mark.parametrize(("state", "word"), [(0, "open"), (1, "closed"), (2, "locked")])
+def test_a_door_says_whether_it_opens(state, word):
+    assert describe(view(c3r4=("door", "red", state))) == f"a {word} red door 2 steps forward"
+
+
+def test_what_is_carried_comes_first_and_is_not_seen_as_well():
+    carried = SimpleNamespace(color="yellow", type="box")
+
+    text = describe(view(c3r6=("box", "yellow", 0), c3r5=WALL), carried)
+
+    assert text == "You carry a yellow box\na wall 1 step forward"
+
+
+def test_nothing_in_view_is_told_by_no_words():
+    assert describe(view()) == ""
+
+
+def test_distance_counts_steps_both_ways():
+    (thing,) = seen_objects(view(c0r2=("ball", "red", 0)))
+
+    assert (thing.name, thing.right, thing.forward, thing.distance) == ("red ball", -3, 4, 7)

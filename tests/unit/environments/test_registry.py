@@ -1,0 +1,84 @@
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from turnmill import environments
+from turnmill.core.errors import SettingsError
+from turnmill.environments import registry
+from turnmill.testing.environments import Hostile
+
+
+def test_every_name_can_be_found():
+    assert "babyai" in environments.names()
+    for name in environments.names():
+        assert environments.find(name).name == name
+
+
+def test_an_unknown_name_is_answered_with_the_closest():
+    with pytest.raises(SettingsError, match=r"no environment 'babyay'. Did you mean 'babyai'\?"):
+        environments.create("babyay")
+
+
+def test_an_unknown_option_is_answered_with_the_closest():
+    with pytest.raises(SettingsError, match=r"options.numDist: .* Did you mean 'numDists'\?"):
+        environments.create("babyai", options={"numDist": 1})
+
+
+def test_an_option_of_the_wrong_type_is_refused_with_its_value():
+    with pytest.raises(SettingsError, match=r"environment.options.numDists \('many'\)"):
+        environments.create("babyai", options={"numDists": "many"})
+
+
+def test_a_class_can_be_named_by_its_path():
+    environment = environments.create("turnmill.testing.environments:Hostile", max_turns=3)
+
+    assert isinstance(environment, Hostile)
+
+
+@pytest.mark.parametrize("path", ["no.such.module:Class", "turnmill.testing.environments:Nobody", "json:dumps", ":"])
+def test_a_path_to_no_environment_is_refused(path):
+    with pytest.raises(SettingsError, match=re.escape(path)):
+        environments.create(path)
+
+
+def test_an_installed_package_offers_environments_by_entry_point(monkeypatch):
+    point = EntryPoint("hostile", "turnmill.testing.environments:Hostile", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "_entry_points", lambda: [point])
+
+    assert environments.find("hostile") is Hostile
+    assert "hostile" in environments.names()
+
+
+def test_a_broken_entry_point_is_the_users_to_mend(monkeypatch):
+    point = EntryPoint("broken", "turnmill.no_such_module:Class", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "_entry_points", lambda: [point])
+
+    with pytest.raises(SettingsError, match="'broken'"):
+        environments.find("broken")
+
+
+def test_a_name_belongs_to_one_class():
+    class Impostor(Hostile):
+        name = "babyai"
+
+    environments.find("babyai")
+    with pytest.raises(ValueError, match=r"give .*Impostor another one"):
+        environments.register(Impostor)
+
+
+def test_the_example_in_the_docs_works(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code
+    (tmp_path / "guessing.py").write_text(code[1])
+    monkeypatch.syspath_prepend(tmp_path)
+
+    environment = environments.create("guessing:Guessing", options={"highest": 3})
+    first = environment.reset(seed=5)
+    results = [environment.step(action) for action in ("guess 1", "guess 2", "guess 3")]
+
+    assert environment.reset(seed=5) == first
+    assert sum(result.reward for result in results) == 1.0
+    assert any(result.terminated for result in results)
