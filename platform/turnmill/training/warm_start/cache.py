@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from turnmill.environments import create
@@ -72,7 +73,8 @@ def make_warm_start(
     shown_seconds = time.perf_counter() - started
     model = cloning.build_model(len(tokenizer), settings)
     loss = cloning.clone(model, rows, settings, on_progress)
-    model.save_pretrained(folder)
+    with _no_progress_bars():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     made = {
         "loss": loss,
@@ -82,3 +84,17 @@ def make_warm_start(
         "settings": settings.model_dump(mode="json", by_alias=True),
     }
     (folder / "warm_start.json").write_text(json.dumps(made, indent=2) + "\n")
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """transformers draws one over whatever else the terminal shows."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

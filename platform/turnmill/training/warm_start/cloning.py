@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +11,27 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from turnmill.core.errors import RunFailedError
 from turnmill.jobs.model import WarmStart
-from turnmill.training.warm_start.tokenizer import END_ID, PAD_ID
+from turnmill.training.warm_start.tokenizer import END_ID, MAX_TOKENS, PAD_ID
 
 Progress = Callable[[int, int, float], None]
 """Told after every gradient step: steps done, steps expected, smoothed loss."""
 
+# Words are copied from the prompt by attention between alike tokens. With weights as small as Qwen2's own (0.02)
+# it takes hundreds of steps to form; with these, about one hundred.
+INITIAL_WEIGHT_STD = 0.06
+
 WARMUP_STEPS = 30
+COOLDOWN_STEPS = 200
+LAST_RATE = 0.1
+"""Share of the learning rate that is left when the cool-down ends."""
+
+PATIENCE = 2
+"""How many times `gradient_steps` a loss that falls late may take."""
+
+SMOOTHING = 0.95
 BATCHES_SORTED_TOGETHER = 16
-SMOOTHING = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,6 @@ class Row:
 
 def build_model(vocabulary: int, settings: WarmStart) -> Qwen2ForCausalLM:
     """A Qwen2 model of random weights, tied embeddings, float32."""
-    torch.manual_seed(settings.seed)
     config = Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=settings.hidden_size,
@@ -39,7 +51,8 @@ def build_model(vocabulary: int, settings: WarmStart) -> Qwen2ForCausalLM:
         num_hidden_layers=settings.layers,
         num_attention_heads=settings.heads,
         num_key_value_heads=settings.heads,
-        max_position_embeddings=4096,
+        initializer_range=INITIAL_WEIGHT_STD,
+        max_position_embeddings=MAX_TOKENS,
         tie_word_embeddings=True,
         pad_token_id=PAD_ID,
         eos_token_id=END_ID,
@@ -47,25 +60,77 @@ def build_model(vocabulary: int, settings: WarmStart) -> Qwen2ForCausalLM:
         attn_implementation="sdpa",
         dtype="float32",
     )
-    return Qwen2ForCausalLM(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return Qwen2ForCausalLM(config)
 
 
 def clone(model: Qwen2ForCausalLM, rows: Sequence[Row], settings: WarmStart, on_progress: Progress) -> float:
-    """Train `model` on the answers of `rows`; returns the smoothed loss (nats per answer token) at the end."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01, fused=True)
-    batches = _batches(rows, settings)
-    smoothed = math.nan
-    for step in range(settings.gradient_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _schedule(step, settings.gradient_steps)
-        loss = answer_loss(model, next(batches))
-        optimizer.zero_grad()
+    """Train `model` on the answers of `rows`; returns the smoothed loss at the end, in nats per answer token.
+
+    The learning rate stays up until the loss is below `max_loss`, then falls over a number of steps. It is the loss
+    that decides, since it lies still for long before it drops; a loss that never does raises RunFailedError.
+    """
+    with _one_thread():
+        return _Cloning(model, rows, settings).run(on_progress)
+
+
+class _Cloning:
+    def __init__(self, model: Qwen2ForCausalLM, rows: Sequence[Row], settings: WarmStart) -> None:
+        self.model = model
+        self.settings = settings
+        self.batches = _batches(rows, settings)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
+        )
+        self.loss = math.nan
+        self.step = 0
+
+    def run(self, on_progress: Progress) -> float:
+        settings = self.settings
+        cooldown = min(COOLDOWN_STEPS, settings.gradient_steps // 2)
+        for limit in (settings.gradient_steps, PATIENCE * settings.gradient_steps):
+            while not self.loss <= settings.max_loss and self.step < limit - cooldown:
+                self._update(rate=min(1.0, (self.step + 1) / WARMUP_STEPS))
+                on_progress(self.step, limit, self.loss)
+        total = self.step + cooldown
+        if self.loss <= settings.max_loss:
+            for left in reversed(range(cooldown)):
+                self._update(rate=LAST_RATE + (1 - LAST_RATE) * left / cooldown)
+                on_progress(self.step, total, self.loss)
+        if not self.loss <= settings.max_loss:
+            raise RunFailedError(self._explain(), cause="warm_start")
+        return self.loss
+
+    def _update(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * rate
+        loss = answer_loss(self.model, next(self.batches))
+        self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        smoothed = loss.item() if math.isnan(smoothed) else SMOOTHING * smoothed + (1 - SMOOTHING) * loss.item()
-        on_progress(step + 1, settings.gradient_steps, smoothed)
-    return smoothed
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        self.loss = loss.item() if math.isnan(self.loss) else SMOOTHING * self.loss + (1 - SMOOTHING) * loss.item()
+
+    def _explain(self) -> str:
+        settings = self.settings
+        return (
+            f"The warm start ended with loss {self.loss:.3f} after {self.step} gradient steps; above "
+            f"model.warmStart.maxLoss ({settings.max_loss}) a policy is too poor to learn from its own turns. "
+            f"Try model.warmStart.gradientSteps={2 * settings.gradient_steps} or another model.warmStart.seed."
+        )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Equal settings give equal weights, whatever the number of cores; tensors this small gain nothing from more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def answer_loss(model: Any, batch: Sequence[Row]) -> torch.Tensor:
@@ -80,10 +145,6 @@ def answer_loss(model: Any, batch: Sequence[Row]) -> torch.Tensor:
     # Padding on the right is never looked at by a causal model, so no mask is needed.
     hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
     return nn.functional.cross_entropy(model.lm_head(hidden_BTH[answers_BT]), targets_A)
-
-
-def _schedule(step: int, steps: int) -> float:
-    return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / steps)
 
 
 def _batches(rows: Sequence[Row], settings: WarmStart) -> Iterator[list[Row]]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from turnmill.environments import Environment
 from turnmill.jobs.model import WarmStart
+from turnmill.rollout.memory import Memory
+from turnmill.rollout.prompts import Message, build_messages
 from turnmill.training.warm_start.expert import Expert
-
-Message = dict[str, str]
 
 MALFORMED_ACTIONS = ("jump", "go left", "stop")
 FIRST_SEED = 5_000_000
@@ -41,12 +41,10 @@ def answer_text(thought: str, action: str) -> str:
 def _episode(environment: Environment, expert: Expert, settings: WarmStart, seed: int) -> Iterator[Demonstration]:
     """The turns of one episode, up to the one at which the expert has no more to say."""
     chance = random.Random(seed)
-    observation = environment.reset(seed)
-    system = {"role": "system", "content": environment.compact_prompt()}
-    past: tuple[Message, ...] = ()
-    action: str | None = None
+    memory = Memory(text_turns=1, thought_turns=1)
+    memory.begin(environment.reset(seed))
+    action = expert.advise(None)
     for _ in range(environment.max_turns):
-        action = expert.advise(action)
         if action is None:
             return
         if chance.random() < settings.action_noise:
@@ -54,10 +52,15 @@ def _episode(environment: Environment, expert: Expert, settings: WarmStart, seed
         # The environment gets the action all the same: a slip of the tongue, not of the hand.
         spoken = chance.choice(MALFORMED_ACTIONS) if chance.random() < settings.malformed_share else action
         answer = answer_text(expert.thought(), spoken)
-        now = {"role": "user", "content": observation}
-        yield Demonstration((system, *past, now), answer)
-        past = (now, {"role": "assistant", "content": answer})
+        yield Demonstration(_prompt(environment, memory), answer)
         result = environment.step(action)
         if result.terminated or result.truncated:
             return
-        observation = result.observation
+        memory.remember(response=answer, action=action, observation=result.observation)
+        action = expert.advise(action)
+
+
+def _prompt(environment: Environment, memory: Memory) -> tuple[Message, ...]:
+    """What training shows a policy with the template `compact`."""
+    goal = environment.compact_prompt()
+    return tuple(build_messages(memory, template="compact", instruction_prompt="", compact_prompt=goal))
