@@ -1,6 +1,7 @@
 """What only the floors above the job file can check: environments, experts, verl's settings."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.problems import MISSING, Problem
@@ -26,7 +27,8 @@ def environment(values: Values) -> Iterator[Problem]:
     task, options = values["spec.environment.task"], values["spec.environment.options"]
     found: dict[str, Problem] = {}
     # Wrong options hide a wrong task, so the task is tried without them too.
-    for tried in (options, {}):
+    attempts: tuple[dict[str, Any], ...] = (options, {})
+    for tried in attempts:
         try:
             create(name, task, _max_turns(values), tried).close()
         except SettingsError as error:

@@ -78,8 +78,8 @@ class AlgorithmSettings(Settings):
     critic_learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of the critic."""
 
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rates change until the last step; `linear` and `cosine` fall to 0."""
+    learning_rate_schedule: Literal["constant", "cosine"] = "constant"
+    """How the learning rates change until the last step; `cosine` falls to 0."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Decay of the weights of policy and critic."""

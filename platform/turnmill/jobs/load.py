@@ -19,7 +19,7 @@ def load_job(path: FilePath | str, overrides: Sequence[str] = (), *, checks: Seq
     document = _read(FilePath(path))
     data, places, problems = apply_overrides(document.value, overrides)
     origins = {dotted(place): f"line {line}" for place, line in document.lines.items()}
-    problems.extend(document.duplicates)
+    problems.extend(document.problems)
     job, found = validate(data, (model_folder, *checks))
     problems.extend(replace(problem, origin=_origin(problem.path, origins, places)) for problem in found)
     if job is None or problems:
@@ -44,10 +44,10 @@ def model_folder(values: Values) -> Iterator[Problem]:
         way_out = "Download the model, or give the folder of one you have; names on a hub are not looked up."
         yield Problem(place, path, "is no folder on this machine", way_out)
         return
-    for name in ("config.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            way_out = "Give a folder as save_pretrained of transformers leaves it, with model and tokenizer."
-            yield Problem(place, path, f"has no {name}", way_out)
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
+    if missing:
+        way_out = "Give a folder as save_pretrained of transformers leaves it, with model and tokenizer."
+        yield Problem(place, path, f"has no {' and no '.join(missing)}", way_out)
 
 
 def _read(path: FilePath) -> Document:

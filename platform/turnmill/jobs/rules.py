@@ -140,15 +140,15 @@ RULES: tuple[Rule, ...] = (
         holds=_warmup_fits,
         cel="!has(self.algorithm.criticWarmup.turnsPerStep) || self.algorithm.criticWarmup.batches == 0 || "
         "self.algorithm.criticWarmup.turnsPerStep <= self.algorithm.criticWarmup.batches * self.training.turnsPerStep",
-        sentence="must be at most the spec.algorithm.criticWarmup.batches ({algorithm.criticWarmup.batches}) "
-        "times spec.training.turnsPerStep ({training.turnsPerStep}) turns gathered: each is drawn once",
+        sentence="must be at most spec.algorithm.criticWarmup.batches ({algorithm.criticWarmup.batches}) "
+        "times spec.training.turnsPerStep ({training.turnsPerStep}): no turn is drawn twice",
         way_out=lambda v: "Gather more batches, or leave it out for one tenth of the turns.",
     ),
     Rule(
         path="training.mode",
         holds=lambda v: v["spec.training.mode"] != "separate_async",
         cel="self.training.mode != 'separate_async'",
-        sentence="needs training and rollout on groups of machines of their own, which this version cannot set up",
+        sentence="must not be separate_async: this version cannot give training and rollout machines of their own",
         way_out=lambda v: "Use sync or colocate_async.",
     ),
     Rule(

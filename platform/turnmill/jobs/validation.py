@@ -79,7 +79,9 @@ def _field_problem(path: Path, details: ErrorDetails) -> Problem:
         return Problem(dotted(path), MISSING, "is missing", f"Add it: {meaning}")
     if kind == "literal_error":
         allowed = [str(choice) for choice in _choices(field)]
-        return Problem(dotted(path), value, f"must be {_one_of(allowed)}", _suggest(str(value), allowed))
+        return Problem(
+            dotted(path), value, f"must be {_one_of(allowed)}", _suggest(str(value), allowed, "Choose one of them.")
+        )
     rule, way_out = _bound_rule(kind, context) or TYPE_RULES.get(kind, (_lower(details["msg"]), "Correct it."))
     if kind == "string_pattern_mismatch" and path == ("metadata", "name"):
         rule, way_out = (
@@ -112,14 +114,16 @@ def _unknown_field(path: Path, value: Any) -> Problem:
     known = list(fields_by_alias(model)) if model else []
     place = dotted(section) or f"an {KIND}"
     shown = MISSING if isinstance(value, (Mapping, list)) else value
-    return Problem(dotted(path), shown, f"is no field of {place}", _suggest(name, known))
+    return Problem(
+        dotted(path), shown, f"is no field of {place}", _suggest(name, known, f"There is {', '.join(known)}.")
+    )
 
 
-def _suggest(word: str, known: Sequence[str]) -> str:
-    """The nearest word, or all of them where none is near."""
+def _suggest(word: str, known: Sequence[str], otherwise: str) -> str:
+    """The nearest word, or another sentence where none is near."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.replace("_", "").replace("-", "").lower(), by_lower, n=1, cutoff=0.6)
-    return f"Did you mean {by_lower[close[0]]}?" if close else f"There is {', '.join(known)}."
+    return f"Did you mean {by_lower[close[0]]}?" if close else otherwise
 
 
 def _section_at(path: Path) -> type[Settings] | None:

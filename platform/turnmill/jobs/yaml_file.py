@@ -31,11 +31,11 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a YAML text says, the line of each of its parts, and the keys that are there twice."""
+    """What a YAML text says, the line of each of its parts, and what no job can say."""
 
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)
-    duplicates: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 def parse_yaml(text: str) -> Document:
@@ -46,7 +46,7 @@ def parse_yaml(text: str) -> Document:
         if node is None:
             return Document(None)
         value = loader.construct_document(node)
-        return Document(value, dict(_lines(node, (), set())), tuple(_duplicates(node, (), set())))
+        return Document(value, dict(_lines(node, (), set())), tuple(_problems(node, (), set(), frozenset())))
     except yaml.MarkedYAMLError as error:
         raise JobError([_syntax_problem(error)]) from error
     except yaml.YAMLError as error:
@@ -82,18 +82,21 @@ def _lines(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[tuple[Path, 
         yield from _lines(child, child_path, seen)
 
 
-def _duplicates(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[Problem]:
+def _problems(node: yaml.Node, path: Path, seen: set[int], above: frozenset[int]) -> Iterator[Problem]:
+    """Keys that are there twice, and aliases of what they stand in."""
+    if id(node) in above:
+        yield Problem(dotted(path), MISSING, "contains itself by an alias", "Write out what it means.")
     if id(node) in seen:
         return
     seen.add(id(node))
     first_lines: dict[Path, int] = {}
     for child_path, place, child in _children(node, path):
         line = place.start_mark.line + 1
-        if isinstance(node, yaml.MappingNode) and child_path in first_lines:
+        if child_path in first_lines:
             rule = f"is there twice, first on line {first_lines[child_path]}"
             yield Problem(dotted(child_path), MISSING, rule, "Keep one of them.", f"line {line}")
         first_lines.setdefault(child_path, line)
-        yield from _duplicates(child, child_path, seen)
+        yield from _problems(child, child_path, seen, above | {id(node)})
 
 
 def dotted(path: Path) -> str:

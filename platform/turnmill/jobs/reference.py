@@ -1,0 +1,91 @@
+"""The reference of the job file, made from the models: `python -m turnmill.jobs.reference > docs/jobs.md`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from turnmill.jobs.crd import Schema, structural
+from turnmill.jobs.job import API_VERSION, KIND, JobSpec, Metadata
+from turnmill.jobs.rules import RULES
+from turnmill.jobs.settings import Settings
+from turnmill.jobs.values import fields_by_alias, section_of
+
+HEAD = f"""\
+# The job file
+
+<!-- Made from the models in turnmill.jobs by `make crds`; change the sentences there. -->
+
+A job file is YAML and begins with `apiVersion: {API_VERSION}` and `kind: {KIND}`. The same file
+runs on a laptop (`turnmill run job.yaml`) and in a cluster (`kubectl apply -f job.yaml`). `turnmill check job.yaml`
+reports everything that is wrong with it, each with its line, and starts nothing. `--set training.steps=3` takes the
+place of a field for once; a path that does not begin with `metadata` begins at `spec`.
+
+A field that this page does not list is refused. Examples are in `manifests/examples/`.
+"""
+
+RULES_HEAD = """\
+## Rules across fields
+
+The command line and the API server hold the same ones. Besides, the folder in `spec.model.path` must hold a model and
+its tokenizer, `spec.environment` must name an environment, a task and options that exist, and every name in
+`spec.verl` must be a setting of verl's.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [HEAD, *_sections("metadata", Metadata), *_sections("spec", JobSpec), RULES_HEAD]
+    rules = "".join(f"- `spec.{rule.path}` {rule.message}.\n" for rule in RULES)
+    return "\n".join([*parts, rules])
+
+
+def _sections(path: str, model: type[Settings]) -> Iterator[str]:
+    """A heading and a table for the section, then the sections in it."""
+    schema = structural(model)
+    rows = "".join(_row(name, child, schema.get("required", ())) for name, child in schema["properties"].items())
+    yield f"## `{path}`\n\n{model.__doc__}\n\n| field | type | default | meaning |\n| --- | --- | --- | --- |\n{rows}"
+    for name, field in fields_by_alias(model).items():
+        if section := section_of(field):
+            yield from _sections(f"{path}.{name}", section)
+
+
+def _row(name: str, schema: Schema, required: tuple[str, ...]) -> str:
+    if name in required:
+        default = "**required**"
+    elif "default" not in schema:
+        default = "–"
+    else:
+        default = "" if schema["default"] == {} else f"`{_plain(schema['default'])}`"
+    return f"| `{name}` | {_type(schema)} | {default} | {schema['description']} |\n"
+
+
+def _type(schema: Schema) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema["enum"])
+    kind = schema["type"]
+    if kind == "array":
+        return f"list of {_type(schema['items'])}"
+    if kind == "object":
+        return "section" if "properties" in schema else "names and values"
+    word = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`", "string": "text"}[kind]
+    return f"{word}{_range(schema)}"
+
+
+def _range(schema: Schema) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is None or high is None:
+        return ""
+    above = "above " if schema.get("exclusiveMinimum") else ""
+    return f", {above}{_plain(low)} to {_plain(high)}"
+
+
+def _plain(value: Any) -> str:
+    """A value as it is written in YAML."""
+    if isinstance(value, float) and not isinstance(value, bool):
+        return f"{value:.15g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,74 @@
+"""What the cluster reports about a job: the `status` of the custom resource."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from turnmill.jobs.settings import Settings
+
+
+class Condition(Settings):
+    """One observation, shaped as Kubernetes' own conditions are."""
+
+    type: Literal["Admitted", "ClusterReady", "Running", "Complete", "Failed", "Suspended"]
+    """State worth waiting for."""
+
+    status: Literal["True", "False", "Unknown"]
+    """Whether the job is in that state."""
+
+    observed_generation: int | None = Field(default=None, ge=0)
+    """Generation of the resource that was looked at."""
+
+    last_transition_time: datetime
+    """When `status` changed last."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9]*)$")]
+    """One CamelCase word for programs."""
+
+    message: Annotated[str, Field(max_length=4096)]
+    """A sentence for people, with the way out."""
+
+
+class JobProgress(Settings):
+    """How far the job is."""
+
+    step: int = Field(default=0, ge=0)
+    """Last step that is done."""
+
+    steps: int | None = Field(default=None, ge=0)
+    """Steps in all."""
+
+    success: float | None = None
+    """Share of solved episodes in the last step."""
+
+    reward_mean: float | None = None
+    """Mean reward of the episodes that ended in the last step."""
+
+    rollouts_per_second: float | None = None
+    """Episodes ended per second."""
+
+    infra_failed_ratio: float | None = None
+    """Share of episodes that failed for reasons that are not the agent's."""
+
+    checkpoint_step: int | None = Field(default=None, ge=0)
+    """Step of the newest complete checkpoint."""
+
+
+class JobStatus(Settings):
+    """What the operator last saw."""
+
+    observed_generation: int | None = Field(default=None, ge=0)
+    """Generation of the resource that was looked at."""
+
+    state: Annotated[str, Field(max_length=64)] | None = None
+    """Conditions in one word, for lists."""
+
+    attempt: int | None = Field(default=None, ge=0)
+    """Attempts started so far."""
+
+    progress: JobProgress | None = None
+    """How far the job is."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=8)] = ()
+    """Observations, one of each type."""

@@ -1,0 +1,77 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnmill.jobs.crd import crd_yaml, custom_resource_definition
+from turnmill.jobs.reference import reference
+from turnmill.jobs.rules import RULES
+
+ROOT = Path(__file__).parents[2]
+VERSION = custom_resource_definition()["spec"]["versions"][0]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("manifests/crds/agenttrainingjobs.turnmill.dev.yaml", crd_yaml()), ("docs/jobs.md", reference())],
+)
+def test_what_is_committed_is_what_the_models_make(file: str, text: str):
+    assert (ROOT / file).read_text() == text, "run `make crds`"
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    """Every schema in a schema, by its path."""
+    below = [(f"{path}.{name}", child) for name, child in schema.get("properties", {}).items()]
+    if "items" in schema:
+        below.append((f"{path}[]", schema["items"]))
+    return [(path, schema), *(node for name, child in below for node in nodes(child, name))]
+
+
+@pytest.mark.parametrize(("path", "node"), nodes(SCHEMA), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_part_of_the_schema_is_structural_and_bounded(path: str, node: dict[str, Any]):
+    assert "type" in node
+    assert not {"$ref", "anyOf", "oneOf", "allOf", "const", "title", "$defs"} & node.keys()
+    # Rules read the values of the spec, and what they read must have an end.
+    if path.startswith(".spec"):
+        if node["type"] == "string" and "enum" not in node:
+            assert "maxLength" in node
+        if node["type"] == "array":
+            assert "maxItems" in node
+        if node["type"] == "object" and "properties" not in node:
+            assert "maxProperties" in node
+        if node["type"] in ("integer", "number"):
+            assert {"minimum", "maximum"} <= node.keys()
+
+
+def test_every_field_of_the_spec_is_described():
+    assert [
+        path
+        for path, node in nodes(SCHEMA)
+        if path.startswith(".spec.") and "description" not in node and not path.endswith("[]")
+    ] == []
+
+
+def test_a_rule_points_at_a_field_that_exists():
+    fields = {path for path, _ in nodes(SCHEMA)}
+
+    assert [rule.path for rule in RULES if f".spec.{rule.path}" not in fields] == []
+
+
+def test_free_maps_keep_what_the_schema_does_not_know():
+    spec = SCHEMA["properties"]["spec"]["properties"]
+
+    assert spec["verl"]["x-kubernetes-preserve-unknown-fields"]
+    assert spec["environment"]["properties"]["options"]["x-kubernetes-preserve-unknown-fields"]
+
+
+def test_sections_are_filled_in_field_by_field():
+    spec = SCHEMA["properties"]["spec"]["properties"]
+
+    assert spec["agent"]["default"] == {}
+    assert spec["agent"]["properties"]["maxTurns"]["default"] == 64
+    assert "default" not in spec["model"]["properties"]["warmStart"]
+
+
+def test_kubectl_lists_state_step_reward_and_age():
+    assert [column["name"] for column in VERSION["additionalPrinterColumns"]] == ["State", "Step", "Reward", "Age"]

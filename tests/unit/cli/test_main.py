@@ -1,0 +1,259 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from turnmill import __version__
+from turnmill.cli.main import main
+from turnmill.core.errors import RunFailedError, SettingsError
+from turnmill.observability.progress import Progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+
+JOB = """\
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: small}
+spec:
+  model: {warmStart: {}}
+  agent: {prompt: compact}
+  environment: {name: babyai, task: GoToObj}
+  training: {steps: 2, turnsPerStep: 256}
+"""
+
+Launch = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("job.yaml").write_text(JOB)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launch], None]:
+    """Puts a launch in place of the trainer's."""
+
+    def put(launch: Launch) -> None:
+        module = ModuleType("turnmill.training.launch")
+        module.launch = launch
+        monkeypatch.setitem(sys.modules, "turnmill.training.launch", module)
+
+    return put
+
+
+def finish(job: Any, run_dir: Path, *, resume: bool, on_progress: Callable[[Progress], None]) -> None:
+    """A run that learns at once."""
+    folder = RunFolder(run_dir)
+    folder.create()
+    folder.write_job(JOB)
+    on_progress(Progress("training", 1, 2, success=0.5))
+    on_progress(Progress("training", 2, 2, success=0.9))
+    folder.write_summary({"success_first": 0.37, "success_final": 0.95, "seconds_total": 423})
+
+
+def test_a_run_shows_its_steps_and_what_came_out(launched, capsys):
+    launched(finish)
+
+    code = main(["run", "job.yaml"])
+
+    output = capsys.readouterr().out
+    assert code == 0
+    assert "training 2/2: success 0.90" in output
+    assert "Done in 7 min 3 s: success 0.37 before, 0.95 after. Everything is in runs/small" in output
+    assert "turnmill report runs/small" in output
+
+
+def test_a_run_may_be_repeated_as_it_is(launched):
+    launched(finish)
+
+    assert [main(["run", "job.yaml"]) for _ in range(3)] == [0, 0, 0]
+    assert sorted(folder.name for folder in Path("runs").iterdir()) == ["small", "small-2", "small-3"]
+
+
+def test_overrides_and_resume_reach_the_trainer(launched):
+    seen = []
+    launched(lambda job, run_dir, *, resume, on_progress: seen.append((job.spec.training.steps, run_dir, resume)))
+    finish(None, Path("there"), resume=False, on_progress=lambda progress: None)
+
+    main(["run", "job.yaml", "--set", "training.steps=7", "--output", "there", "--resume"])
+
+    assert seen == [(7, Path("there"), True)]
+
+
+def test_a_failed_run_exits_with_1_and_says_how_to_go_on(launched, capsys):
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise RunFailedError("Nothing moved for 600 s.", "stalled")
+
+    launched(fail)
+
+    assert main(["run", "job.yaml"]) == 1
+    assert capsys.readouterr().err == (
+        "The run failed (stalled): Nothing moved for 600 s.\n"
+        "Go on with: turnmill run job.yaml --resume --output runs/small\n"
+    )
+
+
+def test_an_interrupted_run_exits_with_130_and_says_how_to_go_on(launched, capsys):
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    launched(interrupt)
+
+    assert main(["run", "job.yaml"]) == 130
+    assert "turnmill run job.yaml --resume --output runs/small" in capsys.readouterr().err
+
+
+def test_settings_that_only_the_machine_refuses_exit_with_2(launched, capsys):
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise SettingsError("spec.resources.device: cuda, but this machine shows no GPU.")
+
+    launched(refuse)
+
+    assert main(["run", "job.yaml"]) == 2
+    assert "shows no GPU" in capsys.readouterr().err
+
+
+def test_a_wrong_job_is_never_launched(launched):
+    launched(lambda *arguments, **options: pytest.fail("launched"))
+
+    assert main(["run", "job.yaml", "--set", "training.steps=0"]) == 2
+    assert not Path("runs").exists()
+
+
+def test_check_confirms_a_good_job_in_one_line(capsys):
+    assert main(["check", "job.yaml"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("job.yaml is fine: small trains a tiny warm-started model on babyai GoToObj for 2 steps")
+
+
+def test_check_reports_the_environment_along_with_the_rest(capsys):
+    overrides = ["training.seed=-1", "environment.task=GoToObjj", "environment.options.bogus=1"]
+
+    code = main(["check", "job.yaml", *(part for override in overrides for part in ("--set", override))])
+
+    first, *problems = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert first == "job.yaml has 3 problems; nothing was started."
+    assert {problem.split(":")[0] for problem in problems} == {
+        "spec.training.seed",
+        "spec.environment.task",
+        "spec.environment.options.bogus",
+    }
+
+
+def test_check_refuses_an_environment_that_nobody_knows(capsys):
+    assert main(["check", "job.yaml", "--set", "environment.name=babyay"]) == 2
+    assert "spec.environment.name: there is no environment 'babyay'. Did you mean 'babyai'" in capsys.readouterr().err
+
+
+def test_check_shows_brackets_as_they_are(capsys):
+    assert main(["check", "job.yaml", "--set", "tracking.loggers=[file, nobody]"]) == 2
+    assert "spec.tracking.loggers[1]: 'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["fly"], ["check"], ["check", "job.yaml", "--fly"], ["check", "absent.yaml"], ["report", "absent"], []],
+)
+def test_a_wrong_command_exits_with_2(arguments: list[str]):
+    assert main(arguments) == 2
+
+
+def test_crd_prints_the_definition(capsys):
+    assert main(["crd"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["metadata"]["name"] == "agenttrainingjobs.turnmill.dev"
+
+
+def test_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"turnmill {__version__}\n"
+
+
+def test_checking_a_job_imports_nothing_heavy():
+    program = (
+        "import json, sys; from turnmill.cli.main import main; main(['check', 'job.yaml']);"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    path = [folder for folder in sys.path if folder]
+
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {program}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    imported = set(json.loads(result.stdout.splitlines()[-1]))
+    assert not imported & {"torch", "ray", "verl", "vllm", "transformers", "matplotlib", "hydra"}
+
+
+TURN = TurnRecord(
+    episode="e0-0",
+    environment=0,
+    turn=0,
+    step=1,
+    policy_version=0,
+    prompt="You see a red ball.",
+    response="THINK: it is ahead\nACTION: go forward",
+    action="go forward",
+    reward=1.0,
+    done=True,
+    stop_reason="completed",
+)
+
+
+@pytest.fixture
+def run_dir() -> Path:
+    """A run with an episode that was solved in step 1 and one that failed in step 2."""
+    folder = RunFolder("run")
+    folder.create()
+    folder.write_job(JOB)
+    failed = replace(TURN, episode="e1-0", step=2, reward=0.0, stop_reason="failed", failed_cause="environment")
+    TrajectoryLog(folder).append([TURN, failed])
+    return folder.path
+
+
+@pytest.mark.parametrize(
+    ("options", "shown", "hidden"),
+    [
+        ([], ["e0-0", "e1-0", "2 episodes"], []),
+        (["--step", "1"], ["e0-0"], ["e1-0"]),
+        (["--failed"], ["e1-0"], ["e0-0"]),
+        (["--limit", "1"], ["e1-0", "the last 1 shown"], ["e0-0"]),
+        (["--episode", "e0-0"], ["You see a red ball.", "go forward"], ["e1-0"]),
+    ],
+)
+def test_trajectories_shows_the_episodes_asked_for(
+    run_dir: Path, options: list[str], shown: list[str], hidden: list[str], capsys
+):
+    code = main(["trajectories", str(run_dir), *options])
+
+    output = capsys.readouterr().out
+    assert code == 0
+    assert [text for text in shown if text not in output] == []
+    assert [text for text in hidden if text in output] == []
+
+
+def test_an_episode_that_is_not_there_exits_with_2(run_dir: Path, capsys):
+    assert main(["trajectories", str(run_dir), "--episode", "e9-9"]) == 2
+    assert "has no such episode" in capsys.readouterr().err
+
+
+def test_report_tells_what_came_out_and_draws_the_curve(run_dir: Path, capsys):
+    RunFolder(run_dir).append_metrics(1, {"validation/success": 0.37})
+
+    code = main(["report", str(run_dir)])
+
+    assert code == 0
+    assert "37%" in capsys.readouterr().out
+    assert (run_dir / "curve.png").stat().st_size > 0

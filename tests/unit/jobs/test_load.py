@@ -1,0 +1,180 @@
+from pathlib import Path
+
+import pytest
+
+from turnmill.jobs import AgentTrainingJob, JobError, dump_job, load_job
+
+JOB = """\
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: small}
+spec:
+  model: {warmStart: {}}
+  agent: {prompt: compact}
+  environment: {name: babyai}
+  training:
+    steps: 2
+    turnsPerStep: 256
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "job.yaml"
+
+
+def load(file: Path, text: str = JOB, *overrides: str) -> AgentTrainingJob:
+    file.write_text(text)
+    return load_job(file, overrides)
+
+
+def refused(file: Path, text: str = JOB, *overrides: str) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        load(file, text, *overrides)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_what_the_file_leaves_out_has_its_default(file: Path):
+    job = load(file)
+
+    assert job.spec.training.turns_per_step == 256
+    assert job.spec.environment.count == 32
+    assert job.spec.algorithm.step_gamma == 0.99
+
+
+def test_a_dumped_job_loads_as_the_same_job(file: Path):
+    job = load(file, JOB, "algorithm.actorLearningRate=1e-6", "tracking.loggers=[console]", "verl={a.b: 1}")
+
+    assert load(file, dump_job(job)) == job
+
+
+def test_a_number_without_a_point_before_its_exponent_is_a_number(file: Path):
+    job = load(file, JOB.replace("  training:", "  algorithm: {actorLearningRate: 5e-4}\n  training:"))
+
+    assert job.spec.algorithm.actor_learning_rate == 5e-4
+
+
+def test_everything_that_is_wrong_is_reported_at_once_in_the_order_of_the_file(file: Path):
+    text = (
+        JOB.replace("small", "Not_A_Name")
+        .replace("prompt: compact", "prompt: compact, maxTurns: 0")
+        .replace("steps: 2", "stepz: 2")
+        .replace("256", "250")
+    )
+
+    problems = refused(file, text)
+
+    assert [problem.split(":")[0] for problem in problems] == [
+        "metadata.name",
+        "spec.algorithm.minibatchTurns",
+        "spec.agent.maxTurns",
+        "spec.training.steps",
+        "spec.training.stepz",
+        "spec.training.turnsPerStep",
+    ]
+
+
+def test_a_problem_names_path_value_rule_way_out_and_line(file: Path):
+    problems = refused(file, JOB.replace("256", "250"), "algorithm.minibatchTurns=125")
+
+    assert problems == [
+        "spec.training.turnsPerStep: 250 must be a multiple of spec.environment.count (32): "
+        "every environment gives the same number of turns. Try 256. (line 10)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1\nb: 2\n", "line 2, column 2: expected ',' or ']'"),
+        ("a:\n\t- b\n", "line 2, column 1: found character '\\t'"),
+        ("", "is empty. Write a job into it"),
+        ("# nothing yet\n", "is empty. Write a job into it"),
+        ("- a\n", "holds a list instead of a mapping"),
+        ("steps\n", "holds a single value instead of a mapping"),
+        ("---\na: 1\n---\nb: 2\n", "line 3, column 1: but found another document"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_refused(file: Path, text: str, message: str):
+    (problem,) = refused(file, text)
+
+    assert message in problem
+
+
+def test_a_missing_file_is_refused(file: Path):
+    with pytest.raises(JobError, match="there is no such file"):
+        load_job(file)
+
+
+def test_a_folder_is_refused(tmp_path: Path):
+    with pytest.raises(JobError, match="is a folder"):
+        load_job(tmp_path)
+
+
+def test_a_file_that_is_not_text_is_refused(file: Path):
+    file.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(JobError, match="is not text"):
+        load_job(file)
+
+
+def test_a_key_that_is_there_twice_is_refused_with_both_lines(file: Path):
+    problems = refused(file, JOB + "    steps: 3\n")
+
+    assert problems == ["spec.training.steps: is there twice, first on line 9. Keep one of them. (line 11)"]
+
+
+def test_an_alias_that_contains_itself_is_refused(file: Path):
+    problems = refused(file, JOB + "  verl: &loop {a: *loop}\n")
+
+    assert problems == ["spec.verl.a: contains itself by an alias. Write out what it means."]
+
+
+def test_an_override_takes_the_place_of_a_field_with_or_without_spec(file: Path):
+    job = load(file, JOB, "training.steps=7", "spec.training.seed=3", "metadata.name=other")
+
+    assert (job.spec.training.steps, job.spec.training.seed, job.metadata.name) == (7, 3, "other")
+
+
+def test_an_override_of_a_verl_setting_keeps_its_dots(file: Path):
+    job = load(file, JOB, "verl.actor_rollout_ref.actor.grad_clip=0.5")
+
+    assert job.spec.verl == {"actor_rollout_ref.actor.grad_clip": 0.5}
+
+
+def test_an_override_may_take_a_section_out(file: Path):
+    job = load(file, JOB, "agent.memory=null", "agent.memory={textTurns: 3}")
+
+    assert job.spec.agent.memory.text_turns == 3
+
+
+@pytest.mark.parametrize("override", ["training.steps", "=3", "training..steps=3"])
+def test_an_override_without_path_and_value_is_refused(file: Path, override: str):
+    (problem,) = refused(file, JOB, override)
+
+    assert "Write it as path=value" in problem
+
+
+def test_a_wrong_override_is_reported_as_such(file: Path):
+    problems = refused(file, JOB, "training.stepss=3", "training.steps.x=1", "agent.maxTurns=[")
+
+    assert problems[0].startswith("--set spec.training.steps.x: leads into spec.training.steps")
+    assert problems[1].startswith("--set agent.maxTurns: '[' line 1")
+    assert problems[2] == "spec.training.stepss: 3 is no field of spec.training. Did you mean steps? (--set)"
+
+
+def test_the_model_folder_must_hold_a_model(file: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    text = JOB.replace("warmStart: {}", f"path: {folder}").replace("compact", "cot")
+
+    (missing,) = refused(file, text)
+    folder.mkdir()
+    (empty,) = refused(file, text)
+    (folder / "config.json").touch()
+    (without_tokenizer,) = refused(file, text)
+    (folder / "tokenizer_config.json").touch()
+
+    assert "is no folder on this machine" in missing
+    assert "has no config.json" in empty
+    assert "has no tokenizer_config.json" in without_tokenizer
+    assert load(file, text).spec.model.path == str(folder)

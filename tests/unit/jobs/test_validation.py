@@ -1,0 +1,146 @@
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from turnmill.jobs import JobError, parse_job
+from turnmill.jobs.rules import RULES
+
+JOB: dict[str, Any] = {
+    "apiVersion": "turnmill.dev/v1alpha1",
+    "kind": "AgentTrainingJob",
+    "metadata": {"name": "small"},
+    "spec": {
+        "model": {"warmStart": {}},
+        "agent": {"prompt": "compact"},
+        "environment": {"name": "babyai"},
+        "training": {"steps": 20, "turnsPerStep": 256},
+    },
+}
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """A good job with changes such as `agent__maxTurns=3` below `spec`."""
+    data = copy.deepcopy(JOB)
+    for path, value in changes.items():
+        *sections, name = path.split("__")
+        node = data["spec"]
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return data
+
+
+def refused(data: dict[str, Any]) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        parse_job(data)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"agent__maxTurns": "16"}, "spec.agent.maxTurns: '16' must be a whole number. Write it without quotes"),
+        ({"agent__maxTurns": 1.5}, "spec.agent.maxTurns: 1.5 must be a whole number."),
+        ({"agent__maxTurns": True}, "spec.agent.maxTurns: true must be a whole number."),
+        ({"agent__maxTurns": 0}, "spec.agent.maxTurns: 0 must be at least 1. Try 1."),
+        ({"agent__temperature": 0}, "spec.agent.temperature: 0 must be greater than 0"),
+        ({"agent__temperature": float("nan")}, "spec.agent.temperature: nan must be a finite number."),
+        ({"agent__prompt": "cott"}, "spec.agent.prompt: 'cott' must be cot, naive or compact. Did you mean cot?"),
+        ({"agent__memory": 3}, "spec.agent.memory: 3 must be a section with fields of its own."),
+        ({"agent__memory": None}, "spec.agent.memory: null must be a section with fields of its own."),
+        ({"environment__binaryReward": "yes"}, "spec.environment.binaryReward: 'yes' must be true or false."),
+        ({"environment__options": [1]}, "spec.environment.options: [1] must be a mapping of names to values."),
+        ({"environment__task": 3}, "spec.environment.task: 3 must be text. Put it in quotes."),
+        ({"tracking__loggers": ["wanbd"]}, "spec.tracking.loggers[0]: 'wanbd' must be"),
+        ({"tracking__loggers": "wandb"}, "spec.tracking.loggers: 'wandb' must be a list."),
+        ({"trainin": {}}, "spec.trainin: is no field of spec. Did you mean training?"),
+        ({"agent__max_turns": 3}, "spec.agent.max_turns: 3 is no field of spec.agent. Did you mean maxTurns?"),
+        ({"agent__zzz": 3}, "spec.agent.zzz: 3 is no field of spec.agent. There is type, maxTurns,"),
+    ],
+)
+def test_a_field_that_cannot_work_is_refused_with_the_way_out(change: dict[str, Any], message: str):
+    (problem,) = refused(job(**change))
+
+    assert problem.startswith(message)
+
+
+RULE_BREAKERS: dict[str, dict[str, Any]] = {
+    "both models": {"model": {"path": "/m", "warmStart": {}}},
+    "no model": {"model": {}},
+    "odd heads": {"model__warmStart__heads": 3},
+    "cot for a tiny model": {"agent__prompt": "cot"},
+    "thoughts without their turns": {"agent__memory": {"textTurns": 1, "thoughtTurns": 2}},
+    "turns for some environments only": {"training__turnsPerStep": 250, "algorithm__minibatchTurns": 125},
+    "a minibatch left over": {"algorithm__minibatchTurns": 100},
+    "a process without turns": {"resources__train__gpusPerNode": 3},
+    "more warm-up turns than gathered": {"algorithm__criticWarmup": {"batches": 1, "turnsPerStep": 257}},
+    "separate machines": {"training__mode": "separate_async"},
+    "retries without a checkpoint": {"retries": 1, "training__checkpointEvery": 20},
+    "pictures of nothing": {"training__validation": {"episodes": 1, "renderEpisodes": 2}},
+    "idle workers": {"resources__agentLoopWorkers": 33},
+}
+
+
+@pytest.mark.parametrize("change", RULE_BREAKERS.values(), ids=RULE_BREAKERS)
+def test_a_rule_across_fields_is_held(change: dict[str, Any]):
+    (problem,) = refused(job(**change))
+
+    assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
+    assert "{" not in problem.replace("`warmStart: {}`", "")
+
+
+def test_every_rule_has_a_job_that_breaks_it():
+    broken = {problem.split(":")[0] for change in RULE_BREAKERS.values() for problem in refused(job(**change))}
+
+    assert broken == {f"spec.{rule.path}" for rule in RULES}
+    assert len(RULE_BREAKERS) == len(RULES) + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "way_out"),
+    [
+        ({"training__turnsPerStep": 250, "algorithm__minibatchTurns": 125}, "Try 256."),
+        ({"training__turnsPerStep": 3, "algorithm__minibatchTurns": 3}, "Try 32."),
+        ({"algorithm__minibatchTurns": 100}, "Try 128."),
+        ({"algorithm__minibatchTurns": 512}, "Try 256."),
+    ],
+)
+def test_the_way_out_of_a_rule_is_a_number_that_works(change: dict[str, Any], way_out: str):
+    (problem,) = refused(job(**change))
+
+    assert problem.endswith(way_out)
+
+
+def test_a_rule_is_not_judged_on_a_broken_value():
+    problems = refused(job(training__turnsPerStep="many"))
+
+    assert problems == [
+        "spec.training.turnsPerStep: 'many' must be a whole number. Write it without quotes and without a fraction."
+    ]
+
+
+def test_a_job_must_say_what_it_is():
+    data = {name: value for name, value in JOB.items() if name not in ("apiVersion", "kind")}
+
+    problems = refused(data)
+
+    assert problems == [
+        "apiVersion: is missing. Add `apiVersion: turnmill.dev/v1alpha1`.",
+        "kind: is missing. Add `kind: AgentTrainingJob`.",
+    ]
+
+
+def test_a_missing_field_is_explained():
+    data = job()
+    del data["spec"]["training"]["steps"]
+
+    assert refused(data) == ["spec.training.steps: is missing. Add it: Updates of the policy."]
+
+
+def test_the_errors_of_a_job_travel_between_processes():
+    with pytest.raises(JobError) as caught:
+        parse_job(job(agent__maxTurns=0))
+
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
