@@ -58,7 +58,8 @@ async def places(fork_server: ForkServer) -> AsyncIterator[Places]:
 
 async def until(fact: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not fact():
+        # No event tells of the end of a process that is not ours.
+        while not fact():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
