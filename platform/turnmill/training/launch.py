@@ -208,7 +208,6 @@ def _environment(device: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "CUDA_VISIBLE_DEVICES": "",
     }
 
 

@@ -29,7 +29,7 @@ from turnmill.training.advantages import dual_discount_gae, whiten
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
 from turnmill.training.dataset import EnvironmentSlots
 from turnmill.training.recorder import RunRecorder, StepLogger
-from turnmill.training.turn_batch import TurnBatch, turn_metrics, validation_metrics
+from turnmill.training.turn_batch import TurnBatch, as_matrix, turn_metrics, validation_metrics
 
 # verl's 2 s would be most of a small step.
 POLL_INTERVAL_SECONDS = 0.02
@@ -289,8 +289,7 @@ class TurnTrainer:
             batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
             data = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["turn_facts"])
             tq.kv_clear(keys=batch.keys, partition_id="val")
-        facts = data["turn_facts"]
-        metrics = validation_metrics(facts, self.job)
+        metrics = validation_metrics(as_matrix(data["turn_facts"]))
         return metrics | {"validation/seconds": time.monotonic() - started}
 
     # ---- checkpoints ----

@@ -75,7 +75,7 @@ class TurnBatch:
             meta=meta,
             num_segments=num_segments,
             num_turns=num_turns,
-            facts_RF=common["turn_facts"],
+            facts_RF=as_matrix(common["turn_facts"]),
             mask_RG=_pad(common["response_mask"], width),
             values_RG=_pad(common["slot_values"], width),
             num_slots_R=num_slots,
@@ -146,7 +146,7 @@ def turn_metrics(turns: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
     return metrics
 
 
-def validation_metrics(facts_RF: Tensor, job: AgentTrainingJob) -> dict[str, float]:
+def validation_metrics(facts_RF: Tensor) -> dict[str, float]:
     """Averages over whole episodes, one row each."""
     column = {name: facts_RF[:, position] for name, position in FACTS.items()}
     return {
@@ -159,8 +159,13 @@ def validation_metrics(facts_RF: Tensor, job: AgentTrainingJob) -> dict[str, flo
     }
 
 
+def as_matrix(x: Tensor) -> Tensor:
+    """Rows of equal length, which the TransferQueue hands out as a nested tensor."""
+    return x.to_padded_tensor(0) if x.is_nested else x
+
+
 def _pad(x: Tensor, width: int) -> Tensor:
-    padded = x.to_padded_tensor(0) if x.is_nested else x
+    padded = as_matrix(x)
     return torch.nn.functional.pad(padded, (0, width - padded.shape[1])) if padded.shape[1] < width else padded[:, :width]
 
 

@@ -39,3 +39,6 @@ def _load_value_heads_without_flash_attention() -> None:
         )
 
     model.load_valuehead_model = load_valuehead_model
+
+
+apply()

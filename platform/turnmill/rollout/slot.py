@@ -1,0 +1,182 @@
+"""A slot: one environment process after another, episode after episode, carried on from step to step."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from turnmill.core.trajectory import StopReason, Turn
+from turnmill.environments.episode import ActionResult, Opening
+from turnmill.environments.process import EnvironmentProcess
+from turnmill.environments.worker import WorkerSettings
+from turnmill.jobs.job import JobSpec
+from turnmill.rollout.memory import Memory
+from turnmill.rollout.prompts import build_messages, requires_marker
+
+VALIDATION_SEEDS = 1_000_000
+MAX_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """Which episodes a slot plays: every seed follows from the run's, the slot and the episode's number."""
+
+    stream: str
+    run_seed: int
+    slot: int
+
+    @classmethod
+    def training(cls, run_seed: int, slot: int) -> "EpisodePlan":
+        """Episodes that validation never plays."""
+        return cls("training", run_seed, slot)
+
+    @classmethod
+    def validation(cls, run_seed: int, slot: int) -> "EpisodePlan":
+        """One episode per slot, the same in every validation with the same seed."""
+        return cls("validation", run_seed, slot)
+
+    def seed(self, episode: int) -> int:
+        """The environment's seed of an episode."""
+        if self.stream == "validation":
+            return (self.run_seed * 10_007 + self.slot) % VALIDATION_SEEDS
+        digest = hashlib.blake2b(f"{self.run_seed}/{self.slot}/{episode}".encode(), digest_size=4).digest()
+        return VALIDATION_SEEDS + int.from_bytes(digest, "big") % (MAX_SEED - VALIDATION_SEEDS)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What it takes to carry a slot on in another process: environments repeat themselves under the same seed."""
+
+    index: int
+    episode: int
+    turns_played: int
+    responses: tuple[str, ...]
+    """Of the episode in progress."""
+
+
+class Slot:
+    """One environment at a time, with the agent's memory of its episode."""
+
+    def __init__(self, index: int, spec: JobSpec, plan: EpisodePlan) -> None:
+        self.index = index
+        self.spec = spec
+        self.plan = plan
+        # Segments of one slot follow each other, even where several steps are in flight.
+        self.lock = asyncio.Lock()
+        self.episode = 0
+        self.turns_played = 0
+        """Over all episodes; gives every turn its own sampling seed."""
+
+        self.reward = 0.0
+        self._responses: list[str] = []
+        self._in_episode = False
+        self._over = False
+        self._just_acted = self._truncated = False
+        self._instructions = self._compact = ""
+        memory = spec.agent.memory
+        self._memory = Memory(text_turns=memory.text_turns, thought_turns=memory.thought_turns)
+        environment = spec.environment
+        self._process = EnvironmentProcess(
+            WorkerSettings(
+                name=environment.name,
+                task=environment.task,
+                max_turns=spec.agent.max_turns,
+                options=environment.options,
+                invalid_penalty=environment.invalid_penalty,
+                binary_reward=environment.binary_reward,
+                marker_required=requires_marker(spec.agent.prompt),
+            ),
+            step_timeout_seconds=environment.step_timeout_seconds,
+            reset_timeout_seconds=environment.reset_timeout_seconds,
+        )
+
+    @property
+    def turn(self) -> int:
+        """The number of the turn to play, or just played, in its episode; from 0."""
+        return len(self._responses) - self._just_acted
+
+    @property
+    def episode_name(self) -> str:
+        """A name no other episode of the run has."""
+        return f"{self.plan.stream[0]}{self.index}-{self.episode}"
+
+    async def ready(self) -> None:
+        """See to it that an episode is in progress. Raises EnvironmentFailedError."""
+        if not self._in_episode:
+            opening = await self._process.reset(self.plan.seed(self.episode))
+            self._begin(opening)
+
+    def messages(self) -> list[dict[str, str]]:
+        """What the policy is shown: the instructions, the window of memory, the observation."""
+        return build_messages(
+            self._memory,
+            template=self.spec.agent.prompt,
+            instruction_prompt=self._instructions,
+            compact_prompt=self._compact,
+        )
+
+    async def act(self, response: str) -> ActionResult:
+        """Do what a response says. Raises EnvironmentFailedError."""
+        result = await self._process.act(response)
+        self._take_in(response, result)
+        self._just_acted = True
+        return result
+
+    def finish_turn(self, *, keep: bool = False) -> None:
+        """The turn is recorded: go on to the next one, in the next episode where this one is over.
+
+        `keep` holds on to an episode that is over, for whoever still asks about it.
+        """
+        self._just_acted = False
+        self.turns_played += 1
+        if self._over and not keep:
+            self._next_episode()
+
+    async def abandon(self, *, again: bool = False) -> None:
+        """Drop the episode in progress; `again` plays the same one once more instead of the next."""
+        self._just_acted = False
+        self._next_episode()
+        if again:
+            self.episode -= 1
+        await self._process.close()
+
+    async def close(self) -> None:
+        """End the environment process."""
+        await self._process.close()
+
+    def stop_reason(self, turn: Turn) -> StopReason | None:
+        """Why the episode ended with this turn; None while it goes on."""
+        if not turn.done:
+            return None
+        return "max_turns" if self._truncated else "completed"
+
+    def snapshot(self) -> SlotState:
+        """The state between two turns."""
+        return SlotState(self.index, self.episode, self.turns_played, tuple(self._responses))
+
+    async def restore(self, state: SlotState) -> None:
+        """Carry on from a snapshot: the episode in progress is played again up to its last response."""
+        self.episode, self.turns_played = state.episode, state.turns_played
+        if not state.responses:
+            return
+        restored = await self._process.restore(self.plan.seed(self.episode), list(state.responses))
+        self._begin(restored.opening)
+        for response, result in zip(state.responses, restored.results, strict=True):
+            self._take_in(response, result)
+
+    def _begin(self, opening: Opening) -> None:
+        self._memory.begin(opening.observation)
+        self._instructions, self._compact = opening.instruction_prompt, opening.compact_prompt
+        self._in_episode, self._over, self._truncated = True, False, False
+
+    def _take_in(self, response: str, result: ActionResult) -> None:
+        self._memory.remember(response=response, action=result.action, observation=result.observation)
+        self._responses.append(response)
+        self._instructions, self._compact = result.instruction_prompt, result.compact_prompt
+        self.reward += result.reward
+        self._over, self._truncated = result.done, result.truncated
+
+    def _next_episode(self) -> None:
+        self.episode += 1
+        self.reward = 0.0
+        self._responses.clear()
+        self._in_episode = self._over = False
