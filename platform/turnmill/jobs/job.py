@@ -26,6 +26,9 @@ class Metadata(Settings):
     name: JobName
     """Name of the job and of its run folder: lower-case letters, digits and dashes, a letter first."""
 
+    namespace: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Namespace of the job in a cluster; on one machine it is ignored."""
+
     labels: dict[str, str] = Field(default_factory=dict, max_length=64)
     """Labels for your own use."""
 

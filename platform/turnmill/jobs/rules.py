@@ -37,15 +37,6 @@ class Rule:
         """The sentence without values."""
         return re.sub(r" ?\(?\{[A-Za-z.]+\}\)?", "", self.sentence)
 
-    @property
-    def message_expression(self) -> str | None:
-        """The sentence with values, in CEL; None where it has none."""
-        pieces = _PLACEHOLDER.split(self.sentence)
-        if len(pieces) == 1:
-            return None
-        terms = [f"string(self.{piece})" if index % 2 else f"'{piece}'" for index, piece in enumerate(pieces)]
-        return " + ".join(term for term in terms if term != "''")
-
 
 def broken_rules(values: Values) -> Iterator[Problem]:
     """A problem for every rule that the values break."""

@@ -34,8 +34,18 @@ TYPE_RULES = {
 }
 
 
+# What the API server and controllers add to an object; no job says it, and one read from a cluster has it.
+SERVER_FIELDS = frozenset(
+    {
+        *("creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers", "generateName"),
+        *("generation", "managedFields", "ownerReferences", "resourceVersion", "selfLink", "uid"),
+    }
+)
+
+
 def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[AgentTrainingJob | None, list[Problem]]:
     """The job, or None and every problem: of single fields, across fields, and of further checks."""
+    data = _without_server_fields(data)
     job, problems, broken = None, list(_head_problems(data)), []
     try:
         job = AgentTrainingJob.model_validate(data, by_alias=True, by_name=False)
@@ -60,6 +70,13 @@ def parse_job(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> AgentTra
     if job is None:
         raise JobError(problems)
     return job
+
+
+def _without_server_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in data.items() if name != "status"}
+    if isinstance(metadata := kept.get("metadata"), Mapping):
+        kept["metadata"] = {name: value for name, value in metadata.items() if name not in SERVER_FIELDS}
+    return kept
 
 
 def _head_problems(data: Mapping[str, Any]) -> Iterable[Problem]:

@@ -132,6 +132,14 @@ def test_a_job_must_say_what_it_is():
     ]
 
 
+def test_a_job_read_from_a_cluster_is_the_job_that_was_applied():
+    data = job()
+    data["metadata"] = {"name": "small", "uid": "1", "generation": 2, "resourceVersion": "3", "managedFields": []}
+    data["status"] = {"state": "Running"}
+
+    assert parse_job(data) == parse_job(job())
+
+
 def test_a_missing_field_is_explained():
     data = job()
     del data["spec"]["training"]["steps"]
