@@ -58,6 +58,7 @@ class RunRecorder:
     def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Keep the metrics of a finished step and show them."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+        numbers["turnmill/policy_version"] = float(step)
         self._last |= numbers
         self._steps_taken += 1
         self.folder.append_metrics(step, numbers)

@@ -128,7 +128,7 @@ def turn_metrics(turns: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
         "turnmill/turns": turns.num_turns,
         "turnmill/prompt_tokens": float(turns.prompt_lengths_R[: turns.num_turns].sum()),
         "turnmill/response_tokens": float(mask_RG.sum()),
-        "turnmill/reward_mean": rewards.mean().item(),
+        "turnmill/turn_reward_mean": rewards.mean().item(),
         "turnmill/token_reward_mean": (rewards_RG * mask_RG).sum(1).mean().item(),
         "turnmill/valid_action_ratio": turns.fact("valid").mean().item(),
         "turnmill/plan_length": turns.fact("plan_length").mean().item(),
@@ -142,7 +142,7 @@ def turn_metrics(turns: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
     if bool(ended.any()):
         metrics["turnmill/success"] = (rewards[ended] > 0).double().mean().item()
         metrics["turnmill/episode_length"] = turns.fact("episode_length")[ended].mean().item()
-        metrics["turnmill/episode_reward"] = turns.fact("episode_reward")[ended].mean().item()
+        metrics["turnmill/reward_mean"] = turns.fact("episode_reward")[ended].mean().item()
     return metrics
 
 

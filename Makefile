@@ -1,0 +1,47 @@
+# `make run` trains the main job, `make test` runs the tests; both build .venv first, once.
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+JOB ?= manifests/examples/babyai-goto-cpu.yaml
+STAMP := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test unit check crds clean
+
+help: ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+install: $(STAMP) ## Build .venv
+
+$(STAMP): pyproject.toml requirements/cpu.txt requirements/vllm-metadata/pyproject.toml
+	@echo "Installing into $(VENV) (one to four minutes, 3 GB)"
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or name it with 'make PYTHON=...'" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.9 || exit 1
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode -r requirements/cpu.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation ./requirements/vllm-metadata -e .
+	@touch $@
+
+run: $(STAMP) ## Train the main job: an agent learns to find an object
+	@echo "Training $(JOB); everything lands in runs/"
+	@$(BIN)/turnmill run $(JOB)
+
+test: $(STAMP) ## Run all tests but the slow ones
+	@echo "Running the tests"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not e2e and not gpu" $(ARGS)
+
+unit: $(STAMP) ## Run the unit tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit $(ARGS)
+
+check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+crds: $(STAMP) ## Generate the custom resource definition and its reference
+	$(BIN)/turnmill crd > manifests/crds/agenttrainingjobs.turnmill.dev.yaml
+	$(BIN)/python -m turnmill.jobs.reference > docs/jobs.md
+
+clean: ## Delete .venv; runs/ stays
+	rm -rf $(VENV)
