@@ -1,4 +1,5 @@
-"""Behaviour cloning of a tiny Qwen2 model. Axes: B rows, T tokens, A answer tokens of the batch, V vocabulary."""
+"""Behaviour cloning of a tiny Qwen2 model. Axes: B rows, T tokens, A answer tokens of the batch,
+K tokens of an action with its end, V vocabulary."""
 
 import math
 import random
@@ -34,12 +35,14 @@ SMOOTHING = 0.95
 BATCHES_SORTED_TOGETHER = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One demonstrated turn as token ids; the answer includes its end token."""
 
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
+    action_targets: torch.Tensor
+    """What the last K answer tokens are to be, as distributions of shape (K, V); those before them are certain."""
 
 
 def build_model(vocabulary: int, settings: WarmStart) -> Qwen2ForCausalLM:
@@ -138,13 +141,18 @@ def answer_loss(model: Any, batch: Sequence[Row]) -> torch.Tensor:
     lengths = [len(row.prompt_ids) + len(row.answer_ids) - 1 for row in batch]
     ids_BT = torch.full((len(batch), max(lengths)), PAD_ID)
     answers_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    actions_BT = torch.zeros_like(answers_BT)
     for index, (row, length) in enumerate(zip(batch, lengths, strict=True)):
         ids_BT[index, :length] = torch.tensor(row.prompt_ids + row.answer_ids[:-1])
         answers_BT[index, len(row.prompt_ids) - 1 : length] = True
-    targets_A = torch.tensor([token for row in batch for token in row.answer_ids])
+        actions_BT[index, length - len(row.action_targets) : length] = True
     # Padding on the right is never looked at by a causal model, so no mask is needed.
     hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    return nn.functional.cross_entropy(model.lm_head(hidden_BTH[answers_BT]), targets_A)
+    logits_AV = model.lm_head(hidden_BTH[answers_BT])
+    answer_ids_A = torch.tensor([token for row in batch for token in row.answer_ids])
+    targets_AV = nn.functional.one_hot(answer_ids_A, logits_AV.shape[-1]).to(logits_AV.dtype)
+    targets_AV[actions_BT[answers_BT]] = torch.cat([row.action_targets for row in batch])
+    return nn.functional.cross_entropy(logits_AV, targets_AV)
 
 
 def _batches(rows: Sequence[Row], settings: WarmStart) -> Iterator[list[Row]]:

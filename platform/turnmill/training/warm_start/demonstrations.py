@@ -1,7 +1,7 @@
 """Turns of an expert, made mediocre on purpose: the answers are well formed, but many actions are not its own."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnmill.environments import Environment
@@ -20,7 +20,17 @@ class Demonstration:
     """What the policy is shown in a turn, and what it is to answer."""
 
     messages: tuple[Message, ...]
-    answer: str
+    thought: str
+    spoken: str
+    """The action as the answer says it."""
+
+    chances: Mapping[str, float]
+    """Every action that the answer might have said instead, `spoken` included, with its probability."""
+
+    @property
+    def answer(self) -> str:
+        """The whole answer."""
+        return answer_text(self.thought, self.spoken)
 
 
 def demonstrate(environment: Environment, expert: Expert, settings: WarmStart) -> list[Demonstration]:
@@ -35,7 +45,15 @@ def demonstrate(environment: Environment, expert: Expert, settings: WarmStart) -
 
 def answer_text(thought: str, action: str) -> str:
     """A thought and an action in the form that environments read."""
-    return f"THINK: {thought}\nACTION: {action}"
+    return f"THINK: {thought}\nACTION:{action and ' ' + action}"
+
+
+def spoken_chances(advised: str, actions: Sequence[str], settings: WarmStart) -> dict[str, float]:
+    """How probable each action is to be said where the expert advises one of them."""
+    at_random = settings.action_noise / len(actions)
+    chances = {action: at_random + (1 - settings.action_noise) * (action == advised) for action in actions}
+    well_formed = {action: (1 - settings.malformed_share) * chance for action, chance in chances.items()}
+    return well_formed | dict.fromkeys(MALFORMED_ACTIONS, settings.malformed_share / len(MALFORMED_ACTIONS))
 
 
 def _episode(environment: Environment, expert: Expert, settings: WarmStart, seed: int) -> Iterator[Demonstration]:
@@ -43,21 +61,21 @@ def _episode(environment: Environment, expert: Expert, settings: WarmStart, seed
     chance = random.Random(seed)
     memory = Memory(text_turns=1, thought_turns=1)
     memory.begin(environment.reset(seed))
-    action = expert.advise(None)
+    action: str | None = None
     for _ in range(environment.max_turns):
-        if action is None:
+        advised = expert.advise(action)
+        if advised is None:
             return
-        if chance.random() < settings.action_noise:
-            action = chance.choice(environment.actions)
+        action = chance.choice(environment.actions) if chance.random() < settings.action_noise else advised
         # The environment gets the action all the same: a slip of the tongue, not of the hand.
         spoken = chance.choice(MALFORMED_ACTIONS) if chance.random() < settings.malformed_share else action
-        answer = answer_text(expert.thought(), spoken)
-        yield Demonstration(_prompt(environment, memory), answer)
+        chances = spoken_chances(advised, environment.actions, settings)
+        shown = Demonstration(_prompt(environment, memory), expert.thought(), spoken, chances)
+        yield shown
         result = environment.step(action)
         if result.terminated or result.truncated:
             return
-        memory.remember(response=answer, action=action, observation=result.observation)
-        action = expert.advise(action)
+        memory.remember(response=shown.answer, action=action, observation=result.observation)
 
 
 def _prompt(environment: Environment, memory: Memory) -> tuple[Message, ...]:

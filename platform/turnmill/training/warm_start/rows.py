@@ -1,7 +1,8 @@
 """Demonstrations as token ids, spelled by the chat template that the trainer uses."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.errors import SettingsError
@@ -26,10 +27,50 @@ def build_rows(
     prompts = tokenizer.apply_chat_template(
         [list(turn.messages) for turn in shown], add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    answers = tokenizer([turn.answer for turn in shown], add_special_tokens=False)["input_ids"]
-    return tokenizer, [
-        Row(tuple(prompt), (*answer, tokenizer.eos_token_id)) for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    spell = _Speller(tokenizer)
+    return tokenizer, [spell.row(tuple(prompt), turn) for prompt, turn in zip(prompts, shown, strict=True)]
+
+
+class _Speller:
+    """Spells answers in token ids, and what else might have stood in the place of each token of the action.
+
+    The model is told the whole distribution that the spoken action was drawn from: the mean gradient is the same,
+    the noise in it far smaller, and what a run learns from depends much less on chance.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self._ids: dict[str, tuple[int, ...]] = {}
+        self._targets: dict[tuple[str, tuple[tuple[str, float], ...]], torch.Tensor] = {}
+
+    def row(self, prompt_ids: tuple[int, ...], turn: Demonstration) -> Row:
+        action_ids = self._action_ids(turn.spoken)
+        answer_ids = self._encode(answer_text(turn.thought, "")) + action_ids
+        key = (turn.spoken, tuple(turn.chances.items()))
+        if key not in self._targets:
+            chances = {self._action_ids(action): chance for action, chance in turn.chances.items()}
+            self._targets[key] = next_token_chances(action_ids, chances, vocabulary=len(self.tokenizer))
+        return Row(prompt_ids, answer_ids, self._targets[key])
+
+    def _action_ids(self, action: str) -> tuple[int, ...]:
+        return (*self._encode(f" {action}"), self.tokenizer.eos_token_id)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        if text not in self._ids:
+            self._ids[text] = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._ids[text]
+
+
+def next_token_chances(
+    spoken: tuple[int, ...], chances: Mapping[tuple[int, ...], float], *, vocabulary: int
+) -> torch.Tensor:
+    """The distribution of each token of `spoken` given those before it; shape (tokens of `spoken`, vocabulary)."""
+    targets = torch.zeros(len(spoken), vocabulary)
+    for position in range(len(spoken)):
+        for ids, chance in chances.items():
+            if len(ids) > position and ids[:position] == spoken[:position]:
+                targets[position, ids[position]] += chance
+    return targets / targets.sum(dim=-1, keepdim=True)
 
 
 def _refuse_unknown_words(shown: list[Demonstration], known: Container[str], environment: str) -> None:
