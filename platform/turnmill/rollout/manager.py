@@ -66,7 +66,7 @@ class TurnLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
         await self.turn_loop.close()
 
 
-class TurnLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+class TurnLoopManager(AgentLoopManagerTQ):
     """Sends every slot to the worker that holds its environment."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -40,7 +40,7 @@ FACTS = {field.name: position for position, field in enumerate(fields(TurnFacts)
 """Where each fact stands in the tensor."""
 
 
-class TurnRow(AgentLoopOutput):  # type: ignore[misc]
+class TurnRow(AgentLoopOutput):
     """A turn as verl's agent loops return it; its reward is its own and is not overwritten by a later turn's."""
 
     facts: TurnFacts

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EnvironmentFailedError, EpisodeError, InferenceError, RunFailedError
 from turnmill.core.trajectory import Turn
@@ -19,7 +19,7 @@ from turnmill.rollout.slot import EpisodePlan, Slot
 MAX_FAILURES_IN_A_ROW = 3
 
 
-class TurnLoop(AgentLoopBase):  # type: ignore[misc]
+class TurnLoop(AgentLoopBase):
     """Plays turns in environment slots that carry on from step to step."""
 
     def __init__(self, *args: Any, job: AgentTrainingJob, run_dir: Path, **kwargs: Any) -> None:
@@ -69,7 +69,10 @@ class TurnLoop(AgentLoopBase):  # type: ignore[misc]
                 slot.finish_turn()
             last = await self._bootstrap(slot, failures)
             rows = [replace_time(row, time) for time, row in enumerate(rows)]
-            return [*rows, bootstrap_row(last, self.tokenizer.eos_token_id, slot=slot, time=len(rows), failures=failures)]
+            return [
+                *rows,
+                bootstrap_row(last, self.tokenizer.eos_token_id, slot=slot, time=len(rows), failures=failures),
+            ]
 
     async def _bootstrap(self, slot: Slot, failures: list[str]) -> list[int]:
         """The prompt after the last turn; the critic's value of it stands in for what is still to come."""
@@ -199,6 +202,3 @@ def _give_up_after_too_many(failures: list[str], error: EpisodeError) -> None:
         raise RunFailedError(
             f"{len(failures)} episodes in a row failed ({', '.join(failures)}); the last: {error}", error.cause
         ) from error
-
-
-__all__ = ["AgentLoopMetrics", "TurnLoop", "sampling_seed"]

@@ -16,19 +16,12 @@ def slots_per_row(response_lengths: Tensor, max_response_tokens: int) -> Tensor:
 
 
 def split_slots(values: Tensor, prompt_lengths: Tensor, num_slots: Tensor) -> list[Tensor]:
-    """The slots of each row out of the values of all its tokens; `values` is nested or already flat (tokens,)."""
-    flat = values.values() if values.is_nested else values
-    starts = _sequence_starts(values, prompt_lengths, num_slots)
+    """The slots of each row out of the values of all its tokens; `values` is nested, one sequence per row."""
+    sequences = values.unbind()
     return [
-        flat[start + prompt - 1 : start + prompt - 1 + slots]
-        for start, prompt, slots in zip(starts, prompt_lengths.tolist(), num_slots.tolist(), strict=True)
+        sequence[prompt - 1 : prompt - 1 + slots]
+        for sequence, prompt, slots in zip(sequences, prompt_lengths.tolist(), num_slots.tolist(), strict=True)
     ]
-
-
-def _sequence_starts(values: Tensor, prompt_lengths: Tensor, num_slots: Tensor) -> list[int]:
-    if values.is_nested:
-        return values.offsets()[:-1].tolist()
-    raise ValueError("values must be a nested tensor, one sequence per row")
 
 
 def clipped_value_loss(predicted: Tensor, values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:

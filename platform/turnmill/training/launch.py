@@ -3,8 +3,6 @@
 import os
 import shutil
 import tempfile
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,7 +109,7 @@ def _train(
 
         from turnmill.training.task_runner import TurnTaskRunner
 
-        runner = TurnTaskRunner.remote()
+        runner = TurnTaskRunner.remote()  # type: ignore[attr-defined]
         future = runner.run.remote(job.model_dump_json(by_alias=True), str(model), str(folder.path), device)
         _watch(future, job, folder, report)
         ray.kill(runner)
@@ -227,8 +225,3 @@ def _finish(folder: RunFolder) -> None:
     folder.write_summary(summarise(folder.path))
     if any(True for _ in folder.read_metrics()):
         draw_curve(folder.path)
-
-
-def new_run_id() -> str:
-    """A name for the processes of one attempt."""
-    return f"{int(time.time())}-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Everything a run starts carries the run's mark, so that it can be found and ended, whatever happened to its parent."""
+"""Everything a run starts carries its mark: it can be found and ended, whatever happened to its parent."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from turnmill.observability import atomic_files
@@ -100,10 +100,8 @@ def find_marked(mark: str) -> list[int]:
 
 
 def _signal(pid: int, signal_number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal_number)
-    except ProcessLookupError:
-        pass
 
 
 def _shared_memory() -> set[str]:

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
-from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSync
+from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
@@ -35,7 +35,7 @@ from turnmill.training.turn_batch import TurnBatch, as_matrix, turn_metrics, val
 POLL_INTERVAL_SECONDS = 0.02
 
 
-class TurnTrainer:
+class TurnTrainer(PPOTrainer):
     """What turns change in verl's trainer; mixed into the class of each mode."""
 
     config: Any
@@ -64,7 +64,7 @@ class TurnTrainer:
 
     def _setup(self) -> None:
         with self.recorder.phase("starting"):
-            super()._setup()  # type: ignore[misc]
+            super()._setup()
         self.critic_wg.set_loss_fn(
             partial(
                 turn_value_loss,
@@ -76,7 +76,7 @@ class TurnTrainer:
 
     def _init_dataloader(self) -> None:
         self.config.data.train_max_samples = self.job.spec.environment.count
-        super()._init_dataloader()  # type: ignore[misc]
+        super()._init_dataloader()
         # The critic's learning rate falls over its warm-up as well: every update of it counts.
         warmup_steps = self.job.spec.algorithm.critic_warmup.steps
         self.config.critic.optim.total_training_steps += warmup_steps
@@ -89,7 +89,7 @@ class TurnTrainer:
 
     def on_train_begin(self) -> None:
         """Carry environments on, validate the first policy, warm the critic up."""
-        super().on_train_begin()  # type: ignore[misc]
+        super().on_train_begin()
         if self.resumed_from is not None:
             self.agent_loop_manager.restore(self.resumed_from.state.slots)
             if self.config.algorithm.use_kl_in_reward:
@@ -101,11 +101,11 @@ class TurnTrainer:
             self._warm_critic_up()
 
     def on_step_begin(self) -> None:
-        super().on_step_begin()  # type: ignore[misc]
+        super().on_step_begin()
         self.recorder.begin_step(self.global_steps)
 
     def on_step_end(self) -> None:
-        super().on_step_end()  # type: ignore[misc]
+        super().on_step_end()
         self.recorder.beat()
         if self.global_steps >= self.total_training_steps:
             # verl validates every so many steps; the last step is always one of them.
@@ -133,7 +133,7 @@ class TurnTrainer:
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         self._require_whole_segments(batch)
-        return super()._balance_batch(batch, metrics, **kwargs)  # type: ignore[misc]
+        return super()._balance_batch(batch, metrics, **kwargs)
 
     def _require_whole_segments(self, batch: KVBatchMeta) -> None:
         spec = self.job.spec
@@ -146,16 +146,18 @@ class TurnTrainer:
             )
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        super()._compute_old_log_prob(self._turns_of(batch), metrics)  # type: ignore[misc]
+        super()._compute_old_log_prob(self._turns_of(batch), metrics)
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        super()._compute_ref_log_prob(self._turns_of(batch), metrics)  # type: ignore[misc]
+        super()._compute_ref_log_prob(self._turns_of(batch), metrics)
         return batch
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The critic's values: one slot more than response tokens, and the first of the bootstrap rows."""
-        batch.extra_info.update({"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature})
+        batch.extra_info.update(
+            {"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature}
+        )
         ray.get(self.critic_wg.infer_batch(batch).futures)
         fields = ["values", "prompts", "responses", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
@@ -213,17 +215,17 @@ class TurnTrainer:
         return data.batch["token_level_rewards"]
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        super()._update_critic(self._turns_of(batch), metrics)  # type: ignore[misc]
+        super()._update_critic(self._turns_of(batch), metrics)
         self.recorder.beat()
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        super()._update_actor(self._turns_of(batch), metrics)  # type: ignore[misc]
+        super()._update_actor(self._turns_of(batch), metrics)
         self.recorder.beat()
         return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        super()._compute_metrics(self._turns_of(batch), metrics, *args, **kwargs)  # type: ignore[misc]
+        super()._compute_metrics(self._turns_of(batch), metrics, *args, **kwargs)
 
     # ---- critic warm-up ----
 
@@ -243,7 +245,7 @@ class TurnTrainer:
                     keys.extend(zip(turns.keys, turns.tags, strict=True))
                 chosen = generator.sample(keys, self._warmup_turns(len(keys)))
                 subset = KVBatchMeta(partition_id="train", keys=[k for k, _ in chosen], tags=[t for _, t in chosen])
-                super()._update_critic(subset, metrics)  # type: ignore[misc]
+                super()._update_critic(subset, metrics)
                 self.recorder.advance("critic warm-up", warmup.batches + step + 1, metrics)
             for batch in batches:
                 tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
@@ -297,14 +299,12 @@ class TurnTrainer:
     def _save_checkpoint(self) -> None:
         """verl's checkpoint, then everything else a resumed run needs; what is not complete does not count."""
         started = time.monotonic()
-        super()._save_checkpoint()  # type: ignore[misc]
+        super()._save_checkpoint()
         coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
         state = checkpoints.RunState(
             step=self.global_steps, slots=tuple(self.agent_loop_manager.snapshot()), kl_coefficient=float(coefficient)
         )
-        checkpoints.complete(
-            self.run_dir / "checkpoints", state, keep=self.job.spec.training.keep_checkpoints
-        )
+        checkpoints.complete(self.run_dir / "checkpoints", state, keep=self.job.spec.training.keep_checkpoints)
         self.recorder.checkpoint_written(self.global_steps, time.monotonic() - started)
 
 
@@ -314,11 +314,11 @@ def _object_array(values: list[Any]) -> np.ndarray:
     return array
 
 
-class TurnTrainerSync(TurnTrainer, PPOTrainerSync):  # type: ignore[misc]
+class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
     """Rollout and learning take turns on the same devices."""
 
 
-class TurnTrainerColocateAsync(TurnTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
+class TurnTrainerColocateAsync(TurnTrainer, PPOTrainerColocateAsync):
     """Rollout goes on while the policy learns, on the same devices."""
 
 

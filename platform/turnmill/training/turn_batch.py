@@ -166,7 +166,9 @@ def as_matrix(x: Tensor) -> Tensor:
 
 def _pad(x: Tensor, width: int) -> Tensor:
     padded = as_matrix(x)
-    return torch.nn.functional.pad(padded, (0, width - padded.shape[1])) if padded.shape[1] < width else padded[:, :width]
+    return (
+        torch.nn.functional.pad(padded, (0, width - padded.shape[1])) if padded.shape[1] < width else padded[:, :width]
+    )
 
 
 def _ragged(x_RG: Tensor, lengths_R: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def _keep_linear_weights() -> None:
         layers.dispatch_cpu_unquantized_gemm = dispatch
 
 
-class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
+class CpuWorkerExtension(vLLMColocateWorkerExtension):
     """Set by `actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
     def __new__(cls, **kwargs: Any) -> "CpuWorkerExtension":
