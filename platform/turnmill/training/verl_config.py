@@ -1,14 +1,15 @@
 """A job as verl's configuration: one base, one overlay per device, and the user's own settings last."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.training.verl_names import unknown_names
 
 NEVER = 10**9
 
@@ -24,10 +25,11 @@ def compose_defaults() -> DictConfig:
 def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, device: str) -> DictConfig:
     """The configuration of one run; `spec.verl` has the last word.
 
-    Raises KeyError for a setting of `spec.verl` that verl does not know; `unknown_verl_settings` says it in words.
+    Raises SettingsError for a setting of `spec.verl` that verl does not know.
     """
     config = compose_defaults()
-    settings = _base(job, model, run_dir) | (_cpu(job) if device == "cpu" else _cuda(job))
+    _refuse_unknown(config, job.spec.verl)
+    settings = _base(job, model, run_dir) | (_cpu() if device == "cpu" else _cuda())
     with open_dict(config):
         for name, value in (settings | dict(job.spec.verl)).items():
             OmegaConf.update(config, name, value, merge=True)
@@ -37,38 +39,13 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
 
 def unknown_verl_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
-    config = compose_defaults()
-    names = sorted(_names(config))
-    unknown = [name for name in settings if not _is_known(config, name)]
-    return [(name, next(iter(difflib.get_close_matches(name, names, n=1)), "")) for name in unknown]
+    return unknown_names(compose_defaults(), settings)
 
 
-def _is_known(config: DictConfig, name: str) -> bool:
-    node: Any = config
-    for part in name.split("."):
-        if not isinstance(node, DictConfig):
-            return False
-        # An empty mapping in verl's defaults is open: what goes in is for the engine behind it to judge.
-        if part not in node:
-            return len(node) == 0 or "override" in str(node._key())
-        node = OmegaConf.to_container(node, resolve=False)[part] if node._is_interpolation(part) else node[part]
-        if node is None or isinstance(node, (str, ListConfig)):
-            return name.endswith(part) or node is None
-        if isinstance(node, dict):
-            node = OmegaConf.create(node)
-    return True
-
-
-def _names(config: DictConfig, prefix: str = "") -> list[str]:
-    names = []
-    for key in config:
-        name = f"{prefix}{key}"
-        names.append(name)
-        if not config._is_interpolation(key) and not OmegaConf.is_missing(config, key):
-            child = config[key]
-            if isinstance(child, DictConfig):
-                names.extend(_names(child, f"{name}."))
-    return names
+def _refuse_unknown(config: DictConfig, settings: Mapping[str, Any]) -> None:
+    for name, closest in unknown_names(config, settings):
+        way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
+        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) is no setting of verl's. {way_out}")
 
 
 def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
@@ -102,7 +79,6 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
         "trainer.v1.trainer_mode": spec.training.mode,
         "trainer.v1.sampler.max_off_policy_strategy": "wait",
         "reward.num_workers": 1,
-        "ray_kwargs.ray_init.include_dashboard": False,
     }
 
 
@@ -198,7 +174,7 @@ def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
     }
 
 
-def _cuda(job: AgentTrainingJob) -> dict[str, Any]:
+def _cuda() -> dict[str, Any]:
     """What a machine with GPUs adds: verl's defaults are made for it."""
     return {
         "trainer.device": "cuda",
@@ -209,9 +185,8 @@ def _cuda(job: AgentTrainingJob) -> dict[str, Any]:
     }
 
 
-def _cpu(job: AgentTrainingJob) -> dict[str, Any]:
+def _cpu() -> dict[str, Any]:
     """What a machine without a GPU needs: float32, no compilation, small buffers, one process of each kind."""
-    spec = job.spec
     rollout, tokens = "actor_rollout_ref.rollout", 32768
     settings: dict[str, Any] = {
         "trainer.device": "cpu",
@@ -228,10 +203,6 @@ def _cpu(job: AgentTrainingJob) -> dict[str, Any]:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
         "critic.ppo_max_token_len_per_gpu": tokens,
-        # Ray schedules actors by these; what really limits them is the machine.
-        "ray_kwargs.ray_init.num_cpus": 16,
-        "ray_kwargs.ray_init.num_gpus": spec.resources.train.gpus_per_node,
-        "ray_kwargs.ray_init.object_store_memory": 256 * 1024**2,
     }
     for model in ("actor_rollout_ref.model", "critic.model"):
         settings |= {

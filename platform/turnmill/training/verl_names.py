@@ -1,0 +1,101 @@
+"""Which names verl has settings for: those of its YAML files and those of the dataclasses behind them."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+
+
+def unknown_names(config: DictConfig, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Settings that verl has no name for, each with the closest name that it has (or "")."""
+    unknown = [(name, part) for name in settings for part in _flat(name, settings[name]) if not _is_known(config, part)]
+    names = sorted(_names(config)) if unknown else []
+    return [(name, next(iter(difflib.get_close_matches(part, names, n=1)), "")) for name, part in unknown]
+
+
+def _flat(name: str, value: Any) -> Iterator[str]:
+    """The names that a setting gives values to: those inside of it where it is a mapping."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    else:
+        yield name
+
+
+def _is_known(config: DictConfig, name: str) -> bool:
+    """Follow a name through the YAML as far as it goes, then through the types of the dataclasses' fields."""
+    node: DictConfig = config
+    declared: Any = None
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        is_listed = part in node
+        if not is_listed and (not node or _accepts(declared, part, node)):
+            return True
+        declared = _fields(_target(node) or declared).get(part)
+        child = _child(node, part) if is_listed else None
+        if child is None:
+            rest = parts[i + 1 :]
+            return (is_listed and not rest) or _has(declared, rest)
+        node = child
+    return True
+
+
+def _accepts(declared: Any, part: str, node: DictConfig) -> bool:
+    """Whether a mapping takes keys that verl does not list; one that nearly is one of the listed is a slip."""
+    return _is_open(declared) and not difflib.get_close_matches(part, map(str, node), cutoff=0.75)
+
+
+def _has(declared: Any, rest: list[str]) -> bool:
+    """Whether a field of this declared type exists and holds a setting of the remaining name."""
+    if declared is None:
+        return False
+    for part in rest:
+        if _is_open(declared):
+            return True
+        declared = _fields(declared).get(part)
+        if declared is None:
+            return False
+    return True
+
+
+def _child(node: DictConfig, part: str) -> DictConfig | None:
+    if OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part):
+        return None
+    child = node[part]
+    return child if isinstance(child, DictConfig) else None
+
+
+def _target(node: DictConfig) -> Any:
+    return get_class(node._target_) if "_target_" in node else None
+
+
+def _fields(declared: Any) -> dict[str, Any]:
+    """The fields of a dataclass, with their types; nothing for any other type."""
+    for option in _options(declared):
+        if dataclasses.is_dataclass(option):
+            hints = typing.get_type_hints(option)
+            return {field.name: hints[field.name] for field in dataclasses.fields(option)}
+    return {}
+
+
+def _is_open(declared: Any) -> bool:
+    """Whether a type takes any key: what goes in is for the engine behind it to judge."""
+    return any(option is Any or (typing.get_origin(option) or option) is dict for option in _options(declared))
+
+
+def _options(declared: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself."""
+    is_union = typing.get_origin(declared) in (typing.Union, types.UnionType)
+    return typing.get_args(declared) if is_union else (declared,)
+
+
+def _names(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in map(str, config):
+        yield f"{prefix}{key}"
+        if (child := _child(config, key)) is not None:
+            yield from _names(child, f"{prefix}{key}.")

@@ -1,0 +1,156 @@
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from transformers import Qwen2Config
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs import AgentTrainingJob, load_job
+from turnmill.training.verl_config import build_verl_config, compose_defaults
+from turnmill.training.verl_names import unknown_names
+from turnmill.training.warm_start.tokenizer import build_tokenizer
+
+EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+SECTIONS = (
+    ACTOR,
+    "actor_rollout_ref.ref.fsdp_config",
+    ROLLOUT,
+    MODEL,
+    f"{ROLLOUT}.checkpoint_engine",
+    "critic",
+    "critic.model",
+    "algorithm",
+    "distillation",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """The folder of a model without weights."""
+    folder = tmp_path_factory.mktemp("model")
+    config = Qwen2Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(folder)
+    build_tokenizer(["go to the ball"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def defaults():
+    return compose_defaults()
+
+
+def example(name: str, model: Path, *overrides: str) -> AgentTrainingJob:
+    instead = [f"spec.model.path={model}"] if name == "babyai-goto-gpu" else []
+    return load_job(EXAMPLES / f"{name}.yaml", [*instead, *overrides])
+
+
+def config_of(job: AgentTrainingJob, model: Path, device: str):
+    config = build_verl_config(job, model=model, run_dir=Path("run"), device=device)
+    OmegaConf.resolve(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [("babyai-goto-cpu", "cpu"), ("babyai-goto-gpu", "cuda"), ("babyai-goto-gpu", "cpu")]
+)
+def test_verl_takes_the_examples(name, device, model):
+    config = config_of(example(name, model), model, device)
+
+    validate_config(config, use_reference_policy=True, use_critic=True)
+    for section in SECTIONS:
+        assert omega_conf_to_dataclass(OmegaConf.select(config, section)) is not None
+
+
+def test_verl_takes_the_settings_of_lora(model):
+    lora = "spec.model.lora={rank: 8, alpha: 16, targetModules: [q_proj, v_proj]}"
+
+    config = config_of(example("babyai-goto-cpu", model, lora), model, "cpu")
+
+    validate_config(config, use_reference_policy=True, use_critic=True)
+    for section in (MODEL, "critic.model"):
+        converted = omega_conf_to_dataclass(OmegaConf.select(config, section))
+        assert (converted.lora_rank, converted.lora_alpha) == (8, 16)
+        assert list(converted.target_modules) == ["q_proj", "v_proj"]
+
+
+def test_the_settings_of_the_paper_reach_the_dataclasses_of_verl(model):
+    config = config_of(example("babyai-goto-gpu", model), model, "cuda")
+
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    critic = omega_conf_to_dataclass(config.critic)
+    assert (actor.ppo_mini_batch_size, actor.clip_ratio_low, actor.clip_ratio_high) == (128, 0.2, 0.2)
+    assert (actor.optim.lr, actor.entropy_coeff) == (1e-6, 0.001)
+    assert (critic.ppo_mini_batch_size, critic.cliprange_value, critic.optim.lr) == (128, 0.5, 1e-5)
+    assert config.algorithm.kl_ctrl.kl_coef == 0.001
+    assert config.actor_rollout_ref.rollout.max_model_len == 1024 + 512
+
+
+def test_the_user_has_the_last_word(model):
+    setting = f"spec.verl={{{ROLLOUT}.max_num_seqs: 7, {ROLLOUT}.engine_kwargs.vllm.seed: 3}}"
+
+    config = config_of(example("babyai-goto-cpu", model, setting), model, "cpu")
+
+    assert config.actor_rollout_ref.rollout.max_num_seqs == 7
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.seed == 3
+    assert "worker_extension_cls" in config.actor_rollout_ref.rollout.engine_kwargs.vllm
+
+
+def test_a_setting_that_verl_does_not_know_is_refused(model):
+    job = example("babyai-goto-cpu", model, f"spec.verl={{{ACTOR}.grad_clp: 2}}")
+
+    with pytest.raises(SettingsError, match=rf"grad_clp \(2\) .* Did you mean {ACTOR}\.grad_clip\?"):
+        build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{ACTOR}.clip_ratio",
+        ROLLOUT,
+        f"{ROLLOUT}.name",
+        # Open in verl's YAML.
+        f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs",
+        f"{MODEL}.override_config.attn_implementation",
+        # Only in verl's dataclasses.
+        f"{MODEL}.target_parameters",
+        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype",
+        f"{ACTOR}.policy_loss.rollout_correction.rollout_is",
+        f"{ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
+        "critic.optim.override_optimizer_config.fused",
+    ],
+)
+def test_names_that_verl_has_a_setting_for_are_known(name, defaults):
+    assert unknown_names(defaults, {name: 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"),
+    [
+        (f"{ACTOR}.clip_ration", f"{ACTOR}.clip_ratio"),
+        (f"{ACTOR}.clip_ratio.low", f"{ACTOR}.clip_ratio_low"),
+        (f"{MODEL}.lora.rnak", f"{MODEL}.lora.rank"),
+        ("data.trian_batch_size", "data.train_batch_size"),
+        ("qqqqqq", ""),
+    ],
+)
+def test_other_names_come_with_the_closest_that_verl_has(name, closest, defaults):
+    assert unknown_names(defaults, {name: 1}) == [(name, closest)]
+
+
+def test_names_inside_of_a_mapping_are_looked_at(defaults):
+    settings = {ACTOR: {"grad_clip": 1.0, "optim": {"lrr": 1.0}}, "critic": {"grad_clip": 2.0}}
+
+    assert unknown_names(defaults, settings) == [(ACTOR, f"{ACTOR}.optim.lr")]
+
+
+def test_every_name_that_turnmill_itself_sets_is_known(model, defaults):
+    lora = "spec.model.lora={rank: 8, alpha: 16, targetModules: [q_proj]}"
+    job = example("babyai-goto-cpu", model, lora)
+    for device in ("cpu", "cuda"):
+        config = OmegaConf.to_container(build_verl_config(job, model=model, run_dir=Path("run"), device=device))
+        del config["turnmill"]
+
+        assert unknown_names(defaults, config) == []
