@@ -17,7 +17,7 @@ from turnmill.training.warm_start.expert import expert_of
 
 Progress = Callable[[int, int, float], None]
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Raised by whoever changes what a warm start is made of, so that no stale one is used again."""
 
 

@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.model import WarmStart
+from turnmill.training.warm_start import cache, ensure_warm_start
+
+QUICK = WarmStart(turns=30, gradient_steps=4, batch_size=4, max_loss=10.0)
+GO_TO = EnvironmentSettings(name="babyai", task="GoToObj")
+
+
+def ensure(folder: Path, settings: WarmStart = QUICK, **options: Any) -> Path:
+    return ensure_warm_start(settings, environment=GO_TO, max_turns=8, cache_dir=folder, **options)
+
+
+def make_stub(folder: Path, *_: Any) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def test_the_folder_is_a_model_that_transformers_loads(tmp_path: Path):
+    folder = ensure(tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    record = json.loads((folder / "warm_start.json").read_text())
+
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert model.config.vocab_size == len(tokenizer) == record["vocabulary"]
+    assert model.config.hidden_size // model.config.num_attention_heads == 32
+    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (1, 0)
+    assert record["loss"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_a_warm_start_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "make_warm_start", make_stub)
+    folder = ensure(tmp_path)
+    monkeypatch.setattr(cache, "make_warm_start", None)
+
+    assert ensure(tmp_path) == folder
+
+
+def test_one_that_fails_leaves_nothing_behind(tmp_path: Path):
+    with pytest.raises(RunFailedError, match="maxLoss"):
+        ensure(tmp_path, QUICK.model_copy(update={"max_loss": 1e-6}))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_at_once_the_first_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def make_while_another_does(folder: Path, *_: Any) -> None:
+        monkeypatch.setattr(cache, "make_warm_start", make_stub)
+        ensure(tmp_path)
+        (folder / "late").touch()
+
+    monkeypatch.setattr(cache, "make_warm_start", make_while_another_does)
+    folder = ensure(tmp_path)
+
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "make_warm_start", lambda folder, *_: folder.rmdir())
+
+    with pytest.raises(FileNotFoundError):
+        ensure(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "max_turns"),
+    [
+        (WarmStart(seed=1), GO_TO, 16),
+        (WarmStart(), EnvironmentSettings(name="babyai", task="GoToLocal"), 16),
+        (WarmStart(), EnvironmentSettings(name="babyai", task="GoToObj", options={"numDists": 1}), 16),
+        (WarmStart(), GO_TO, 24),
+    ],
+)
+def test_the_key_changes_with_what_is_made(settings: WarmStart, environment: EnvironmentSettings, max_turns: int):
+    assert cache.cache_key(settings, environment, max_turns) != cache.cache_key(WarmStart(), GO_TO, 16)
+
+
+def test_the_key_changes_with_the_recipe(monkeypatch: pytest.MonkeyPatch):
+    before = cache.cache_key(QUICK, GO_TO, 16)
+    monkeypatch.setattr(cache, "RECIPE_VERSION", cache.RECIPE_VERSION + 1)
+
+    assert cache.cache_key(QUICK, GO_TO, 16) != before
+
+
+def test_the_key_ignores_what_does_not_change_the_model():
+    patient = GO_TO.model_copy(update={"count": 4, "step_timeout_seconds": 5.0})
+
+    assert cache.cache_key(QUICK, patient, 16) == cache.cache_key(QUICK, GO_TO, 16)
+
+
+def test_the_cache_is_where_the_desktop_standard_has_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache.default_cache_dir() == Path("/somewhere/turnmill/warm-start")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache.default_cache_dir() == Path("/home/someone/.cache/turnmill/warm-start")

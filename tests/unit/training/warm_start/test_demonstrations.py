@@ -1,0 +1,48 @@
+import pytest
+
+from turnmill.environments import create
+from turnmill.jobs.model import WarmStart
+from turnmill.training.warm_start.demonstrations import demonstrate, spoken_chances
+from turnmill.training.warm_start.expert import expert_of
+
+
+def shown(**settings: float):
+    environment = create("babyai", "GoToObj", 16)
+    return demonstrate(environment, expert_of(environment), WarmStart(**{"turns": 40, **settings}))
+
+
+def test_equal_settings_show_equal_turns():
+    assert shown(seed=3) == shown(seed=3)
+    assert shown(seed=3) != shown(seed=4)
+
+
+def test_whole_episodes_are_shown_until_there_are_enough_turns():
+    assert 40 <= len(shown()) < 40 + 16
+
+
+def test_a_turn_shows_the_goal_the_last_turn_and_the_present_view():
+    first, second = shown()[:2]
+
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert first.messages[0]["content"].startswith("goal: go to the ")
+    assert second.messages[1:3] == (first.messages[1], {"role": "assistant", "content": first.answer})
+
+
+def test_a_malformed_answer_holds_no_action():
+    environment = create("babyai", "GoToObj", 16)
+
+    assert all(environment.parse_action(turn.answer) is None for turn in shown(malformed_share=1.0))
+    assert all(environment.parse_action(turn.answer) for turn in shown(malformed_share=0.0))
+
+
+def test_without_noise_the_expert_is_followed():
+    for turn in shown(action_noise=0.0, malformed_share=0.0):
+        assert turn.chances[turn.spoken] == 1
+
+
+def test_chances_of_what_is_said_add_up():
+    chances = spoken_chances("up", ("up", "down"), WarmStart(action_noise=0.5, malformed_share=0.1))
+
+    assert sum(chances.values()) == pytest.approx(1)
+    assert chances["up"] == pytest.approx(0.9 * 0.75)
+    assert chances["down"] == pytest.approx(0.9 * 0.25)

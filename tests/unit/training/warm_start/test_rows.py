@@ -1,0 +1,71 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments import Environment, StepResult, create
+from turnmill.jobs.model import WarmStart
+from turnmill.training.warm_start.demonstrations import demonstrate
+from turnmill.training.warm_start.expert import expert_of
+from turnmill.training.warm_start.rows import build_rows, next_token_chances
+
+SETTINGS = WarmStart(turns=40)
+
+
+class Corridor(Environment):
+    name = "corridor"
+    actions = ("left", "right")
+    default_action = "left"
+
+    def reset(self, seed: int) -> str:
+        return "a corridor"
+
+    def step(self, action: str) -> StepResult:
+        return StepResult("its end", terminated=True)
+
+    def instruction_prompt(self) -> str:
+        return "goal: walk"
+
+
+class Guide:
+    def advise(self, last_action: str | None) -> str | None:
+        return "right"
+
+    def thought(self) -> str:
+        return "on"
+
+    def phrases(self) -> Iterator[str]:
+        yield from ("goal: walk", "a", "on", " left", " right")
+
+
+def test_rows_are_what_the_chat_template_yields():
+    environment = create("babyai", "GoToObj", 16)
+    turns = demonstrate(environment, expert_of(environment), SETTINGS)
+
+    tokenizer, rows = build_rows(environment, expert_of(environment), SETTINGS)
+
+    for turn, row in zip(turns, rows, strict=True):
+        prompt = tokenizer.apply_chat_template(list(turn.messages), add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(row.prompt_ids) == prompt
+        assert tokenizer.decode(row.answer_ids) == turn.answer + tokenizer.eos_token
+        assert tuple(tokenizer(turn.answer, add_special_tokens=False)["input_ids"]) == row.answer_ids[:-1]
+
+
+def test_the_targets_of_an_action_follow_what_was_said_before():
+    turn_left, turn_right, drop = (1, 2, 0), (1, 3, 0), (4, 0)
+
+    targets = next_token_chances(turn_left, {turn_left: 0.2, turn_right: 0.6, drop: 0.2}, vocabulary=5)
+
+    expected = [[0, 0.8, 0, 0, 0.2], [0, 0, 0.25, 0.75, 0], [1, 0, 0, 0, 0]]
+    torch.testing.assert_close(targets, torch.tensor(expected))
+
+
+def test_a_word_that_the_expert_leaves_out_is_refused():
+    with pytest.raises(SettingsError, match=r"corridor.*leaves words out of phrases.*' corridor'"):
+        build_rows(Corridor(None, 4, None), Guide(), SETTINGS)
+
+
+def test_an_environment_without_an_expert_is_refused():
+    with pytest.raises(SettingsError, match=r"'corridor' has no expert.*Give model\.path"):
+        expert_of(Corridor(None, 4, None))
