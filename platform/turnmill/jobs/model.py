@@ -16,7 +16,7 @@ class WarmStart(Settings):
     gradient_steps: int = Field(default=700, ge=1, le=100_000)
     """Updates of the weights while it imitates the expert."""
 
-    action_noise: float = Field(default=0.7, ge=0, le=1)
+    action_noise: float = Field(default=0.75, ge=0, le=1)
     """Share of shown actions drawn at random instead of from the expert; it leaves something to learn."""
 
     malformed_share: float = Field(default=0.02, ge=0, le=1)
