@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import logging
 from dataclasses import dataclass
 
+from turnmill.core.errors import EnvironmentFailedError
 from turnmill.core.trajectory import StopReason, Turn
 from turnmill.environments.episode import ActionResult, Opening
 from turnmill.environments.process import EnvironmentProcess
@@ -11,6 +13,8 @@ from turnmill.environments.worker import WorkerSettings
 from turnmill.jobs.job import JobSpec
 from turnmill.rollout.memory import Memory
 from turnmill.rollout.prompts import build_messages, requires_marker
+
+log = logging.getLogger(__name__)
 
 VALIDATION_SEEDS = 1_000_000
 MAX_SEED = 2**31 - 1
@@ -154,11 +158,19 @@ class Slot:
         return SlotState(self.index, self.episode, self.turns_played, tuple(self._responses))
 
     async def restore(self, state: SlotState) -> None:
-        """Carry on from a snapshot: the episode in progress is played again up to its last response."""
+        """Carry on from a snapshot: the episode in progress is played again up to its last response.
+
+        One that cannot be is dropped, and the next begins.
+        """
         self.episode, self.turns_played = state.episode, state.turns_played
         if not state.responses:
             return
-        restored = await self._process.restore(self.plan.seed(self.episode), list(state.responses))
+        try:
+            restored = await self._process.restore(self.plan.seed(self.episode), list(state.responses))
+        except EnvironmentFailedError as error:
+            log.warning("Episode not carried on", extra={"slot": self.index, "what": str(error)})
+            self._next_episode()
+            return
         self._begin(restored.opening)
         for response, result in zip(state.responses, restored.results, strict=True):
             self._take_in(response, result)

@@ -53,6 +53,7 @@ class TurnLoop(AgentLoopBase):
         async with slot.lock:
             rows: list[TurnRow] = []
             failures: list[str] = []
+            failed_in_a_row = 0
             while len(rows) < self.turns_per_segment:
                 try:
                     turn = await self._turn(slot, sampling_params)
@@ -60,29 +61,34 @@ class TurnLoop(AgentLoopBase):
                     # What was learned of the episode so far goes with it; earlier episodes stay.
                     rows = rows[: max(0, len(rows) - slot.turn)]
                     failures.append(error.cause)
+                    failed_in_a_row += 1
                     self._record_failure(slot, step, error)
-                    _give_up_after_too_many(failures, error)
+                    _give_up_after_too_many(failed_in_a_row, error)
                     await slot.abandon()
                     continue
+                failed_in_a_row = 0 if turn.done else failed_in_a_row
                 rows.append(turn_row(turn, slot=slot, time=len(rows)))
                 self._record(slot, turn, step)
                 slot.finish_turn()
-            last = await self._bootstrap(slot, failures)
+            last = await self._bootstrap(slot, step, failures)
             rows = [replace_time(row, time) for time, row in enumerate(rows)]
             return [
                 *rows,
                 bootstrap_row(last, self.tokenizer.eos_token_id, slot=slot, time=len(rows), failures=failures),
             ]
 
-    async def _bootstrap(self, slot: Slot, failures: list[str]) -> list[int]:
+    async def _bootstrap(self, slot: Slot, step: int, failures: list[str]) -> list[int]:
         """The prompt after the last turn; the critic's value of it stands in for what is still to come."""
+        failed_in_a_row = 0
         while True:
             try:
                 await slot.ready()
                 return await self._prompt_ids(slot)
             except EnvironmentFailedError as error:
                 failures.append(error.cause)
-                _give_up_after_too_many(failures, error)
+                failed_in_a_row += 1
+                self._record_failure(slot, step, error)
+                _give_up_after_too_many(failed_in_a_row, error)
                 await slot.abandon()
 
     async def _turn(self, slot: Slot, sampling_params: dict[str, Any]) -> Turn:
@@ -103,7 +109,12 @@ class TurnLoop(AgentLoopBase):
             reward=result.reward,
             done=result.done,
             policy_version=int(output.extra_fields.get("max_global_steps") or 0),
-            metrics={**result.info, "min_policy_version": int(output.extra_fields.get("min_global_steps") or 0)},
+            metrics={
+                **result.info,
+                "plan_length": result.plan_length,
+                "backtrack_length": result.backtrack_length,
+                "min_policy_version": int(output.extra_fields.get("min_global_steps") or 0),
+            },
         )
 
     async def _prompt_ids(self, slot: Slot) -> list[int]:
@@ -143,7 +154,7 @@ class TurnLoop(AgentLoopBase):
                 turns.append(await self._turn(slot, sampling_params))
             except EpisodeError as error:
                 failures.append(error.cause)
-                _give_up_after_too_many(failures, error)
+                _give_up_after_too_many(len(failures), error)
                 await slot.abandon(again=True)
                 turns = []
                 continue
@@ -197,8 +208,6 @@ def sampling_seed(run_seed: int, stream: str, slot: int, turn: int) -> int:
     return int.from_bytes(digest, "big") & 0x7FFFFFFF
 
 
-def _give_up_after_too_many(failures: list[str], error: EpisodeError) -> None:
-    if len(failures) >= MAX_FAILURES_IN_A_ROW:
-        raise RunFailedError(
-            f"{len(failures)} episodes in a row failed ({', '.join(failures)}); the last: {error}", error.cause
-        ) from error
+def _give_up_after_too_many(failed_in_a_row: int, error: EpisodeError) -> None:
+    if failed_in_a_row >= MAX_FAILURES_IN_A_ROW:
+        raise RunFailedError(f"{failed_in_a_row} episodes in a row failed; the last: {error}", error.cause) from error

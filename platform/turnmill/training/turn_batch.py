@@ -41,7 +41,7 @@ class TurnBatch:
     ref_log_probs_RG: Tensor
 
     @property
-    def dones_R(self) -> Tensor:
+    def dones_R(self) -> Tensor:  # noqa: N802 (named for its axis)
         """1 where an episode ended."""
         return self.facts_RF[:, FACTS["done"]]
 

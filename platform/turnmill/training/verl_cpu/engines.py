@@ -11,7 +11,7 @@ class _WithoutPinnedMemory:
     """FSDP2's reference model asks for pinned memory, which only exists beside an accelerator."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        with mock.patch.object(fsdp, "CPUOffloadPolicy", lambda **_: None):
+        with mock.patch.object(fsdp, "CPUOffloadPolicy", return_value=None):
             return super()._build_fsdp_module(module)  # type: ignore[misc]
 
 

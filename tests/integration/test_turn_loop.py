@@ -1,0 +1,302 @@
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.turn_loop import MAX_FAILURES_IN_A_ROW, TurnLoop
+from turnmill.testing.policies import LOG_PROB, ScriptedPolicy, character_tokenizer
+
+HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+TOKENIZER = character_tokenizer()
+TRAINER_CONFIG = OmegaConf.create(
+    {"actor_rollout_ref": {"rollout": {"prompt_length": 512}}, "data": {"apply_chat_template_kwargs": {}}}
+)
+
+
+def job(*, turns: int, max_turns: int, **options: str) -> AgentTrainingJob:
+    """One environment that counts, and plays `turns` turns a step."""
+    return AgentTrainingJob.model_validate(
+        {
+            "apiVersion": "turnmill.dev/v1alpha1",
+            "kind": "AgentTrainingJob",
+            "metadata": {"name": "counting"},
+            "spec": {
+                "model": {"warmStart": {}},
+                "agent": {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32},
+                "environment": {"name": "turnmill.testing.environments:Hostile", "count": 1, "options": options},
+                "training": {"steps": 1, "turnsPerStep": turns, "validation": {"episodes": 2}},
+            },
+        }
+    )
+
+
+class Table:
+    """A turn loop with a scripted policy, and what it left in the run folder."""
+
+    def __init__(self, run_dir: Path, script: Any, *, turns: int, max_turns: int, **options: str) -> None:
+        self.policy = ScriptedPolicy(TOKENIZER, script)
+        self.folder = RunFolder(run_dir)
+        self.folder.create()
+        self.loop = TurnLoop(
+            trainer_config=DictConfigWrap(TRAINER_CONFIG),
+            server_manager=self.policy,
+            tokenizer=TOKENIZER,
+            processor=None,
+            hf_model_type="qwen2",
+            dataset_cls=None,
+            data_config=DictConfigWrap(TRAINER_CONFIG.data),
+            job=job(turns=turns, max_turns=max_turns, **options),
+            run_dir=run_dir,
+        )
+
+    async def play(self, step: int = 1, *, slot: int = 0, validate: bool = False) -> list[Any]:
+        return await self.loop.run(SAMPLING, slot=slot, global_steps=step, validate=validate)
+
+    @property
+    def prompts(self) -> list[str]:
+        return [request.prompt for request in self.policy.requests]
+
+    def logged(self, *, validation: bool = False) -> list[Any]:
+        return list(TrajectoryLog(self.folder).read_turns(validation=validation))
+
+
+@pytest.fixture
+async def table(tmp_path) -> AsyncIterator[Callable[..., Table]]:
+    made: list[Table] = []
+
+    def make(script: Any, *, turns: int = 3, max_turns: int = 20, **options: str) -> Table:
+        made.append(Table(tmp_path, script, turns=turns, max_turns=max_turns, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.loop.close()
+
+
+def facts(rows: list[Any], name: str) -> list[float]:
+    return [getattr(row.facts, name) for row in rows]
+
+
+def prompt_of(row: Any) -> str:
+    return TOKENIZER.decode(row.prompt_ids)
+
+
+async def test_a_segment_is_so_many_turns_and_one_bootstrap_row(table):
+    at = table([LOOK, "ACTION: fly", LOOK])
+
+    rows = await at.play()
+
+    assert len(rows) == 3 + 1
+    assert facts(rows, "bootstrap") == [0, 0, 0, 1]
+    assert facts(rows, "time") == [0, 1, 2, 3]
+    assert facts(rows, "reward") == [0, -0.1, 0, 0]
+    assert facts(rows, "valid") == [1, 0, 1, 1]
+    assert [row.response_mask for row in rows] == [[1] * 12, [1] * 11, [1] * 12, [0]]
+
+
+async def test_the_trained_tokens_are_the_sampled_tokens(table):
+    at = table([LOOK, WIN, LOOK])
+
+    rows = await at.play()
+
+    for row, request, answer in zip(rows, at.policy.requests, [LOOK, WIN, LOOK], strict=False):
+        assert tuple(row.prompt_ids) == request.prompt_ids
+        assert TOKENIZER.decode(row.response_ids) == answer
+        assert row.response_logprobs == [LOG_PROB] * len(answer)
+
+
+async def test_a_slot_carries_its_episode_on_to_the_next_segment(table):
+    at = table([LOOK] * 6)
+
+    first = await at.play(1)
+    second = await at.play(2)
+
+    assert second[0].prompt_ids == first[-1].prompt_ids
+    assert "step 3" in prompt_of(second[0])
+    assert {turn.episode for turn in at.logged()} == {"t0-0"}
+
+
+async def test_after_the_end_of_an_episode_the_next_one_begins_afresh(table):
+    at = table([LOOK, WIN, LOOK])
+
+    rows = await at.play()
+
+    first, second, third, bootstrap = map(prompt_of, rows)
+    assert facts(rows, "done") == [0, 1, 0, 0]
+    assert facts(rows, "episode_length") == [0, 2, 0, 0]
+    assert facts(rows, "episode_reward")[1] == 1
+    assert "step 1" in second
+    assert "step 0" in third
+    # Nothing is remembered of the episode before, and another one is played.
+    assert third.count("seed") == first.count("seed") == 1
+    assert third != first
+    assert third.split("step 0")[0] in bootstrap
+
+
+async def test_a_turn_limit_ends_an_episode_without_success(table):
+    at = table([LOOK] * 3, max_turns=2)
+
+    rows = await at.play()
+
+    assert facts(rows, "done") == [0, 1, 0, 0]
+    assert facts(rows, "truncated") == [0, 1, 0, 0]
+    assert [turn.stop_reason for turn in at.logged()] == [None, "max_turns", None]
+
+
+async def test_turns_of_an_episode_whose_environment_dies_are_never_learned_from(table):
+    at = table([WIN, LOOK, HURT, LOOK, "ACTION: fly"], turns=3, on_step="exits")
+
+    rows = await at.play()
+
+    said = [TOKENIZER.decode(row.response_ids) for row in rows[:-1]]
+    assert said == [WIN, LOOK, "ACTION: fly"]
+    assert facts(rows, "time") == [0, 1, 2, 3]
+    # The second episode died after one turn: the third begins where its turns were.
+    assert "step 0" in prompt_of(rows[1])
+    assert prompt_of(rows[1]) != at.prompts[1]
+
+
+async def test_a_failure_is_counted_and_logged(table):
+    at = table([WIN, LOOK, HURT, LOOK, LOOK], turns=3, on_step="exits")
+
+    rows = await at.play()
+
+    assert facts(rows, "failures") == [0, 0, 0, 1]
+    assert facts(rows, "inference_failures") == [0, 0, 0, 0]
+    (failed,) = [turn for turn in at.logged() if turn.failed_cause]
+    assert (failed.episode, failed.stop_reason, failed.failed_cause) == ("t0-1", "failed", "environment")
+    assert "exit code 3" in failed.observation
+    assert failed.reward == 0
+
+
+async def test_turns_learned_from_in_an_earlier_segment_do_not_count_against_the_present_one(table):
+    at = table([LOOK] * 3 + [HURT] + [LOOK] * 3, on_step="exits")
+
+    await at.play(1)
+    rows = await at.play(2)
+
+    assert len(rows) == 3 + 1
+    assert "step 0" in prompt_of(rows[0])
+    assert facts(rows, "failures")[-1] == 1
+
+
+async def test_an_answer_without_a_token_fails_the_episode_and_not_the_run(table):
+    at = table([LOOK, "", LOOK, LOOK, LOOK])
+
+    rows = await at.play()
+
+    assert len(rows) == 3 + 1
+    assert facts(rows, "inference_failures")[-1] == 1
+    assert facts(rows, "failures")[-1] == 1
+
+
+async def test_an_environment_that_always_dies_ends_the_run(table):
+    at = table([HURT] * MAX_FAILURES_IN_A_ROW, on_step="exits")
+
+    with pytest.raises(RunFailedError, match=r"3 episodes in a row failed.*exit code 3") as error:
+        await at.play()
+
+    assert error.value.cause == "environment"
+
+
+async def test_an_environment_that_cannot_begin_ends_the_run(table):
+    at = table([], on_reset="raises")
+
+    with pytest.raises(RunFailedError, match="it hurts"):
+        await at.play()
+
+
+async def test_failures_with_whole_episodes_between_them_do_not_end_the_run(table):
+    at = table([HURT, WIN] * (MAX_FAILURES_IN_A_ROW + 1), turns=MAX_FAILURES_IN_A_ROW + 1, on_step="exits")
+
+    rows = await at.play()
+
+    assert facts(rows, "failures")[-1] == MAX_FAILURES_IN_A_ROW + 1
+    assert facts(rows, "done")[:-1] == [1] * (MAX_FAILURES_IN_A_ROW + 1)
+
+
+async def test_a_validation_episode_is_one_row_with_the_figures_of_all_its_turns(table):
+    at = table([LOOK, "ACTION: fly", WIN])
+
+    (row,) = await at.play(4, slot=7, validate=True)
+
+    found = row.facts
+    assert (found.slot, found.done, found.reward, found.episode_length) == (7, 1, 1, 3)
+    assert found.episode_reward == pytest.approx(0.9)
+    assert found.valid == pytest.approx(2 / 3)
+    assert [(turn.episode, turn.turn, turn.step) for turn in at.logged(validation=True)] == [
+        ("v7-0", 0, 4),
+        ("v7-0", 1, 4),
+        ("v7-0", 2, 4),
+    ]
+    assert at.logged() == []
+
+
+async def test_every_validation_plays_the_same_episodes_and_every_slot_another_one(table):
+    at = table([WIN] * 4)
+
+    for slot in (0, 1, 0, 1):
+        await at.play(slot=slot, validate=True)
+
+    first, second, again, second_again = at.prompts
+    assert (first, second) == (again, second_again)
+    assert first != second
+
+
+async def test_a_validation_episode_whose_environment_dies_is_played_again(table):
+    at = table([LOOK, HURT, LOOK, WIN], on_step="exits")
+
+    (row,) = await at.play(validate=True)
+
+    assert at.prompts[2:] == at.prompts[:2]
+    assert (row.facts.episode_length, row.facts.failures, row.facts.reward) == (2, 1, 1)
+
+
+async def test_validation_leaves_the_environments_of_training_alone(table):
+    at = table([LOOK, LOOK, LOOK, WIN, LOOK, LOOK, LOOK])
+
+    first = await at.play(1)
+    await at.play(1, validate=True)
+    second = await at.play(2)
+
+    assert second[0].prompt_ids == first[-1].prompt_ids
+
+
+async def test_every_turn_is_sampled_under_a_seed_of_its_own_that_a_rerun_repeats(table):
+    def seeds(at: Table) -> list[int]:
+        return [request.sampling_params["seed"] for request in at.policy.requests]
+
+    once, again = table([LOOK] * 6), table([LOOK] * 6)
+    for at in (once, again):
+        await at.play(1)
+        await at.play(2)
+
+    assert seeds(once) == seeds(again)
+    assert len(set(seeds(once))) == 6
+
+
+async def test_plans_and_second_thoughts_of_a_response_are_measured(table):
+    at = table(["THINK: look, then win, no wait\nACTION: look", LOOK, LOOK])
+
+    rows = await at.play()
+
+    assert rows[0].facts.plan_length > rows[1].facts.plan_length
+    assert rows[0].facts.backtrack_length > rows[1].facts.backtrack_length == 0
+
+
+async def test_verl_gets_each_reward_on_the_last_token_of_its_own_turn(table):
+    at = table([LOOK, WIN, "ACTION: fly"])
+
+    rows = [row.as_dict() for row in await at.play()]
+
+    assert [row["rm_scores"][-1].item() for row in rows] == pytest.approx([0, 1, -0.1, 0])
+    assert all(not torch.any(row["rm_scores"][:-1]) for row in rows)
