@@ -90,7 +90,7 @@ def find_marked(mark: str) -> list[int]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            environment = (entry / "environ").read_bytes()
+            environment = (entry / "environ").read_bytes().split(b"\0")
             is_zombie = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
         except (OSError, IndexError):
             continue

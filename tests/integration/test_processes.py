@@ -1,0 +1,127 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from turnmill.training import processes
+from turnmill.training.processes import MARK, clean_up_after, end_marked, find_marked, owned
+
+SLEEP = "import time; time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+# A child in a session of its own that outlives its parent, as Ray's processes do.
+ORPHAN = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
+print(child.pid, flush=True)
+"""
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen]]:
+    made: list[subprocess.Popen] = []
+    yield made
+    for process in made:
+        process.kill()
+        process.wait(10)
+
+
+def start(started: list[subprocess.Popen], code: str, mark: str | None = None) -> subprocess.Popen:
+    environment = {**os.environ, MARK: mark} if mark else None
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    started.append(process)
+    return process
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def attempt(record: Path, mark: str, *folders: Path) -> None:
+    """What an attempt that was killed leaves behind."""
+    record.write_text(json.dumps({"mark": mark, "pid": 0, "folders": [str(folder) for folder in folders]}))
+
+
+def test_children_and_what_they_left_are_ended_with_the_attempt(tmp_path, started):
+    with owned(tmp_path / "run"):
+        child = start(started, SLEEP)
+        parent = start(started, ORPHAN)
+        assert parent.stdout is not None
+        grandchild = int(parent.stdout.readline())
+        assert is_running(grandchild)
+
+    assert child.wait(10) is not None
+    assert not is_running(grandchild)
+    assert not (tmp_path / "run" / "attempt.json").exists()
+    assert MARK not in os.environ
+
+
+def test_a_process_that_ignores_the_polite_signal_is_killed(monkeypatch, started):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+    process = start(started, STUBBORN, "mark-of-the-stubborn")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+
+    end_marked("mark-of-the-stubborn")
+
+    assert process.wait(10) == -9
+
+
+def test_processes_of_others_are_left_alone(started):
+    mine, other, unmarked = (start(started, SLEEP, mark) for mark in ("mark-a", "mark-b", None))
+
+    end_marked("mark-a")
+
+    assert mine.wait(10) is not None
+    assert is_running(other.pid)
+    assert is_running(unmarked.pid)
+
+
+def test_a_mark_is_found_by_its_whole_name(started):
+    process = start(started, SLEEP, "mark-long")
+
+    assert find_marked("mark-long") == [process.pid]
+    assert find_marked("mark") == []
+
+
+def test_an_attempt_that_was_killed_is_cleaned_up_by_the_next(tmp_path, started):
+    run_dir, temporary = tmp_path / "run", tmp_path / "ray"
+    run_dir.mkdir()
+    temporary.mkdir()
+    left = start(started, SLEEP, "mark-of-the-killed")
+    attempt(run_dir / "attempt.json", "mark-of-the-killed", temporary)
+
+    with owned(run_dir) as owner:
+        assert left.wait(10) is not None
+        assert not temporary.exists()
+        assert owner.mark != "mark-of-the-killed"
+
+
+def test_folders_of_an_attempt_are_gone_after_it(tmp_path):
+    temporary = tmp_path / "ray"
+    temporary.mkdir()
+
+    with pytest.raises(KeyboardInterrupt), owned(tmp_path / "run") as owner:
+        owner.remember_folder(temporary)
+        assert json.loads(owner.record.read_text())["folders"] == [str(temporary)]
+        raise KeyboardInterrupt
+
+    assert not temporary.exists()
+
+
+@pytest.mark.parametrize("content", [None, "{half"])
+def test_without_a_whole_record_there_is_nothing_to_clean_up(tmp_path, content):
+    record = tmp_path / "attempt.json"
+    if content is not None:
+        record.write_text(content)
+
+    clean_up_after(record)

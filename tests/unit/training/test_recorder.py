@@ -1,0 +1,116 @@
+import pytest
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.progress import read_progress
+from turnmill.training.recorder import RunRecorder, StepLogger
+
+
+def job(steps: int = 10) -> AgentTrainingJob:
+    return AgentTrainingJob.model_validate(
+        {
+            "apiVersion": "turnmill.dev/v1alpha1",
+            "kind": "AgentTrainingJob",
+            "metadata": {"name": "recorded"},
+            "spec": {
+                "model": {"warmStart": {}},
+                "agent": {},
+                "environment": {"name": "babyai", "task": "goto", "count": 8},
+                "training": {"steps": steps, "turnsPerStep": 64},
+            },
+        }
+    )
+
+
+@pytest.fixture
+def recorder(tmp_path) -> RunRecorder:
+    made = RunRecorder(job(), tmp_path)
+    made.folder.create()
+    return made
+
+
+class Tracking:
+    """Stands where verl's trackers would."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, dict]] = []
+        self.finished = False
+
+    def log(self, data, step):
+        self.told.append((step, data))
+
+    def finish(self):
+        self.finished = True
+
+
+def test_every_step_is_one_object_in_the_run_folder(recorder):
+    recorder.begin_step(1)
+    recorder.log_step(1, {"turnmill/success": 0.5, "note": "not a number"})
+    recorder.log_step(2, {"turnmill/success": 0.75})
+
+    rows = list(recorder.folder.read_metrics())
+
+    assert [(row["step"], row["turnmill/success"]) for row in rows] == [(1, 0.5), (2, 0.75)]
+    assert all("note" not in row for row in rows)
+
+
+def test_progress_tells_the_step_and_what_was_last_heard_of_success(recorder):
+    recorder.begin_step(4)
+    recorder.log_step(4, {"turnmill/success": 0.5, "turnmill/reward_mean": 0.4})
+    recorder.log_step(5, {"turnmill/reward_mean": 0.3})
+
+    progress = read_progress(recorder.folder)
+
+    assert progress is not None
+    assert (progress.phase, progress.done, progress.total) == ("training", 5, 10)
+    assert (progress.success, progress.reward) == (0.5, 0.3)
+    assert progress.turns_per_second is not None
+    assert progress.seconds_left is not None
+
+
+def test_a_phase_is_shown_with_how_far_it_is(recorder):
+    with recorder.phase("critic warm-up", total=12):
+        recorder.advance("critic warm-up", 5, {})
+
+        progress = read_progress(recorder.folder)
+
+    assert progress is not None
+    assert (progress.phase, progress.done, progress.total) == ("critic warm-up", 5, 12)
+
+
+def test_the_first_step_of_an_attempt_is_marked_once(recorder):
+    for step in (7, 8):
+        recorder.begin_step(step)
+        recorder.log_step(step, {})
+
+    assert [mark["event"] for mark in recorder.folder.read_marks()] == ["started", "first_step"]
+
+
+def test_a_validation_before_the_first_step_has_its_own_row(recorder):
+    recorder.log_validation(0, {"validation/success": 0.4})
+
+    (row,) = recorder.folder.read_metrics()
+
+    assert (row["step"], row["validation/success"]) == (0, 0.4)
+
+
+def test_trackers_are_told_after_the_run_folder(recorder):
+    tracking = Tracking()
+    logger = StepLogger(tracking, recorder)
+
+    logger.log(data={"turnmill/success": 0.5}, step=1)
+    logger.finish()
+
+    assert [row["step"] for row in recorder.folder.read_metrics()] == [1]
+    assert tracking.told == [(1, {"turnmill/success": 0.5})]
+    assert tracking.finished
+
+
+def test_a_tracker_that_fails_costs_no_metrics(recorder):
+    class Broken(Tracking):
+        def log(self, data, step):
+            raise ConnectionError("the tracker is gone")
+
+    with pytest.raises(ConnectionError):
+        StepLogger(Broken(), recorder).log(data={"turnmill/success": 0.5}, step=1)
+
+    assert [row["step"] for row in recorder.folder.read_metrics()] == [1]
