@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
@@ -24,6 +25,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.llm_client import SlotClient
 from turnmill.training import checkpoints
 from turnmill.training.advantages import dual_discount_gae, whiten
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
@@ -80,6 +82,15 @@ class TurnTrainer(PPOTrainer):
         # The critic's learning rate falls over its warm-up as well: every update of it counts.
         warmup_steps = self.job.spec.algorithm.critic_warmup.steps
         self.config.critic.optim.total_training_steps += warmup_steps
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.config.trainer.device == "cpu":
+            from turnmill.training.verl_cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
+
+            for role in self.role_worker_mapping:
+                worker = CpuTrainingWorker if role == Role.Critic else CpuActorRolloutRefWorker
+                self.role_worker_mapping[role] = ray.remote(worker)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         # Rows are only padded for inference; what updates take is a multiple of the mini-batch already.
@@ -316,6 +327,10 @@ def _object_array(values: list[Any]) -> np.ndarray:
 
 class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
     """Rollout and learning take turns on the same devices."""
+
+    def get_llm_client(self) -> SlotClient:
+        """The client that agent loops generate with."""
+        return self.llm_server_manager.get_client(client_cls=SlotClient)
 
 
 class TurnTrainerColocateAsync(TurnTrainer, PPOTrainerColocateAsync):

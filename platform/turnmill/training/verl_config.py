@@ -78,7 +78,8 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": spec.training.mode,
         "trainer.v1.sampler.max_off_policy_strategy": "wait",
-        "reward.num_workers": 1,
+        # Environments give the rewards.
+        "reward.num_workers": 0,
     }
 
 

@@ -3,8 +3,8 @@
 import importlib
 import os
 
-# In this order: verl asks for the platform as soon as its engines are imported.
-CPU_MODULES = ("platform", "engines", "patches")
+# The engines take seconds to import and are wanted in training workers alone: verl_cpu.workers brings them.
+CPU_MODULES = ("platform", "patches")
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     for module in CPU_MODULES:
