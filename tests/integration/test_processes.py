@@ -110,10 +110,14 @@ def test_folders_of_an_attempt_are_gone_after_it(tmp_path):
     temporary = tmp_path / "ray"
     temporary.mkdir()
 
-    with pytest.raises(KeyboardInterrupt), owned(tmp_path / "run") as owner:
-        owner.remember_folder(temporary)
-        assert json.loads(owner.record.read_text())["folders"] == [str(temporary)]
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with owned(tmp_path / "run") as owner:
+            owner.remember_folder(temporary)
+            assert json.loads(owner.record.read_text())["folders"] == [str(temporary)]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
 
     assert not temporary.exists()
 
