@@ -85,7 +85,8 @@ class TurnEnvironment:
         action = environment.default_action if parsed is None else parsed
         result = environment.step(action)
         self._num_turns += 1
-        truncated = result.truncated or (self._num_turns >= environment.max_turns and not result.terminated)
+        # A task that is over on the last turn is over: no limit ended it.
+        truncated = not result.terminated and (result.truncated or self._num_turns >= environment.max_turns)
         self._done = result.terminated or truncated
         return ActionResult(
             action=action,

@@ -5,6 +5,8 @@ import hashlib
 import logging
 from dataclasses import dataclass
 
+import numpy as np
+
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.core.trajectory import StopReason, Turn
 from turnmill.environments.episode import ActionResult, Opening
@@ -142,6 +144,10 @@ class Slot:
         if again:
             self.episode -= 1
         await self._process.close()
+
+    async def frames(self) -> list[np.ndarray]:
+        """Pictures of the episode so far, one per turn and the first. Raises EnvironmentFailedError."""
+        return await self._process.render_frames(self.plan.seed(self.episode), list(self._responses))
 
     async def close(self) -> None:
         """End the environment process."""

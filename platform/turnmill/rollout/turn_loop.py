@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EnvironmentFailedError, EpisodeError, InferenceError, RunFailedError
 from turnmill.core.trajectory import Turn
+from turnmill.environments.rendering import write_gif
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
@@ -17,6 +19,8 @@ from turnmill.rollout.rows import TurnRow, bootstrap_row, turn_row
 from turnmill.rollout.slot import EpisodePlan, Slot
 
 MAX_FAILURES_IN_A_ROW = 3
+
+log = logging.getLogger(__name__)
 
 
 class TurnLoop(AgentLoopBase):
@@ -162,7 +166,17 @@ class TurnLoop(AgentLoopBase):
         self.log.append(
             [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)], validation=True
         )
+        if slot.index < self.job.spec.training.validation.render_episodes:
+            await self._render(slot, step)
         return turn_row(turns[-1], slot=slot, time=0, episode=turns, failures=failures)
+
+    async def _render(self, slot: Slot, step: int) -> None:
+        path = self.folder.episodes / f"validation-{step:06d}-{slot.index}.gif"
+        try:
+            await asyncio.to_thread(write_gif, await slot.frames(), path)
+        except EnvironmentFailedError as error:
+            # A picture is worth no episode.
+            log.warning("Episode not drawn", extra={"episode": slot.episode_name, "what": str(error)})
 
     def _record(self, slot: Slot, turn: Turn, step: int) -> None:
         self.log.append([self._turn_record(slot, turn, step, slot.turn)])

@@ -27,6 +27,8 @@ class Checkpoint:
 
     path: Path
     state: RunState
+    written_at: float
+    """Seconds since 1970."""
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -61,4 +63,5 @@ def _newest_first(root: Path) -> Iterator[Checkpoint]:
     for path in sorted(folders, key=lambda p: int(p.name.rsplit("_", 1)[1]), reverse=True):
         record = json.loads((path / MARKER).read_text())
         slots = tuple(SlotState(**{**slot, "responses": tuple(slot["responses"])}) for slot in record["slots"])
-        yield Checkpoint(path, RunState(record["step"], slots, record["kl_coefficient"]))
+        state = RunState(record["step"], slots, record["kl_coefficient"])
+        yield Checkpoint(path, state, (path / MARKER).stat().st_mtime)

@@ -1,5 +1,6 @@
 """Runs a job on this machine: a Ray cluster of its own, a watchdog over it, and nothing left behind."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -19,6 +20,10 @@ from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.training import processes
 
 POLL_SECONDS = 0.25
+# Another try would end the same way.
+FINAL_CAUSES = frozenset({"settings", "failed_ratio", "environment"})
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ def launch(
         _prepare(folder, job, resume=resume)
         model = _model(job, folder, report)
         try:
-            _train(job, model, folder, device, owner, report)
+            _train_with_retries(job, model, folder, device, owner, report)
         finally:
             _finish(folder)
     return RunResult(folder.path, folder.read_summary())
@@ -63,16 +68,21 @@ def resolve_device(device: str) -> str:
 
 
 def _prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
-    from turnmill.training import checkpoints
-
     folder.create()
     if resume:
-        checkpoints.discard_incomplete(folder.checkpoints)
-        newest = checkpoints.latest(folder.checkpoints)
-        step = newest.state.step if newest else -1
-        folder.truncate_after(step)
-        TrajectoryLog(folder).rewind(step)
+        _rewind(folder)
     folder.write_job(yaml.safe_dump(job.model_dump(by_alias=True, mode="json"), sort_keys=False))
+
+
+def _rewind(folder: RunFolder) -> None:
+    """Forget what came after the last complete checkpoint."""
+    from turnmill.training import checkpoints
+
+    checkpoints.discard_incomplete(folder.checkpoints)
+    newest = checkpoints.latest(folder.checkpoints)
+    step = newest.state.step if newest else -1
+    folder.truncate_after(step)
+    TrajectoryLog(folder).rewind(step)
 
 
 def _model(job: AgentTrainingJob, folder: RunFolder, report: Callable[[Progress], None]) -> Path:
@@ -92,6 +102,28 @@ def _model(job: AgentTrainingJob, folder: RunFolder, report: Callable[[Progress]
     return ensure_warm_start(
         spec.model.warm_start, environment=spec.environment, max_turns=spec.agent.max_turns, on_progress=tell
     )
+
+
+def _train_with_retries(
+    job: AgentTrainingJob,
+    model: Path,
+    folder: RunFolder,
+    device: str,
+    owner: processes.Owner,
+    report: Callable[[Progress], None],
+) -> None:
+    """Train; after a failure that another try may get past, go on from the last checkpoint."""
+    for attempt in range(job.spec.retries + 1):
+        try:
+            _train(job, model, folder, device, owner, report)
+        except RunFailedError as error:
+            if error.cause in FINAL_CAUSES or attempt == job.spec.retries:
+                raise
+            log.warning("Run failed and is tried again", extra={"attempt": attempt + 1, "what": str(error)})
+            processes.end_marked(owner.mark)
+            _rewind(folder)
+        else:
+            return
 
 
 def _train(

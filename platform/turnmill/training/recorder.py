@@ -1,13 +1,15 @@
 """What a run tells the outside while it trains: run folder, progress, Prometheus and trackers."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability import atomic_files
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.prometheus import RunMetrics
 from turnmill.observability.run_folder import RunFolder
@@ -22,11 +24,18 @@ class RunRecorder:
         self.steps = job.spec.training.steps
         self.prometheus = RunMetrics(job.spec.environment.name, steps=self.steps)
         if job.spec.metrics.port is not None:
-            self.metrics_port = self.prometheus.serve(job.spec.metrics.port, all_interfaces=True)
+            self._serve_metrics(job.spec.metrics.port)
         self._total = 0
         self._last: dict[str, float] = {}
         self._steps_taken = 0
         self._started = time.monotonic()
+
+    def _serve_metrics(self, port: int) -> None:
+        try:
+            taken = self.prometheus.serve(port, all_interfaces=True)
+        except OSError as error:
+            raise SettingsError(f"spec.{error.strerror}") from error
+        atomic_files.write_text(self.folder.path / "metrics_url", f"http://127.0.0.1:{taken}/metrics\n")
 
     def beat(self) -> None:
         """Show that something progressed."""
@@ -72,9 +81,9 @@ class RunRecorder:
         self.folder.append_metrics(step, metrics)
         self.prometheus.observe_step(metrics)
 
-    def checkpoint_written(self, step: int, seconds: float) -> None:
-        """A checkpoint is complete."""
-        self.prometheus.observe_checkpoint()
+    def checkpoint_written(self, written_at: float | None = None) -> None:
+        """A checkpoint is complete; `written_at` (seconds since 1970) if it was written by an earlier attempt."""
+        self.prometheus.observe_checkpoint(written_at)
         self.beat()
 
     def _step_progress(self, step: int) -> Progress:
@@ -93,15 +102,17 @@ class RunRecorder:
 
 
 class StepLogger:
-    """Stands before verl's trackers: what they are told is kept in the run folder first."""
+    """Stands before verl's trackers: what they are told is kept in the run folder first, then `after_step` follows."""
 
-    def __init__(self, tracking: Any, recorder: RunRecorder) -> None:
+    def __init__(self, tracking: Any, recorder: RunRecorder, after_step: Callable[[], None]) -> None:
         self._tracking = tracking
         self._recorder = recorder
+        self._after_step = after_step
 
     def log(self, data: Mapping[str, Any], step: int, **kwargs: Any) -> None:
         """Keep the metrics of a step and pass them on."""
         self._recorder.log_step(step, data)
+        self._after_step()
         self._tracking.log(data=data, step=step, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -35,12 +35,15 @@ from turnmill.training.turn_batch import TurnBatch, as_matrix, turn_metrics, val
 
 # verl's 2 s would be most of a small step.
 POLL_INTERVAL_SECONDS = 0.02
+# Of fewer episodes one failure would be a large share.
+MIN_EPISODES_FOR_RATIO = 20
 
 
 class TurnTrainer(PPOTrainer):
     """What turns change in verl's trainer; mixed into the class of each mode."""
 
     config: Any
+    global_steps: int
 
     def __init__(self, config: Any) -> None:
         self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
@@ -50,6 +53,8 @@ class TurnTrainer(PPOTrainer):
         if self.resumed_from is not None:
             config.trainer.resume_mode = "resume_path"
             config.trainer.resume_from_path = str(self.resumed_from.path)
+        self._pending_checkpoint: checkpoints.RunState | None = None
+        self._episodes = self._failures = 0.0
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
 
@@ -60,7 +65,7 @@ class TurnTrainer(PPOTrainer):
 
     @logger.setter
     def logger(self, tracking: Any) -> None:
-        self._logger = StepLogger(tracking, self.recorder)
+        self._logger = StepLogger(tracking, self.recorder, after_step=self._complete_checkpoint)
 
     # ---- set-up ----
 
@@ -103,6 +108,7 @@ class TurnTrainer(PPOTrainer):
         super().on_train_begin()
         if self.resumed_from is not None:
             self.agent_loop_manager.restore(self.resumed_from.state.slots)
+            self.recorder.checkpoint_written(self.resumed_from.written_at)
             if self.config.algorithm.use_kl_in_reward:
                 self.kl_ctrl_in_reward.value = self.resumed_from.state.kl_coefficient
             return
@@ -201,7 +207,20 @@ class TurnTrainer(PPOTrainer):
             advantages_RG = whiten(advantages_RG, turns.mask_RG)
         turns.write(advantages_RG, returns_RG, rewards_RG)
         metrics.update(turn_metrics(turns, rewards_RG))
+        self._require_few_failures(metrics)
         return batch
+
+    def _require_few_failures(self, metrics: dict[str, Any]) -> None:
+        """End a run in which infrastructure, and not the agent, decides how episodes end."""
+        self._failures += metrics["turnmill/episodes/failed"]
+        self._episodes += sum(metrics[f"turnmill/episodes/{reason}"] for reason in ("completed", "max_turns", "failed"))
+        ratio, limit = self._failures / max(1.0, self._episodes), self.job.spec.training.max_failed_ratio
+        if self._episodes >= MIN_EPISODES_FOR_RATIO and ratio > limit:
+            raise RunFailedError(
+                f"{self._failures:.0f} of {self._episodes:.0f} episodes failed; training.maxFailedRatio is {limit:g}. "
+                "`turnmill trajectories RUN_DIR --failed` shows why.",
+                "failed_ratio",
+            )
 
     def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
         keep = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
@@ -243,6 +262,8 @@ class TurnTrainer(PPOTrainer):
     def _warm_critic_up(self) -> None:
         """Train the critic alone on turns gathered once by the frozen policy (Verlog's critic pre-training)."""
         warmup = self.job.spec.algorithm.critic_warmup
+        first_step = self.global_steps
+        self.global_steps = 0
         with self.recorder.phase("critic warm-up", total=warmup.batches + warmup.steps):
             batches = [self._gather_for_warmup(number) for number in range(warmup.batches)]
             generator = random.Random(self.job.spec.training.seed)
@@ -252,6 +273,7 @@ class TurnTrainer(PPOTrainer):
                 for batch in batches:
                     self._compute_values(batch, metrics)
                     self._compute_advantage(batch, metrics)
+                    self._hold_kl_coefficient()
                     turns = self._turns_of(batch)
                     keys.extend(zip(turns.keys, turns.tags, strict=True))
                 chosen = generator.sample(keys, self._warmup_turns(len(keys)))
@@ -260,6 +282,12 @@ class TurnTrainer(PPOTrainer):
                 self.recorder.advance("critic warm-up", warmup.batches + step + 1, metrics)
             for batch in batches:
                 tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        self.global_steps = first_step
+
+    def _hold_kl_coefficient(self) -> None:
+        """The policy does not move during the warm-up: its KL says nothing about the coefficient."""
+        if self.config.algorithm.use_kl_in_reward:
+            self.kl_ctrl_in_reward.value = self.job.spec.algorithm.kl.coefficient
 
     def _gather_for_warmup(self, number: int) -> KVBatchMeta:
         metrics: dict[str, Any] = {}
@@ -308,15 +336,19 @@ class TurnTrainer(PPOTrainer):
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        """verl's checkpoint, then everything else a resumed run needs; what is not complete does not count."""
-        started = time.monotonic()
+        """verl's checkpoint and everything else a resumed run needs; it counts once the step's metrics are kept."""
         super()._save_checkpoint()
         coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
-        state = checkpoints.RunState(
+        self._pending_checkpoint = checkpoints.RunState(
             step=self.global_steps, slots=tuple(self.agent_loop_manager.snapshot()), kl_coefficient=float(coefficient)
         )
-        checkpoints.complete(self.run_dir / "checkpoints", state, keep=self.job.spec.training.keep_checkpoints)
-        self.recorder.checkpoint_written(self.global_steps, time.monotonic() - started)
+
+    def _complete_checkpoint(self) -> None:
+        if self._pending_checkpoint is not None:
+            root, keep = self.run_dir / "checkpoints", self.job.spec.training.keep_checkpoints
+            checkpoints.complete(root, self._pending_checkpoint, keep=keep)
+            self._pending_checkpoint = None
+            self.recorder.checkpoint_written()
 
 
 def _object_array(values: list[Any]) -> np.ndarray:
