@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from turnmill.core.errors import SettingsError
 from turnmill.training import processes
 from turnmill.training.processes import MARK, clean_up_after, end_marked, find_marked, owned
 
@@ -129,3 +130,8 @@ def test_without_a_whole_record_there_is_nothing_to_clean_up(tmp_path, content):
         record.write_text(content)
 
     clean_up_after(record)
+
+
+def test_a_folder_in_which_a_run_is_alive_is_refused(tmp_path: Path):
+    with owned(tmp_path), pytest.raises(SettingsError, match="another process is training"), owned(tmp_path):
+        pass

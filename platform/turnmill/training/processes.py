@@ -1,5 +1,6 @@
 """Everything a run starts carries its mark: it can be found and ended, whatever happened to its parent."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from turnmill.core.errors import SettingsError
 from turnmill.observability import atomic_files
 
 MARK = "TURNMILL_ATTEMPT"
@@ -40,21 +42,36 @@ class Owner:
 def owned(run_dir: Path) -> Iterator[Owner]:
     """Mark all processes started inside; at the end they are gone, with their shared memory and folders.
 
-    Starts by cleaning up after an earlier attempt at the same run that was killed.
+    Starts by cleaning up after an earlier attempt at the same run that was killed. Raises SettingsError while another
+    process trains in the folder.
     """
     record = run_dir / "attempt.json"
-    clean_up_after(record)
     run_dir.mkdir(parents=True, exist_ok=True)
-    owner = Owner(record, uuid.uuid4().hex)
-    os.environ[MARK] = owner.mark
-    owner.save()
-    try:
-        yield owner
-    finally:
-        os.environ.pop(MARK, None)
+    with _locked(run_dir):
         clean_up_after(record)
-        for segment in _shared_memory() - owner.shared_memory_before:
-            _unlink_unused(segment)
+        owner = Owner(record, uuid.uuid4().hex)
+        os.environ[MARK] = owner.mark
+        owner.save()
+        try:
+            yield owner
+        finally:
+            os.environ.pop(MARK, None)
+            clean_up_after(record)
+            for segment in _shared_memory() - owner.shared_memory_before:
+                _unlink_unused(segment)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold a run folder for this process alone; the lock goes with the process, however it ends."""
+    with (run_dir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"{run_dir}: another process is training in this folder. Wait for it, or choose another --output."
+            ) from None
+        yield
 
 
 def clean_up_after(record: Path) -> None:

@@ -207,7 +207,8 @@ class TurnTrainer(PPOTrainer):
             advantages_RG = whiten(advantages_RG, turns.mask_RG)
         turns.write(advantages_RG, returns_RG, rewards_RG)
         metrics.update(turn_metrics(turns, rewards_RG))
-        self._require_few_failures(metrics)
+        if self.global_steps > 0:
+            self._require_few_failures(metrics)
         return batch
 
     def _require_few_failures(self, metrics: dict[str, Any]) -> None:
@@ -328,6 +329,12 @@ class TurnTrainer(PPOTrainer):
             tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
             self.agent_loop_manager.generate_sequences(batch)
             batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
+            if len(batch.keys) < len(uids):
+                raise RunFailedError(
+                    f"{len(uids) - len(batch.keys)} of {len(uids)} validation episodes could not be played. "
+                    f"See {self.run_dir / 'logs'}.",
+                    "rollout",
+                )
             data = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["turn_facts"])
             tq.kv_clear(keys=batch.keys, partition_id="val")
         metrics = validation_metrics(as_matrix(data["turn_facts"]))
