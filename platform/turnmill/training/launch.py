@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,10 +19,22 @@ from turnmill.observability.progress import Progress, read_progress, write_progr
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.training import processes
+from turnmill.training.zygote import Zygote
 
 POLL_SECONDS = 0.25
 # Another try would end the same way.
 FINAL_CAUSES = frozenset({"settings", "failed_ratio", "environment"})
+# What the processes of a run import; on a GPU they start one by one, since CUDA does not outlive a fork.
+ZYGOTE_MODULES = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
+ZYGOTE_MODULES_WITH_RAY = (
+    "turnmill.training.trainer",
+    "turnmill.rollout.manager",
+    "turnmill.rollout.turn_loop",
+    "turnmill.training.verl_cpu.workers",
+    "turnmill.training.verl_cpu.vllm_worker",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.worker.cpu_worker",
+)
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +211,7 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
     temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-"))
     owner.remember_folder(temp_dir)
     os.environ.update(_environment(device))
+    zygote = Zygote(temp_dir, ZYGOTE_MODULES, ZYGOTE_MODULES_WITH_RAY) if device == "cpu" else None
     import ray
 
     try:
@@ -211,11 +225,14 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
             configure_logging=False,
             object_store_memory=256 * 1024**2 if device == "cpu" else None,
             _temp_dir=str(temp_dir),
-            runtime_env={"env_vars": _environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}},
+            runtime_env={"env_vars": _environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
+            | ({"py_executable": shlex.quote(str(zygote.python))} if zygote else {}),
         )
         yield
     finally:
         ray.shutdown()
+        if zygote:
+            zygote.close()
         _keep_logs(temp_dir, folder)
 
 

@@ -1,0 +1,90 @@
+"""Stands for `python`: has the zygote run what the interpreter would run, and ends as that process ends.
+
+Run as a script, by a bare interpreter without site-packages: it takes milliseconds. The process that waits here passes
+on the signals it gets; when it is killed, the zygote kills the process behind it.
+"""
+
+import array
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_CONNECT_SECONDS = 5.0
+
+
+def main() -> None:
+    path, arguments = sys.argv[1], sys.argv[2:]
+    connection = _connect(path)
+    if connection is None or not _ask(connection, arguments):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    for number in _FORWARDED:
+        signal.signal(number, lambda received, frame: connection.send(bytes([received])))
+    for descriptor in _open_descriptors(connection.fileno()):
+        if descriptor > 2:
+            os.close(descriptor)
+    answer = connection.recv(4)
+    code = struct.unpack("!i", answer)[0] if len(answer) == 4 else -signal.SIGKILL
+    _end_with(code)
+
+
+def _ask(connection: socket.socket, arguments: "list[str]") -> bool:
+    """Whether the zygote runs it."""
+    descriptors = _open_descriptors(connection.fileno())
+    request = json.dumps(
+        {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "descriptors": descriptors}
+    ).encode("utf-8", "surrogateescape")
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    try:
+        connection.sendmsg([struct.pack("!I", len(request))], rights)
+        connection.sendall(request)
+        return connection.recv(1) == b"y"
+    except OSError:
+        return False
+
+
+def _connect(path: str) -> "socket.socket | None":
+    """The zygote's connection; None if there is none."""
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while time.monotonic() < deadline:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(path)
+        except FileNotFoundError:
+            # It binds its socket first thing: it is on its way.
+            time.sleep(0.05)
+        except OSError:
+            return None
+        else:
+            return connection
+    return None
+
+
+def _open_descriptors(own: int) -> "list[int]":
+    descriptors = []
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor == own:
+            continue
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            continue
+        descriptors.append(descriptor)
+    return sorted(descriptors)
+
+
+def _end_with(code: int) -> None:
+    """End as the process behind did; `code` is negative for the signal that ended it."""
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
