@@ -1,10 +1,12 @@
 """The command line: `turnmill run job.yaml` and what goes with it."""
 
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -84,7 +86,7 @@ def run(
     _say(f"{'Going on with' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
     try:
         launch = _launch()
-        with progress_view(console) as view:
+        with _interruptible(), progress_view(console) as view:
             launch(job, run_dir, resume=resume, on_progress=view)
     except RunFailedError as error:
         _say(f"The run failed ({error.cause}): {error}\nGo on with: {again}", to=_errors())
@@ -93,6 +95,24 @@ def run(
         _say(f"Interrupted. Go on with: {again}", to=_errors())
         raise typer.Exit(INTERRUPTED) from None
     _say(_outcome(run_dir), to=console)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run alike; further ones do not disturb the clearing up."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+from vllm.sampling_params import RequestOutputKind
 
 from turnmill.core.errors import EnvironmentFailedError, EpisodeError, InferenceError, RunFailedError
 from turnmill.core.trajectory import Turn
@@ -129,6 +130,9 @@ class TurnLoop(AgentLoopBase):
             **sampling_params,
             "max_tokens": self.job.spec.agent.max_response_tokens,
             "seed": sampling_seed(self.job.spec.training.seed, slot.plan.stream, slot.index, slot.turns_played),
+            # The tokens are wanted at the end, and as tokens: what vLLM does per token by default costs as much again.
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            "detokenize": False,
         }
         try:
             async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):

@@ -215,6 +215,24 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
     import ray
 
     try:
+        _start_ray(job, device, temp_dir, zygote)
+        yield
+    finally:
+        ray.shutdown()
+        if zygote:
+            zygote.close()
+        _keep_logs(temp_dir, folder)
+
+
+def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygote | None) -> None:
+    import ray
+
+    # It tells that this cluster wants a token, which is as it should be.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    runtime_env: dict[str, Any] = {"env_vars": _environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
+    if zygote:
+        runtime_env["py_executable"] = shlex.quote(str(zygote.python))
+    try:
         ray.init(
             address="local",
             num_cpus=max(16, os.cpu_count() or 1),
@@ -225,15 +243,13 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
             configure_logging=False,
             object_store_memory=256 * 1024**2 if device == "cpu" else None,
             _temp_dir=str(temp_dir),
-            runtime_env={"env_vars": _environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
-            | ({"py_executable": shlex.quote(str(zygote.python))} if zygote else {}),
+            runtime_env=runtime_env,
         )
-        yield
-    finally:
-        ray.shutdown()
-        if zygote:
-            zygote.close()
-        _keep_logs(temp_dir, folder)
+    except (ray.exceptions.RaySystemError, RuntimeError, OSError) as error:
+        raise RunFailedError(
+            f"Ray did not start: {str(error).strip()} Try again; if it stays so, look for a lack of memory, disk or ports.",
+            "ray",
+        ) from error
 
 
 def _environment(device: str) -> dict[str, str]:
@@ -251,7 +267,8 @@ def _environment(device: str) -> dict[str, str]:
         return common
     return common | {
         "VERL_PLATFORM": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # vLLM reads it for the CPU as: the executor may be in the engine's process.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

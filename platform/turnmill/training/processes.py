@@ -56,7 +56,8 @@ def owned(run_dir: Path) -> Iterator[Owner]:
             yield owner
         finally:
             os.environ.pop(MARK, None)
-            clean_up_after(record)
+            _clean_up(owner.mark, owner.folders)
+            record.unlink(missing_ok=True)
             for segment in _shared_memory() - owner.shared_memory_before:
                 _unlink_unused(segment)
 
@@ -80,10 +81,14 @@ def clean_up_after(record: Path) -> None:
         attempt = json.loads(record.read_text())
     except (FileNotFoundError, ValueError):
         return
-    end_marked(attempt["mark"])
-    for folder in attempt["folders"]:
-        shutil.rmtree(folder, ignore_errors=True)
+    _clean_up(attempt["mark"], attempt["folders"])
     record.unlink(missing_ok=True)
+
+
+def _clean_up(mark: str, folders: list[str]) -> None:
+    end_marked(mark)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_marked(mark: str) -> None:

@@ -201,6 +201,9 @@ def _cpu() -> dict[str, Any]:
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
             "turnmill.training.verl_cpu.vllm_worker.CpuWorkerExtension"
         ),
+        # The model runs in the engine's own process: between two, vLLM spins on a core while it waits.
+        f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
+        f"{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes": 256 * 1024**2,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
         "critic.ppo_max_token_len_per_gpu": tokens,

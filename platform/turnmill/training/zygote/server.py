@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import setproctitle
+
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
 _FIRST_FREE_DESCRIPTOR = 400
@@ -60,6 +62,8 @@ class Child:
 def main(path: str, python: str, early: list[str], late: list[str]) -> None:
     """Serve until the parent dies or kills this process; in a forked child, run what was asked for."""
     _die_with_parent()
+    # It looks for its memory at the first call, and would not find it once a fork has changed the environment.
+    setproctitle.getproctitle()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(128)
@@ -195,7 +199,9 @@ def _receive(connection: socket.socket) -> Request:
         if not (part := connection.recv(length - len(content))):
             raise ValueError("cut short")
         content += part
-    request = Request(**json.loads(content.decode("utf-8", "surrogateescape")), received=list(received), connection=connection)
+    request = Request(
+        **json.loads(content.decode("utf-8", "surrogateescape")), received=list(received), connection=connection
+    )
     if len(request.descriptors) != len(request.received):
         raise ValueError(f"{len(request.received)} descriptors of {len(request.descriptors)} arrived")
     return request
@@ -248,7 +254,8 @@ def _run(request: Request) -> None:
     else:
         sys.argv = rest
         sys.path.insert(0, str(Path(rest[0]).parent))
-        exec(compile(Path(rest[0]).read_bytes(), rest[0], "exec"), main_module.__dict__ | {"__file__": rest[0]})
+        main_module.__file__ = rest[0]
+        exec(compile(Path(rest[0]).read_bytes(), rest[0], "exec"), main_module.__dict__)
 
 
 def _die_with_parent() -> None:

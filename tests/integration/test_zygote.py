@@ -1,0 +1,194 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from turnmill.training.zygote import Zygote
+
+SECONDS = 60
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch) -> Path:
+    """A folder of modules that a zygote can import; `heavy` notes down who imports it."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "heavy.py").write_text(
+        f"import os\nwith open({str(tmp_path / 'imports')!r}, 'a') as notes: notes.write(f'{{os.getpid()}}\\n')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return folder
+
+
+@pytest.fixture
+def zygote(tmp_path, modules) -> Iterator[Zygote]:
+    started = Zygote(tmp_path, ("heavy",), ())
+    yield started
+    started.close()
+
+
+def run(zygote: Zygote, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(zygote.python), *arguments], capture_output=True, text=True, timeout=SECONDS, check=False, **options
+    )
+
+
+def imports(tmp_path: Path) -> list[int]:
+    return [int(line) for line in (tmp_path / "imports").read_text().split()]
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"{pid} is still there"
+        time.sleep(0.02)
+
+
+def test_code_runs_with_its_arguments_folder_environment_and_input(zygote, tmp_path):
+    code = "import os, sys; print(sys.argv, os.getcwd(), os.environ['WHO'], sys.stdin.read()); sys.exit(3)"
+
+    result = run(zygote, "-B", "-c", code, "a b", "c", cwd=tmp_path, env={**os.environ, "WHO": "me"}, input="hello")
+
+    assert result.stdout == f"['-c', 'a b', 'c'] {tmp_path} me hello\n"
+    assert result.returncode == 3, result.stderr
+
+
+def test_what_the_zygote_imported_is_there_and_is_imported_once(zygote, tmp_path):
+    results = [run(zygote, "-c", "import os, heavy; print(os.getppid())") for _ in range(2)]
+
+    assert [int(result.stdout) for result in results] == [zygote.process.pid] * 2
+    assert imports(tmp_path) == [zygote.process.pid]
+
+
+def test_scripts_and_modules_run_as_main(zygote, modules):
+    (modules / "tool.py").write_text("import sys; print(__name__, __file__, sys.argv[1:], flush=True)")
+
+    assert run(zygote, str(modules / "tool.py"), "x").stdout == f"__main__ {modules / 'tool.py'} ['x']\n"
+    assert run(zygote, "-m", "tool", "x").stdout == f"__main__ {modules / 'tool.py'} ['x']\n"
+
+
+def test_an_exception_ends_the_process_as_it_ends_python(zygote):
+    result = run(zygote, "-c", "raise ValueError('no')")
+
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "ValueError: no"
+
+
+def test_inherited_descriptors_keep_their_numbers(zygote):
+    reading, writing = os.pipe()
+    code = f"import os; os.write({writing}, b'through')"
+
+    result = run(zygote, "-c", code, pass_fds=[writing])
+    os.close(writing)
+
+    assert os.read(reading, 100) == b"through", result.stderr
+    os.close(reading)
+
+
+def test_a_signal_reaches_the_process_behind(zygote):
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([str(zygote.python), "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(SECONDS) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_process_that_a_signal_ends_looks_the_same_from_outside(zygote, number):
+    result = run(zygote, "-c", f"import os; os.kill(os.getpid(), {int(number)})")
+
+    assert result.returncode == -number
+
+
+def test_killing_the_client_kills_the_process_behind(zygote):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    process = subprocess.Popen([str(zygote.python), "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    behind = int(process.stdout.readline())
+
+    process.kill()
+    process.wait(SECONDS)
+
+    wait_until_gone(behind)
+
+
+def test_all_forks_go_with_the_zygote(zygote):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    process = subprocess.Popen([str(zygote.python), "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    behind = int(process.stdout.readline())
+
+    zygote.close()
+
+    wait_until_gone(behind)
+    assert process.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_spawned_processes_of_multiprocessing_are_forks_as_well(zygote, modules, tmp_path):
+    (modules / "spawner.py").write_text(
+        "import multiprocessing, os\n"
+        "def report(queue): import heavy; queue.put(os.getpid())\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    queue = context.Queue()\n"
+        "    process = context.Process(target=report, args=(queue,))\n"
+        "    process.start(); print(queue.get(timeout=60)); process.join(60); print(process.exitcode)\n"
+    )
+
+    result = run(zygote, str(modules / "spawner.py"))
+
+    assert result.stdout.split()[-1] == "0", result.stderr
+    assert imports(tmp_path) == [zygote.process.pid]
+
+
+def test_forks_do_not_share_their_random_numbers(zygote):
+    code = "import random; print(random.random())"
+
+    assert run(zygote, "-c", code).stdout != run(zygote, "-c", code).stdout
+
+
+def test_without_a_zygote_python_runs_by_itself(zygote):
+    zygote.close()
+
+    result = run(zygote, "-c", "import os, sys; print(sys.executable)")
+
+    assert result.stdout.strip() == sys.executable
+
+
+def test_what_ray_reads_at_its_import_is_there_before_the_late_modules(tmp_path, modules):
+    (modules / "late.py").write_text("import os; job = os.environ['RAY_JOB_ID']")
+    zygote = Zygote(tmp_path, ("heavy",), ("late",))
+    code = "import late, os; print(late.job, os.getppid())"
+
+    first = run(zygote, "-c", code, env={**os.environ, "RAY_JOB_ID": "01"})
+    other = run(zygote, "-c", code, env={**os.environ, "RAY_JOB_ID": "02"})
+    zygote.close()
+
+    assert first.stdout == f"01 {zygote.process.pid}\n"
+    assert other.stdout.split()[0] == "02"
+    assert other.stdout.split()[1] != str(zygote.process.pid), "a process of another job must not be a fork of this one"
+
+
+def test_a_zygote_with_threads_forks_nothing(tmp_path, modules):
+    (modules / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    zygote = Zygote(tmp_path, ("threaded",), ())
+
+    result = run(zygote, "-c", "import os; print(os.getppid())")
+
+    assert result.stdout.strip() != str(zygote.process.pid)
+    assert zygote.process.wait(SECONDS) == 0
+    assert "no forking" in (tmp_path / "zygote.log").read_text()
