@@ -14,6 +14,9 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.slot import SlotState
 from turnmill.rollout.turn_loop import TurnLoop
 
+# More fill the engine's batches better, and each takes a process of 7 MB.
+VALIDATION_EPISODES_AT_ONCE = 128
+
 _VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
@@ -24,7 +27,7 @@ class TurnLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
         super().__init__(config, *args, **kwargs)
         torch.set_num_threads(1)
         job = AgentTrainingJob.model_validate_json(config.turnmill.job)
-        self.validation_slots = asyncio.Semaphore(max(job.spec.environment.count, 64))
+        self.validation_slots = asyncio.Semaphore(max(job.spec.environment.count, VALIDATION_EPISODES_AT_ONCE))
         self.turn_loop = TurnLoop(
             trainer_config=DictConfigWrap(config),
             server_manager=self.llm_client,

@@ -4,7 +4,9 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -232,6 +234,7 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
     runtime_env: dict[str, Any] = {"env_vars": _environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
     if zygote:
         runtime_env["py_executable"] = shlex.quote(str(zygote.python))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
             address="local",
@@ -247,9 +250,14 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
         )
     except (ray.exceptions.RaySystemError, RuntimeError, OSError) as error:
         raise RunFailedError(
-            f"Ray did not start: {str(error).strip()} Try again; if it stays so, look for a lack of memory, disk or ports.",
+            f"Ray did not start: {str(error).strip()} Try again; if it stays so, memory, disk or ports may be short.",
             "ray",
         ) from error
+    finally:
+        # Ray takes SIGTERM for itself, to print where it hit.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _environment(device: str) -> dict[str, str]:

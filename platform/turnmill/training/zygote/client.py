@@ -35,8 +35,9 @@ def main() -> None:
 def _ask(connection: socket.socket, arguments: "list[str]") -> bool:
     """Whether the zygote runs it."""
     descriptors = _open_descriptors(connection.fileno())
+    folder = os.getcwd()  # noqa: PTH109
     request = json.dumps(
-        {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "descriptors": descriptors}
+        {"arguments": arguments, "environment": dict(os.environ), "folder": folder, "descriptors": descriptors}
     ).encode("utf-8", "surrogateescape")
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
     try:
@@ -66,7 +67,7 @@ def _connect(path: str) -> "socket.socket | None":
 
 def _open_descriptors(own: int) -> "list[int]":
     descriptors = []
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (pathlib takes as long to import as all the rest)
         descriptor = int(name)
         if descriptor == own:
             continue

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import setproctitle
-
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
 _FIRST_FREE_DESCRIPTOR = 400
@@ -62,8 +60,6 @@ class Child:
 def main(path: str, python: str, early: list[str], late: list[str]) -> None:
     """Serve until the parent dies or kills this process; in a forked child, run what was asked for."""
     _die_with_parent()
-    # It looks for its memory at the first call, and would not find it once a fork has changed the environment.
-    setproctitle.getproctitle()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(128)
@@ -174,8 +170,8 @@ class Server:
 
 def _other_threads() -> list[str]:
     """Threads of this process by name; those that start anew in a fork by themselves left out."""
-    others = (task for task in os.listdir("/proc/self/task") if int(task) != os.getpid())
-    names = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in others]
+    others = (task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid())
+    names = [(task / "comm").read_text().strip() for task in others]
     return [name for name in names if name not in _FORK_SAFE_THREADS]
 
 
