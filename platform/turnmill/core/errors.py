@@ -39,3 +39,47 @@ class InferenceError(EpisodeError):
     """The policy could not answer."""
 
     cause: ClassVar[str] = "inference"
+
+
+class ToolError(TurnmillError):
+    """A tool call could not be done; nothing of it took effect."""
+
+    cause: ClassVar[str] = "tool"
+
+
+class ToolUnavailableError(ToolError, SettingsError):
+    """A tool cannot work on this machine; the message names what to install or set."""
+
+
+class ToolFailedError(ToolError):
+    """Infrastructure behind a tool failed: never an observation, never a reward."""
+
+
+class SandboxError(ToolError):
+    """The sandbox could not run a task."""
+
+    cause: ClassVar[str] = "sandbox"
+
+
+class StoreError(ToolError):
+    """The trajectory store refused or could not be reached."""
+
+    cause: ClassVar[str] = "store"
+
+
+class StoreUnavailableError(StoreError):
+    """The store did not answer within the call's deadline; the same call may be sent again."""
+
+    cause: ClassVar[str] = "store_unavailable"
+
+
+class StoreFullError(StoreError):
+    """The store's memory bound is reached."""
+
+    cause: ClassVar[str] = "store_full"
+
+
+class StaleClaimError(StoreError):
+    """Another server has taken the call over: what this one did of it does not count."""
+
+    cause: ClassVar[str] = "stale_claim"

@@ -1,0 +1,1 @@
+"""The tool server: verl-tool's API over HTTP, any number of equal replicas, state in the trajectory store alone."""
