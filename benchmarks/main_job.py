@@ -44,7 +44,7 @@ def one(job: Path, run_dir: Path, seed: int) -> tuple[float, Measured]:
 
 def show(results: dict[int, tuple[float, Measured]]) -> None:
     rows = []
-    for seed, (warm_start, run) in results.items():
+    for warm_start, run in results.values():
         summary = run.summary
         rows.append(
             [

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from turnmill.core.errors import RunFailedError
 from turnmill.observability import atomic_files, json_lines
 
 BEAT_INTERVAL_SECONDS = 0.1
@@ -53,6 +54,11 @@ class RunFolder:
         return self.path / "heartbeat"
 
     @property
+    def failure(self) -> Path:
+        """Why this attempt cannot go on, written by the process that found out."""
+        return self.path / "failure.json"
+
+    @property
     def marks(self) -> Path:
         """When the run started, reached its first step and ended, attempt by attempt."""
         return self.path / "logs" / "marks.jsonl"
@@ -82,6 +88,7 @@ class RunFolder:
         for folder in (self.path, self.trajectories, self.checkpoints, self.episodes, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
             atomic_files.sweep(folder)
+        self.failure.unlink(missing_ok=True)
         previous = self.last_beat()
         self._touch()
         json_lines.append(self.marks, [{"event": "started", "time": time.time(), "previous_beat": previous}])
@@ -108,6 +115,18 @@ class RunFolder:
             return dict(json.loads(self.summary.read_text()))
         except FileNotFoundError:
             return {}
+
+    def write_failure(self, error: RunFailedError) -> None:
+        """Have the attempt end: whoever watches it reads why. The first reason stays."""
+        if not self.failure.exists():
+            atomic_files.write_text(self.failure, json.dumps({"message": str(error), "cause": error.cause}))
+
+    def read_failure(self) -> RunFailedError | None:
+        """Why this attempt is to end; None while nothing speaks against it."""
+        try:
+            return RunFailedError(**json.loads(self.failure.read_text()))
+        except FileNotFoundError:
+            return None
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step."""

@@ -1,6 +1,8 @@
 """Agent loop workers of verl's, with slots that stay with their worker."""
 
 import asyncio
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability import logs
+from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.slot import SlotState
 from turnmill.rollout.turn_loop import TurnLoop
 
@@ -26,6 +31,7 @@ class TurnLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         torch.set_num_threads(1)
+        logs.configure(RunFolder(config.turnmill.run_dir), process=f"agent-loop-{os.getpid()}")
         job = AgentTrainingJob.model_validate_json(config.turnmill.job)
         self.validation_slots = asyncio.Semaphore(max(job.spec.environment.count, VALIDATION_EPISODES_AT_ONCE))
         self.turn_loop = TurnLoop(
@@ -44,11 +50,13 @@ class TurnLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
     ) -> None:
         validate = trajectory["validate"]
-        if validate:
-            async with self.validation_slots:
-                rows = await self.turn_loop.run(sampling_params, validate=True, **row)
-        else:
-            rows = await self.turn_loop.run(sampling_params, validate=False, **row)
+        try:
+            async with self.validation_slots if validate else nullcontext():
+                rows = await self.turn_loop.run(sampling_params, validate=validate, **row)
+        except RunFailedError as error:
+            # verl logs it and goes on, in the asynchronous modes with other rows in place of these.
+            self.turn_loop.folder.write_failure(error)
+            raise
         await self._agent_loop_postprocess(rows, validate, **row)
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:

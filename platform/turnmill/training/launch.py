@@ -17,6 +17,7 @@ import yaml
 
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability import logs
 from turnmill.observability.progress import Progress, read_progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -62,10 +63,12 @@ def launch(
     device = resolve_device(job.spec.resources.device)
     with processes.owned(folder.path) as owner:
         _prepare(folder, job, resume=resume)
-        model = _model(job, folder, report)
+        logs.configure(folder, process="launch", level=logging.WARNING)
         try:
+            model = _model(job, folder, report)
             _train_with_retries(job, model, folder, device, owner, report)
         finally:
+            logs.close()
             _finish(folder)
     return RunResult(folder.path, folder.read_summary())
 
@@ -136,6 +139,7 @@ def _train_with_retries(
                 raise
             log.warning("Run failed and is tried again", extra={"attempt": attempt + 1, "what": str(error)})
             processes.end_marked(owner.mark)
+            folder.failure.unlink(missing_ok=True)
             _rewind(folder)
         else:
             return
@@ -177,6 +181,8 @@ def _watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Callab
         if ready:
             _result(future, folder)
             return
+        if (failure := folder.read_failure()) is not None:
+            raise failure
         if (silent := folder.seconds_since_progress()) > stall_timeout:
             raise RunFailedError(
                 f"Nothing progressed for {silent:.0f} s (training.stallTimeoutSeconds is {stall_timeout:g}) "
@@ -286,6 +292,8 @@ def _environment(device: str) -> dict[str, str]:
 def _keep_logs(temp_dir: Path, folder: RunFolder) -> None:
     """Copy what Ray's workers wrote to the run folder: the session itself is deleted."""
     target = folder.logs / "ray"
+    if (zygote := temp_dir / "zygote.log").exists():
+        shutil.copyfile(zygote, folder.logs / zygote.name)
     for file in temp_dir.glob("session_2*/logs/worker-*"):
         if file.stat().st_size:
             target.mkdir(parents=True, exist_ok=True)

@@ -20,10 +20,13 @@ class TurnTaskRunner:
         from verl.utils.logging_utils import configure_verl_logging
 
         from turnmill.jobs import AgentTrainingJob
+        from turnmill.observability import logs
+        from turnmill.observability.run_folder import RunFolder
         from turnmill.training.trainer import TRAINERS
         from turnmill.training.verl_config import build_verl_config
 
         configure_verl_logging()
+        logs.configure(RunFolder(run_dir), process="trainer")
         job = AgentTrainingJob.model_validate_json(job_json)
         config = build_verl_config(job, model=Path(model), run_dir=Path(run_dir), device=device)
         OmegaConf.set_struct(config, False)

@@ -25,6 +25,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training import checkpoints
 from turnmill.training.advantages import dual_discount_gae, whiten
@@ -156,9 +157,9 @@ class TurnTrainer(PPOTrainer):
         spec = self.job.spec
         expected = spec.training.turns_per_step + spec.environment.count
         if len(batch.keys) < expected:
-            raise RunFailedError(
+            raise RunFolder(self.run_dir).read_failure() or RunFailedError(
                 f"Step {self.global_steps} got {len(batch.keys)} rows of {expected}: agent loops gave up. "
-                "The last failures stand in trajectories/ and in logs/.",
+                f"See {self.run_dir / 'logs'}.",
                 "rollout",
             )
 
@@ -330,7 +331,7 @@ class TurnTrainer(PPOTrainer):
             self.agent_loop_manager.generate_sequences(batch)
             batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
             if len(batch.keys) < len(uids):
-                raise RunFailedError(
+                raise RunFolder(self.run_dir).read_failure() or RunFailedError(
                     f"{len(uids) - len(batch.keys)} of {len(uids)} validation episodes could not be played. "
                     f"See {self.run_dir / 'logs'}.",
                     "rollout",

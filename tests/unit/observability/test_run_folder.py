@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from turnmill.core.errors import RunFailedError
 from turnmill.observability import atomic_files
 from turnmill.observability.run_folder import RunFolder
 
@@ -132,3 +133,17 @@ def test_an_attempt_that_starts_notes_when_the_one_before_gave_its_last_sign_of_
     first, second = folder.read_marks()
     assert first["previous_beat"] is None
     assert second["previous_beat"] == 1234.5
+
+
+def test_the_first_reason_to_fail_stays_until_the_next_attempt(folder: RunFolder):
+    folder.create()
+    assert folder.read_failure() is None
+
+    folder.write_failure(RunFailedError("five episodes in a row failed", "environment"))
+    folder.write_failure(RunFailedError("what came of it", "rollout"))
+
+    failure = folder.read_failure()
+    assert failure is not None
+    assert (str(failure), failure.cause) == ("five episodes in a row failed", "environment")
+    folder.create()
+    assert folder.read_failure() is None
