@@ -1,0 +1,70 @@
+"""Runs a server for its owner and ends it with the owner, however that ends; a program of its own, see `embedded`.
+
+Imports little: it starts in a few hundredths of a second, and is there for as long as the server.
+"""
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_STOP_MILLISECONDS = 5000
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(arguments: list[str]) -> int:
+    """`OWNER_PID FOLDER COMMAND...`: run the command until it, the owner or this process is to end."""
+    owner, folder, command = int(arguments[0]), arguments[1], arguments[2:]
+    asked, ask = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(ask)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    try:
+        owner_fd = os.pidfd_open(owner)
+    except ProcessLookupError:
+        owner_fd = -1
+    # The owner started this process: another parent says that it has gone, and its number may be another's.
+    if owner_fd < 0 or os.getppid() != owner:
+        shutil.rmtree(folder, ignore_errors=True)
+        return 0
+    child = _start(command)
+    child_fd = os.pidfd_open(child)
+    if child_fd in _ready([owner_fd, child_fd, asked], None):
+        # The folder stays: it holds the log, in which the owner finds the reason.
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.kill(child, signal.SIGTERM)
+    if not _ready([child_fd], _STOP_MILLISECONDS):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _ready(descriptors: list[int], milliseconds: int | None) -> list[int]:
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(milliseconds)]
+
+
+def _start(command: list[str]) -> int:
+    guardian = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        if os.getppid() == guardian:
+            os.execv(command[0], command)
+    finally:
+        os._exit(127)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
