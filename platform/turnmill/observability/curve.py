@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from turnmill.observability import atomic_files
 from turnmill.observability.run_folder import RunFolder
 
@@ -45,7 +47,7 @@ def draw_curve(run_dir: Path | str) -> Path:
     rows = list(folder.read_metrics())
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.06, wspace=0.04)
     figure = Figure(figsize=(10, 6.2), dpi=120, facecolor=PAPER, layout=layout)
-    figure.suptitle(folder.path.resolve().name, x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
+    figure.suptitle(_name(folder), x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     last_step = max((row["step"] for row in rows), default=0)
     for axes, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         _draw_panel(axes, panel, rows, last_step)
@@ -53,6 +55,14 @@ def draw_curve(run_dir: Path | str) -> Path:
     FigureCanvasAgg(figure).print_png(picture)
     atomic_files.write_bytes(folder.curve, picture.getvalue())
     return folder.curve
+
+
+def _name(folder: RunFolder) -> str:
+    """The job's name; the folder's, where the job cannot be read."""
+    try:
+        return str(yaml.safe_load(folder.job.read_text())["metadata"]["name"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return folder.path.resolve().name
 
 
 def points(rows: Sequence[dict[str, Any]], key: str) -> list[Point]:
