@@ -1,0 +1,136 @@
+"""The tool `bash_terminal`: a shell whose folder, exports, functions and files live from turn to turn."""
+
+import json
+import re
+from typing import ClassVar
+
+from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.tools import settings
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.code_blocks import fenced, fences_are_even, tagged
+from turnmill.tools.registry import register
+from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sessions import read_answer
+
+BLOCKED = (
+    "Execution blocked: Command contains potentially dangerous operations. Forbidden commands detected: {commands}"
+)
+UNCHANGED = "[The shell is as it was before this block.]"
+_FORBIDDEN_WORDS = (
+    "rm -rf /", "dd if=", "mkfs", "fdisk", "mount", "umount", "passwd", "su ", "sudo ", "chroot", "systemctl",
+    "service", "iptables", "ufw", "firewall-cmd", "nc ", "ncat ", "telnet ", "ssh ", "scp ", "rsync ", "curl http",
+    "wget http", "lynx", "w3m", "crontab", "batch", "kill -9", "killall", "pkill ", "> /dev/", "< /dev/", "mknod",
+    "losetup",
+)  # fmt: skip
+_FORBIDDEN_PATTERNS = (
+    r"rm\s+.*-rf\s+/", r">\s*/etc/", r">\s*/bin/", r">\s*/usr/", r">\s*/var/", r"chmod\s+777", r"find\s+/.*-exec",
+    r"eval\s+.*[;&|]", r"source\s+/", r"\.\s+/",
+)  # fmt: skip
+_GRACE_SECONDS = 5.0
+_STATE_BYTES = MIB
+"""Room for exports and functions beside the files."""
+
+
+def forbidden(commands: str) -> list[str]:
+    """What of it is refused by courtesy: the first word found, or else the first pattern's finds."""
+    lowered = commands.lower()
+    for word in _FORBIDDEN_WORDS:
+        if word in lowered:
+            return [word]
+    return next((found for pattern in _FORBIDDEN_PATTERNS if (found := re.findall(pattern, lowered))), [])
+
+
+@register
+class BashTerminal(Tool):
+    """Runs a block of lines, each a bash of its own, and shows them as a terminal would."""
+
+    name: ClassVar[str] = "bash_terminal"
+    stateful: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("bash",)
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        values = context.settings
+        self._seconds = settings.number(values, "BASH_TIMEOUT_SECONDS", 10, least=0.1)
+        self._block_seconds = settings.number(values, "BASH_BLOCK_TIMEOUT_SECONDS", 120, least=0.1)
+        self._characters = settings.count(values, "BASH_MAX_OUTPUT_CHARACTERS", 100_000, least=100)
+        self._home_bytes = settings.count(values, "BASH_MAX_HOME_BYTES", 16 * MIB)
+        self._home_files = settings.count(values, "BASH_MAX_HOME_FILES", 1000)
+        self._memory_bytes = settings.count(values, "BASH_MEMORY_MIB", 1024, least=64) * MIB
+        self._refuses_words = settings.switch(values, "BASH_BLOCKED_WORDS", True)
+
+    def usage(self) -> str:
+        """One line."""
+        return "Write shell commands between <bash> and </bash>; folder, exported variables and files stay."
+
+    def parse(self, action: str) -> str | None:
+        """Its blocks, the first kind that it has."""
+        gap = r"\s*"
+        blocks = (
+            tagged(action, "bash") or fenced(action, "bash|sh|shell", gap=gap) or fenced(action, "terminal", gap=gap)
+        )
+        return "\n".join(blocks) if blocks else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run the block and keep what it left."""
+        commands = forbidden(call.parsed) if self._refuses_words else []
+        if commands:
+            return ToolResult(_wrap(call.action, BLOCKED.format(commands=", ".join(commands))))
+        lines = [line for line in call.parsed.splitlines() if line.strip()]
+        if not lines:
+            return ToolResult(_wrap(call.action, ""))
+        outcome = await self.context.sandbox.run(self._task(lines, call))
+        max_bytes = self._home_bytes + 128 * self._home_files + _STATE_BYTES
+        answer = read_answer(outcome.value, is_part=_is_part, max_bytes=max_bytes)
+        text = outcome.stdout.decode("utf-8", "replace")
+        if answer is None:
+            text += self._broken_off(outcome)
+        return ToolResult(_wrap(call.action, text.strip(" \n")), change=answer.change if answer else None)
+
+    def _task(self, lines: list[str], call: ToolCall) -> Task:
+        limits = {
+            "seconds": self._seconds,
+            "characters": self._characters,
+            "home_bytes": self._home_bytes,
+            "home_files": self._home_files,
+        }
+        argument = pack(
+            {
+                "lines": json.dumps(lines).encode(),
+                "state": pack(call.state),
+                "limits": json.dumps(limits).encode(),
+            }
+        )
+        return Task(
+            Function("turnmill.tools.sandboxed.shell:run", argument),
+            limits=Limits(
+                seconds=min(self._block_seconds, len(lines) * self._seconds) + _GRACE_SECONDS,
+                cpu_seconds=int(self._block_seconds) + 1,
+                memory_bytes=self._memory_bytes,
+                file_bytes=max(Limits().file_bytes, 2 * self._home_bytes),
+                output_bytes=4 * self._characters + MIB,
+            ),
+        )
+
+    def _broken_off(self, outcome: Outcome) -> str:
+        if outcome.limit == "time":
+            return f"Process timed out after {self._block_seconds:g} seconds\n{UNCHANGED}"
+        why = f"reached its limit of {outcome.limit}" if outcome.limit else "was killed"
+        return f"The shell {why}.\n{UNCHANGED}"
+
+
+def _is_part(name: str) -> bool:
+    return name in ("cwd", "exports", "functions") or name.startswith("file/")
+
+
+def _wrap(action: str, text: str) -> str:
+    """The transcript in the manner in which the action was written."""
+    if action.endswith("```output"):
+        return f"\n{text}\n```\n"
+    if action.endswith("</tool_call>"):
+        return f"\n```output\n{text}\n```\n"
+    if action.endswith("<o>"):
+        return f"\n{text}\n</o>\n"
+    if "</bash>" in action:
+        return f"\n<o>\n{text}\n</o>\n"
+    return f"\n```output\n{text}\n```\n" if fences_are_even(action) else f"output\n{text}\n```\n"

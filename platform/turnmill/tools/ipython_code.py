@@ -1,0 +1,144 @@
+"""The tool `ipython_code`: a Python session whose variables, functions and files live from turn to turn."""
+
+import json
+import re
+from typing import Any, ClassVar
+
+from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.tools import settings
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.code_blocks import fenced, fences_are_even, stdin_of, tagged
+from turnmill.tools.python_code import how_it_ended
+from turnmill.tools.registry import register
+from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sessions import Answer, read_answer
+
+MAX_OUTPUT_CHARACTERS = 100 * 1024
+MAX_FILES = 1000
+NO_OUTPUT = "Script executed successfully (no output)"
+UNCHANGED = "[The session is as it was before this code.]"
+# The session rings its own alarm and keeps what was done until then; code that does not listen is killed so much later.
+_GRACE_SECONDS = 2.0
+
+
+@register
+class IPythonCode(Tool):
+    """Runs a cell on the variables that earlier cells left."""
+
+    name: ClassVar[str] = "ipython_code"
+    stateful: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("cloudpickle",)
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        values = context.settings
+        self._seconds = settings.number(values, "IPYTHON_TIMEOUT_SECONDS", 10, least=0.1)
+        self._max_bytes = settings.count(values, "IPYTHON_MAX_STATE_BYTES", 32 * MIB, least=1)
+        memory_mib = settings.count(values, "IPYTHON_MEMORY_MIB", 1024, least=64)
+        seconds = self._seconds + _GRACE_SECONDS
+        self._limits = Limits(
+            seconds=seconds,
+            cpu_seconds=int(seconds) + 1,
+            memory_bytes=memory_mib * MIB,
+            file_bytes=max(Limits().file_bytes, 2 * self._max_bytes),
+        )
+
+    def usage(self) -> str:
+        """One line."""
+        return "Write Python code between <python> and </python>; variables and functions are there in later turns."
+
+    def parse(self, action: str) -> str | None:
+        """Its Python blocks, or the code of a call of the function `python`."""
+        blocks = tagged(action, "python") or fenced(action, "python") or _called(action)
+        return "\n".join(blocks) if blocks else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run the cell and keep what it made."""
+        if not call.parsed.strip():
+            return self._result(call, "Error: script must be a non-empty string", ok=False)
+        limits = {"seconds": self._seconds, "bytes": self._max_bytes, "files": MAX_FILES}
+        argument = pack(
+            {
+                "source": call.parsed.encode("utf-8", "replace"),
+                "state": pack(call.state),
+                "limits": json.dumps(limits).encode(),
+            }
+        )
+        stdin = stdin_of(call.action, call.extra.get("stdin"))
+        program = Function("turnmill.tools.sandboxed.python_session:run", argument)
+        outcome = await self.context.sandbox.run(Task(program, stdin=stdin, limits=self._limits))
+        answer = read_answer(outcome.value, is_part=_is_part, max_bytes=2 * self._max_bytes + MIB)
+        if answer is None:
+            return self._result(call, self._broken_off(outcome), ok=False, timed_out=outcome.limit == "time")
+        return self._finished(call, outcome, answer)
+
+    def _finished(self, call: ToolCall, outcome: Outcome, answer: Answer) -> ToolResult:
+        report = answer.report
+        ok, timed_out = report.get("ok") is True, report.get("timed_out") is True
+        notices = [_lost(report.get("lost")), str(report.get("notice") or "")]
+        text = self._timed_out() if timed_out else _text(outcome, ok)
+        text = "\n".join([text, *(notice for notice in notices if notice)])
+        return self._result(call, text, ok=ok, timed_out=timed_out, answer=answer)
+
+    def _broken_off(self, outcome: Outcome) -> str:
+        if outcome.limit == "time":
+            return f"{self._timed_out()}\n{UNCHANGED}"
+        why = f"Execution stopped at its limit of {outcome.limit}.\n" if outcome.limit else how_it_ended(outcome)
+        return f"{_text(outcome, ok=False)}\n{why}{UNCHANGED}".lstrip("\n")
+
+    def _timed_out(self) -> str:
+        return f"Execution time out after {self._seconds:g} seconds"
+
+    def _result(
+        self, call: ToolCall, text: str, *, ok: bool, timed_out: bool = False, answer: Answer | None = None
+    ) -> ToolResult:
+        metrics: dict[str, Any] = {"code_success": ok, "code_lines": call.parsed.count("\n") + 1}
+        observation = {"obs": _wrap(call.action, text.lstrip(" \n")), "metrics": metrics, "timeout": timed_out}
+        return ToolResult(observation, change=answer.change if answer else None)
+
+
+def _called(action: str) -> list[str]:
+    match = re.search(r"<tool_call>(.*?)</tool_call>", action, re.DOTALL)
+    try:
+        call = json.loads(match.group(1)) if match else None
+    except (ValueError, RecursionError):
+        return []
+    arguments = call.get("arguments") if isinstance(call, dict) and call.get("name") == "python" else None
+    code = arguments.get("code") if isinstance(arguments, dict) else None
+    return [code.strip()] if isinstance(code, str) and code.strip() else []
+
+
+def _text(outcome: Outcome, ok: bool) -> str:
+    stdout, stderr = (stream.decode("utf-8", "replace") for stream in (outcome.stdout, outcome.stderr))
+    if ok:
+        text = stdout + (f"\nWarnings: {stderr}" if stderr else "")
+    else:
+        text = stdout.rstrip(" \n") + (f"\nStderr: {stderr}" if stderr else "")
+    if len(text) > MAX_OUTPUT_CHARACTERS or outcome.truncated:
+        text = text[:MAX_OUTPUT_CHARACTERS] + "\n...[output truncated]..."
+    return text.rstrip(" \n") or (NO_OUTPUT if ok else "")
+
+
+def _lost(names: object) -> str:
+    if not isinstance(names, list) or not names:
+        return ""
+    return f"[Could not be brought back from an earlier turn: {'; '.join(map(str, names))}]"
+
+
+def _is_part(name: str) -> bool:
+    return name == "count" or name.startswith(("vars/", "file/"))
+
+
+def _wrap(action: str, text: str) -> str:
+    """The observation in the manner in which the action was written."""
+    if action.endswith("```output"):
+        return f"\n{text}\n```\n"
+    if action.endswith("</tool_call>"):
+        return text
+    if action.endswith("<output>"):
+        return f"\n{text}\n</output>\n"
+    if "</python>" in action:
+        return f"\n<output>\n{text}\n</output>\n"
+    if "```python" in action or action.strip(" \n").endswith("```"):
+        return f"\n```output\n{text}\n```\n" if fences_are_even(action) else f"output\n{text}\n```\n"
+    return f"\n{text}\n"

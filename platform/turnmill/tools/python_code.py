@@ -1,0 +1,120 @@
+"""The tool `python_code`: runs a program and forgets it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.tools import settings
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.code_blocks import fenced, fences_are_even, stdin_of, tagged
+from turnmill.tools.registry import register
+from turnmill.tools.sandboxed.parts import pack
+
+MAX_OBSERVATION_CHARACTERS = 100_000
+BLOCKED = "Execution blocked: Code contains potentially dangerous operations or imports."
+_BLOCKED_MODULES = ("subprocess", "multiprocessing", "threading", "socket", "psutil", "resource", "ctypes")
+_BLOCKED_CALLS = (
+    "os.system", "os.popen", "os.spawn", "os.fork", "os.exec", "sys.exit", "os._exit", "os.kill",
+)  # fmt: skip
+_BLOCKED_WORDS = (
+    *(f"{keyword} {module}" for module in _BLOCKED_MODULES for keyword in ("import", "from")),
+    *_BLOCKED_CALLS,
+)
+
+
+def python_blocks(action: str) -> str | None:
+    """The program in an action: all blocks of the first kind that it has."""
+    blocks = tagged(action, "python") or fenced(action, "python") or fenced(action, "py")
+    return "\n".join(blocks) if blocks else None
+
+
+def is_blocked(source: str) -> bool:
+    """Whether it has a word that is refused by courtesy; what really holds it off is the sandbox."""
+    return any(word in source for word in _BLOCKED_WORDS)
+
+
+def wrap(action: str, text: str) -> str:
+    """The observation in the manner in which the action was written."""
+    if "```output" in action or "```python" in action:
+        return f"\n```result\n{text}\n```\n" if fences_are_even(action) else f"\n{text}\n```\n"
+    if "</tool_call>" in action:
+        return f"\n<tool_response>\n```result\n{text}\n```\n</tool_response>\n"
+    if action.strip(" \n").endswith("<result>"):
+        return f"\n{text}\n</result>\n"
+    return f"\n<result>\n{text}\n</result>\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """What a program wrote, and whether it failed."""
+
+    stdout: str
+    stderr: str
+    failed: bool
+
+
+class PythonProgram:
+    """Runs programs within the limits that are set for Python."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._sandbox = context.sandbox
+        self.seconds = settings.number(context.settings, "PYTHON_TIMEOUT_SECONDS", 10, least=0.1)
+        memory_mib = settings.count(context.settings, "PYTHON_MEMORY_MIB", 1024, least=64)
+        self._refuses_words = settings.switch(context.settings, "PYTHON_BLOCKED_WORDS", True)
+        self._limits = Limits(
+            seconds=self.seconds, cpu_seconds=max(1, int(self.seconds)), memory_bytes=memory_mib * MIB
+        )
+
+    async def run(self, source: str, stdin: bytes, *, prelude: bool) -> ProgramResult:
+        """Run it to its end or its limit."""
+        if self._refuses_words and is_blocked(source):
+            return ProgramResult("", BLOCKED, failed=True)
+        parts = {"source": source.encode("utf-8", "replace"), **({"prelude": b""} if prelude else {})}
+        program = Function("turnmill.tools.sandboxed.python_main:run", pack(parts))
+        outcome = await self._sandbox.run(Task(program, stdin=stdin, limits=self._limits))
+        stderr = outcome.stderr.decode("utf-8", "replace") + self._explain(outcome)
+        return ProgramResult(
+            outcome.stdout.decode("utf-8", "replace"), stderr, failed=bool(stderr) or outcome.value != b"0"
+        )
+
+    def _explain(self, outcome: Outcome) -> str:
+        match outcome.limit:
+            case "time":
+                return f"Execution timed out after {self.seconds:g} seconds.\n"
+            case None:
+                return "" if outcome.value is not None else how_it_ended(outcome)
+            case limit:
+                return f"Execution stopped at its limit of {limit}.\n"
+
+
+def how_it_ended(outcome: Outcome) -> str:
+    """A sentence on a program that ended without an answer."""
+    if outcome.exit_code is None:
+        return "Execution was killed.\n"
+    return f"Execution ended with code {outcome.exit_code}.\n" if outcome.exit_code else ""
+
+
+@register
+class PythonCode(Tool):
+    """Runs a program and answers with what it wrote."""
+
+    name: ClassVar[str] = "python_code"
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        self._program = PythonProgram(context)
+
+    def usage(self) -> str:
+        """One line."""
+        return "Write Python code between <python> and </python>; it runs in a sandbox, and what it prints comes back."
+
+    def parse(self, action: str) -> str | None:
+        """Its Python blocks."""
+        return python_blocks(action)
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run it."""
+        stdin = stdin_of(call.action, call.extra.get("stdin"))
+        result = await self._program.run(call.parsed, stdin, prelude=True)
+        text = f"{result.stdout}\n{result.stderr}".strip(" \n")
+        return ToolResult(wrap(call.action, text[:MAX_OBSERVATION_CHARACTERS]))

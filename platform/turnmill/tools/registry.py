@@ -1,0 +1,157 @@
+"""Finding tools by name: this package's, those of entry points, import paths and folders."""
+
+import difflib
+import importlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from turnmill.core.errors import ToolUnavailableError
+from turnmill.tools.base import Tool, ToolContext
+
+ENTRY_POINT_GROUP = "turnmill.tools"
+"""Installed packages offer tools under this group: `name = "package.module:Class"`."""
+
+BUILT_IN = {
+    "base": "turnmill.tools.turn_counter:TurnCounter",
+    "bash_terminal": "turnmill.tools.bash_terminal:BashTerminal",
+    "finish": "turnmill.tools.finish:Finish",
+    "ipython_code": "turnmill.tools.ipython_code:IPythonCode",
+    "mcp_interface": "turnmill.tools.mcp_interface:McpInterface",
+    "python_code": "turnmill.tools.python_code:PythonCode",
+    "python_oj": "turnmill.tools.python_oj:PythonOJ",
+    "search_retrieval": "turnmill.tools.search_retrieval:SearchRetrieval",
+    "sql": "turnmill.tools.sql:Sql",
+    "verl": "turnmill.tools.verl_tools:VerlTools",
+}
+"""The tools of this package; one is imported when it is asked for."""
+
+TOOLS_FOLDER = "TOOLS_FOLDER"
+"""Setting: a folder in which `NAME.py` registers the tool NAME."""
+
+_registered: dict[str, type[Tool]] = {}
+
+ToolClass = TypeVar("ToolClass", bound=type[Tool])
+
+
+def register(tool_class: ToolClass) -> ToolClass:
+    """Make a tool known by its `name`."""
+    known = _registered.setdefault(tool_class.name, tool_class)
+    if known is not tool_class:
+        raise ValueError(
+            f"The tool name {tool_class.name!r} belongs to {known.__module__}.{known.__qualname__}: "
+            f"give {tool_class.__module__}.{tool_class.__qualname__} another one."
+        )
+    return tool_class
+
+
+def names(folder: Path | None = None) -> list[str]:
+    """Every name that `find` knows, in order."""
+    points = (point.name for point in _entry_points())
+    files = (file.stem for file in folder.glob("[!_]*.py")) if folder else ()
+    return sorted({*_registered, *BUILT_IN, *points, *files})
+
+
+def find(name: str, folder: Path | None = None) -> type[Tool]:
+    """The tool of that name; `package.module:Class` names one that is registered nowhere."""
+    if name in _registered:
+        return _registered[name]
+    if name in BUILT_IN:
+        return _from_path(BUILT_IN[name])
+    if ":" in name:
+        return _from_path(name)
+    if folder is not None and (folder / f"{name}.py").is_file():
+        return _from_file(folder / f"{name}.py")
+    for point in _entry_points():
+        if point.name == name:
+            return _checked(_load(point), name)
+    raise ToolUnavailableError(f"There is no tool {name!r}. {_suggestion(name, names(folder))}")
+
+
+def create(name: str, context: ToolContext) -> Tool:
+    """Make a tool; ToolUnavailableError if there is none, or if something that it needs is not installed."""
+    folder = context.settings.get(TOOLS_FOLDER)
+    tool_class = find(name, Path(folder) if folder else None)
+    lacking = missing(tool_class.requires)
+    if lacking:
+        raise ToolUnavailableError(
+            f"The tool {tool_class.name!r} needs {' and '.join(lacking)}, which is not installed here: "
+            f"install it, or leave {tool_class.name!r} out."
+        )
+    return tool_class(context)
+
+
+def missing(requires: Iterable[str]) -> list[str]:
+    """What of these packages and programs is not installed."""
+    return [name for name in requires if shutil.which(name) is None and not _is_distribution(name)]
+
+
+def _is_distribution(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _entry_points() -> list[EntryPoint]:
+    return list(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise ToolUnavailableError(f"The tool {point.name!r} ({point.value}) cannot be loaded: {error}") from error
+
+
+def _from_path(path: str) -> type[Tool]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ToolUnavailableError(
+            f"{path!r} names no tool: {error}. Write it as package.module:Class, "
+            "and install the package or put its folder on PYTHONPATH."
+        ) from error
+    return _checked(found, path)
+
+
+def _from_file(file: Path) -> type[Tool]:
+    _import_file(file)
+    if file.stem not in _registered:
+        raise ToolUnavailableError(
+            f"{file} registers no tool {file.stem!r}: give a class of it @register and `name = {file.stem!r}`."
+        )
+    return _registered[file.stem]
+
+
+def _import_file(file: Path) -> ModuleType:
+    module_name = f"turnmill_tools_folder.{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise ToolUnavailableError(f"{file} is no Python module.")
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ToolUnavailableError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _checked(found: Any, name: str) -> type[Tool]:
+    if isinstance(found, type) and issubclass(found, Tool):
+        return found
+    raise ToolUnavailableError(f"{name!r} is {found!r}; it must be a subclass of turnmill.tools.base.Tool.")
+
+
+def _suggestion(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word.lower(), known, n=3)
+    sentence = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{sentence}Known: {', '.join(known)}."

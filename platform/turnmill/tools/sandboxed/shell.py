@@ -1,0 +1,187 @@
+"""A block of shell lines, each a bash of its own; working directory, exports and functions go from one to the next."""
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from turnmill.tools.sandboxed.answers import not_kept, pack_answer
+from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.workspace import restore, snapshot
+
+TIMED_OUT = "Process timed out after {seconds:g} seconds"
+CUT = "... [output cut: a block shows {limit:,} characters]"
+_HOME_MARK = b"\x01home\x01"
+_DRAIN_SECONDS = 0.1
+_POLL_SECONDS = 0.02
+
+# Both texts are read from a descriptor, as they may be longer than an argument can be. One line, so that errors of the
+# agent's line name line 1.
+_SCRIPT = (
+    "IFS= read -r -d '' -u {0}; eval \"$REPLY\" 2>/dev/null; IFS= read -r -d '' -u {0}; exec {0}<&-; eval \"$REPLY\""
+)
+_SAVE = (
+    'builtin printf "%s\\0" "$PWD"; builtin export -n PWD SHLVL _; {unchanged} builtin declare -px;'
+    ' builtin printf "\\0"; builtin declare -f; builtin declare -Fx; builtin printf "\\0"'
+)
+
+
+def run(argument: bytes) -> bytes:
+    """Run the part `lines` on the part `state`; the transcript goes to stdout as it comes about."""
+    parts = unpack(argument)
+    limits = json.loads(parts["limits"])
+    before = unpack(parts["state"])
+    root = Path.cwd()
+    restore(before, root)
+    shell = _Shell(root, before, limits["seconds"], limits["characters"])
+    try:
+        for line in json.loads(parts["lines"]):
+            shell.run_line(line)
+    finally:
+        shell.end()
+    files, left_out = snapshot(root, max_bytes=limits["home_bytes"], max_files=limits["home_files"])
+    shell.say(not_kept(left_out))
+    return pack_answer({}, before, {**shell.state(), **files})
+
+
+class _Shell:
+    """What one line leaves to the next."""
+
+    def __init__(self, root: Path, state: Mapping[str, bytes], seconds: float, max_characters: int) -> None:
+        self._root = root
+        self._seconds = seconds
+        self._room = self._limit = max_characters
+        self._environment = {name: value for name, value in os.environ.items() if name not in ("PWD", "OLDPWD")}
+        self._exports = self._located(state.get("exports", b""))
+        self._functions = self._located(state.get("functions", b""))
+        folder = state.get("cwd", b"~").decode("utf-8", "surrogateescape")
+        self._folder = root / folder.removeprefix("~").removeprefix("/") if folder.startswith("~") else Path(folder)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def state(self) -> dict[str, bytes]:
+        """The parts of the state but for files."""
+        parts = {
+            "cwd": self._shown_folder().encode("utf-8", "surrogateescape"),
+            "exports": self._exports.replace(os.fsencode(self._root), _HOME_MARK),
+            "functions": self._functions.replace(os.fsencode(self._root), _HOME_MARK),
+        }
+        return {name: part for name, part in parts.items() if part.strip()}
+
+    def run_line(self, line: str) -> None:
+        """Run it and show it with what it wrote."""
+        if not self._folder.is_dir():
+            self._folder = self._root
+        self.say(f"user@bash-session:{self._shown_folder()}$ {line}")
+        with tempfile.TemporaryFile(dir=self._root) as setup, tempfile.TemporaryFile(dir=self._root) as saved:
+            setup.write(self._setup(saved.fileno()) + b"\0" + line.encode("utf-8", "surrogateescape") + b"\0")
+            setup.seek(0)
+            output = self._watch(self._start(setup, saved))
+            if output is None:
+                self.say(TIMED_OUT.format(seconds=self._seconds))
+                return
+            saved.seek(0)
+            self._take_over(saved.read())
+        self.say(output.decode("utf-8", "replace").rstrip("\n"))
+
+    def say(self, text: str) -> None:
+        """Show a text, as far as there is room."""
+        if not text or self._room < 0:
+            return
+        shown = text if len(text) <= self._room else f"{text[: self._room]}\n{CUT.format(limit=self._limit)}"
+        self._room -= len(text)
+        sys.stdout.write(shown + "\n")
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Kill what still runs in the background; the first process of each group is unreaped and keeps its number."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _start(self, setup: IO[bytes], saved: IO[bytes]) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            ["bash", "--noprofile", "--norc", "-c", _SCRIPT.format(setup.fileno())],
+            cwd=self._root,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(setup.fileno(), saved.fileno()),
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> bytes | None:
+        """What it wrote until it ended; None if it had to be killed."""
+        assert process.stdout is not None
+        collected = bytearray()
+        deadline = time.monotonic() + self._seconds
+        ended = False
+        with process.stdout as pipe:
+            while (left := deadline - time.monotonic()) > 0:
+                if select.select([pipe], [], [], min(left, _POLL_SECONDS))[0]:
+                    block = os.read(pipe.fileno(), 65536)
+                    if not block:
+                        break
+                    # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
+                    collected += block[: max(0, 4 * self._limit - len(collected))]
+                elif not ended and _has_ended(process):
+                    ended, deadline = True, time.monotonic() + _DRAIN_SECONDS
+        while not ended and (left := deadline - time.monotonic()) > 0:
+            ended = _has_ended(process)
+            if not ended:
+                time.sleep(min(left, _POLL_SECONDS / 20))
+        if ended:
+            return bytes(collected)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return None
+
+    def _setup(self, saved: int) -> bytes:
+        unchanged = " ".join(
+            f"[[ ${{{name}-}} == {shlex.quote(value)} ]] && builtin export -n {name};"
+            for name, value in self._environment.items()
+            if name.isidentifier()
+        )
+        save = f"{{ {_SAVE.format(unchanged=unchanged)}; }} 2>/dev/null >&{saved}"
+        lines = (
+            b"unset -v REPLY",
+            b"cd -- " + shlex.quote(str(self._folder)).encode("utf-8", "surrogateescape"),
+            self._exports,
+            self._functions,
+            b"trap -- " + shlex.quote(save).encode("utf-8", "surrogateescape") + b" EXIT",
+        )
+        return b"\n".join(lines)
+
+    def _take_over(self, saved: bytes) -> None:
+        """A line that did not come to its end (exec, a trap of its own) leaves what was."""
+        fields = saved.split(b"\0")
+        if len(fields) == 4:
+            self._folder = Path(os.fsdecode(fields[0]))
+            self._exports, self._functions = fields[1], fields[2]
+
+    def _located(self, text: bytes) -> bytes:
+        return text.replace(_HOME_MARK, os.fsencode(self._root))
+
+    def _shown_folder(self) -> str:
+        if self._folder == self._root:
+            return "~"
+        if self._folder.is_relative_to(self._root):
+            return f"~/{self._folder.relative_to(self._root)}"
+        return str(self._folder)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it ended; it stays unreaped."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

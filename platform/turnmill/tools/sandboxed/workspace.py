@@ -1,0 +1,81 @@
+"""The files of a workspace as parts of a state, one part each, and back."""
+
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PREFIX = "file/"
+_HEADER = struct.Struct("<cHq")
+_FILE, _LINK, _FOLDER = b"f", b"l", b"d"
+
+
+def restore(parts: Mapping[str, bytes], root: Path) -> None:
+    """Put files, links and empty folders where they were, with their modes and times."""
+    for name, part in parts.items():
+        if not name.startswith(PREFIX):
+            continue
+        path = root / name.removeprefix(PREFIX)
+        kind, mode, modified_ns = _HEADER.unpack_from(part)
+        content = part[_HEADER.size :]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == _LINK:
+            path.symlink_to(os.fsdecode(content))
+            continue
+        if kind == _FOLDER:
+            path.mkdir(exist_ok=True)
+        else:
+            path.write_bytes(content)
+        path.chmod(mode)
+        os.utime(path, ns=(modified_ns, modified_ns))
+
+
+def snapshot(root: Path, *, max_bytes: int, max_files: int) -> tuple[dict[str, bytes], list[str]]:
+    """The parts, smallest files first up to the limits, and what is left out, with the reason."""
+    parts: dict[str, bytes] = {}
+    left_out: list[str] = []
+    room = max_bytes
+    for path, status in sorted(_walk(root), key=lambda found: (found[1].st_size, found[0])):
+        name = os.path.relpath(path, root)
+        if len(parts) >= max_files or status.st_size > room:
+            left_out.append(
+                f"{name} ({status.st_size:,} bytes; a session keeps {max_files:,} files, {max_bytes:,} bytes)"
+            )
+            continue
+        try:
+            parts[PREFIX + name] = part = _part(path, status)
+        except (OSError, ValueError) as error:
+            left_out.append(f"{name} ({error.strerror if isinstance(error, OSError) else error})")
+        else:
+            room -= len(part)
+    return parts, left_out
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Everything but folders that hold something; those come back with what they hold."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        path, status = Path(entry.path), entry.stat(follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            yield path, status
+            continue
+        inside = list(_walk(path))
+        if inside:
+            yield from inside
+        else:
+            yield path, status
+
+
+def _part(path: Path, status: os.stat_result) -> bytes:
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        return _HEADER.pack(_LINK, mode, 0) + os.fsencode(path.readlink())
+    if stat.S_ISDIR(status.st_mode):
+        return _HEADER.pack(_FOLDER, mode, status.st_mtime_ns)
+    if stat.S_ISREG(status.st_mode):
+        return _HEADER.pack(_FILE, mode, status.st_mtime_ns) + path.read_bytes()
+    raise ValueError("neither a file nor a link nor a folder")

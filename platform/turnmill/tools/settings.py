@@ -1,0 +1,47 @@
+"""Reading what was set for tools by name; a wrong value is refused at start."""
+
+from collections.abc import Mapping
+
+from turnmill.core.errors import SettingsError
+
+Values = Mapping[str, str]
+
+
+def text(values: Values, name: str, default: str) -> str:
+    """The value, or the default if there is none or it is empty."""
+    return values.get(name) or default
+
+
+def number(values: Values, name: str, default: float, *, least: float = 0) -> float:
+    """A number of at least `least`."""
+    given = values.get(name)
+    if not given:
+        return default
+    try:
+        value = float(given)
+    except ValueError:
+        value = float("nan")
+    if not value >= least or value == float("inf"):
+        raise SettingsError(f"{name} ({given!r}) must be a number of at least {least:g}.")
+    return value
+
+
+def count(values: Values, name: str, default: int, *, least: int = 0) -> int:
+    """A whole number of at least `least`."""
+    value = number(values, name, default, least=least)
+    if value != int(value):
+        raise SettingsError(f"{name} ({values[name]!r}) must be a whole number.")
+    return int(value)
+
+
+def choice(values: Values, name: str, default: str, known: tuple[str, ...]) -> str:
+    """One of the known words."""
+    value = text(values, name, default)
+    if value not in known:
+        raise SettingsError(f"{name} ({value!r}) must be one of {', '.join(known)}.")
+    return value
+
+
+def switch(values: Values, name: str, default: bool) -> bool:
+    """`on` or `off`."""
+    return choice(values, name, "on" if default else "off", ("on", "off")) == "on"
