@@ -69,8 +69,24 @@ def test_sections_are_filled_in_field_by_field():
     spec = SCHEMA["properties"]["spec"]["properties"]
 
     assert spec["agent"]["default"] == {}
-    assert spec["agent"]["properties"]["maxTurns"]["default"] == 64
+    assert spec["training"]["properties"]["checkpointEvery"]["default"] == 10
     assert "default" not in spec["model"]["properties"]["warmStart"]
+
+
+def test_sections_of_several_types_share_one_schema():
+    agent = SCHEMA["properties"]["spec"]["properties"]["agent"]
+    fields = agent["properties"]
+
+    assert fields["type"]["enum"] == ["verlog", "tool"]
+    assert fields["type"]["default"] == "verlog"
+    assert {"memory", "stopTokens"} <= fields.keys()
+    # What one type alone has, or has by another default, is filled in by nobody but the models.
+    assert [name for name in ("memory", "stopTokens", "maxTurns") if "default" in fields[name]] == []
+    assert fields["maxTurns"]["minimum"] == 0
+    of_verlog, of_tool = (rule["rule"] for rule in agent["x-kubernetes-validations"])
+    assert "has(self.memory)" in of_verlog
+    assert "has(self.maxTurns)" not in of_verlog
+    assert "has(self.stopTokens)" in of_tool
 
 
 def test_kubectl_lists_state_step_reward_and_age():

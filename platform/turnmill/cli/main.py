@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from turnmill import __version__
+from turnmill.cli.tool_server import FireStyleCommand, tool_server
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 
 # Commands import what they need themselves: `--version` and `check` answer at once.
@@ -122,10 +123,13 @@ def check(job_file: JobFile, overrides: Overrides = None) -> None:
     spec = job.spec
     model = spec.model.path or "a tiny warm-started model"
     task = f"{spec.environment.name} {spec.environment.task or ''}".strip()
+    if spec.agent.type == "tool":
+        amount = f"{spec.tasks_per_step} tasks, {spec.tool_agent.n} trajectories each"
+    else:
+        amount = f"{spec.turns_per_step} turns in {spec.environment.count} environments"
     _say(
         f"{job_file} is fine: {job.metadata.name} trains {model} on {task} for {spec.training.steps} steps of "
-        f"{spec.training.turns_per_step} turns in {spec.environment.count} environments "
-        f"({spec.training.mode}, {spec.resources.device})."
+        f"{amount} ({spec.training.mode}, {spec.resources.device})."
     )
 
 
@@ -174,6 +178,9 @@ def trajectories(
     if record is None:
         raise SettingsError(f"--episode {episode}: {run_dir} has no such episode. List them without --episode.")
     Console().print(render_episode(record, tokens=tokens))
+
+
+app.command("tool-server", cls=FireStyleCommand)(tool_server)
 
 
 def _load(job_file: Path, overrides: Sequence[str] | None) -> Any:

@@ -1,10 +1,11 @@
 """How the agent turns what it sees into what it does."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import Settings, by_type
+from turnmill.jobs.tool_agent import ToolAgent
 
 
 class MemorySettings(Settings):
@@ -17,8 +18,8 @@ class MemorySettings(Settings):
     """Earlier turns whose response is shown in full; of older ones only the action is."""
 
 
-class AgentSettings(Settings):
-    """The agent loop and what the policy reads and writes in a turn."""
+class VerlogAgent(Settings):
+    """The agent loop over environments: what the policy reads and writes in a turn."""
 
     type: Literal["verlog"] = "verlog"
     """Agent loop: `verlog` learns from single turns with a window of memory."""
@@ -40,3 +41,9 @@ class AgentSettings(Settings):
 
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature at which responses are sampled during training."""
+
+
+AgentSettings = Annotated[
+    Annotated[VerlogAgent, Tag("verlog")] | Annotated[ToolAgent, Tag("tool")], by_type(VerlogAgent)
+]
+"""The agent loop; `type` says which."""

@@ -1,10 +1,10 @@
-"""How the policy learns from turns."""
+"""How the policy learns."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import Settings, by_type
 
 
 class CriticWarmup(Settings):
@@ -36,7 +36,7 @@ class KlSettings(Settings):
     """Turns over which `adaptive` corrects the coefficient."""
 
 
-class AlgorithmSettings(Settings):
+class TurnPpo(Settings):
     """Turn-level PPO: discounts within and between turns, and the losses."""
 
     type: Literal["turn_ppo"] = "turn_ppo"
@@ -95,3 +95,50 @@ class AlgorithmSettings(Settings):
 
     whiten: bool = True
     """Bring advantages to mean 0 and deviation 1 over a step's response tokens."""
+
+
+class Grpo(Settings):
+    """GRPO over whole trajectories: the reward of the outcome against that of the group, without a critic."""
+
+    type: Literal["grpo"] = "grpo"
+    """`grpo`: a trajectory's reward against its group's mean, for agents of type `tool`."""
+
+    baseline: Literal["group", "step"] = "group"
+    """What a reward is compared with: the trajectories of the same task, or all of the step."""
+
+    normalise: bool = True
+    """Divide advantages by the standard deviation of what they are compared with."""
+
+    kl: KlSettings = KlSettings()
+    """What drifting from the first policy costs."""
+
+    clip_ratio: float = Field(default=0.2, gt=0, le=10)
+    """How far one update may move the probability of a token."""
+
+    entropy_coefficient: float = Field(default=0.0, ge=0, le=10)
+    """Weight of the entropy bonus in the policy's loss."""
+
+    loss_average: Literal["token", "trajectory"] = "token"
+    """What counts alike in the loss: every token, or every trajectory however long."""
+
+    actor_learning_rate: float = Field(default=1e-6, gt=0, le=1)
+    """Learning rate of the policy."""
+
+    learning_rate_schedule: Literal["constant", "cosine"] = "constant"
+    """How the learning rates change until the last step; `cosine` falls to 0."""
+
+    weight_decay: float = Field(default=0.0, ge=0, le=10)
+    """Decay of the policy's weights."""
+
+    minibatch_tasks: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Tasks per update of the weights, each with all of its trajectories; left out, all of the step."""
+
+    epochs: int = Field(default=1, ge=1, le=100)
+    """Times a step goes through its trajectories."""
+
+    gradient_clip: float = Field(default=1.0, gt=0, le=1_000_000)
+    """Norm to which gradients are cut."""
+
+
+AlgorithmSettings = Annotated[Annotated[TurnPpo, Tag("turn_ppo")] | Annotated[Grpo, Tag("grpo")], by_type(TurnPpo)]
+"""How the policy learns; `type` says which way."""

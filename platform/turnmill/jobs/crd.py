@@ -1,5 +1,6 @@
 """The CustomResourceDefinition, made from the models: structural schema, defaults, rules, columns."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -97,7 +98,7 @@ def _validation(rule: Rule) -> Schema:
     """A rule across fields in CEL, with the sentence that the command line says."""
     # A message with values in it is made by CEL too, and numbers as text go over the API server's cost budget.
     return {
-        "rule": rule.cel,
+        "rule": rule.validation,
         "fieldPath": f".{rule.path}",
         "message": rule.message,
         "reason": "FieldValueInvalid",
@@ -112,6 +113,8 @@ def structural(model: type[Settings]) -> Schema:
 
 def _node(schema: Schema, definitions: Schema) -> Schema:
     schema, nullable = _resolved(schema, definitions)
+    if "oneOf" in schema:
+        return _union(schema, definitions)
     node: Schema = {key: schema[key] for key in KEPT if key in schema}
     node["type"] = schema["type"]
     if nullable:
@@ -131,6 +134,52 @@ def _node(schema: Schema, definitions: Schema) -> Schema:
         # A section's own defaults are filled in field by field, below it.
         node["default"] = {} if "properties" in schema else schema["default"]
     return node
+
+
+def _union(schema: Schema, definitions: Schema) -> Schema:
+    """Sections of several types as one: the API server knows no choice between schemas."""
+    variants = [_node(choice, definitions) for choice in schema["oneOf"]]
+    types = [variant["properties"]["type"]["enum"][0] for variant in variants]
+    names = list(dict.fromkeys(name for variant in variants for name in variant["properties"]))
+    properties: Schema = {
+        "type": {"description": "Which of them it is.", "type": "string", "enum": types, "default": types[0]}
+    }
+    for name in names[1:]:
+        own = {kind: v["properties"][name] for kind, v in zip(types, variants, strict=True) if name in v["properties"]}
+        nodes = list(own.values())
+        shared = len(own) == len(types) and all(node == nodes[0] for node in nodes)
+        properties[name] = nodes[0] if shared else _for_some_types(own)
+    node = {"description": schema["description"], "type": "object", "properties": properties}
+    node["x-kubernetes-validations"] = [
+        _only_with(kind, [name for name in variant["properties"] if _is_missing_elsewhere(name, variants)])
+        for kind, variant in zip(types, variants, strict=True)
+    ]
+    return node | {"default": {}}
+
+
+def _for_some_types(own: Mapping[str, Schema]) -> Schema:
+    """A field as the types that have it know it; a default would be filled in for all types."""
+    first, *others = own.values()
+    node = {key: value for key, value in first.items() if key != "default"}
+    for other in others:
+        node |= {"minimum": min(node["minimum"], other["minimum"])} if "minimum" in node else {}
+        node |= {"maximum": max(node["maximum"], other["maximum"])} if "maximum" in node else {}
+    texts = dict.fromkeys(child["description"] for child in own.values())
+    node["description"] = f"With {' or '.join(own)}: {' '.join(texts)}"
+    return node
+
+
+def _is_missing_elsewhere(name: str, variants: Sequence[Schema]) -> bool:
+    return any(name not in variant["properties"] for variant in variants)
+
+
+def _only_with(kind: str, names: Sequence[str]) -> Schema:
+    given = " || ".join(f"has(self.{name})" for name in names)
+    return {
+        "rule": f"self.type == '{kind}' || !({given})",
+        "message": f"fields that only type {kind} has: {', '.join(names)}",
+        "reason": "FieldValueInvalid",
+    }
 
 
 def _object(schema: Schema, definitions: Schema) -> Schema:

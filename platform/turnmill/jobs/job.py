@@ -4,12 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turnmill.jobs.agent import AgentSettings
-from turnmill.jobs.algorithm import AlgorithmSettings
+from turnmill.jobs.agent import AgentSettings, VerlogAgent
+from turnmill.jobs.algorithm import AlgorithmSettings, Grpo, TurnPpo
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.model import ModelSettings
 from turnmill.jobs.resources import ResourcesSettings
 from turnmill.jobs.settings import Settings
+from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
 from turnmill.jobs.training import TrainingSettings
 
@@ -42,14 +43,14 @@ class JobSpec(Settings):
     model: ModelSettings
     """The model that learns: either a folder or a warm start."""
 
-    agent: AgentSettings = AgentSettings()
-    """The agent loop and what the policy reads and writes in a turn."""
+    agent: AgentSettings = VerlogAgent()
+    """The agent loop; `type` says which."""
 
     environment: EnvironmentSettings
     """The environment and how its answers become rewards."""
 
-    algorithm: AlgorithmSettings = AlgorithmSettings()
-    """Turn-level PPO: discounts within and between turns, and the losses."""
+    algorithm: AlgorithmSettings = TurnPpo()
+    """How the policy learns; `type` says which way."""
 
     training: TrainingSettings
     """How long to train, on how much, and how to look after the run."""
@@ -68,6 +69,42 @@ class JobSpec(Settings):
 
     verl: dict[str, Any] = Field(default_factory=dict, max_length=256)
     """Any setting of verl's by its own dotted name, for example `actor_rollout_ref.actor.grad_clip: 0.5`."""
+
+    @property
+    def verlog(self) -> VerlogAgent:
+        """The agent of a job that learns from turns."""
+        assert isinstance(self.agent, VerlogAgent)
+        return self.agent
+
+    @property
+    def tool_agent(self) -> ToolAgent:
+        """The agent of a job that learns from trajectories with tools."""
+        assert isinstance(self.agent, ToolAgent)
+        return self.agent
+
+    @property
+    def turn_ppo(self) -> TurnPpo:
+        """The algorithm of a job that learns from turns."""
+        assert isinstance(self.algorithm, TurnPpo)
+        return self.algorithm
+
+    @property
+    def grpo(self) -> Grpo:
+        """The algorithm of a job that learns from trajectories with tools."""
+        assert isinstance(self.algorithm, Grpo)
+        return self.algorithm
+
+    @property
+    def turns_per_step(self) -> int:
+        """Turns of a step, which every job has that learns from turns."""
+        assert self.training.turns_per_step is not None
+        return self.training.turns_per_step
+
+    @property
+    def tasks_per_step(self) -> int:
+        """Tasks of a step, which every job has that learns from trajectories with tools."""
+        assert self.training.tasks_per_step is not None
+        return self.training.tasks_per_step
 
 
 class AgentTrainingJob(Settings):

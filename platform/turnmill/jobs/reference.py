@@ -7,9 +7,9 @@ from typing import Any
 
 from turnmill.jobs.crd import Schema, structural
 from turnmill.jobs.job import API_VERSION, KIND, JobSpec, Metadata
-from turnmill.jobs.rules import RULES
+from turnmill.jobs.rules import RULES, Rule
 from turnmill.jobs.settings import Settings
-from turnmill.jobs.values import fields_by_alias, section_of
+from turnmill.jobs.values import fields_by_alias, tag_of, variants_of
 
 HEAD = f"""\
 # The job file
@@ -36,18 +36,27 @@ its tokenizer, `spec.environment` must name an environment, a task and options t
 def reference() -> str:
     """The whole page."""
     parts = [HEAD, *_sections("metadata", Metadata), *_sections("spec", JobSpec), RULES_HEAD]
-    rules = "".join(f"- `spec.{rule.path}` {rule.message}.\n" for rule in RULES)
+    rules = "".join(f"- `spec.{rule.path}` {rule.message}{_judged_for(rule)}.\n" for rule in RULES)
     return "\n".join([*parts, rules])
 
 
-def _sections(path: str, model: type[Settings]) -> Iterator[str]:
+def _judged_for(rule: Rule) -> str:
+    """The types that a rule is for."""
+    types = " and ".join(f"`{value}`" for _, value in rule.only)
+    return f" (with {types})" if types else ""
+
+
+def _sections(path: str, model: type[Settings], kind: str = "") -> Iterator[str]:
     """A heading and a table for the section, then the sections in it."""
     schema = structural(model)
     rows = "".join(_row(name, child, schema.get("required", ())) for name, child in schema["properties"].items())
-    yield f"## `{path}`\n\n{model.__doc__}\n\n| field | type | default | meaning |\n| --- | --- | --- | --- |\n{rows}"
+    head = "| field | type | default | meaning |\n| --- | --- | --- | --- |"
+    yield f"## `{path}`{kind}\n\n{model.__doc__}\n\n{head}\n{rows}"
     for name, field in fields_by_alias(model).items():
-        if section := section_of(field):
-            yield from _sections(f"{path}.{name}", section)
+        variants = variants_of(field)
+        for section in variants:
+            kind = f", type {tag_of(section)}" if len(variants) > 1 else ""
+            yield from _sections(f"{path}.{name}", section, kind)
 
 
 def _row(name: str, schema: Schema, required: tuple[str, ...]) -> str:

@@ -19,11 +19,13 @@ class Rule:
     cel: str
     sentence: str
     way_out: Callable[[Values], str]
+    only: tuple[tuple[str, str], ...] = ()
+    """Fields and what they must say for the rule to be judged at all."""
 
     def check(self, values: Values) -> Problem | None:
         """The problem, if the rule is broken; none if it cannot be judged."""
         try:
-            if self.holds(values):
+            if any(values[f"spec.{path}"] != value for path, value in self.only) or self.holds(values):
                 return None
             sentence = _PLACEHOLDER.sub(lambda match: str(values[f"spec.{match[1]}"]), self.sentence)
             value = values[f"spec.{self.path}"]
@@ -31,6 +33,12 @@ class Rule:
             return Problem(f"spec.{self.path}", shown, sentence, self.way_out(values))
         except BrokenValueError:
             return None
+
+    @property
+    def validation(self) -> str:
+        """The rule in CEL, with what it is judged for."""
+        conditions = [f"self.{path} != '{value}'" for path, value in self.only]
+        return " || ".join([*conditions, f"({self.cel})" if conditions else self.cel])
 
     @property
     def message(self) -> str:
@@ -55,11 +63,49 @@ def _processes(values: Values) -> int:
     return int(values["spec.resources.train.nodes"] * values["spec.resources.train.gpusPerNode"])
 
 
+def _given(values: Values, path: str) -> int:
+    """A number that may be left out; another rule says so where it must not."""
+    if (number := values[path]) is None:
+        raise BrokenValueError(path)
+    return int(number)
+
+
+def _turns(values: Values) -> int:
+    return _given(values, "spec.training.turnsPerStep")
+
+
+def _tasks(values: Values) -> int:
+    return _given(values, "spec.training.tasksPerStep")
+
+
+def _side_by_side(values: Values) -> int:
+    return _tasks(values) if values["spec.agent.type"] == "tool" else int(values["spec.environment.count"])
+
+
+def _tools_are_called(values: Values) -> bool:
+    agent = {
+        name: values[f"spec.agent.{name}"]
+        for name in ("enableAgent", "maxTurns", "minTurns", "enableMtrl", "callToolFirst")
+    }
+    may_call = agent["minTurns"] or agent["enableMtrl"] or agent["callToolFirst"]
+    return not agent["enableAgent"] or not agent["maxTurns"] or bool(may_call) or _stop_tokens_given(values)
+
+
+def _stop_tokens_given(values: Values) -> bool:
+    return bool(values["spec.agent.stopTokens"]) or values["spec.agent.actionStopTokens"] is not None
+
+
 def _warmup_fits(values: Values) -> bool:
     drawn = values["spec.algorithm.criticWarmup.turnsPerStep"]
-    gathered = values["spec.algorithm.criticWarmup.batches"] * values["spec.training.turnsPerStep"]
+    gathered = values["spec.algorithm.criticWarmup.batches"] * _turns(values)
     return drawn is None or gathered == 0 or bool(drawn <= gathered)
 
+
+VERLOG, TOOL = ("agent.type", "verlog"), ("agent.type", "tool")
+TURN_PPO, GRPO = ("algorithm.type", "turn_ppo"), ("algorithm.type", "grpo")
+# A field of one type alone has no default in the API server, where all types share one schema.
+_MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
+_PROCESSES = "(self.resources.train.nodes * self.resources.train.gpusPerNode)"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -89,30 +135,34 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="agent.prompt",
         holds=lambda v: v["spec.model.warmStart"] is None or v["spec.agent.prompt"] == "compact",
-        cel="!has(self.model.warmStart) || self.agent.prompt == 'compact'",
+        cel="!has(self.model.warmStart) || (has(self.agent.prompt) && self.agent.prompt == 'compact')",
+        only=(VERLOG,),
         sentence="must be compact with spec.model.warmStart: a tiny model has learned no other prompt",
         way_out=lambda v: "Set it to compact, or give the folder of a larger model as spec.model.path.",
     ),
     Rule(
         path="agent.memory.thoughtTurns",
         holds=lambda v: v["spec.agent.memory.thoughtTurns"] <= v["spec.agent.memory.textTurns"],
-        cel="self.agent.memory.thoughtTurns <= self.agent.memory.textTurns",
+        cel="!has(self.agent.memory) || self.agent.memory.thoughtTurns <= self.agent.memory.textTurns",
+        only=(VERLOG,),
         sentence="must be at most spec.agent.memory.textTurns ({agent.memory.textTurns}): "
         "a thought is shown only with its turn",
         way_out=lambda v: f"Try {v['spec.agent.memory.textTurns']}.",
     ),
     Rule(
         path="training.turnsPerStep",
-        holds=lambda v: v["spec.training.turnsPerStep"] % v["spec.environment.count"] == 0,
-        cel="self.training.turnsPerStep % self.environment.count == 0",
+        holds=lambda v: _turns(v) % v["spec.environment.count"] == 0,
+        cel="!has(self.training.turnsPerStep) || self.training.turnsPerStep % self.environment.count == 0",
+        only=(VERLOG,),
         sentence="must be a multiple of spec.environment.count ({environment.count}): "
         "every environment gives the same number of turns",
         way_out=lambda v: f"Try {_nearest_multiple(v['spec.training.turnsPerStep'], v['spec.environment.count'])}.",
     ),
     Rule(
         path="algorithm.minibatchTurns",
-        holds=lambda v: v["spec.training.turnsPerStep"] % v["spec.algorithm.minibatchTurns"] == 0,
-        cel="self.training.turnsPerStep % self.algorithm.minibatchTurns == 0",
+        holds=lambda v: _turns(v) % v["spec.algorithm.minibatchTurns"] == 0,
+        cel=f"!has(self.training.turnsPerStep) || self.training.turnsPerStep % {_MINIBATCH_TURNS} == 0",
+        only=(VERLOG, TURN_PPO),
         sentence="must divide spec.training.turnsPerStep ({training.turnsPerStep}): every update takes as many turns",
         way_out=lambda v: (
             f"Try {_nearest_divisor(v['spec.algorithm.minibatchTurns'], v['spec.training.turnsPerStep'])}."
@@ -121,7 +171,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="algorithm.minibatchTurns",
         holds=lambda v: v["spec.algorithm.minibatchTurns"] % _processes(v) == 0,
-        cel="self.algorithm.minibatchTurns % (self.resources.train.nodes * self.resources.train.gpusPerNode) == 0",
+        cel=f"{_MINIBATCH_TURNS} % {_PROCESSES} == 0",
+        only=(TURN_PPO,),
         sentence="must be a multiple of spec.resources.train.nodes ({resources.train.nodes}) times gpusPerNode "
         "({resources.train.gpusPerNode}): all that train together take as many turns",
         way_out=lambda v: f"Try {_nearest_multiple(v['spec.algorithm.minibatchTurns'], _processes(v))}.",
@@ -129,11 +180,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="algorithm.criticWarmup.turnsPerStep",
         holds=_warmup_fits,
-        cel="!has(self.algorithm.criticWarmup.turnsPerStep) || self.algorithm.criticWarmup.batches == 0 || "
+        cel="!has(self.algorithm.criticWarmup) || !has(self.algorithm.criticWarmup.turnsPerStep) || "
+        "!has(self.training.turnsPerStep) || self.algorithm.criticWarmup.batches == 0 || "
         "self.algorithm.criticWarmup.turnsPerStep <= self.algorithm.criticWarmup.batches * self.training.turnsPerStep",
         sentence="must be at most spec.algorithm.criticWarmup.batches ({algorithm.criticWarmup.batches}) "
         "times spec.training.turnsPerStep ({training.turnsPerStep}): no turn is drawn twice",
         way_out=lambda v: "Gather more batches, or leave it out for one tenth of the turns.",
+        only=(VERLOG, TURN_PPO),
     ),
     Rule(
         path="training.mode",
@@ -164,10 +217,98 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="resources.agentLoopWorkers",
-        holds=lambda v: v["spec.resources.agentLoopWorkers"] <= v["spec.environment.count"],
-        cel="self.resources.agentLoopWorkers <= self.environment.count",
-        sentence="must be at most spec.environment.count ({environment.count}): "
+        holds=lambda v: v["spec.resources.agentLoopWorkers"] <= _side_by_side(v),
+        cel="self.agent.type == 'tool' "
+        "? !has(self.training.tasksPerStep) || self.resources.agentLoopWorkers <= self.training.tasksPerStep "
+        ": self.resources.agentLoopWorkers <= self.environment.count",
+        sentence="must be at most spec.environment.count, or spec.training.tasksPerStep with tools: "
         "a worker without an environment has nothing to do",
-        way_out=lambda v: f"Try {v['spec.environment.count']}.",
+        way_out=lambda v: f"Try {_side_by_side(v)}.",
+    ),
+    Rule(
+        path="algorithm.type",
+        holds=lambda v: (v["spec.agent.type"] == "tool") == (v["spec.algorithm.type"] == "grpo"),
+        cel="(self.agent.type == 'tool') == (self.algorithm.type == 'grpo')",
+        sentence="does not go with spec.agent.type ({agent.type}): verlog learns with turn_ppo and tool with grpo",
+        way_out=lambda v: f"Set it to {'grpo' if v['spec.agent.type'] == 'tool' else 'turn_ppo'}.",
+    ),
+    Rule(
+        path="training.turnsPerStep",
+        holds=lambda v: (v["spec.agent.type"] == "verlog") == (v["spec.training.turnsPerStep"] is not None),
+        cel="(self.agent.type == 'verlog') == has(self.training.turnsPerStep)",
+        sentence="is for spec.agent.type verlog, which needs it: steps are as many turns",
+        way_out=lambda v: "Add it." if v["spec.agent.type"] == "verlog" else "Give training.tasksPerStep instead.",
+    ),
+    Rule(
+        path="training.tasksPerStep",
+        holds=lambda v: (v["spec.agent.type"] == "tool") == (v["spec.training.tasksPerStep"] is not None),
+        cel="(self.agent.type == 'tool') == has(self.training.tasksPerStep)",
+        sentence="is for spec.agent.type tool, which needs it: steps are as many tasks",
+        way_out=lambda v: "Add it." if v["spec.agent.type"] == "tool" else "Give training.turnsPerStep instead.",
+    ),
+    Rule(
+        path="algorithm.minibatchTasks",
+        holds=lambda v: (
+            v["spec.algorithm.minibatchTasks"] is None or _tasks(v) % v["spec.algorithm.minibatchTasks"] == 0
+        ),
+        cel="!has(self.algorithm.minibatchTasks) || !has(self.training.tasksPerStep) || "
+        "self.training.tasksPerStep % self.algorithm.minibatchTasks == 0",
+        sentence="must divide spec.training.tasksPerStep ({training.tasksPerStep}): every update takes as many tasks",
+        way_out=lambda v: f"Try {_nearest_divisor(v['spec.algorithm.minibatchTasks'], _tasks(v))}.",
+        only=(TOOL, GRPO),
+    ),
+    Rule(
+        path="agent.n",
+        holds=lambda v: v["spec.algorithm.baseline"] == "step" or v["spec.agent.n"] > 1,
+        cel="(has(self.algorithm.baseline) && self.algorithm.baseline == 'step') || "
+        "!has(self.agent.n) || self.agent.n > 1",
+        sentence="must be more than 1 with spec.algorithm.baseline group: one has nothing to be compared with",
+        way_out=lambda v: "Try 8, or set spec.algorithm.baseline to step.",
+        only=(TOOL, GRPO),
+    ),
+    Rule(
+        path="agent.minTurns",
+        holds=lambda v: v["spec.agent.minTurns"] <= v["spec.agent.maxTurns"],
+        cel="!has(self.agent.minTurns) || self.agent.minTurns <= (has(self.agent.maxTurns) ? self.agent.maxTurns : 1)",
+        sentence="must be at most spec.agent.maxTurns ({agent.maxTurns}): no more tools are called",
+        way_out=lambda v: f"Try {v['spec.agent.maxTurns']}.",
+        only=(TOOL,),
+    ),
+    Rule(
+        path="agent.actionStopTokens",
+        holds=lambda v: v["spec.agent.actionStopTokens"] is None or not v["spec.agent.stopTokens"],
+        cel="!has(self.agent.actionStopTokens) || !has(self.agent.stopTokens) || self.agent.stopTokens.size() == 0",
+        sentence="must be left out with spec.agent.stopTokens: stop tokens come from a file or from the job",
+        way_out=lambda v: "Take one of them out.",
+        only=(TOOL,),
+    ),
+    Rule(
+        path="agent.stopTokens",
+        holds=_tools_are_called,
+        cel="(has(self.agent.enableAgent) && !self.agent.enableAgent) || "
+        "(has(self.agent.maxTurns) && self.agent.maxTurns == 0) || "
+        "(has(self.agent.minTurns) && self.agent.minTurns > 0) || "
+        "(has(self.agent.enableMtrl) && self.agent.enableMtrl) || "
+        "(has(self.agent.callToolFirst) && self.agent.callToolFirst) || "
+        "(has(self.agent.stopTokens) && self.agent.stopTokens.size() > 0) || has(self.agent.actionStopTokens)",
+        sentence="must name a string that ends an action: without one no tool is ever called",
+        way_out=lambda v: "Try [</python>], or set spec.agent.enableMtrl to true for an action in every turn.",
+        only=(TOOL,),
+    ),
+    Rule(
+        path="training.mode",
+        holds=lambda v: v["spec.training.mode"] != "colocate_async",
+        cel="self.training.mode != 'colocate_async'",
+        sentence="must be sync with spec.agent.type tool: trajectories in flight do not cross steps",
+        way_out=lambda v: "Use sync.",
+        only=(TOOL,),
+    ),
+    Rule(
+        path="training.validation.renderEpisodes",
+        holds=lambda v: v["spec.training.validation.renderEpisodes"] == 0,
+        cel="self.training.validation.renderEpisodes == 0",
+        sentence="must be 0 with spec.agent.type tool: there is nothing to draw",
+        way_out=lambda v: "Leave it out.",
+        only=(TOOL,),
     ),
 )

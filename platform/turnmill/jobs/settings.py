@@ -1,8 +1,9 @@
 """What every section of a job file has in common."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field
 from pydantic.alias_generators import to_camel
 
 
@@ -26,3 +27,14 @@ class Settings(BaseModel):
 Word = Annotated[str, Field(min_length=1, max_length=253)]
 FilePath = Annotated[str, Field(min_length=1, max_length=1024)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+def by_type(default: type[Settings]) -> Discriminator:
+    """Tells the sections of a union apart by their field `type`; one that names none is the default."""
+    return Discriminator(lambda value: type_of(value, default))
+
+
+def type_of(section: Any, default: type[Settings]) -> str:
+    """The `type` of a section, read or unread."""
+    named = section.get("type") if isinstance(section, Mapping) else getattr(section, "type", None)
+    return str(default.model_fields["type"].default if named is None else named)

@@ -32,8 +32,11 @@ class TrainingSettings(Settings):
     steps: int = Field(ge=1, le=1_000_000)
     """Updates of the policy."""
 
-    turns_per_step: int = Field(ge=1, le=1_000_000)
-    """Turns gathered for one step, spread evenly over the environments."""
+    turns_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Turns gathered for one step, spread evenly over the environments; for agents of type `verlog`."""
+
+    tasks_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Tasks of one step, each tried `agent.n` times; for agents of type `tool`."""
 
     checkpoint_every: int = Field(default=10, ge=1, le=1_000_000)
     """Steps between checkpoints; the last step always has one."""
@@ -51,7 +54,8 @@ class TrainingSettings(Settings):
     """Time without any progress after which the run fails."""
 
     max_failed_ratio: float = Field(default=0.5, ge=0, le=1)
-    """Share of episodes that may fail for reasons that are not the agent's; above it the run fails."""
+    """Share of episodes that may fail for reasons that are not the agent's; above it the run fails. With agents of
+    type `tool` it is the share of a step's trajectories."""
 
     validation: ValidationSettings = ValidationSettings()
     """Whole episodes with the policy as it is, before, after and in between."""

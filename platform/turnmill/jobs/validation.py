@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob
 from turnmill.jobs.problems import MISSING, JobError, Problem
 from turnmill.jobs.rules import broken_rules
 from turnmill.jobs.settings import Settings
-from turnmill.jobs.values import BrokenValueError, Values, fields_by_alias, section_of
+from turnmill.jobs.values import BrokenValueError, Values, fields_by_alias, tag_of, variants_of
 from turnmill.jobs.yaml_file import Path, dotted
 
 Check = Callable[[Values], Iterable[Problem]]
@@ -51,9 +52,9 @@ def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[Age
         job = AgentTrainingJob.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         for details in error.errors():
-            path = tuple(part for part in details["loc"] if part != "[key]")
-            broken.append(path)
-            problems.append(_field_problem(path, details))
+            place = _locate(tuple(part for part in details["loc"] if part != "[key]"))
+            broken.append(place.path)
+            problems.append(_field_problem(place, details))
     values = Values(data, AgentTrainingJob, broken)
     for check in (broken_rules, *checks):
         # A check that comes upon a broken value has nothing to judge: the value has its problem already.
@@ -86,11 +87,50 @@ def _head_problems(data: Mapping[str, Any]) -> Iterable[Problem]:
             yield Problem(name, MISSING, "is missing", f"Add `{name}: {word}`.")
 
 
-def _field_problem(path: Path, details: ErrorDetails) -> Problem:
-    field = _field_at(path)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a job a problem is."""
+
+    path: Path
+    """As the file has it, without the types that pydantic puts between sections."""
+
+    section: type[Settings] | None
+    """What holds the field."""
+
+    field: FieldInfo | None
+
+
+def _locate(location: Path) -> _Place:
+    path: list[str | int] = []
+    section: type[Settings] | None = AgentTrainingJob
+    field: FieldInfo | None = None
+    below: tuple[type[Settings], ...] = (AgentTrainingJob,)
+    for part in location:
+        by_tag = {tag_of(variant): variant for variant in below} if len(below) > 1 else {}
+        if part in by_tag:
+            below = (by_tag[str(part)],)
+            continue
+        path.append(part)
+        if isinstance(part, str):
+            section = below[0] if below else None
+            field = fields_by_alias(section).get(part) if section else None
+            below = variants_of(field) if field else ()
+    return _Place(tuple(path), section, field)
+
+
+def _field_problem(place: _Place, details: ErrorDetails) -> Problem:
+    path, field = place.path, place.field
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_field(path, value)
+        return _unknown_field(place, value)
+    if kind == "union_tag_invalid" and field:
+        named, allowed = value["type"], [tag_of(variant) for variant in variants_of(field)]
+        return Problem(
+            dotted((*path, "type")),
+            named,
+            f"must be {_one_of(allowed)}",
+            _suggest(str(named), allowed, "Choose one of them."),
+        )
     if kind == "missing":
         meaning = (field.description if field else None) or "it is required."
         return Problem(dotted(path), MISSING, "is missing", f"Add it: {meaning}")
@@ -125,14 +165,13 @@ def _bound_rule(kind: str, context: Mapping[str, Any]) -> tuple[str, str] | None
     return f"must be {rule.format(**context)}", way_out.format(**context)
 
 
-def _unknown_field(path: Path, value: Any) -> Problem:
-    section, name = path[:-1], str(path[-1])
-    model = _section_at(section)
-    known = list(fields_by_alias(model)) if model else []
-    place = dotted(section) or f"an {KIND}"
+def _unknown_field(place: _Place, value: Any) -> Problem:
+    path, name = place.path, str(place.path[-1])
+    known = list(fields_by_alias(place.section)) if place.section else []
+    whole = dotted(path[:-1]) or f"an {KIND}"
     shown = MISSING if isinstance(value, (Mapping, list)) else value
     return Problem(
-        dotted(path), shown, f"is no field of {place}", _suggest(name, known, f"There is {', '.join(known)}.")
+        dotted(path), shown, f"is no field of {whole}", _suggest(name, known, f"There is {', '.join(known)}.")
     )
 
 
@@ -141,20 +180,6 @@ def _suggest(word: str, known: Sequence[str], otherwise: str) -> str:
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.replace("_", "").replace("-", "").lower(), by_lower, n=1, cutoff=0.6)
     return f"Did you mean {by_lower[close[0]]}?" if close else otherwise
-
-
-def _section_at(path: Path) -> type[Settings] | None:
-    model: type[Settings] | None = AgentTrainingJob
-    for part in path:
-        field = fields_by_alias(model).get(str(part)) if model else None
-        model = section_of(field) if field else None
-    return model
-
-
-def _field_at(path: Path) -> FieldInfo | None:
-    named = tuple(part for part in path if isinstance(part, str))
-    section = _section_at(named[:-1])
-    return fields_by_alias(section).get(named[-1]) if section and named else None
 
 
 def _choices(field: FieldInfo | None) -> list[Any]:

@@ -1,11 +1,11 @@
 """The values of a job file while it may still be wrong somewhere else."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import Settings, type_of
 from turnmill.jobs.yaml_file import Path
 
 
@@ -33,7 +33,7 @@ class Values:
                 return None
             field = fields_by_alias(model)[part] if model else None
             node = _child(node, part, field)
-            model = section_of(field) if field else None
+            model = section_of(field, node) if field else None
         return node
 
     def within(self, path: str) -> bool:
@@ -47,12 +47,37 @@ def fields_by_alias(model: type[Settings]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def section_of(field: FieldInfo) -> type[Settings] | None:
-    """The section that a field holds, or None where it holds a plain value."""
-    for candidate in (field.annotation, *getattr(field.annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, Settings):
-            return candidate
-    return None
+def variants_of(field: FieldInfo) -> tuple[type[Settings], ...]:
+    """The sections that a field may hold, the default first; none where it holds a plain value."""
+    return tuple(_sections_in(field.annotation))
+
+
+def tag_of(variant: type[Settings]) -> str:
+    """What `type` says in one of the sections that a field may hold."""
+    return str(variant.model_fields["type"].default)
+
+
+def section_of(field: FieldInfo, value: Any = None) -> type[Settings] | None:
+    """The section that a field holds, or None where it holds a plain value; `value` tells which of several.
+
+    Raises BrokenValueError where the value's `type` is none of them.
+    """
+    variants = variants_of(field)
+    if len(variants) < 2:
+        return variants[0] if variants else None
+    wanted = type_of(value, variants[0])
+    for variant in variants:
+        if tag_of(variant) == wanted:
+            return variant
+    raise BrokenValueError("type")
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+        return
+    for argument in get_args(annotation):
+        yield from _sections_in(argument)
 
 
 def _child(node: Any, part: str, field: FieldInfo | None) -> Any:

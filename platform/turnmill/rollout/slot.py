@@ -78,18 +78,18 @@ class Slot:
         self._over = False
         self._just_acted = self._truncated = False
         self._instructions = self._compact = ""
-        memory = spec.agent.memory
+        memory = spec.verlog.memory
         self._memory = Memory(text_turns=memory.text_turns, thought_turns=memory.thought_turns)
         environment = spec.environment
         self._process = EnvironmentProcess(
             WorkerSettings(
                 name=environment.name,
                 task=environment.task,
-                max_turns=spec.agent.max_turns,
+                max_turns=spec.verlog.max_turns,
                 options=environment.options,
                 invalid_penalty=environment.invalid_penalty,
                 binary_reward=environment.binary_reward,
-                marker_required=requires_marker(spec.agent.prompt),
+                marker_required=requires_marker(spec.verlog.prompt),
             ),
             step_timeout_seconds=environment.step_timeout_seconds,
             reset_timeout_seconds=environment.reset_timeout_seconds,
@@ -115,7 +115,7 @@ class Slot:
         """What the policy is shown: the instructions, the window of memory, the observation."""
         return build_messages(
             self._memory,
-            template=self.spec.agent.prompt,
+            template=self.spec.verlog.prompt,
             instruction_prompt=self._instructions,
             compact_prompt=self._compact,
         )

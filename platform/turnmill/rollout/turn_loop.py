@@ -33,7 +33,7 @@ class TurnLoop(AgentLoopBase):
         self.folder = RunFolder(run_dir)
         self.log = TrajectoryLog(self.folder)
         self.slots: dict[int, Slot] = {}
-        self.turns_per_segment = job.spec.training.turns_per_step // job.spec.environment.count
+        self.turns_per_segment = job.spec.turns_per_step // job.spec.environment.count
 
     async def run(
         self, sampling_params: dict[str, Any], *, slot: int, global_steps: int, validate: bool = False, **_: Any
@@ -128,7 +128,7 @@ class TurnLoop(AgentLoopBase):
     async def _generate(self, slot: Slot, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         parameters = {
             **sampling_params,
-            "max_tokens": self.job.spec.agent.max_response_tokens,
+            "max_tokens": self.job.spec.verlog.max_response_tokens,
             "seed": sampling_seed(self.job.spec.training.seed, slot.plan.stream, slot.index, slot.turns_played),
             # The tokens are wanted at the end, and as tokens: what vLLM does per token by default costs as much again.
             "output_kind": RequestOutputKind.FINAL_ONLY,

@@ -28,6 +28,7 @@ class RunRecorder:
         self._total = 0
         self._last: dict[str, float] = {}
         self._steps_taken = 0
+        self._turns = 0.0
         self._started = time.monotonic()
 
     def _serve_metrics(self, port: int) -> None:
@@ -70,6 +71,7 @@ class RunRecorder:
         numbers["turnmill/policy_version"] = float(step)
         self._last |= numbers
         self._steps_taken += 1
+        self._turns += numbers.get("turnmill/turns", 0.0)
         self.folder.append_metrics(step, numbers)
         self.prometheus.observe_step(numbers)
         self.beat()
@@ -88,7 +90,7 @@ class RunRecorder:
 
     def _step_progress(self, step: int) -> Progress:
         elapsed = time.monotonic() - self._started
-        turns = self._steps_taken * self.job.spec.training.turns_per_step
+        turns = self._turns
         per_step = elapsed / self._steps_taken if self._steps_taken else None
         return Progress(
             phase="training",

@@ -77,8 +77,8 @@ class TurnTrainer(PPOTrainer):
             partial(
                 turn_value_loss,
                 omega_conf_to_dataclass(self.config.critic),
-                first_token_weight=self.job.spec.algorithm.first_token_value_weight,
-                max_response_tokens=self.job.spec.agent.max_response_tokens,
+                first_token_weight=self.job.spec.turn_ppo.first_token_value_weight,
+                max_response_tokens=self.job.spec.verlog.max_response_tokens,
             )
         )
 
@@ -86,7 +86,7 @@ class TurnTrainer(PPOTrainer):
         self.config.data.train_max_samples = self.job.spec.environment.count
         super()._init_dataloader()
         # The critic's learning rate falls over its warm-up as well: every update of it counts.
-        warmup_steps = self.job.spec.algorithm.critic_warmup.steps
+        warmup_steps = self.job.spec.turn_ppo.critic_warmup.steps
         self.config.critic.optim.total_training_steps += warmup_steps
 
     def _init_resource_pool_mgr(self) -> None:
@@ -115,7 +115,7 @@ class TurnTrainer(PPOTrainer):
             return
         if self._validates:
             self.recorder.log_validation(0, self._validate(before_first_step=True))
-        if self.job.spec.algorithm.critic_warmup.batches and self.job.spec.algorithm.critic_warmup.steps:
+        if self.job.spec.turn_ppo.critic_warmup.batches and self.job.spec.turn_ppo.critic_warmup.steps:
             self._warm_critic_up()
 
     def on_step_begin(self) -> None:
@@ -146,7 +146,7 @@ class TurnTrainer(PPOTrainer):
         )
 
     def _is_turn(self, key: str, tag: dict[str, Any]) -> bool:
-        turns = self.job.spec.training.turns_per_step // self.job.spec.environment.count
+        turns = self.job.spec.turns_per_step // self.job.spec.environment.count
         return not tag.get("is_padding", False) and int(key.rsplit("_", 1)[1]) < turns
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
@@ -155,7 +155,7 @@ class TurnTrainer(PPOTrainer):
 
     def _require_whole_segments(self, batch: KVBatchMeta) -> None:
         spec = self.job.spec
-        expected = spec.training.turns_per_step + spec.environment.count
+        expected = spec.turns_per_step + spec.environment.count
         if len(batch.keys) < expected:
             raise RunFolder(self.run_dir).read_failure() or RunFailedError(
                 f"Step {self.global_steps} got {len(batch.keys)} rows of {expected}: agent loops gave up. "
@@ -179,7 +179,7 @@ class TurnTrainer(PPOTrainer):
         ray.get(self.critic_wg.infer_batch(batch).futures)
         fields = ["values", "prompts", "responses", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        num_slots = slots_per_row(data["responses"].offsets().diff(), self.job.spec.agent.max_response_tokens)
+        num_slots = slots_per_row(data["responses"].offsets().diff(), self.job.spec.verlog.max_response_tokens)
         slots = split_slots(data["values"], data["prompts"].offsets().diff(), num_slots)
         values = response_from_nested(data["values"], data["response_mask"])
         columns = {"values": values, "slot_values": torch.nested.as_nested_tensor(slots, layout=torch.jagged)}
@@ -192,7 +192,7 @@ class TurnTrainer(PPOTrainer):
         """Dual-discount GAE over the turns of each environment, after the KL penalty (Verlog)."""
         turns = TurnBatch.read(self._rows_of(batch), self.job)
         rewards_RG = self._rewards_after_kl(turns, metrics)
-        algorithm = self.job.spec.algorithm
+        algorithm = self.job.spec.turn_ppo
         advantages_RG, returns_RG = dual_discount_gae(
             turns.with_bootstrap_rows(rewards_RG),
             turns.values_RG,
@@ -263,7 +263,7 @@ class TurnTrainer(PPOTrainer):
 
     def _warm_critic_up(self) -> None:
         """Train the critic alone on turns gathered once by the frozen policy (Verlog's critic pre-training)."""
-        warmup = self.job.spec.algorithm.critic_warmup
+        warmup = self.job.spec.turn_ppo.critic_warmup
         first_step = self.global_steps
         self.global_steps = 0
         with self.recorder.phase("critic warm-up", total=warmup.batches + warmup.steps):
@@ -289,7 +289,7 @@ class TurnTrainer(PPOTrainer):
     def _hold_kl_coefficient(self) -> None:
         """The policy does not move during the warm-up: its KL says nothing about the coefficient."""
         if self.config.algorithm.use_kl_in_reward:
-            self.kl_ctrl_in_reward.value = self.job.spec.algorithm.kl.coefficient
+            self.kl_ctrl_in_reward.value = self.job.spec.turn_ppo.kl.coefficient
 
     def _gather_for_warmup(self, number: int) -> KVBatchMeta:
         metrics: dict[str, Any] = {}
@@ -307,8 +307,8 @@ class TurnTrainer(PPOTrainer):
 
     def _warmup_turns(self, gathered: int) -> int:
         """How many turns an update of the warm-up draws: what the job says, else one tenth; whole mini-batches."""
-        wanted = self.job.spec.algorithm.critic_warmup.turns_per_step or -(-gathered // 10)
-        minibatch = self.job.spec.algorithm.minibatch_turns
+        wanted = self.job.spec.turn_ppo.critic_warmup.turns_per_step or -(-gathered // 10)
+        minibatch = self.job.spec.turn_ppo.minibatch_turns
         return min(gathered, max(minibatch, wanted // minibatch * minibatch))
 
     # ---- validation ----

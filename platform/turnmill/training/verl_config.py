@@ -12,6 +12,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.training.verl_names import unknown_names
 
 NEVER = 10**9
+LOSS_AVERAGES = {"token": "token-mean", "trajectory": "seq-mean-token-mean"}
 
 
 def compose_defaults() -> DictConfig:
@@ -54,9 +55,8 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
         **_data(job),
         **_model(job, model),
         **_policy(job),
-        **_critic(job),
         **_rollout(job),
-        "algorithm.adv_estimator": "gae",
+        **(_turns(job) if spec.agent.type == "verlog" else _trajectories(job)),
         "algorithm.use_kl_in_reward": spec.algorithm.kl.coefficient > 0,
         "algorithm.kl_ctrl.type": spec.algorithm.kl.type,
         "algorithm.kl_ctrl.kl_coef": spec.algorithm.kl.coefficient,
@@ -89,12 +89,8 @@ def _data(job: AgentTrainingJob) -> dict[str, Any]:
         "data.train_files": [],
         "data.val_files": [],
         "data.custom_cls.path": "pkg://turnmill.training.dataset",
-        "data.custom_cls.name": "EnvironmentSlots",
-        "data.train_batch_size": spec.environment.count,
-        "data.max_prompt_length": spec.agent.max_prompt_tokens,
-        "data.max_response_length": spec.agent.max_response_tokens,
         "data.dataloader_num_workers": 0,
-        # A slot is an environment that carries on, so every step takes all of them, in order.
+        # A step takes all rows, in order: what they stand for follows from the step and the seed.
         "data.shuffle": False,
         "data.seed": spec.training.seed,
     }
@@ -121,7 +117,6 @@ def _policy(job: AgentTrainingJob) -> dict[str, Any]:
         f"{actor}.fsdp_config.strategy": "fsdp2",
         "actor_rollout_ref.ref.strategy": "fsdp2",
         "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
-        f"{actor}.ppo_mini_batch_size": algorithm.minibatch_turns,
         f"{actor}.ppo_epochs": algorithm.epochs,
         f"{actor}.shuffle": True,
         f"{actor}.data_loader_seed": job.spec.training.seed,
@@ -139,8 +134,48 @@ def _policy(job: AgentTrainingJob) -> dict[str, Any]:
     }
 
 
+def _turns(job: AgentTrainingJob) -> dict[str, Any]:
+    """What learning from turns asks for: rows of single turns, a critic, and turnmill's own estimator."""
+    spec, rollout = job.spec, "actor_rollout_ref.rollout"
+    return _critic(job) | {
+        "data.custom_cls.name": "EnvironmentSlots",
+        "data.train_batch_size": spec.environment.count,
+        "data.max_prompt_length": spec.verlog.max_prompt_tokens,
+        "data.max_response_length": spec.verlog.max_response_tokens,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": spec.turn_ppo.minibatch_turns,
+        f"{rollout}.n": 1,
+        f"{rollout}.max_model_len": spec.verlog.max_prompt_tokens + spec.verlog.max_response_tokens,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.manager.TurnLoopManager",
+        "algorithm.adv_estimator": "gae",
+    }
+
+
+def _trajectories(job: AgentTrainingJob) -> dict[str, Any]:
+    """What learning from whole trajectories asks for: groups, verl's GRPO, no critic."""
+    spec, rollout, agent = job.spec, "actor_rollout_ref.rollout", job.spec.tool_agent
+    max_response = max(agent.max_response_length, agent.val_max_response_length or 0)
+    return {
+        "data.custom_cls.name": "TaskRows",
+        "data.train_batch_size": spec.tasks_per_step,
+        "data.max_prompt_length": agent.max_prompt_length,
+        "data.max_response_length": max_response,
+        # verl counts a mini-batch in tasks and multiplies by the trajectories of each.
+        "actor_rollout_ref.actor.ppo_mini_batch_size": spec.grpo.minibatch_tasks or spec.tasks_per_step,
+        "actor_rollout_ref.actor.loss_agg_mode": LOSS_AVERAGES[spec.grpo.loss_average],
+        f"{rollout}.n": agent.n,
+        f"{rollout}.val_kwargs.n": 1,
+        f"{rollout}.max_model_len": agent.max_prompt_length + max_response,
+        f"{rollout}.calculate_log_probs": agent.logprobs,
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.tool_manager.ToolLoopManager",
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": spec.grpo.normalise,
+        "critic.enable": False,
+    }
+
+
 def _critic(job: AgentTrainingJob) -> dict[str, Any]:
-    algorithm = job.spec.algorithm
+    algorithm = job.spec.turn_ppo
     return {
         "critic.enable": True,
         "critic.strategy": "fsdp2",
@@ -160,17 +195,13 @@ def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
     spec, rollout = job.spec, "actor_rollout_ref.rollout"
     return {
         f"{rollout}.name": "vllm",
-        f"{rollout}.n": 1,
         f"{rollout}.seed": spec.training.seed,
         f"{rollout}.temperature": spec.agent.temperature,
         f"{rollout}.val_kwargs.temperature": spec.training.validation.temperature,
         f"{rollout}.val_kwargs.do_sample": spec.training.validation.temperature > 0,
         f"{rollout}.tensor_model_parallel_size": 1,
-        f"{rollout}.max_model_len": spec.agent.max_prompt_tokens + spec.agent.max_response_tokens,
-        f"{rollout}.calculate_log_probs": True,
         f"{rollout}.log_prob_use_dynamic_bsz": True,
         f"{rollout}.agent.num_workers": spec.resources.agent_loop_workers,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.manager.TurnLoopManager",
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
     }
 

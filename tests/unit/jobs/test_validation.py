@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnmill.jobs import JobError, parse_job
+from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.rules import RULES
 
 JOB: dict[str, Any] = {
@@ -20,9 +20,9 @@ JOB: dict[str, Any] = {
 }
 
 
-def job(**changes: Any) -> dict[str, Any]:
+def job(base: dict[str, Any] = JOB, **changes: Any) -> dict[str, Any]:
     """A good job with changes such as `agent__maxTurns=3` below `spec`."""
-    data = copy.deepcopy(JOB)
+    data = copy.deepcopy(base)
     for path, value in changes.items():
         *sections, name = path.split("__")
         node = data["spec"]
@@ -30,6 +30,22 @@ def job(**changes: Any) -> dict[str, Any]:
             node = node.setdefault(section, {})
         node[name] = value
     return data
+
+
+TOOL_JOB = JOB | {
+    "spec": {
+        "model": {"warmStart": {}},
+        "agent": {"type": "tool", "stopTokens": ["</python>"]},
+        "environment": {"name": "arithmetic"},
+        "algorithm": {"type": "grpo"},
+        "training": {"steps": 20, "tasksPerStep": 16},
+    }
+}
+
+
+def tool_job(**changes: Any) -> dict[str, Any]:
+    """A good job of an agent that calls tools, with changes like those of `job`."""
+    return job(TOOL_JOB, **changes)
 
 
 def refused(data: dict[str, Any]) -> list[str]:
@@ -91,11 +107,72 @@ def test_a_rule_across_fields_is_held(change: dict[str, Any]):
     assert "{" not in problem.replace("`warmStart: {}`", "")
 
 
-def test_every_rule_has_a_job_that_breaks_it():
-    broken = {problem.split(":")[0] for change in RULE_BREAKERS.values() for problem in refused(job(**change))}
+TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
+    "turns for trajectories": {"training__turnsPerStep": 256},
+    "no tasks": {"training__tasksPerStep": None},
+    "tasks left over": {"algorithm__minibatchTasks": 5},
+    "a group of one": {"agent__n": 1},
+    "more forced turns than turns": {"agent__minTurns": 2},
+    "stop tokens twice": {"agent__actionStopTokens": "stop.txt"},
+    "nothing that ends an action": {"agent__stopTokens": []},
+    "a step that overlaps the next": {"training__mode": "colocate_async"},
+    "pictures of trajectories": {"training__validation__renderEpisodes": 1},
+    "idle workers": {"resources__agentLoopWorkers": 17},
+}
 
-    assert broken == {f"spec.{rule.path}" for rule in RULES}
-    assert len(RULE_BREAKERS) == len(RULES) + 1
+
+@pytest.mark.parametrize("change", TOOL_RULE_BREAKERS.values(), ids=TOOL_RULE_BREAKERS)
+def test_a_rule_across_fields_of_a_tool_agent_is_held(change: dict[str, Any]):
+    (problem,) = refused(tool_job(**change))
+
+    assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    ("data", "paths"),
+    [
+        (job(algorithm={"type": "grpo"}), ["spec.algorithm.type"]),
+        (tool_job(algorithm={"type": "turn_ppo"}), ["spec.algorithm.type"]),
+        (job(training={"steps": 1}), ["spec.training.turnsPerStep"]),
+        (job(training__tasksPerStep=4), ["spec.training.tasksPerStep"]),
+    ],
+)
+def test_agent_algorithm_and_step_go_together(data: dict[str, Any], paths: list[str]):
+    assert [problem.split(":")[0] for problem in refused(data)] == paths
+
+
+def test_every_rule_has_a_job_that_breaks_it():
+    broken = [refused(job(**change)) for change in RULE_BREAKERS.values()]
+    broken += [refused(tool_job(**change)) for change in TOOL_RULE_BREAKERS.values()]
+    broken += [refused(job(algorithm={"type": "grpo"}))]
+
+    assert {problem.split(":")[0] for problems in broken for problem in problems} == {
+        f"spec.{rule.path}" for rule in RULES
+    }
+
+
+def test_a_good_job_of_a_tool_agent_is_taken():
+    spec = parse_job(tool_job()).spec
+
+    assert (spec.tool_agent.n, spec.tool_agent.stop_tokens) == (8, ("</python>",))
+    assert spec.grpo.baseline == "group"
+    assert AgentTrainingJob.model_validate_json(parse_job(tool_job()).model_dump_json(by_alias=True)).spec == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"agent__type": "tol"}, "spec.agent.type: 'tol' must be verlog or tool. Did you mean tool?"),
+        ({"agent__maxTurns": -1}, "spec.agent.maxTurns: -1 must be at least 0. Try 0."),
+        ({"agent__memory": {}}, "spec.agent.memory: is no field of spec.agent."),
+        ({"agent__stopTokens": "x"}, "spec.agent.stopTokens: 'x' must be a list."),
+        ({"agent__truncateObsSide": "top"}, "spec.agent.truncateObsSide: 'top' must be left, right or middle."),
+    ],
+)
+def test_a_field_of_a_tool_agent_that_cannot_work_is_refused(change: dict[str, Any], message: str):
+    (problem,) = refused(tool_job(**change))
+
+    assert problem.startswith(message)
 
 
 @pytest.mark.parametrize(
