@@ -1,0 +1,184 @@
+"""`turnmill tool-server`: the flags of verl-tool's server by their own names, and those that only we have."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from turnmill.core.errors import SettingsError
+
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+ACCEPTED = "Without effect; accepted for the sake of verl-tool's scripts"
+
+
+class FireStyleCommand(TyperCommand):
+    """Takes its options as verl-tool's command line does: `--tool_type X`, `--use_ray=True`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Rewrite them before they are parsed."""
+        flags = {
+            name
+            for parameter in self.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+            if getattr(parameter, "is_flag", False)
+        }
+        return super().parse_args(ctx, from_fire_style(args, flags))
+
+
+def from_fire_style(arguments: Sequence[str], flags: set[str]) -> list[str]:
+    """Underscores of option names to dashes, `--flag True` to `--flag`, `--flag False` to `--no-flag`, no None."""
+    rewritten: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("--"):
+            rewritten.append(word)
+            continue
+        name, has_value, value = word.partition("=")
+        name = name.replace("_", "-")
+        if not has_value and waiting and (waiting[0] == "None" or (name in flags and _is_boolean(waiting[0]))):
+            has_value, value = "=", waiting.pop(0)
+        if has_value and value == "None":
+            continue
+        if name in flags and has_value and _is_boolean(value):
+            rewritten.append(name if value.lower() in TRUE else name.replace("--", "--no-", 1))
+        else:
+            rewritten.append(f"{name}={value}" if has_value else name)
+    return rewritten
+
+
+def _is_boolean(word: str) -> bool:
+    return word.lower() in (*TRUE, *FALSE)
+
+
+def tool_server(
+    tool_type: Annotated[
+        str, typer.Option(help="Tools to serve, separated by commas; the first that fits acts.")
+    ] = "base",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one and logs it.")] = 5000,
+    workers_per_tool: Annotated[int, typer.Option(help="Calls of one request that one tool does at once.")] = 32,
+    max_concurrent_requests: Annotated[
+        int, typer.Option(help="Requests that one worker process does at once; others wait.")
+    ] = 1024,
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that the calls of one request may take.")
+    ] = None,
+    uvi_workers: Annotated[
+        int, typer.Option(help="Worker processes; one per 256 requests at once where the machine has processors.")
+    ] = 1,
+    done_if_invalid: Annotated[bool, typer.Option(help="End the trajectory of an action that no tool takes.")] = False,
+    log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",
+    log_interval: Annotated[int, typer.Option(help="Seconds between log lines with numbers; 0 for none.")] = 30,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of the trajectory store; left out, one starts and goes with the server.", envvar="TURNMILL_REDIS"
+        ),
+    ] = None,
+    run_name: Annotated[
+        str, typer.Option(help="Name under which trajectories lie in the store; servers of one name share them.")
+    ] = "tool-server",
+    sandbox: Annotated[
+        str, typer.Option(help="fork: with every barrier; process: plain processes with limits alone.")
+    ] = "fork",
+    allow_missing_tools: Annotated[
+        bool, typer.Option("--allow-missing-tools", help="Start without the tools that cannot work here.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A setting of a tool, such as RETRIEVER_URL; or in the environment."
+        ),
+    ] = None,
+    grace_seconds: Annotated[
+        float, typer.Option(help="Seconds that calls in flight have to end once the server is to stop.")
+    ] = 8.0,
+    store_wait_seconds: Annotated[
+        float, typer.Option(help="Seconds that a call waits for the trajectory store before it fails.")
+    ] = 15.0,
+    max_request_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 256 * 1024**2,
+    model_url: Annotated[
+        str | None,
+        typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1: opens /chat/completions."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model behind --model-url; left out, the first it lists.")] = None,
+    model_api_key: Annotated[
+        str, typer.Option(help="Key for --model-url.", envvar="TURNMILL_MODEL_API_KEY", show_envvar=True)
+    ] = "none",
+    model_timeout: Annotated[float, typer.Option(help="Seconds that one generation may take.")] = 600.0,
+    max_turns: Annotated[int, typer.Option(help="Tool calls in one completion.")] = 5,
+    action_stop_tokens: Annotated[
+        str, typer.Option(help="Strings that end an action in a completion, separated by commas, or a file of them.")
+    ] = "",
+    max_obs_characters: Annotated[
+        int, typer.Option(help="Characters of an observation that a completion takes.")
+    ] = 8192,
+    truncate_obs_side: Annotated[
+        str, typer.Option(help="Side of a long observation that is cut: left, right.")
+    ] = "left",
+    use_ray: Annotated[bool, typer.Option(help=f"{ACCEPTED}: calls run at once without it.")] = False,
+    enable_hashing: Annotated[bool, typer.Option(help=f"{ACCEPTED}: repeats are known by their call_id.")] = True,
+    thread_pool_size: Annotated[int | None, typer.Option(help=f"{ACCEPTED}; /health shows it.")] = None,
+    use_tqdm: Annotated[bool, typer.Option(help=f"{ACCEPTED}.")] = False,
+    router_workers: Annotated[int, typer.Option(help=f"{ACCEPTED}: there is no router.")] = 1,
+    log_directory: Annotated[str | None, typer.Option(help=f"{ACCEPTED}: logs go to stderr.")] = None,
+) -> None:
+    """Run tools for many trajectories over HTTP, as verl-tool's server does."""
+    from pydantic import ValidationError
+
+    try:
+        from turnmill.tool_server.serve import run_server
+        from turnmill.tool_server.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "turnmill":
+            raise
+        raise SettingsError(
+            f"`turnmill tool-server` needs {error.name}, which is not installed. "
+            "Install turnmill with its extra `tool-server`."
+        ) from error
+    given: dict[str, Any] = {name: value for name, value in locals().items() if name in ServerSettings.model_fields} | {
+        "tool_type": tool_names(tool_type),
+        "tool_settings": tool_settings(settings or ()),
+        "action_stop_tokens": stop_tokens(action_stop_tokens),
+    }
+    try:
+        chosen = ServerSettings(**given)
+    except ValidationError as error:
+        raise SettingsError("\n".join(map(_problem, error.errors()))) from error
+    run_server(chosen)
+
+
+def tool_names(text: str) -> tuple[str, ...]:
+    """Names out of `a,b`, and out of the tuple that verl-tool's command line prints."""
+    names = tuple(dict.fromkeys(name for name in re.split(r"[,\s()\[\]'\"]+", text) if name))
+    if not names:
+        raise SettingsError(f"--tool-type ({text!r}) names no tool. Write for example --tool-type python_code.")
+    return names
+
+
+def tool_settings(pairs: Sequence[str]) -> Mapping[str, str]:
+    """Settings out of `NAME=VALUE`."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise SettingsError(f"--set {pair}: write it as NAME=VALUE, such as RETRIEVER_URL=http://127.0.0.1:8000.")
+        settings[name] = value
+    return settings
+
+
+def stop_tokens(text: str) -> tuple[str, ...]:
+    """Tokens out of `a,b` or out of a file that holds as much, as verl-tool's eval service takes them."""
+    is_file = bool(text) and len(text) < 4096 and Path(text).is_file()
+    content = Path(text).read_text(encoding="utf-8") if is_file else text
+    return tuple(token.strip("\n ") for token in content.split(",") if token.strip("\n "))
+
+
+def _problem(error: Any) -> str:
+    name = "-".join(str(part) for part in error["loc"]).replace("_", "-")
+    return f"--{name} ({error['input']!r}): {error['msg']}."

@@ -1,0 +1,141 @@
+"""What a tool server tells Prometheus; every metric here has a row in docs/metrics.md."""
+
+import os
+from pathlib import Path
+from typing import Literal, get_args
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector
+
+CallOutcome = Literal["done", "invalid", "unmatched", "replayed", "tool_error", "failed", "cancelled"]
+"""`invalid`: the tool refused the action; `tool_error`: the tool has a fault; `failed`: infrastructure."""
+
+OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)
+CAUSES = ("tool", "sandbox", "store", "store_unavailable", "store_full", "stale_claim", "call_in_progress", "timeout")
+LIMITS = ("time", "cpu", "memory", "output", "files", "processes")
+STORE_OPERATIONS = ("begin", "commit", "release", "finish")
+
+# From a state write to a retriever that is asked over the network.
+SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+STORE_SECONDS_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 20)
+
+NO_TOOL = "none"
+"""The label of actions that no tool takes."""
+
+# prometheus_client reads it when it is imported, and keeps the values of all workers in files of this folder.
+WORKERS_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class ToolMetrics:
+    """The metrics of one process of a tool server; with several workers, each shows the sums over all of them."""
+
+    def __init__(self, tools: tuple[str, ...] = ()) -> None:
+        # Without this every counter would bring a second series that no panel shows.
+        prometheus_client.disable_created_metrics()
+        self.registry = registry = CollectorRegistry()
+        self.calls = Counter("turnmill_tool_calls_total", "Tool calls", ["tool", "outcome"], registry=registry)
+        self.call_seconds = Histogram(
+            "turnmill_tool_call_seconds",
+            "Time of a tool call, from the start of its work to its record in the store",
+            ["tool"],
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.queue_seconds = Histogram(
+            "turnmill_tool_queue_seconds",
+            "Time a request waited before its work began",
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.run_seconds = Histogram(
+            "turnmill_tool_run_seconds",
+            "Time of a tool call within the tool",
+            ["tool"],
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.calls_in_flight = Gauge(
+            "turnmill_tool_calls_in_flight",
+            "Tool calls that have arrived and are not answered, those that wait included",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        self.failures = Counter(
+            "turnmill_tool_failures_total", "Tool calls failed by infrastructure", ["cause"], registry=registry
+        )
+        self.replays = Counter(
+            "turnmill_tool_replays_total", "Repeated calls answered from the record", ["tool"], registry=registry
+        )
+        self.fenced = Counter(
+            "turnmill_tool_fenced_writers_total",
+            "Results refused because another server had taken the call over",
+            registry=registry,
+        )
+        self.sandbox_runs = Counter("turnmill_sandbox_runs_total", "Runs in the sandbox", registry=registry)
+        self.sandbox_seconds = Histogram(
+            "turnmill_sandbox_run_seconds", "Time of a run in the sandbox", buckets=SECONDS_BUCKETS, registry=registry
+        )
+        self.sandbox_kills = Counter(
+            "turnmill_sandbox_kills_total", "Runs in the sandbox that a limit ended", ["limit"], registry=registry
+        )
+        self.store_operations = Counter(
+            "turnmill_store_operations_total",
+            "Operations on the trajectory store",
+            ["operation", "outcome"],
+            registry=registry,
+        )
+        self.store_seconds = Histogram(
+            "turnmill_store_operation_seconds",
+            "Time of an operation on the trajectory store",
+            ["operation"],
+            buckets=STORE_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.store_bytes = Counter(
+            "turnmill_store_bytes_total",
+            "Bytes of state and results read from and written to the trajectory store",
+            ["direction"],
+            registry=registry,
+        )
+        self._start_at_zero()
+        self.show(tools)
+
+    def text(self) -> bytes:
+        """All metrics as Prometheus reads them."""
+        if WORKERS_FOLDER_VARIABLE not in os.environ:
+            return prometheus_client.generate_latest(self.registry)
+        forget_ended_workers(Path(os.environ[WORKERS_FOLDER_VARIABLE]))
+        together = CollectorRegistry()
+        MultiProcessCollector(together)
+        return prometheus_client.generate_latest(together)
+
+    def show(self, tools: tuple[str, ...]) -> None:
+        """Show the series of these tools from the start: a rate over one that appears at 1 would miss the first."""
+        for tool in tools:
+            self.call_seconds.labels(tool)
+            self.run_seconds.labels(tool)
+            self.replays.labels(tool)
+            for outcome in OUTCOMES:
+                self.calls.labels(tool, outcome)
+
+    def _start_at_zero(self) -> None:
+        self.calls.labels(NO_TOOL, "unmatched")
+        for cause in CAUSES:
+            self.failures.labels(cause)
+        for limit in LIMITS:
+            self.sandbox_kills.labels(limit)
+        for operation in STORE_OPERATIONS:
+            self.store_seconds.labels(operation)
+            for outcome in ("done", "failed"):
+                self.store_operations.labels(operation, outcome)
+        for direction in ("read", "written"):
+            self.store_bytes.labels(direction)
+
+
+def forget_ended_workers(folder: Path) -> None:
+    """Delete the gauges of workers that are gone: a killed one would be in flight for ever."""
+    for file in folder.glob("gauge_live*_*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        if not Path(f"/proc/{pid}").exists():
+            file.unlink(missing_ok=True)

@@ -1,0 +1,186 @@
+"""A trajectory store in memory, and tools to try a tool server with."""
+
+import asyncio
+from typing import ClassVar
+
+from turnmill.core.errors import StaleClaimError
+from turnmill.sandboxes.base import Outcome, Task
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
+
+
+class MemoryStore:
+    """The trajectory store of one process; `errors` are raised one by one, by the operations that follow."""
+
+    def __init__(self) -> None:
+        self.states: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.records: dict[CallKey, bytes] = {}
+        self.claims: dict[CallKey, Claim] = {}
+        self.errors: dict[str, list[Exception]] = {}
+        self.operations: list[str] = []
+        self._token = 0
+
+    async def begin(self, key: CallKey, tool: str, *, stateful: bool, deadline: float) -> Claim | Recorded:
+        """Claim a call or tell its result."""
+        self._operate("begin")
+        if key.call_id is not None and key in self.records:
+            return Recorded(self.records[key])
+        self._token += 1
+        claim = Claim(key, tool, self._token, dict(self.states.get((key.trajectory_id, tool), {})))
+        self.claims[key] = claim
+        return claim
+
+    async def commit(
+        self, claim: Claim, result: bytes, change: Change | None = None, *, finishes: bool = False, deadline: float
+    ) -> None:
+        """Record a result, unless the claim is stale."""
+        self._operate("commit")
+        if self.claims.get(claim.key) is not claim:
+            raise StaleClaimError("Another server has claimed the call.")
+        del self.claims[claim.key]
+        if claim.key.call_id is not None:
+            self.records[claim.key] = result
+        if change is not None:
+            self._change(claim, change)
+        if finishes:
+            self._forget(claim.key.trajectory_id)
+
+    async def release(self, claim: Claim, *, deadline: float) -> None:
+        """Give a claim back."""
+        self._operate("release")
+        if self.claims.get(claim.key) is claim:
+            del self.claims[claim.key]
+
+    async def finish(self, trajectory_id: str, *, deadline: float) -> None:
+        """Drop all state."""
+        self._operate("finish")
+        self._forget(trajectory_id)
+
+    def _forget(self, trajectory_id: str) -> None:
+        self.states = {key: state for key, state in self.states.items() if key[0] != trajectory_id}
+
+    def _operate(self, name: str) -> None:
+        self.operations.append(name)
+        if self.errors.get(name):
+            raise self.errors[name].pop(0)
+
+    def _change(self, claim: Claim, change: Change) -> None:
+        key = claim.key.trajectory_id, claim.tool
+        state = {} if change.forget else dict(claim.state)
+        state.update(change.written)
+        for name in change.removed:
+            state.pop(name, None)
+        if state:
+            self.states[key] = state
+        else:
+            self.states.pop(key, None)
+
+
+class NoSandbox:
+    """Runs nothing: for tools that need no sandbox."""
+
+    async def run(self, task: Task) -> Outcome:
+        """Refuse."""
+        raise AssertionError("this tool was to run without a sandbox")
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+def tool_context() -> ToolContext:
+    """The context of tools that ask for nothing."""
+    return ToolContext(NoSandbox())
+
+
+class Echo(Tool):
+    """`echo TEXT` answers TEXT; `echo` alone is refused."""
+
+    name: ClassVar[str] = "echo"
+
+    def usage(self) -> str:
+        """One line."""
+        return "echo TEXT"
+
+    def parse(self, action: str) -> str | None:
+        """What follows `echo`."""
+        return action.removeprefix("echo").strip() if action.startswith("echo") else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Answer it."""
+        return ToolResult(call.parsed, valid=bool(call.parsed))
+
+
+class Count(Tool):
+    """`count` answers how often it was called in its trajectory."""
+
+    name: ClassVar[str] = "count"
+    stateful: ClassVar[bool] = True
+
+    def usage(self) -> str:
+        """One line."""
+        return "count"
+
+    def parse(self, action: str) -> str | None:
+        """`count`."""
+        return action if action == "count" else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Count."""
+        number = int(call.state.get("number", b"0")) + 1
+        # Without a lock, calls of one trajectory would meet here.
+        await asyncio.sleep(0)
+        return ToolResult(str(number), change=Change(written={"number": str(number).encode()}))
+
+
+class Gate(Tool):
+    """`gate` answers once it is opened; it knows how many calls wait."""
+
+    name: ClassVar[str] = "gate"
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        self.opened = asyncio.Event()
+        self.num_waiting = 0
+        self.most_waiting = 0
+
+    def usage(self) -> str:
+        """One line."""
+        return "gate"
+
+    def parse(self, action: str) -> str | None:
+        """`gate`."""
+        return action if action == "gate" else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Wait."""
+        self.num_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.num_waiting)
+        try:
+            await self.opened.wait()
+        finally:
+            self.num_waiting -= 1
+        return ToolResult("opened")
+
+
+class Raising(Tool):
+    """`raise` raises what it was given, call after call, and then answers."""
+
+    name: ClassVar[str] = "raising"
+
+    def __init__(self, context: ToolContext, errors: list[Exception]) -> None:
+        super().__init__(context)
+        self.errors = errors
+
+    def usage(self) -> str:
+        """One line."""
+        return "raise"
+
+    def parse(self, action: str) -> str | None:
+        """`raise`."""
+        return action if action == "raise" else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Raise the next error."""
+        if self.errors:
+            raise self.errors.pop(0)
+        return ToolResult("recovered")

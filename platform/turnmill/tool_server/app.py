@@ -1,0 +1,215 @@
+"""The HTTP API of a tool server, as verl-tool's clients know it."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from turnmill import __version__
+from turnmill.core.errors import ToolError
+from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.tool_server.answers import Answer
+from turnmill.tool_server.calls import RELEASE_SECONDS, Action, Calls
+from turnmill.tool_server.messages import ActionRequest, Detail, Failure, Health, ObservationResponse
+from turnmill.tool_server.requests import ARRIVED, Admission, BodyError, BodyTooLargeError, ProcessTime, read_body
+from turnmill.tool_server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+# Claims are given back within RELEASE_SECONDS of being told.
+DRAIN_SECONDS = RELEASE_SECONDS + 0.5
+
+# A store that fails over, or a sandbox that starts anew, is there again within a second or two.
+RETRY_AFTER = {"Retry-After": "1"}
+
+TIMED_OUT = "Processing failed: 500: Action processing failed: "
+"""verl-tool's words for calls that took longer than `--request_timeout`."""
+
+DeadlineSeconds = Annotated[
+    float | None,
+    Header(
+        alias="X-Deadline-Seconds",
+        description="How long the client will wait from now on: calls that take longer are given up and fail with 503.",
+        gt=0,
+        le=86400,
+        allow_inf_nan=False,
+    ),
+]
+
+
+class Worker:
+    """One process of a server: what it does, what it holds back, and whether it takes more."""
+
+    def __init__(self, settings: ServerSettings, calls: Calls, metrics: ToolMetrics) -> None:
+        self.settings = settings
+        self.calls = calls
+        self.metrics = metrics
+        self.admission = Admission(settings.max_concurrent_requests)
+        self.stopping = False
+        self._started = time.monotonic()
+        self._requests: set[asyncio.Task[Any]] = set()
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Since the worker became ready."""
+        return time.monotonic() - self._started
+
+    async def observe(self, request: Request, deadline_seconds: float | None) -> Response:
+        """Do the calls of one request."""
+        body = await read_body(request, ActionRequest, max_bytes=self.settings.max_request_bytes)
+        actions = body.to_actions()
+        self.metrics.calls_in_flight.inc(len(actions))
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        try:
+            async with self.admission.enter():
+                queue_seconds = time.perf_counter() - request.scope[ARRIVED]
+                self.metrics.queue_seconds.observe(queue_seconds)
+                left = None if deadline_seconds is None else max(0.0, deadline_seconds - queue_seconds)
+                return await self._answer(actions, queue_seconds, left)
+        finally:
+            self._requests.discard(task)
+            self.metrics.calls_in_flight.dec(len(actions))
+
+    async def _answer(self, actions: Sequence[Action], queue_seconds: float, left: float | None) -> Response:
+        begun = time.perf_counter()
+        allowed = self.settings.request_timeout
+        limits = [limit for limit in (allowed, left) if limit is not None]
+        deadline = asyncio.get_running_loop().time() + min(limits) if limits else None
+        try:
+            answers = await self.calls.do(actions, deadline=deadline)
+        except TimeoutError:
+            if left is not None and (allowed is None or left < allowed):
+                self.metrics.failures.labels("timeout").inc()
+                return _failure(f"The calls did not end within the client's deadline, {left:.3g} s.", "timeout")
+            return JSONResponse({"detail": TIMED_OUT}, status_code=500)
+        errors = [answer for answer in answers if isinstance(answer, ToolError)]
+        if errors:
+            share = f"{len(errors)} of {len(answers)} calls failed: " if len(answers) > 1 else ""
+            return _failure(f"{share}{errors[0]}", errors[0].cause)
+        done = [answer for answer in answers if isinstance(answer, Answer)]
+        return _json(
+            {
+                "observations": [answer.observation for answer in done],
+                "dones": [answer.done for answer in done],
+                "valids": [answer.valid for answer in done],
+                "processing_time_ms": (time.perf_counter() - begun) * 1000,
+                "queue_time_ms": queue_seconds * 1000,
+            }
+        )
+
+    async def drain(self) -> None:
+        """Wait for the requests that were told to end."""
+        if self._requests:
+            await asyncio.wait(self._requests, timeout=DRAIN_SECONDS)
+
+    async def report_regularly(self) -> None:
+        """Log the numbers of calls from time to time, if there were any."""
+        before = 0
+        while self.settings.log_interval:
+            await asyncio.sleep(self.settings.log_interval)
+            done, failed = self.calls.num_done, self.calls.num_failed
+            if done + failed != before:
+                fields = {"done": done, "failed": failed, "active_requests": self.admission.num_active}
+                log.info("Calls so far", extra=fields | {"waiting_requests": self.admission.num_waiting})
+            before = done + failed
+
+    def health(self) -> Health:
+        """What /health tells."""
+        return Health(
+            concurrent_requests=self.admission.num_active,
+            thread_pool_size=self.settings.num_threads,
+            active_tasks=self.admission.num_active + self.admission.num_waiting,
+            max_concurrent=self.settings.max_concurrent_requests,
+            tools=list(self.calls.tools.names),
+            uptime_seconds=self.uptime_seconds,
+        )
+
+    def json_metrics(self) -> dict[str, Any]:
+        """verl-tool's metrics; what is cached there is recorded in the store here."""
+        return {
+            "active_requests": self.admission.num_active,
+            "cached_responses": 0,
+            "tools_initialized": len(self.calls.tools.names),
+            "uptime_seconds": self.uptime_seconds,
+            "config": {
+                "max_concurrent": self.settings.max_concurrent_requests,
+                "timeout": self.settings.request_timeout,
+                "hashing_enabled": self.settings.enable_hashing,
+            },
+        }
+
+
+def build_app(worker: Worker) -> FastAPI:
+    """The routes of a worker."""
+    app = FastAPI(title="turnmill tool server", version=__version__)
+    app.add_middleware(ProcessTime)
+    app.add_exception_handler(BodyError, _refuse_body)
+    app.add_exception_handler(BodyTooLargeError, _refuse_size)
+
+    @app.post(
+        "/get_observation",
+        response_model=ObservationResponse,
+        responses={
+            413: {"model": Detail, "description": "The body is too large"},
+            422: {"model": Detail, "description": "The body or a header is not what it must be"},
+            500: {"model": Detail, "description": "The calls took longer than --request_timeout"},
+            503: {"model": Failure, "description": "Infrastructure failed; nothing is half done, send it again"},
+        },
+        openapi_extra=body_schema(ActionRequest),
+    )
+    async def get_observation(request: Request, deadline_seconds: DeadlineSeconds = None) -> Response:
+        """Do actions; the answers are in the order of the request."""
+        return await worker.observe(request, deadline_seconds)
+
+    @app.get("/health")
+    async def health() -> Health:
+        """Tell that the server lives; /readyz tells whether it takes calls."""
+        return worker.health()
+
+    @app.get("/readyz", responses={503: {"model": Failure, "description": "The server stops"}})
+    async def readyz() -> Response:
+        """Tell whether the server takes calls."""
+        if worker.stopping:
+            return _failure("The server stops.", "stopping")
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics(request: Request) -> Response:
+        """Tell Prometheus; verl-tool's JSON object with `Accept: application/json`."""
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse(worker.json_metrics())
+        return Response(worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def body_schema(model: Any) -> dict[str, Any]:
+    """The description of a body that the endpoint reads by itself."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _failure(detail: str, cause: str) -> Response:
+    return JSONResponse({"detail": detail, "cause": cause}, status_code=503, headers=RETRY_AFTER)
+
+
+def _json(body: dict[str, Any]) -> Response:
+    """Escaped: output of programs may hold half of a surrogate pair, which UTF-8 has no bytes for."""
+    return Response(json.dumps(body, separators=(",", ":")), media_type="application/json")
+
+
+async def _refuse_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BodyError)
+    return JSONResponse({"detail": error.detail}, status_code=422)
+
+
+async def _refuse_size(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, status_code=413)

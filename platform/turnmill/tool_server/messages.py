@@ -1,0 +1,127 @@
+"""The bodies of requests and responses."""
+
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from turnmill.tool_server.calls import CALL_ID, LAST, Action
+from turnmill.tool_server.tool_set import FINISH
+
+MAX_CALL_ID_CHARACTERS = 512
+
+T = TypeVar("T")
+
+
+class Message(BaseModel):
+    """A JSON object; keys that it does not name are passed over."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ActionRequest(Message):
+    """Actions of many trajectories."""
+
+    trajectory_ids: list[str] = Field(min_length=1)
+    """Whose actions these are."""
+
+    actions: list[str] = Field(min_length=1)
+    """What the agents wrote, one per trajectory."""
+
+    extra_fields: list[dict[str, Any]] | None = None
+    """What goes to the tool with each action; `call_id` makes a call known, so that a repeat gets its first answer."""
+
+    finish: list[bool] | None = None
+    """Whose trajectory has ended: nothing is called and what is kept of it is dropped."""
+
+    is_last_step: list[bool] | None = None
+    """Whose trajectory ends with this action: the state of the tool is dropped after it."""
+
+    @field_validator("actions")
+    @classmethod
+    def _one_action_each(cls, actions: list[str], info: ValidationInfo) -> list[str]:
+        return _of_length(actions, "actions", info)
+
+    @field_validator("extra_fields")
+    @classmethod
+    def _one_object_each(
+        cls, extra_fields: list[dict[str, Any]] | None, info: ValidationInfo
+    ) -> list[dict[str, Any]] | None:
+        for extra in extra_fields or ():
+            call_id = extra.get(CALL_ID)
+            if call_id is None or isinstance(call_id, int):
+                continue
+            if not isinstance(call_id, str) or len(call_id) > MAX_CALL_ID_CHARACTERS:
+                raise ValueError(f"extra_fields call_id must be text of at most {MAX_CALL_ID_CHARACTERS} characters")
+        return extra_fields if extra_fields is None else _of_length(extra_fields, "extra_fields", info)
+
+    def to_actions(self) -> list[Action]:
+        """The items; `finish` and `is_last_step` go into the extra fields unless those of the first item have them."""
+        extras = self.extra_fields or [{} for _ in self.trajectory_ids]
+        for name, values in ((FINISH, self.finish), (LAST, self.is_last_step)):
+            if values is not None and name not in extras[0]:
+                # A list that is too short leaves the rest as it is, one that is too long says nothing about anyone.
+                for extra, value in zip(extras, values, strict=False):
+                    extra[name] = value
+        items = zip(self.trajectory_ids, self.actions, extras, strict=True)
+        return [Action(trajectory_id, text, extra) for trajectory_id, text, extra in items]
+
+
+def _of_length(values: list[T], name: str, info: ValidationInfo) -> list[T]:
+    trajectory_ids = info.data.get("trajectory_ids")
+    if trajectory_ids and len(values) != len(trajectory_ids):
+        raise ValueError(f"Length of {name} must match trajectory_ids")
+    return values
+
+
+class ObservationResponse(Message):
+    """What the tools answer, in the order of the request."""
+
+    observations: list[str | dict[str, Any]]
+    """Text, or an object that has its text under `obs`."""
+
+    dones: list[bool]
+    """Whose trajectory the tool ends."""
+
+    valids: list[bool]
+    """Whose action a tool accepted."""
+
+    processing_time_ms: float
+    """Time of the calls."""
+
+    queue_time_ms: float
+    """Time before they began."""
+
+
+class Failure(Message):
+    """Infrastructure failed: no observation, and the same request may be sent again."""
+
+    detail: str
+    """What failed."""
+
+    cause: str
+    """One word for what failed, from a closed set."""
+
+
+class Detail(Message):
+    """Why a request was not answered."""
+
+    detail: Any
+    """A sentence, or a list of what is wrong with the body."""
+
+
+class Health(Message):
+    """The server lives."""
+
+    status: Literal["healthy"] = "healthy"
+    concurrent_requests: int
+    """Requests that this worker does."""
+
+    thread_pool_size: int
+    active_tasks: int
+    """Requests that this worker does or holds back."""
+
+    max_concurrent: int
+    tools: list[str]
+    """In the order in which they are asked; `finish` comes last."""
+
+    uptime_seconds: float

@@ -1,0 +1,106 @@
+import inspect
+from typing import Any
+
+import pytest
+
+from turnmill.cli import tool_server as command
+from turnmill.cli.main import main
+from turnmill.tool_server.settings import ServerSettings
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+    """The settings of the servers that would have been started."""
+    started: list[ServerSettings] = []
+    monkeypatch.setattr("turnmill.tool_server.serve.run_server", started.append)
+    return started
+
+
+def settings(given: list[ServerSettings], *arguments: str) -> ServerSettings:
+    assert main(["tool-server", *arguments]) == 0
+    return given[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--tool_type", "python_code,bash_terminal", "--max_concurrent_requests", "64"],
+        ["--tool-type=python_code,bash_terminal", "--max-concurrent-requests=64"],
+        ["--tool_type", "('python_code', 'bash_terminal')", "--max_concurrent-requests=64"],
+    ],
+)
+def test_flags_are_written_with_dashes_or_underscores_and_with_or_without_equals(given: Any, arguments: list[str]):
+    chosen = settings(given, *arguments)
+
+    assert chosen.tool_type == ("python_code", "bash_terminal")
+    assert chosen.max_concurrent_requests == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], False),
+        (["--done_if_invalid"], True),
+        (["--done_if_invalid", "True"], True),
+        (["--done_if_invalid=true"], True),
+        (["--done-if-invalid", "False"], False),
+        (["--no-done-if-invalid"], False),
+        (["--done_if_invalid", "--port", "1"], True),
+    ],
+)
+def test_switches_take_a_value_or_none(given: Any, arguments: list[str], expected: bool):
+    assert settings(given, *arguments).done_if_invalid is expected
+
+
+def test_every_flag_of_verl_tool_is_accepted(given: Any):
+    words = (
+        "--tool_type=base --host=127.0.0.1 --port=1 --workers_per_tool=4 --max_concurrent_requests=8 "
+        "--request_timeout=None --thread_pool_size None --use_tqdm False --log_level=info --done_if_invalid=False "
+        "--use_ray=True --enable_hashing True --log_interval=30 --uvi_workers=2 --router_workers=3 --log_directory=x"
+    )
+
+    assert settings(given, *words.split()).workers_per_tool == 4
+
+
+def test_defaults_are_those_of_the_settings(given: Any):
+    assert settings(given) == ServerSettings()
+    parameters = inspect.signature(command.tool_server).parameters
+    assert ServerSettings.model_fields.keys() - parameters.keys() == {"tool_settings"}
+
+
+def test_settings_of_tools_are_set_by_name(given: Any):
+    chosen = settings(given, "--set", "RETRIEVER_URL=http://a/?b=c", "--set", "RETRIEVER_TOPK=5")
+
+    assert chosen.tool_settings == {"RETRIEVER_URL": "http://a/?b=c", "RETRIEVER_TOPK": "5"}
+
+
+def test_stop_tokens_are_listed_or_come_from_a_file(given: Any, tmp_path: Any):
+    file = tmp_path / "tokens"
+    file.write_text("</python>,</bash>\n")
+
+    assert settings(given, "--action_stop_tokens", "</python>, </bash>").action_stop_tokens == ("</python>", "</bash>")
+    assert settings(given, "--action_stop_tokens", str(file)).action_stop_tokens == ("</python>", "</bash>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "70000"], "--port (70000)"),
+        (["--log_level", "loud"], "--log-level ('loud')"),
+        (["--tool_type", ","], "names no tool"),
+        (["--set", "RETRIEVER_URL"], "write it as NAME=VALUE"),
+        (["--workers_per_tool", "0"], "--workers-per-tool (0)"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    given: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+):
+    assert main(["tool-server", *arguments]) == 2
+
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert given == []
+
+
+@pytest.mark.parametrize(("requests", "asked", "workers"), [(1, 1, 1), (256, 1, 1), (300, 1, 2), (300, 5, 5)])
+def test_a_worker_does_256_requests(requests: int, asked: int, workers: int):
+    assert ServerSettings(max_concurrent_requests=requests, uvi_workers=asked).num_workers == workers

@@ -1,0 +1,276 @@
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from turnmill.core.errors import StoreUnavailableError, ToolFailedError
+from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.testing.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
+from turnmill.tool_server.app import Worker, build_app
+from turnmill.tool_server.calls import Calls
+from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.tool_set import ToolSet
+from turnmill.tools.base import Tool
+
+
+class Client:
+    """Speaks to one worker as a client of verl-tool does."""
+
+    def __init__(self, http: httpx.AsyncClient, worker: Worker, store: MemoryStore) -> None:
+        self.http = http
+        self.worker = worker
+        self.store = store
+
+    async def post(self, trajectory_ids: Any, actions: Any, **fields: Any) -> httpx.Response:
+        return await self.send({"trajectory_ids": trajectory_ids, "actions": actions, **fields})
+
+    async def send(self, body: Any, **headers: str) -> httpx.Response:
+        return await self.http.post("/get_observation", json=body, headers=headers)
+
+
+@asynccontextmanager
+async def serving(*tools: Tool, **settings: Any) -> AsyncIterator[Client]:
+    store, metrics = MemoryStore(), ToolMetrics(tuple(tool.name for tool in tools))
+    chosen = ServerSettings(**settings)
+    worker = Worker(chosen, Calls(ToolSet(tools), store, metrics), metrics)
+    transport = httpx.ASGITransport(build_app(worker), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        yield Client(http, worker, store)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with serving(Echo(tool_context()), Count(tool_context())) as client:
+        yield client
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110 (what is awaited tells nobody)
+            await asyncio.sleep(0)
+
+
+async def test_an_action_is_answered_with_observations_dones_and_valids(client: Client):
+    response = await client.post(["t"], ["echo hello"], extra_fields=[{}])
+
+    assert response.status_code == 200
+    body = response.json()
+    assert list(body) == ["observations", "dones", "valids", "processing_time_ms", "queue_time_ms"]
+    assert (body["observations"], body["dones"], body["valids"]) == (["hello"], [False], [True])
+
+
+async def test_times_are_told_in_the_body_and_in_a_header(client: Client):
+    response = await client.post(["t"], ["echo hello"])
+
+    assert response.json()["processing_time_ms"] >= 0
+    assert response.json()["queue_time_ms"] >= 0
+    assert float(response.headers["X-Process-Time"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "kind"),
+    [
+        ({}, ["body", "trajectory_ids"], "missing"),
+        ({"trajectory_ids": ["t"]}, ["body", "actions"], "missing"),
+        ({"trajectory_ids": [], "actions": ["a"]}, ["body", "trajectory_ids"], "too_short"),
+        ({"trajectory_ids": ["t"], "actions": []}, ["body", "actions"], "too_short"),
+        ({"trajectory_ids": [1], "actions": ["a"]}, ["body", "trajectory_ids", 0], "string_type"),
+        ({"trajectory_ids": "t", "actions": ["a"]}, ["body", "trajectory_ids"], "list_type"),
+        ({"trajectory_ids": ["t", "u"], "actions": ["a"]}, ["body", "actions"], "value_error"),
+        (
+            {"trajectory_ids": ["t", "u"], "actions": ["a", "b"], "extra_fields": [{}]},
+            ["body", "extra_fields"],
+            "value_error",
+        ),
+        (
+            {"trajectory_ids": ["t"], "actions": ["a"], "extra_fields": [{"call_id": [1]}]},
+            ["body", "extra_fields"],
+            "value_error",
+        ),
+        ([], ["body"], "model_type"),
+    ],
+)
+async def test_a_body_that_is_not_what_it_must_be_is_refused(client: Client, body: Any, place: list[Any], kind: str):
+    response = await client.send(body)
+
+    assert response.status_code == 422
+    assert (response.json()["detail"][0]["loc"], response.json()["detail"][0]["type"]) == (place, kind)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"trajectory_ids": ["\\ud800"], "actions": ["a"]}',
+        b"[" * 100_000,
+        b'{"trajectory_ids": ["t"], "actions": ["a"], "finish": [' + b"9" * 100_000 + b"]}",
+        b'{"trajectory_ids": ["t"], "actions": [NaN]}',
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_refused(client: Client, body: bytes):
+    response = await client.http.post("/get_observation", content=body)
+
+    assert response.status_code == 422
+    assert response.json()["detail"]
+
+
+async def test_a_body_that_is_too_large_is_refused():
+    async with serving(Echo(tool_context()), max_request_bytes=100) as client:
+        response = await client.post(["t"], ["echo " + "x" * 100])
+
+    assert response.status_code == 413
+
+
+async def test_unknown_keys_are_passed_over(client: Client):
+    assert (await client.post(["t"], ["echo a"], stdin="x", extra_field=[{}])).json()["observations"] == ["a"]
+
+
+async def test_a_list_of_finish_that_is_too_short_leaves_the_rest_alone(client: Client):
+    body = (await client.post(["t", "u"], ["echo a", "echo b"], finish=[True])).json()
+
+    assert (body["observations"], body["dones"]) == (["", "b"], [True, False])
+
+
+async def test_a_list_of_finish_that_is_too_long_is_cut(client: Client):
+    assert (await client.post(["t"], ["echo a"], finish=[False, True])).json()["observations"] == ["a"]
+
+
+async def test_finish_in_the_extra_fields_finishes(client: Client):
+    body = (await client.post(["t"], ["echo a"], extra_fields=[{"finish": True}], finish=[False])).json()
+
+    assert (body["observations"], body["dones"], body["valids"]) == ([""], [True], [True])
+
+
+async def test_extra_fields_of_the_first_item_decide_whether_finish_is_taken_from_outside(client: Client):
+    body = (
+        await client.post(["t", "u"], ["echo a", "echo b"], extra_fields=[{"finish": False}, {}], finish=[1, 1])
+    ).json()
+
+    assert body["observations"] == ["a", "b"]
+
+
+async def test_a_repeat_is_answered_from_the_record(client: Client):
+    request = {"trajectory_ids": ["t"], "actions": ["count"], "extra_fields": [{"call_id": "1"}]}
+
+    answers = [(await client.send(request)).json()["observations"] for _ in range(2)]
+
+    assert answers == [["1"], ["1"]]
+
+
+async def test_trouble_with_the_store_is_a_503_that_says_so_and_when_to_come_back(client: Client):
+    client.store.errors["begin"] = [StoreUnavailableError("The store did not answer.")]
+
+    response = await client.post(["t"], ["count"])
+
+    assert response.status_code == 503
+    assert response.json() == {"detail": "The store did not answer.", "cause": "store_unavailable"}
+    assert int(response.headers["Retry-After"]) >= 1
+
+
+async def test_one_failed_call_of_several_fails_the_request_and_keeps_the_others():
+    raising = Raising(tool_context(), [ToolFailedError("The retriever is down.")])
+    async with serving(raising, Count(tool_context())) as client:
+        fields = {"extra_fields": [{"call_id": "1"}, {"call_id": "1"}]}
+        failed = await client.post(["t", "u"], ["raise", "count"], **fields)
+        repeated = await client.post(["t", "u"], ["raise", "count"], **fields)
+
+    assert failed.status_code == 503
+    assert failed.json() == {"detail": "1 of 2 calls failed: The retriever is down.", "cause": "tool"}
+    assert repeated.json()["observations"] == ["recovered", "1"]
+
+
+async def test_calls_beyond_the_request_timeout_answer_500_as_verl_tool_does():
+    async with serving(Gate(tool_context()), request_timeout=0.01) as client:
+        response = await client.post(["t"], ["gate"])
+
+    assert response.status_code == 500
+    assert response.json() == {"detail": "Processing failed: 500: Action processing failed: "}
+
+
+async def test_calls_beyond_the_clients_deadline_answer_503():
+    async with serving(Gate(tool_context()), request_timeout=60) as client:
+        body = {"trajectory_ids": ["t"], "actions": ["gate"]}
+        response = await client.send(body, **{"X-Deadline-Seconds": "0.01"})
+
+    assert response.status_code == 503
+    assert response.json()["cause"] == "timeout"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon"])
+async def test_a_deadline_that_is_none_is_refused(client: Client, value: str):
+    body = {"trajectory_ids": ["t"], "actions": ["echo a"]}
+
+    assert (await client.send(body, **{"X-Deadline-Seconds": value})).status_code == 422
+
+
+async def test_requests_beyond_the_limit_wait_in_a_queue_and_are_told_so():
+    gate = Gate(tool_context())
+    async with serving(gate, max_concurrent_requests=1) as client:
+        first = asyncio.create_task(client.post(["t"], ["gate"]))
+        await eventually(lambda: gate.num_waiting == 1)
+        second = asyncio.create_task(client.post(["u"], ["gate"]))
+        await eventually(lambda: client.worker.admission.num_waiting == 1)
+        health = (await client.http.get("/health")).json()
+        gate.opened.set()
+        answers = [(await first).json(), (await second).json()]
+
+    assert (health["concurrent_requests"], health["active_tasks"]) == (1, 2)
+    assert gate.most_waiting == 1
+    assert answers[1]["queue_time_ms"] > answers[0]["queue_time_ms"]
+
+
+async def test_health_lists_the_tools_with_finish_last(client: Client):
+    body = (await client.http.get("/health")).json()
+
+    assert list(body) == [
+        "status",
+        "concurrent_requests",
+        "thread_pool_size",
+        "active_tasks",
+        "max_concurrent",
+        "tools",
+        "uptime_seconds",
+    ]
+    assert body["status"] == "healthy"
+    assert body["tools"] == ["echo", "count", "finish"]
+
+
+async def test_a_server_that_stops_lives_but_is_not_ready(client: Client):
+    assert (await client.http.get("/readyz")).status_code == 200
+    client.worker.stopping = True
+
+    assert (await client.http.get("/readyz")).status_code == 503
+    assert (await client.http.get("/health")).status_code == 200
+
+
+async def test_metrics_are_for_prometheus_unless_json_is_asked_for(client: Client):
+    await client.post(["t"], ["count"])
+
+    text = await client.http.get("/metrics")
+    json = (await client.http.get("/metrics", headers={"Accept": "application/json"})).json()
+
+    assert text.headers["content-type"].startswith("text/plain")
+    assert 'turnmill_tool_calls_total{outcome="done",tool="count"} 1.0' in text.text
+    assert "turnmill_tool_calls_in_flight 0.0" in text.text
+    assert json["config"] == {"max_concurrent": 1024, "timeout": None, "hashing_enabled": True}
+    assert json["tools_initialized"] == 3
+    assert math.isfinite(json["uptime_seconds"])
+
+
+async def test_other_methods_and_places_are_refused(client: Client):
+    assert (await client.http.get("/get_observation")).status_code == 405
+    assert (await client.http.get("/")).status_code == 404
+
+
+async def test_the_description_names_the_body_of_get_observation(client: Client):
+    description = (await client.http.get("/openapi.json")).json()
+
+    body = description["paths"]["/get_observation"]["post"]["requestBody"]
+    assert body["content"]["application/json"]["schema"]["required"] == ["trajectory_ids", "actions"]
+    assert (await client.http.get("/docs")).status_code == 200
