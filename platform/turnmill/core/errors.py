@@ -83,3 +83,45 @@ class StaleClaimError(StoreError):
     """Another server has taken the call over: what this one did of it does not count."""
 
     cause: ClassVar[str] = "stale_claim"
+
+
+class CallInProgressError(StoreError):
+    """Another server does the call, or one before it, beyond this call's deadline; it may be sent again."""
+
+    cause: ClassVar[str] = "call_in_progress"
+
+
+class ToolCallError(EpisodeError):
+    """A tool call could not be done, here or on another server, while its time lasted."""
+
+    cause: ClassVar[str] = "tool_server"
+
+
+class ToolCallTimeoutError(ToolCallError):
+    """No server answered a tool call in time."""
+
+    cause: ClassVar[str] = "tool_timeout"
+
+
+class ToolCallConnectionError(ToolCallError):
+    """No tool server could be reached."""
+
+    cause: ClassVar[str] = "tool_connection"
+
+
+class ToolCallRefusedError(ToolCallError):
+    """A tool server does not take a call: another try would end the same way."""
+
+    cause: ClassVar[str] = "tool_refused"
+
+
+class ToolRaisedError(ToolCallError):
+    """A tool broke on a call instead of answering it."""
+
+    cause: ClassVar[str] = "tool_raised"
+
+
+class RewardError(EpisodeError):
+    """The worth of an answer could not be told."""
+
+    cause: ClassVar[str] = "reward"

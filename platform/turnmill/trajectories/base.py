@@ -33,6 +33,11 @@ class Claim:
     tool: str
     token: int
     state: State
+    stateful: bool = True
+    """Whether it keeps the trajectory's other calls of the tool waiting."""
+
+    version: int = 0
+    """The token that wrote the state; 0 where nothing has."""
 
 
 @dataclass(frozen=True, slots=True)

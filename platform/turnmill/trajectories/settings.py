@@ -6,10 +6,25 @@ from turnmill.core.errors import SettingsError
 
 MIB = 1024**2
 
+_POSITIVE = (
+    "lease_seconds",
+    "max_call_seconds",
+    "expiry_seconds",
+    "finished_seconds",
+    "max_trajectory_bytes",
+    "max_connections",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """Limits of one run's trajectories; every server of a run has the same."""
+
+    lease_seconds: float = 1.5
+    """So long a claim lasts beyond the death of its server; a living server renews its claims by itself."""
+
+    max_call_seconds: float = 3600.0
+    """A claim is renewed for so long at most, whatever became of its call."""
 
     expiry_seconds: float = 24 * 3600.0
     """A trajectory that nobody touches for so long is forgotten."""
@@ -27,7 +42,7 @@ class StoreSettings:
     """Of one process to the store; further operations wait for one of them."""
 
     def __post_init__(self) -> None:
-        for name in ("expiry_seconds", "finished_seconds", "max_trajectory_bytes", "max_connections"):
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} ({getattr(self, name)}) must be greater than 0.")
         if self.cache_bytes < 0:

@@ -1,0 +1,53 @@
+"""State that a server has just read or written, so that it reads it once less."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from turnmill.trajectories.base import State
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    version: int
+    state: State
+    num_bytes: int
+
+
+class StateCache:
+    """The states used last, up to a number of bytes. A state counts only if the store has the same version."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self.num_bytes = 0
+
+    def version(self, trajectory_id: str, tool: str) -> int:
+        """The version of the state that is here; 0 if none is."""
+        entry = self._entries.get((trajectory_id, tool))
+        return 0 if entry is None else entry.version
+
+    def get(self, trajectory_id: str, tool: str, version: int) -> State | None:
+        """The state, if it is here in this version."""
+        entry = self._entries.get((trajectory_id, tool))
+        if entry is None or entry.version != version:
+            return None
+        self._entries.move_to_end((trajectory_id, tool))
+        return entry.state
+
+    def put(self, trajectory_id: str, tool: str, version: int, state: State) -> None:
+        """Keep a state, and drop what has been unused for longest where there is no room."""
+        self.drop(trajectory_id, tool)
+        num_bytes = sum(len(name) + len(value) for name, value in state.items())
+        if num_bytes > self._max_bytes or not state:
+            return
+        self._entries[trajectory_id, tool] = _Entry(version, state, num_bytes)
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes:
+            _, dropped = self._entries.popitem(last=False)
+            self.num_bytes -= dropped.num_bytes
+
+    def drop(self, trajectory_id: str, tool: str) -> None:
+        """Forget a state."""
+        entry = self._entries.pop((trajectory_id, tool), None)
+        if entry is not None:
+            self.num_bytes -= entry.num_bytes

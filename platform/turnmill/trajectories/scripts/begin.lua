@@ -1,0 +1,39 @@
+-- Claims a call, or tells what it did. ARGV: tool, has an id ('1'), id, stateful ('1'), lease in us, holder,
+-- version of the state that the server has, expiry in ms.
+local tool, has_id, call, stateful = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] == '1'
+local lease_us, holder, cached, expiry_ms = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+
+if has_id then
+  local record = redis.call('HGET', CALLS, call)
+  if record == GONE then
+    return {GONE}
+  end
+  if record then
+    local _, result = parse_record(record)
+    return {'recorded', result}
+  end
+end
+
+local field = stateful and 'lock ' .. tool or 'claim ' .. call
+local time, held = now(), get_claim(field)
+local claim = {until_us = time + lease_us, holder = holder, call = has_id and call or nil}
+local fenced = 0
+if held and held.holder == holder then
+  -- It asked before and lost the answer: the claim is its own.
+  claim.token = held.token
+elseif held and held.until_us > time then
+  return {'held', integer(held.until_us - time)}
+else
+  claim.token = integer(math.max(get_number('token') + 1, time))
+  fenced = held and 1 or 0
+end
+set('token', claim.token)
+set_claim(field, claim)
+touch(expiry_ms)
+
+local version = stateful and get('version ' .. tool) or '0'
+local state = {}
+if version ~= '0' and version ~= cached then
+  state = redis.call('HGETALL', state_key(tool))
+end
+return {'claimed', claim.token, version, fenced, state}

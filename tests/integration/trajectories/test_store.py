@@ -1,0 +1,435 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+import redis.asyncio
+
+from turnmill.core.errors import CallInProgressError, SettingsError, StaleClaimError, StoreFullError
+from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.embedded import EmbeddedStore
+from turnmill.trajectories.settings import StoreSettings
+from turnmill.trajectories.store import TrajectoryStore
+
+SHELL = "bash_terminal"
+FIRST = CallKey("trajectory-1", "call-1")
+SECOND = CallKey("trajectory-1", "call-2")
+UNNAMED = CallKey("trajectory-1", None)
+SHORT_LEASE = StoreSettings(lease_seconds=0.05)
+
+
+async def claim(store: TrajectoryStore, key: CallKey = FIRST, tool: str = SHELL, *, stateful: bool = True) -> Claim:
+    begun = await store.begin(key, tool, stateful=stateful, deadline=deadline_in(10))
+    assert isinstance(begun, Claim)
+    return begun
+
+
+async def commit(store: TrajectoryStore, held: Claim, result: bytes = b"done", change: Change | None = None) -> None:
+    await store.commit(held, result, change, deadline=deadline_in(10))
+
+
+async def write(store: TrajectoryStore, key: CallKey, **parts: bytes) -> None:
+    await commit(store, await claim(store, key), change=Change(written=parts))
+
+
+async def state(store: TrajectoryStore, tool: str = SHELL) -> dict[str, bytes]:
+    held = await claim(store, UNNAMED, tool)
+    await store.release(held, deadline=deadline_in(10))
+    return dict(held.state)
+
+
+async def die(store: TrajectoryStore) -> None:
+    """What a killed server leaves behind: its claims."""
+    await store.close()
+
+
+async def test_a_repeated_call_gets_the_recorded_result_on_any_server(new_server):
+    first, second = new_server(), new_server()
+    await commit(first, await claim(first), b"one\0two")
+
+    for store in (first, second):
+        assert await store.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"one\0two")
+
+
+async def test_state_written_by_one_server_is_read_by_another(new_server):
+    first, second = new_server(), new_server()
+    await write(first, FIRST, folder=b"/tmp", variables=b"\0\xff")
+
+    assert await state(second) == {"folder": b"/tmp", "variables": b"\0\xff"}
+
+
+async def test_a_change_touches_only_the_parts_that_it_names(new_server):
+    store = new_server()
+    await write(store, FIRST, kept=b"1", changed=b"2", dropped=b"3")
+
+    change = Change(written={"changed": b"22", "new": b"4"}, removed=("dropped", "never there"))
+    await commit(store, await claim(store, SECOND), change=change)
+
+    expected = {"kept": b"1", "changed": b"22", "new": b"4"}
+    assert await state(store) == expected
+    assert await state(new_server()) == expected
+
+
+async def test_a_change_that_forgets_leaves_what_it_writes(new_server):
+    store = new_server()
+    await write(store, FIRST, old=b"1")
+
+    await commit(store, await claim(store, SECOND), change=Change(written={"new": b"2"}, forget=True))
+
+    assert await state(store) == await state(new_server()) == {"new": b"2"}
+
+
+async def test_every_tool_and_every_trajectory_has_its_own_state(new_server):
+    store = new_server()
+    await write(store, FIRST, part=b"1")
+
+    assert await state(store, "sql") == {}
+    other = await claim(store, CallKey("trajectory-2", None))
+    assert other.state == {}
+
+
+async def test_names_with_odd_characters_come_back_as_they_were(new_server):
+    store = new_server()
+    key = CallKey("tra}je{ct*ory\n \ud800", "call \n\ud800")
+    change = Change(written={"ä\udcff\ud800 \n": b"1"})
+
+    await commit(store, await claim(store, key), b"r", change)
+
+    assert await store.begin(key, SHELL, deadline=deadline_in(10)) == Recorded(b"r")
+    assert (await claim(new_server(), replace(key, call_id=None))).state == change.written
+
+
+async def test_a_call_in_progress_elsewhere_is_waited_for(new_server):
+    first, second = new_server(), new_server()
+    held = await claim(first)
+    repeated = asyncio.create_task(second.begin(FIRST, SHELL, deadline=deadline_in(10)))
+
+    await commit(first, held, b"of the first")
+
+    assert await repeated == Recorded(b"of the first")
+
+
+@pytest.mark.parametrize("key", [SECOND, UNNAMED])
+async def test_calls_of_a_stateful_tool_follow_one_another(new_server, key):
+    first, second = new_server(), new_server()
+    held = await claim(first)
+    following = asyncio.create_task(claim(second, key))
+
+    await commit(first, held, change=Change(written={"part": b"1"}))
+
+    assert (await following).state == {"part": b"1"}
+
+
+async def test_a_call_that_waits_gives_up_at_its_deadline(new_server):
+    first, second = new_server(), new_server()
+    await claim(first)
+
+    with pytest.raises(CallInProgressError, match="send it again later"):
+        await second.begin(SECOND, SHELL, deadline=deadline_in(0.2))
+
+
+async def test_calls_of_a_tool_without_state_run_side_by_side(new_server):
+    store = new_server()
+
+    held = [await claim(store, CallKey("trajectory-1", f"call-{index}"), "search", stateful=False) for index in "ab"]
+
+    for each in held:
+        await commit(store, each, each.key.call_id.encode())
+    repeated = await store.begin(held[1].key, "search", stateful=False, deadline=deadline_in(10))
+    assert repeated == Recorded(b"call-b")
+
+
+async def test_a_call_without_id_of_a_tool_without_state_needs_no_store():
+    store = TrajectoryStore.from_url("redis://127.0.0.1:1", "run")
+
+    held = await store.begin(UNNAMED, "search", stateful=False, deadline=deadline_in(10))
+    await commit(store, held)
+    await store.release(held, deadline=deadline_in(10))
+
+
+async def test_the_call_of_a_dead_server_is_taken_over(new_server):
+    first, second = new_server(SHORT_LEASE), new_server(SHORT_LEASE)
+    lost = await claim(first)
+    await die(first)
+
+    taken = await claim(second)
+    await commit(second, taken, b"of the second")
+
+    assert taken.token > lost.token
+    assert second.num_taken_over == 1
+
+
+@pytest.mark.parametrize("key", [FIRST, UNNAMED])
+async def test_a_fenced_server_can_no_longer_write(new_server, key):
+    first, second = new_server(SHORT_LEASE), new_server(SHORT_LEASE)
+    late = await claim(first, key)
+    await die(first)
+    await commit(second, await claim(second, key), b"of the second", Change(written={"part": b"second"}))
+
+    revived = new_server()
+    with pytest.raises(StaleClaimError):
+        await commit(revived, late, b"of the first", Change(written={"part": b"first"}))
+
+    assert await state(second) == {"part": b"second"}
+
+
+async def test_a_fenced_server_cannot_release_or_renew_the_claim_of_the_other(new_server):
+    first, second = new_server(SHORT_LEASE), new_server()
+    late = await claim(first)
+    await die(first)
+    taken = await claim(second)
+
+    revived = new_server()
+    await revived.release(late, deadline=deadline_in(10))
+    with pytest.raises(StaleClaimError):
+        await revived.renew(late, deadline=deadline_in(10))
+
+    await commit(second, taken)
+
+
+async def test_the_claims_of_a_living_server_outlast_their_lease(new_server):
+    first, second = new_server(SHORT_LEASE), new_server(SHORT_LEASE)
+    held = await claim(first)
+
+    with pytest.raises(CallInProgressError):
+        await second.begin(FIRST, SHELL, deadline=deadline_in(SHORT_LEASE.lease_seconds * 6))
+
+    await commit(first, held)
+
+
+async def test_a_claim_is_not_renewed_for_ever(new_server):
+    first = new_server(replace(SHORT_LEASE, max_call_seconds=0.1))
+    held = await claim(first)
+
+    taken = await claim(new_server())
+
+    assert taken.token > held.token
+
+
+@pytest.mark.parametrize("key", [FIRST, UNNAMED])
+async def test_a_released_call_leaves_nothing_and_can_be_done_anew(new_server, key):
+    first, second = new_server(), new_server()
+    await first.release(await claim(first, key), deadline=deadline_in(10))
+
+    assert (await claim(second, key)).state == {}
+
+
+@pytest.mark.parametrize("key", [FIRST, UNNAMED])
+async def test_a_commit_may_be_sent_twice(new_server, key):
+    store = new_server()
+    held = await claim(store, key)
+    await commit(store, held, b"done", Change(written={"part": b"1"}))
+    await commit(store, await claim(store, SECOND), b"next", Change(written={"part": b"2"}))
+
+    await commit(store, held, b"done", Change(written={"part": b"1"}))
+
+    assert await state(store) == {"part": b"2"}
+
+
+async def test_a_commit_changes_nothing_of_what_a_claim_after_a_release_did(new_server):
+    store = new_server()
+    released = await claim(store)
+    await store.release(released, deadline=deadline_in(10))
+    await commit(store, await claim(store), b"second")
+
+    with pytest.raises(StaleClaimError):
+        await commit(store, released, b"first")
+
+
+async def test_finishing_forgets_the_state_of_every_tool(new_server):
+    store = new_server()
+    await write(store, FIRST, part=b"1")
+    await commit(store, await claim(store, SECOND, "sql"), change=Change(written={"database": b"1"}))
+
+    await store.finish("trajectory-1", deadline=deadline_in(10))
+
+    for server in (store, new_server()):
+        assert await state(server) == {}
+        assert await state(server, "sql") == {}
+
+
+async def test_a_finished_trajectory_still_knows_what_its_calls_did(new_server):
+    store = new_server()
+    await write(store, FIRST, part=b"1")
+
+    await store.finish("trajectory-1", deadline=deadline_in(10))
+
+    assert await store.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"done")
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+async def test_a_call_in_progress_when_its_trajectory_finishes_never_takes_effect(new_server, stateful):
+    store = new_server()
+    held = await claim(store, stateful=stateful)
+
+    await store.finish("trajectory-1", deadline=deadline_in(10))
+
+    with pytest.raises(StaleClaimError):
+        await commit(store, held)
+    with pytest.raises(StaleClaimError, match="another call_id"):
+        await store.begin(FIRST, SHELL, stateful=stateful, deadline=deadline_in(10))
+    assert await state(store) == {}
+
+
+async def test_a_call_can_finish_its_trajectory(new_server):
+    store = new_server()
+    await write(store, FIRST, part=b"1")
+
+    await store.commit(await claim(store, SECOND, "finish"), b"over", finishes=True, deadline=deadline_in(10))
+
+    assert await state(store) == {}
+    assert await store.begin(SECOND, "finish", deadline=deadline_in(10)) == Recorded(b"over")
+
+
+async def test_finishing_a_trajectory_that_nobody_knows_leaves_no_trace(new_server, redis_url):
+    store = new_server()
+
+    await store.finish("unknown", deadline=deadline_in(10))
+
+    assert await store.count(deadline=deadline_in(10)) == 0
+
+
+async def test_a_deleted_trajectory_has_never_been(new_server):
+    store = new_server()
+    late = await claim(store, SECOND, "sql")
+    await write(store, FIRST, part=b"1")
+
+    await store.delete("trajectory-1", deadline=deadline_in(10))
+
+    assert await store.count(deadline=deadline_in(10)) == 0
+    anew = await claim(store)
+    assert anew.state == {}
+    assert anew.token > late.token
+    with pytest.raises(StaleClaimError):
+        await commit(store, late)
+
+
+async def test_count_tells_the_trajectories_of_the_run(new_server, redis_url):
+    store = new_server()
+    for index in range(3):
+        await write(store, CallKey(f"trajectory-{index}", "call"), part=b"1")
+    other_run = TrajectoryStore.from_url(redis_url, "another run")
+    await commit(other_run, await claim(other_run))
+
+    assert await store.count(deadline=deadline_in(10)) == 3
+
+    await other_run.delete("trajectory-1", deadline=deadline_in(10))
+    await other_run.close()
+
+
+async def test_every_key_of_a_trajectory_expires(new_server, redis_url):
+    store = new_server(StoreSettings(expiry_seconds=0.2))
+    await write(store, FIRST, part=b"1")
+    await commit(store, await claim(store, SECOND, "sql"), change=Change(written={"database": b"1"}))
+
+    async with asyncio.timeout(10):
+        while await keys(redis_url, store):
+            await asyncio.sleep(0.01)
+
+
+async def test_all_keys_of_a_trajectory_expire_in_the_same_moment(new_server, redis_url):
+    store = new_server()
+    await write(store, FIRST, part=b"1")
+    await commit(store, await claim(store, SECOND, "sql"), change=Change(written={"database": b"1"}))
+
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        expiries = {await client.pexpiretime(key) for key in await keys(redis_url, store)}
+
+    assert len(expiries) == 1
+    assert expiries.pop() > 0
+
+
+async def test_a_trajectory_that_grows_too_large_is_refused_whole(new_server):
+    store = new_server(StoreSettings(max_trajectory_bytes=1000))
+    await write(store, FIRST, part=b"1")
+    held = await claim(store, SECOND)
+
+    with pytest.raises(StoreFullError, match="max_trajectory_bytes is 1000"):
+        await commit(store, held, b"result", Change(written={"part": b"2", "large": bytes(1000)}))
+
+    await store.release(held, deadline=deadline_in(10))
+    assert await state(store) == {"part": b"1"}
+    assert isinstance(await store.begin(SECOND, SHELL, deadline=deadline_in(10)), Claim)
+
+
+async def test_what_is_removed_or_forgotten_makes_room(new_server):
+    store = new_server(StoreSettings(max_trajectory_bytes=1000, cache_bytes=0))
+    changes = [
+        Change(written={"a": bytes(600)}),
+        Change(written={"a": bytes(700)}),
+        Change(written={"b": bytes(700)}, removed=("a",)),
+        Change(written={"c": bytes(700)}, forget=True),
+        Change(removed=("c",)),
+        Change(written={"d": bytes(700)}),
+    ]
+
+    for change in changes:
+        await commit(store, await claim(store, UNNAMED), change=change)
+    await store.finish("trajectory-1", deadline=deadline_in(10))
+    await write(store, FIRST, e=bytes(700))
+
+    assert await state(store) == {"e": bytes(700)}
+
+
+async def test_a_store_without_memory_refuses_whole_calls_and_still_lets_go(new_server):
+    with EmbeddedStore(max_bytes=4 * 1024**2) as small:
+        store = new_server(url=small.url)
+        await write(store, FIRST, part=b"1")
+        held = await claim(store, SECOND)
+        async with redis.asyncio.Redis.from_url(small.url) as client:
+            await client.config_set("maxmemory", 1)
+
+            with pytest.raises(StoreFullError, match="memory limit"):
+                await commit(store, held, b"result", Change(written={"part": b"2"}))
+            assert await store.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"done")
+            await store.release(held, deadline=deadline_in(10))
+            with pytest.raises(StoreFullError):
+                await store.begin(SECOND, SHELL, deadline=deadline_in(10))
+            await store.finish("trajectory-1", deadline=deadline_in(10))
+
+            await client.config_set("maxmemory", 0)
+        assert await state(store) == {}
+
+
+async def test_a_call_that_finishes_is_never_refused_for_lack_of_memory(new_server):
+    with EmbeddedStore() as small:
+        store = new_server(url=small.url)
+        held = await claim(store, FIRST, "finish")
+        async with redis.asyncio.Redis.from_url(small.url) as client:
+            await client.config_set("maxmemory", 1)
+
+            await store.commit(held, b"over", finishes=True, deadline=deadline_in(10))
+
+        assert await store.begin(FIRST, "finish", deadline=deadline_in(10)) == Recorded(b"over")
+
+
+async def test_scripts_that_the_store_has_forgotten_are_sent_again(new_server, redis_url):
+    store = new_server()
+    held = await claim(store)
+
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        await client.script_flush()
+
+    await commit(store, held)
+
+
+async def test_every_key_of_a_trajectory_lies_in_one_slot_of_a_cluster(new_server, redis_url):
+    store = new_server()
+    await write(store, CallKey("tra}jec{tory", "call"), part=b"1")
+
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        slots = {await client.execute_command("CLUSTER", "KEYSLOT", key) for key in await keys(redis_url, store)}
+
+    assert len(slots) == 1
+
+
+@pytest.mark.parametrize("url", ["http://localhost", "localhost:6379"])
+def test_a_url_that_no_store_can_have_is_refused(url):
+    with pytest.raises(SettingsError, match="redis://HOST:PORT/0"):
+        TrajectoryStore.from_url(url, "run")
+
+
+async def keys(url: str, store: TrajectoryStore) -> list[bytes]:
+    """All keys of the store's run."""
+    async with redis.asyncio.Redis.from_url(url) as client:
+        return [key async for key in client.scan_iter(store._keys.everything)]
