@@ -1,0 +1,292 @@
+"""The barriers around untrusted code: which of them this machine offers, and how a process puts itself behind them."""
+
+# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
+
+import importlib.util
+import os
+import resource
+import signal
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnmill.sandboxes import kernel
+from turnmill.sandboxes.base import Limits
+from turnmill.sandboxes.syscall_filter import Permissions, build_filter
+
+FIRST_USER, NUM_USERS = 61184, 4336
+"""The range that systems set aside for users that come and go."""
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+CONFIGURATION = tuple(
+    f"/etc/{name}"
+    for name in (
+        "alternatives",
+        "bash.bashrc",
+        "ca-certificates",
+        "gai.conf",
+        "group",
+        "host.conf",
+        "hosts",
+        "inputrc",
+        "ld.so.cache",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "locale.alias",
+        "localtime",
+        "magic",
+        "mime.types",
+        "nsswitch.conf",
+        "os-release",
+        "passwd",
+        "pki",
+        "profile",
+        "protocols",
+        "resolv.conf",
+        "services",
+        "ssl/certs",
+        "ssl/openssl.cnf",
+        "terminfo",
+        "timezone",
+    )
+)
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+OPEN_FILES = 256
+LOCKED_BYTES = 64 * 1024
+
+_READ = kernel.EXECUTE | kernel.READ_FILE | kernel.READ_DIR
+_DEVICE = kernel.READ_FILE | kernel.WRITE_FILE | kernel.IOCTL_DEV
+
+
+@dataclass(frozen=True, slots=True)
+class Barriers:
+    """What a zygote found that it can do. Without `confined`, rlimits and the process group are all there is."""
+
+    confined: bool = True
+    network: bool = False
+    landlock_abi: int = 0
+    pid_namespace: bool = False
+    network_namespace: bool = False
+    own_root: bool = False
+    """A root of read-only mounts in which only what is listed exists."""
+
+    own_user: bool = False
+    """A user of its own for every task."""
+
+    @property
+    def scoped_signals(self) -> bool:
+        """Landlock keeps signals inside."""
+        return self.confined and self.landlock_abi >= 6
+
+    @property
+    def permissions(self) -> Permissions:
+        """What the filter may leave to other barriers."""
+        return Permissions(
+            network=self.network,
+            signals=self.scoped_signals or self.pid_namespace or self.own_user,
+            attributes=self.own_user or self.own_root,
+            truncate=self.landlock_abi >= 3 or self.own_user or self.own_root,
+        )
+
+
+def readable_paths(packages: Iterable[str]) -> list[str]:
+    """What the system, Python and the packages granted to user code need, as far as it exists."""
+    python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sys.base_prefix, sys.base_exec_prefix]
+    paths = [*SYSTEM, *CONFIGURATION, *map(os.path.realpath, python), *_package_paths(packages)]
+    return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
+
+
+def _package_paths(packages: Iterable[str]) -> list[str]:
+    paths = []
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            continue
+        for place in spec.submodule_search_locations or ([spec.origin] if spec.origin else []):
+            # Wheels put shared libraries beside the package.
+            paths += [os.path.realpath(place), os.path.realpath(f"{place}.libs")]
+    return paths
+
+
+def list_only_paths(packages: Iterable[str]) -> list[str]:
+    """The folders that hold these packages: an import lists them, and reads nothing else there."""
+    return [path for path in dict.fromkeys(map(os.path.dirname, _package_paths(packages))) if os.path.isdir(path)]
+
+
+def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tuple[bool, bool, bool]:
+    """Leave as many namespaces as the machine allows; says for pid, network and root whether it worked."""
+    flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    flags |= 0 if network else kernel.CLONE_NEWNET
+    user, group = os.geteuid(), os.getegid()
+    try:
+        kernel.unshare(flags)
+    except OSError:
+        try:
+            kernel.unshare(flags | kernel.CLONE_NEWUSER)
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        except OSError:
+            return False, False, False
+    own_root = False
+    with suppress(OSError):
+        _change_root(folder, packages)
+        own_root = True
+    return _pid_namespaces_work(), not network, own_root
+
+
+def _pid_namespaces_work() -> bool:
+    try:
+        with namespace_for_child():
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if os.getpid() == 1 else 1)
+        return os.waitpid(child, 0)[1] == 0
+    except OSError:
+        return False
+
+
+class namespace_for_child:  # noqa: N801
+    """A child forked inside is the first of a new pid namespace; later ones are not."""
+
+    def __enter__(self) -> None:
+        self.own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        except OSError:
+            os.close(self.own)
+            raise
+        self.parent = os.getpid()
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() == self.parent:
+            kernel.set_namespace(self.own, kernel.CLONE_NEWPID)
+        os.close(self.own)
+
+
+def _change_root(folder: str, packages: list[str]) -> None:
+    """Move to a root in which only the readable paths, a few devices, /proc and the tasks' folder exist."""
+    root = f"{folder}/root"
+    os.makedirs(root, exist_ok=True)
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    for path in (*readable_paths(packages), *list_only_paths(packages), *DEVICES):
+        _show(root, path)
+    os.makedirs(f"{root}/tmp", exist_ok=True)
+    for path in ("/proc", f"{folder}/tasks"):
+        os.makedirs(root + path, exist_ok=True)
+        kernel.mount(path, root + path, "", kernel.MS_BIND | kernel.MS_REC)
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    kernel.pivot_root(root)
+
+
+def _show(root: str, path: str) -> None:
+    """Bind a path into the root, read-only; a link is made again, so that it leads to what is there."""
+    target = root + path
+    if os.path.lexists(target):
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path) and not path.startswith("/etc/"):
+        os.symlink(os.readlink(path), target)
+        return
+    source = os.path.realpath(path)
+    if os.path.isdir(source):
+        os.mkdir(target)
+    else:
+        Path(target).touch()
+    kernel.mount(source, target, "", kernel.MS_BIND | kernel.MS_REC)
+    if path not in DEVICES:
+        kernel.make_read_only(target)
+
+
+def open_rules(packages: list[str]) -> list[tuple[int, int]]:
+    """Landlock's rules for what all tasks share, by descriptors that are opened once."""
+    rights = dict.fromkeys(list_only_paths(packages), kernel.READ_DIR)
+    rights |= dict.fromkeys(readable_paths(packages), _READ)
+    rights |= dict.fromkeys(DEVICES, _DEVICE)
+    rules = []
+    for path, access in rights.items():
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            rules.append((descriptor, access if is_folder else access & kernel.FILE_RIGHTS))
+    return rules
+
+
+def change_user(user: int) -> None:
+    """Become a user without rights, for good."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def users_work() -> bool:
+    """Whether a task can have a user of its own who can still read the standard library."""
+    if os.geteuid() != 0:
+        return False
+    child = os.fork()
+    if child == 0:
+        try:
+            change_user(FIRST_USER)
+            os.listdir(sysconfig.get_path("stdlib"))
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def confine(barriers: Barriers, rules: list[tuple[int, int]], workspace: str, user: int | None) -> None:
+    """Put this process behind every barrier that does not depend on the task."""
+    with suppress(OSError):  # The first to go when the machine runs out of memory.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if user is not None:
+        change_user(user)
+    if barriers.confined:
+        kernel.drop_capabilities()
+    kernel.die_with_parent(signal.SIGKILL)
+    kernel.forbid_new_privileges()
+    if barriers.confined:
+        own = os.open(workspace, os.O_PATH | os.O_CLOEXEC)
+        everything = [*rules, (own, kernel.file_rights(barriers.landlock_abi))]
+        scopes = kernel.SCOPE_SIGNALS | kernel.SCOPE_ABSTRACT_SOCKETS
+        kernel.landlock_restrict(barriers.landlock_abi, everything, tcp=not barriers.network, scopes=scopes)
+        os.close(own)
+        kernel.install_filter(build_filter(barriers.permissions, os.getpid()))
+
+
+def apply_limits(limits: Limits, *, base_bytes: int, exact_processes: bool) -> None:
+    """Rlimits hold for each process; what holds for all together is the supervisor's to watch."""
+    bounds = {
+        resource.RLIMIT_AS: limits.memory_bytes + base_bytes,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_MEMLOCK: LOCKED_BYTES,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    if exact_processes:
+        bounds[resource.RLIMIT_NPROC] = limits.processes
+    for kind, bound in bounds.items():
+        _limit(kind, bound, bound)
+    # The signal comes first; who ignores it is killed a second later.
+    _limit(resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1)
+
+
+def _limit(kind: int, soft: int, hard: int) -> None:
+    """Never above what the process has."""
+    _, ceiling = resource.getrlimit(kind)
+    if ceiling != resource.RLIM_INFINITY:
+        soft, hard = min(soft, ceiling), min(hard, ceiling)
+    resource.setrlimit(kind, (soft, hard))
+
+
+def build_environment(workspace_home: str, temporary: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """What a program finds in its environment: nothing of the server's."""
+    python = f"{sys.base_prefix}/bin"
+    path = f"{python}:/usr/local/bin:/usr/bin:/bin"
+    base = {"HOME": workspace_home, "LANG": "C.UTF-8", "PATH": path, "TMPDIR": temporary}
+    return {**base, "PYTHONDONTWRITEBYTECODE": "1", "USER": "user", "LOGNAME": "user", **extra}

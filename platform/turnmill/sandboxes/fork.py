@@ -1,0 +1,259 @@
+"""The sandboxes: clients, in the server's process, of a warm process that forks a confined child for every task."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from turnmill.core.errors import SandboxError
+from turnmill.sandboxes import wire
+from turnmill.sandboxes.base import Command, Function, Outcome, Task
+from turnmill.sandboxes.confinement import Barriers
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("numpy", "sympy", "mpmath")
+START_SECONDS = 60.0
+GRACE_SECONDS = 30.0
+"""For everything about a task but its own time: waiting for a process, writing and reading its files."""
+
+_END_SECONDS = 15.0
+_CONTROL_BYTES = 4096
+
+
+class ForkSandbox:
+    """Runs tasks behind rlimits, Landlock and a seccomp filter, and in namespaces of their own where those are allowed.
+
+    `preload` names modules whose functions tasks may call; `packages` what user code may import besides the standard
+    library. At most `max_running` tasks run at once; others wait. `spares` processes are kept ready for tasks to come.
+    """
+
+    confined = True
+
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = (),
+        packages: Sequence[str] = PACKAGES,
+        max_running: int = 64,
+        spares: int = 2,
+        namespaces: bool = True,
+        folder: Path | None = None,
+    ) -> None:
+        self._options = {
+            "preload": list(preload),
+            "packages": list(packages),
+            "spares": spares,
+            "namespaces": namespaces,
+            "confined": self.confined,
+        }
+        self._parent = folder or Path(tempfile.gettempdir())
+        self._running = asyncio.Semaphore(max_running)
+        self._zygotes: dict[bool, Zygote] = {}
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    async def start(self) -> Barriers:
+        """Start, and try every barrier; raises SandboxError, naming what is missing. `run` does it where it was not."""
+        zygote = await self._zygote(network=False)
+        return zygote.barriers
+
+    async def run(self, task: Task) -> Outcome:
+        """Run to the end, or to the first limit; nothing of the run is left afterwards."""
+        check(task)
+        async with self._running:
+            zygote = await self._zygote(network=task.limits.network)
+            return await zygote.run(task)
+
+    async def close(self) -> None:
+        """End what runs; later runs raise SandboxError."""
+        self._closed = True
+        async with self._starting:
+            zygotes = list(self._zygotes.values())
+            self._zygotes.clear()
+        for zygote in zygotes:
+            zygote.abandon()
+        for zygote in zygotes:
+            await asyncio.to_thread(zygote.wait)
+
+    async def _zygote(self, *, network: bool) -> "Zygote":
+        """The one for such tasks, started if there is none or it has died."""
+        async with self._starting:
+            if self._closed:
+                raise SandboxError("the sandbox is closed")
+            zygote = self._zygotes.get(network)
+            if zygote is not None and zygote.is_alive:
+                return zygote
+            if zygote is not None:
+                log.warning("Sandbox process died and is started anew", extra={"network": network})
+                zygote.abandon()
+                await asyncio.to_thread(zygote.wait)
+            zygote = Zygote(self._parent, {**self._options, "network": network})
+            try:
+                await zygote.start()
+            except BaseException:
+                zygote.abandon()
+                await asyncio.to_thread(zygote.wait)
+                raise
+            self._zygotes[network] = zygote
+            return zygote
+
+
+class ProcessSandbox(ForkSandbox):
+    """The weaker one, for machines without Landlock: limits, and an end of all processes, but no wall around files."""
+
+    confined = False
+
+    async def start(self) -> Barriers:
+        """Start, and say aloud what does not hold."""
+        log.warning(
+            "Sandbox is a plain process: code under it reads and writes what the server may, signals its processes and "
+            "reaches its network. Use it on machines of your own alone, with code that you would run yourself."
+        )
+        return await super().start()
+
+
+class Zygote:
+    """A warm process and the way to it."""
+
+    def __init__(self, parent: Path, options: dict[str, object]) -> None:
+        self._options = options
+        self._parent = parent
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.barriers = Barriers()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Returns when it waits for tasks."""
+        self._folder = Path(tempfile.mkdtemp(prefix="turnmill-sandbox-", dir=self._parent))
+        self._folder.chmod(0o711)
+        (self._folder / "tasks").mkdir(mode=0o711)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        options = {
+            **self._options,
+            "folder": str(self._folder),
+            "control": theirs.fileno(),
+            "path": [path for path in sys.path if path],
+        }
+        with theirs:
+            self._process = await asyncio.to_thread(_spawn, options, theirs.fileno())
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                answer = await asyncio.get_running_loop().sock_recv(self._control, _CONTROL_BYTES)
+        except TimeoutError:
+            raise SandboxError(f"the sandbox process was not ready after {START_SECONDS:.0f} s") from None
+        found = json.loads(answer) if answer else {"failure": "it died"}
+        if "failure" in found:
+            raise SandboxError(f"the sandbox process could not start: {found['failure']}")
+        self.barriers = Barriers(**found)
+
+    async def run(self, task: Task) -> Outcome:
+        """Hand a task to whichever supervisor is free next, and wait for its report."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            message = wire.pack_task(task)
+            try:
+                async with asyncio.timeout(task.limits.seconds + GRACE_SECONDS):
+                    await self._pass(theirs)
+                    theirs.close()
+                    report = await _exchange(ours, message)
+            except TimeoutError:
+                raise SandboxError("the sandbox did not report in time") from None
+            except OSError as error:
+                raise SandboxError(f"the sandbox process went away: {error}") from error
+        if report is None:
+            raise SandboxError("the sandbox process ended before the task did")
+        header, blobs = report
+        if "failure" in header:
+            raise SandboxError(f"the sandbox could not run the task: {header['failure']}")
+        return wire.unpack_outcome(header, blobs)
+
+    async def _pass(self, connection: socket.socket) -> None:
+        while True:
+            try:
+                socket.send_fds(self._control, [b"t"], [connection.fileno()])
+                return
+            except BlockingIOError:
+                await asyncio.sleep(0.002)  # The queue is full for a moment.
+
+    def abandon(self) -> None:
+        """Let go of it: it ends its tasks, and then itself."""
+        if self._process is not None:
+            self._control.close()
+
+    def wait(self) -> None:
+        """Until it is gone, with its folder."""
+        if self._process is not None:
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _spawn(options: dict[str, object], control: int) -> subprocess.Popen[bytes]:
+    environment = {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "LANG": "C.UTF-8",
+        "PATH": os.defpath,
+        # Threads of numerical libraries would not survive the fork.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "turnmill.sandboxes.zygote", json.dumps(options)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        pass_fds=(control,),
+        start_new_session=True,
+    )
+
+
+async def _exchange(connection: socket.socket, message: bytes) -> tuple[dict[str, object], list[bytes]] | None:
+    """Send a task and get the report; None if the other end goes away."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, message)
+    head = await _receive(connection, wire.HEAD_BYTES)
+    body = None if head is None else await _receive(connection, wire.body_bytes(head))
+    return None if head is None or body is None else wire.unpack(head, body)
+
+
+async def _receive(connection: socket.socket, size: int) -> bytes | None:
+    loop = asyncio.get_running_loop()
+    data = bytearray(size)
+    view, filled = memoryview(data), 0
+    while filled < size:
+        count = await loop.sock_recv_into(connection, view[filled:])
+        if count == 0:
+            return None
+        filled += count
+    return bytes(data)
+
+
+def check(task: Task) -> None:
+    """Raises SandboxError where a task names what cannot be."""
+    for path in (*task.files, task.folder):
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\0" in path or not path:
+            raise SandboxError(f"path {path!r} is not inside the workspace; paths are relative, without '..'")
+    match task.program:
+        case Command(arguments) if not arguments:
+            raise SandboxError("a command needs at least the name of a program")
+        case Function(target, _) if target.count(":") != 1:
+            raise SandboxError(f"function {target!r} is not module:name")

@@ -1,0 +1,159 @@
+"""The descendants of a supervisor: what they use together, and how all of them are ended."""
+
+# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnmill.sandboxes.confinement import Barriers, change_user
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_BLOCK = 512
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the live descendants use together."""
+
+    processes: int
+    cpu_seconds: float
+    memory_bytes: int
+
+
+def descendants() -> list[int]:
+    """Everything that comes from this process, by the numbers that /proc shows."""
+    found = children()
+    for pid in found:
+        found += _children(str(pid))
+    return found
+
+
+def children() -> list[int]:
+    """Of this process alone."""
+    return list(_children("self"))
+
+
+def _children(process: str) -> Iterator[int]:
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with suppress(OSError):
+                yield from map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+
+
+def usage(pids: list[int]) -> Usage:
+    """Memory counts what each has for itself or shares with its forks, so it is never too little."""
+    processes, ticks, pages = 0, 0, 0
+    for pid in pids:
+        with suppress(OSError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+            processes += 1
+            ticks += sum(map(int, fields[11:15]))
+            resident, shared = map(int, Path(f"/proc/{pid}/statm").read_bytes().split()[1:3])
+            pages += resident - shared
+    return Usage(processes, ticks / _TICKS, pages * _PAGE)
+
+
+def fair_memory_bytes(pids: list[int]) -> int:
+    """As `usage` counts it, with what forks share divided among them; slower to tell."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith(("Pss_Anon:", "Pss_Shmem:", "SwapPss:")):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+def deleted_bytes(pids: list[int]) -> int:
+    """On disk in files that have no name any more but are still open."""
+    seen: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    status = entry.stat()
+                    if status.st_nlink == 0:
+                        seen[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK
+    return sum(seen.values())
+
+
+def reap() -> dict[int, int]:
+    """Wait states of the children that have ended."""
+    ended = {}
+    with suppress(ChildProcessError):
+        while (result := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[result[0]] = result[1]
+    return ended
+
+
+def end_all(barriers: Barriers, user: int | None) -> dict[int, int]:
+    """Kill every descendant, however it hides; returns their wait states when the last is gone.
+
+    Raises TimeoutError if one outlives SIGKILL, which takes a fault of the kernel or of a disk.
+    """
+    ended: dict[int, int] = {}
+    deadline, pause = time.monotonic() + _END_SECONDS, 0.0002
+    while _has_children():
+        _kill_all(barriers, user)
+        ended |= reap()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {descendants()} outlived SIGKILL")
+        if _has_children():
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+            ended |= reap()
+    return ended
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _kill_all(barriers: Barriers, user: int | None) -> None:
+    """At one stroke where the kernel can: nothing forks its way out of that."""
+    is_first = barriers.pid_namespace and os.getpid() == 1
+    if is_first or (barriers.scoped_signals and _parent_is_out_of_reach()):
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+    else:
+        if user is not None:
+            _kill_as(user)
+        for pid in descendants():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _parent_is_out_of_reach() -> bool:
+    """Proof that this process is in a Landlock domain, so that "everything" is what the domain holds."""
+    parent = os.getppid()
+    if parent <= 0:
+        return False
+    try:
+        os.kill(parent, 0)
+    except PermissionError:
+        return True
+    return False
+
+
+def _kill_as(user: int) -> None:
+    """Everything of one user's, by a process that may reach nothing else."""
+    killer = os.fork()
+    if killer == 0:
+        try:
+            change_user(user)
+            if os.getresuid() == (user, user, user):
+                os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(killer, 0)

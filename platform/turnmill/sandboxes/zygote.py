@@ -1,0 +1,218 @@
+"""The warm process from which every task is forked: `python -m turnmill.sandboxes.zygote SETTINGS`, a client starts it.
+
+It imports what user code commonly imports, enters what namespaces it may, and keeps a few supervisors waiting.
+"""
+
+# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
+
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from typing import Any
+
+from turnmill.sandboxes import kernel, processes, workspace
+from turnmill.sandboxes.confinement import (
+    FIRST_USER,
+    NUM_USERS,
+    Barriers,
+    enter_namespaces,
+    namespace_for_child,
+    open_rules,
+    users_work,
+)
+from turnmill.sandboxes.supervisor import Settings, supervise
+
+COMMON = (
+    "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json",
+    "math", "numbers", "operator", "os", "pickle", "queue", "random", "re", "statistics", "string", "struct", "sys",
+    "tempfile", "textwrap", "threading", "time", "traceback", "types", "typing", "unicodedata", "uuid", "zlib",
+)  # fmt: skip
+"""Of the standard library, imported before any task."""
+
+_END_SECONDS = 10.0
+
+
+class Zygote:
+    """Its state: the supervisors it has forked, those waiting for a task among them."""
+
+    def __init__(self, control: socket.socket, options: dict[str, Any]) -> None:
+        self.control = control
+        self.spares: int = options["spares"]
+        self.folder: str = options["folder"]
+        self.packages: list[str] = options["packages"]
+        self.supervisors: dict[int, tuple[str, int | None]] = {}
+        self.idle: set[int] = set()
+        self.next_user = random.randrange(NUM_USERS)
+        self.taken, self.taking = os.pipe()
+        self.alive_end, self.alive = os.pipe()
+        self.woken, self.waking = os.pipe()
+        self.barriers = self._find_barriers(options)
+        rules = open_rules(self.packages) if self.barriers.confined else []
+        self.settings = Settings(self.barriers, rules, *_own_size())
+
+    def _find_barriers(self, options: dict[str, Any]) -> Barriers:
+        network = options["network"]
+        if not options["confined"]:
+            return Barriers(confined=False, network=network)
+        pid, net, root = False, False, False
+        if options["namespaces"]:
+            pid, net, root = enter_namespaces(self.folder, self.packages, network=network)
+        return Barriers(
+            network=network,
+            landlock_abi=kernel.landlock_abi(),
+            pid_namespace=pid,
+            network_namespace=net,
+            own_root=root,
+            own_user=users_work(),
+        )
+
+    def serve(self) -> None:
+        """Fork supervisors until the server lets go of its end."""
+        for descriptor in (self.taken, self.woken, self.waking):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.waking, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self.control, 0)  # Only its end is of interest; the messages are for the supervisors.
+        poll.register(self.taken, select.POLLIN)
+        poll.register(self.woken, select.POLLIN)
+        while True:
+            while len(self.idle) < self.spares:
+                self._fork()
+            ready = dict(poll.poll())
+            if self.control.fileno() in ready:
+                return
+            if self.woken in ready:
+                _drain(self.woken)
+                self._reap()
+            if self.taken in ready:
+                data = _drain(self.taken)
+                self.idle -= {pid for (pid,) in struct.iter_unpack("i", data)}
+
+    def _fork(self) -> None:
+        folder = workspace.choose(f"{self.folder}/tasks")
+        user = self._choose_user() if self.barriers.own_user else None
+        announce_end, announce = os.pipe()
+        with namespace_for_child() if self.barriers.pid_namespace else nullcontext():
+            child = os.fork()
+            if child == 0:
+                os.close(announce)
+                self._become_supervisor(announce_end, folder, user)
+        os.close(announce_end)
+        # In a pid namespace of its own it could not tell us the number by which we know it.
+        os.write(announce, struct.pack("i", child))
+        os.close(announce)
+        self.supervisors[child] = (folder, user)
+        self.idle.add(child)
+
+    def _become_supervisor(self, announce_end: int, folder: str, user: int | None) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        name = os.read(announce_end, 4)
+        for descriptor in (announce_end, self.alive, self.taken, self.woken, self.waking):
+            os.close(descriptor)
+        supervise(self.settings, self.control, self.alive_end, self.taking, name, folder, user)
+
+    def _choose_user(self) -> int:
+        used = {user for _, user in self.supervisors.values()}
+        while True:
+            self.next_user = (self.next_user + 1) % NUM_USERS
+            if FIRST_USER + self.next_user not in used:
+                return FIRST_USER + self.next_user
+
+    def _reap(self) -> None:
+        for pid, state in processes.reap().items():
+            self.idle.discard(pid)
+            folder, user = self.supervisors.pop(pid, ("", None))
+            if state != 0 and folder:
+                self._clean_up_after(folder, user)
+
+    def _clean_up_after(self, folder: str, user: int | None) -> None:
+        """A supervisor was killed: what it had started has come to us."""
+        for pid in processes.children():
+            if pid not in self.supervisors:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        with suppress(OSError):
+            workspace.remove(folder)
+
+    def close(self) -> None:
+        """Wait for the supervisors, who have seen the server go, and leave nothing."""
+        os.close(self.alive)
+        deadline = time.monotonic() + _END_SECONDS
+        while self.supervisors and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.005)
+        for pid in self.supervisors:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(f"{self.folder}/tasks", ignore_errors=True)
+
+
+def _drain(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except BlockingIOError:
+        return b""
+
+
+def _own_size() -> tuple[int, int]:
+    """Address space and resident memory, in bytes."""
+    with open("/proc/self/statm") as file:
+        size, resident = map(int, file.read().split()[:2])
+    page = resource.getpagesize()
+    return size * page, resident * page
+
+
+def _import(names: list[str], *, must: bool) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            if must:
+                raise
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    control = socket.socket(fileno=int(options["control"]))
+    try:
+        sys.path[:] = options["path"]
+        _import(list(COMMON), must=True)
+        _import(options["packages"], must=False)
+        _import(options["preload"], must=True)
+        if threading.active_count() > 1:
+            raise RuntimeError(f"preloaded modules start threads, and a fork copies none: {threading.enumerate()}")
+        kernel.adopt_orphans()
+        zygote = Zygote(control, options)
+    except Exception as error:
+        control.send(json.dumps({"failure": f"{type(error).__name__}: {error}"}).encode())
+        raise
+    os.chdir("/")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kernel.flush_c_streams()
+    gc.disable()
+    gc.freeze()
+    control.send(json.dumps(asdict(zygote.barriers)).encode())
+    try:
+        zygote.serve()
+    finally:
+        zygote.close()
+
+
+if __name__ == "__main__":
+    main()
