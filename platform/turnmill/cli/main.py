@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from turnmill import __version__
+from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 
@@ -181,6 +182,7 @@ def trajectories(
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
+app.command()(retriever)
 
 
 def _load(job_file: Path, overrides: Sequence[str] | None) -> Any:

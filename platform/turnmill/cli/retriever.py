@@ -1,0 +1,36 @@
+"""`turnmill retriever`: documents of a corpus for agents that search."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnmill.core.errors import SettingsError
+
+
+def retriever(
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS.jsonl", help="One JSON object with `contents` a line.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
+    topk: Annotated[int, typer.Option(min=1, help="Documents per query where a request names no number.")] = 3,
+    index: Annotated[str, typer.Option(help="bm25, or embedding where sentence-transformers is installed.")] = "bm25",
+    model: Annotated[str | None, typer.Option(help="Model of an embedding index: a folder or a name.")] = None,
+) -> None:
+    """Serve POST /retrieve over a corpus."""
+    if index not in ("bm25", "embedding"):
+        raise SettingsError(f"--index {index}: it must be bm25 or embedding.")
+    try:
+        import uvicorn
+
+        from turnmill.tools.retriever.app import create_app
+        from turnmill.tools.retriever.corpus import read_corpus
+        from turnmill.tools.retriever.index import build_index
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"`turnmill retriever` needs {error.name}, which is not installed. "
+            "Install turnmill with its extra `tool-server`."
+        ) from error
+    documents = read_corpus(corpus)
+    app = create_app(build_index("bm25" if index == "bm25" else "embedding", documents, model), topk)
+    typer.echo(f"{len(documents)} documents at http://{host}:{port}/retrieve")
+    uvicorn.run(app, host=host, port=port, log_level="warning")

@@ -1,0 +1,71 @@
+"""The databases that the tool `sql` reads; the files themselves are never written to."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnmill.core.errors import ToolFailedError
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database file as it was read."""
+
+    content: bytes
+    digest: str
+
+
+class Databases:
+    """Reads databases, in a folder if one is given, and keeps those read last in memory."""
+
+    def __init__(self, folder: Path | None, *, max_bytes: int) -> None:
+        self._folder = folder.resolve() if folder else None
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[tuple[Path, int, int], Database] = OrderedDict()
+
+    async def read(self, extra: Mapping[str, Any]) -> Database:
+        """The database that a call names; ToolFailedError if there is none."""
+        path = self._path(extra)
+        return await asyncio.to_thread(self._read, path)
+
+    def _path(self, extra: Mapping[str, Any]) -> Path:
+        named, number = extra.get("db_path"), extra.get("db_id")
+        if isinstance(named, str) and named:
+            path = (self._folder / named if self._folder else Path(named)).resolve()
+        elif isinstance(number, str) and number and self._folder:
+            places = (
+                self._folder / number,
+                self._folder / f"{number}.sqlite",
+                self._folder / number / f"{number}.sqlite",
+            )
+            path = next((place for place in places if place.is_file()), places[0]).resolve()
+        else:
+            raise ToolFailedError(
+                "sql: the call names no database. Send extra_fields.db_path, or db_id with SQL_DB_FOLDER set."
+            )
+        if self._folder and not path.is_relative_to(self._folder):
+            raise ToolFailedError(f"sql: {path} is outside SQL_DB_FOLDER ({self._folder}).")
+        return path
+
+    def _read(self, path: Path) -> Database:
+        try:
+            status = path.stat()
+            key = (path, status.st_mtime_ns, status.st_size)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            if status.st_size > self._max_bytes:
+                raise ToolFailedError(
+                    f"sql: {path} has {status.st_size:,} bytes, more than SQL_MAX_DB_BYTES ({self._max_bytes:,})."
+                )
+            content = path.read_bytes()
+        except OSError as error:
+            raise ToolFailedError(f"sql: the database file {path} cannot be read: {error.strerror}.") from error
+        database = self._kept[key] = Database(content, hashlib.sha256(content).hexdigest())
+        while sum(len(kept.content) for kept in self._kept.values()) > max(self._max_bytes, len(content)):
+            self._kept.popitem(last=False)
+        return database

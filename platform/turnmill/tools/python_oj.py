@@ -1,0 +1,173 @@
+"""The tool `python_oj`: judges a program by the tests that came with the call."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from turnmill.core.errors import ToolFailedError
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.code_blocks import stdin_of
+from turnmill.tools.python_code import ProgramResult, PythonProgram, python_blocks
+from turnmill.tools.registry import register
+
+PASSED = "All public test cases passed!\n"
+_INCORRECT = "The above code is incorrect"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program to run, what it reads, and what it is to print; one of `expected` is enough."""
+
+    source: str
+    stdin: bytes
+    expected: tuple[str, ...]
+    shown_input: object
+    shown_expected: object
+
+
+@register
+class PythonOJ(Tool):
+    """Runs a program on its public tests, up to the first that it fails."""
+
+    name: ClassVar[str] = "python_oj"
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        self._program = PythonProgram(context)
+
+    def usage(self) -> str:
+        """One line."""
+        return "Write a Python program between <python> and </python>; the public tests are run on it."
+
+    def parse(self, action: str) -> str | None:
+        """Its Python blocks."""
+        return python_blocks(action)
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Judge it; a program that passes ends the trajectory."""
+        stdin = stdin_of(call.action, call.extra.get("stdin"))
+        tests = _tests(call.extra.get("public_tests"))
+        if tests is None:
+            return ToolResult("", done=True)
+        if isinstance(tests, list):
+            failure = await self._failed_assertion(call.parsed, stdin, tests)
+        else:
+            failure = await self._failed_case(_cases(call.parsed, stdin, tests))
+        return ToolResult(failure or PASSED, done=failure is None)
+
+    async def _failed_assertion(self, source: str, stdin: bytes, assertions: Sequence[str]) -> str | None:
+        for assertion in assertions:
+            result = await self._program.run(f"{source}\n{assertion}", stdin, prelude=False)
+            if result.failed:
+                return f"{_INCORRECT}. \nFailed test case: {assertion}\nError:{result.stdout}\n{result.stderr}"
+        return None
+
+    async def _failed_case(self, cases: Sequence[Case]) -> str | None:
+        for case in cases:
+            result = await self._program.run(case.source, case.stdin, prelude=False)
+            if result.failed or not any(same_output(result.stdout, expected) for expected in case.expected):
+                return _explain(case, result)
+        return None
+
+
+def _tests(given: object) -> list[str] | Mapping[str, Any] | None:
+    """Assertions, or inputs with outputs; None if there are no tests."""
+    if given is None:
+        return None
+    try:
+        tests = json.loads(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise ToolFailedError(f"python_oj: public_tests ({str(given)[:80]!r}) is no JSON: {error}.") from error
+    if isinstance(tests, list) and all(isinstance(test, str) for test in tests):
+        return tests
+    if isinstance(tests, dict):
+        inputs, outputs = tests.get("inputs"), tests.get("outputs")
+        if isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
+            return tests
+    raise ToolFailedError(
+        f"python_oj: public_tests ({str(tests)[:80]}) must be a list of assertions, or an object with `inputs` and "
+        "`outputs` of one length and, where a function is to be called, `fn_name`."
+    )
+
+
+def _cases(source: str, stdin: bytes, tests: Mapping[str, Any]) -> list[Case]:
+    pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+    function = tests.get("fn_name")
+    if isinstance(function, str) and function:
+        return [_function_case(source, stdin, function, given, expected) for given, expected in pairs]
+    return [_stdin_case(source, stdin, given, expected) for given, expected in pairs]
+
+
+def _stdin_case(source: str, stdin: bytes, given: object, expected: object) -> Case:
+    text, output = _lines(given), _lines(expected)
+    return Case(source, stdin + text.encode(), (output,), text, output)
+
+
+def _lines(value: object) -> str:
+    if isinstance(value, list):
+        return "\n".join(str(line) for line in value if str(line).strip())
+    return str(value)
+
+
+def _function_case(source: str, stdin: bytes, function: str, given: object, expected: object) -> Case:
+    owner = "Solution()." if "class Solution" in source else ""
+    call = f"{source}\nprint({owner}{function}({', '.join(_arguments(given))}))\n"
+    return Case(call, stdin, _printed(expected), given, expected)
+
+
+def _arguments(given: object) -> list[str]:
+    """A list holds the arguments; a string holds one as JSON, or one a line, or else is Python itself."""
+    if isinstance(given, list):
+        return [repr(argument) for argument in given]
+    if not isinstance(given, str):
+        return [repr(given)]
+    for texts in ([given], given.splitlines()):
+        try:
+            return [repr(json.loads(text)) for text in texts]
+        except ValueError:
+            continue
+    return [given]
+
+
+def _printed(expected: object) -> tuple[str, ...]:
+    """What may be printed for it: a list may stand for itself, for a tuple, or hold the one value."""
+    if isinstance(expected, str):
+        try:
+            value = json.loads(expected)
+        except ValueError:
+            value = expected
+        return (str(value), expected)
+    if isinstance(expected, list):
+        inner = (str(expected[0]),) if len(expected) == 1 else ()
+        return (str(expected), str(tuple(expected)), *inner)
+    return (str(expected),)
+
+
+def same_output(output: str, expected: str) -> bool:
+    """Whether two texts are alike but for blanks at the ends of lines, or are lines of the same numbers."""
+    lines, expected_lines = ([line.strip() for line in text.strip().splitlines()] for text in (output, expected))
+    if lines == expected_lines:
+        return True
+    words, expected_words = (" ".join(some).split() for some in (lines, expected_lines))
+    if not words or len(words) != len(expected_words) or len(lines) != len(expected_lines):
+        return False
+    if all(word.lstrip("-").isdigit() for word in (*words, *expected_words)):
+        return words == expected_words
+    try:
+        pairs = [(float(word), float(other)) for word, other in zip(words, expected_words, strict=True)]
+    except ValueError:
+        return False
+    return all(math.isclose(number, other, rel_tol=1e-5, abs_tol=1e-8) for number, other in pairs)
+
+
+def _explain(case: Case, result: ProgramResult) -> str:
+    given = f"Input: {case.shown_input}"
+    expected = f"Expected: {case.shown_expected}"
+    if not result.failed:
+        return f"{_INCORRECT} and got a wrong answer.\n{given}\nGenerated Output: {result.stdout}\n{expected}"
+    if "timed out" in result.stderr:
+        return f"{_INCORRECT} and got time limit exceeded.\n{result.stderr}\n{given}\n{expected}"
+    what = "a syntax error" if "SyntaxError" in result.stderr else "a runtime error"
+    return f"{_INCORRECT} and got {what}.\n{given}\n{expected}\n{result.stderr}"

@@ -1,0 +1,1 @@
+"""The retriever service: documents of a corpus for queries, over HTTP."""

@@ -1,0 +1,34 @@
+"""A corpus of documents, one JSON object a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from turnmill.core.errors import SettingsError
+
+Document = dict[str, Any]
+
+
+def read_corpus(file: Path) -> list[Document]:
+    """Its documents; each has `contents`, a title and a text, or gets it from `title` and `text`."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The corpus {file} cannot be read: {error}.") from error
+    documents = [_document(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not documents:
+        raise SettingsError(f"The corpus {file} is empty: write one JSON object a line, with `contents`.")
+    return documents
+
+
+def _document(file: Path, number: int, line: str) -> Document:
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise SettingsError(f"{file}, line {number}: no JSON: {error}.") from error
+    if isinstance(document, dict):
+        if isinstance(document.get("contents"), str):
+            return document
+        if isinstance(document.get("text"), str):
+            return {**document, "contents": f"{document.get('title', '')}\n{document['text']}"}
+    raise SettingsError(f"{file}, line {number}: the object must have `contents`, or `text` and perhaps `title`.")

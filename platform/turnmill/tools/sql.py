@@ -1,0 +1,112 @@
+"""The tool `sql`: statements on an SQLite database, a copy of it for each trajectory."""
+
+import json
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from turnmill.core.errors import ToolFailedError
+from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.tools import settings
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.databases import Database, Databases
+from turnmill.tools.python_code import how_it_ended
+from turnmill.tools.registry import register
+from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sessions import read_answer
+from turnmill.trajectories.base import Change
+
+NO_STATEMENT = (
+    "Your previous action is invalid. Follow the format of outputting thinking process and sql tool, and try again."
+)
+_DIGEST = "digest"
+_GRACE_SECONDS = 2.0
+
+
+@register
+class Sql(Tool):
+    """Runs the last statement of an action; its changes stay with the trajectory, the file stays as it is."""
+
+    name: ClassVar[str] = "sql"
+    stateful: ClassVar[bool] = True
+
+    def __init__(self, context: ToolContext) -> None:
+        super().__init__(context)
+        values = context.settings
+        folder = settings.text(values, "SQL_DB_FOLDER", "")
+        max_bytes = settings.count(values, "SQL_MAX_DB_BYTES", 256 * MIB, least=1)
+        self._databases = Databases(Path(folder) if folder else None, max_bytes=max_bytes)
+        self._seconds = settings.number(values, "SQL_TIMEOUT_SECONDS", 5, least=0.1)
+        self._max_change_bytes = settings.count(values, "SQL_MAX_CHANGE_BYTES", 8 * MIB)
+
+    def usage(self) -> str:
+        """One line."""
+        return "Write one SQL statement between <sql> and </sql>; its result comes back."
+
+    def parse(self, action: str) -> str | None:
+        """What follows the last <sql>, up to its end tag."""
+        _, start, rest = action.rpartition("<sql>")
+        statement, end, _ = rest.partition("</sql>")
+        return statement.strip() if start and end else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run it."""
+        if not _statement(call.parsed):
+            return _result(call, NO_STATEMENT)
+        database = await self._databases.read(call.extra)
+        if call.state.get(_DIGEST, database.digest.encode()) != database.digest.encode():
+            raise ToolFailedError("sql: the database file is another than the one this trajectory began with.")
+        outcome = await self.context.sandbox.run(self._task(call, database))
+        max_bytes = 2 * self._max_change_bytes + MIB
+        answer = read_answer(outcome.value, is_part=_is_part, max_bytes=max_bytes)
+        if answer is None:
+            return _result(call, _broken_off(call, outcome))
+        written = dict(answer.change.written)
+        if written:
+            written[_DIGEST] = database.digest.encode()
+        return _result(call, str(answer.report.get("text")), Change(written=written, removed=answer.change.removed))
+
+    def _task(self, call: ToolCall, database: Database) -> Task:
+        state = {name: part for name, part in call.state.items() if name != _DIGEST}
+        limits = {"seconds": self._seconds, "bytes": self._max_change_bytes}
+        argument = pack(
+            {
+                "statement": _statement(call.parsed).encode("utf-8", "replace"),
+                "database": database.content,
+                "state": pack(state),
+                "limits": json.dumps(limits).encode(),
+            }
+        )
+        seconds = self._seconds + _GRACE_SECONDS
+        return Task(
+            Function("turnmill.tools.sandboxed.sql_session:run", argument),
+            limits=Limits(
+                seconds=seconds,
+                cpu_seconds=int(seconds) + 1,
+                memory_bytes=Limits().memory_bytes + 4 * len(database.content),
+                file_bytes=Limits().file_bytes + 3 * len(database.content),
+            ),
+        )
+
+
+def _statement(text: str) -> str:
+    """The statement without a fence around it."""
+    fenced = re.findall(r"```sql[ \t]*[\r\n]+(.*?)[\r\n]+[ \t]*```", text, re.DOTALL | re.IGNORECASE)
+    return str(fenced[-1]).strip() if fenced else text
+
+
+def _result(call: ToolCall, text: str, change: Change | None = None) -> ToolResult:
+    reminder = f"<reminder>You have {call.extra.get('turns_left', 0)} turns left to complete the task.</reminder>"
+    observation = f"\n\n<observation>{text}\n{reminder}</observation>\n\n"
+    return ToolResult({"obs": observation, "parsed_sql": call.parsed}, change=change)
+
+
+def _broken_off(call: ToolCall, outcome: Outcome) -> str:
+    if outcome.limit == "time":
+        return f"SQL Timeout:\n{call.parsed}"
+    why = f"stopped at its limit of {outcome.limit}" if outcome.limit else how_it_ended(outcome).strip().lower()
+    return f"Error executing SQL: {why}"
+
+
+def _is_part(name: str) -> bool:
+    return name == "length" or name.startswith("block/")
