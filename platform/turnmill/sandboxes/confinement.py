@@ -1,7 +1,5 @@
 """The barriers around untrusted code: which of them this machine offers, and how a process puts itself behind them."""
 
-# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
-
 import importlib.util
 import os
 import resource

@@ -10,16 +10,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from turnmill.core.errors import SandboxError
 from turnmill.sandboxes import wire
-from turnmill.sandboxes.base import Command, Function, Outcome, Task
+from turnmill.sandboxes.base import Command, Function, Outcome, Python, Task
 from turnmill.sandboxes.confinement import Barriers
 
 log = logging.getLogger(__name__)
 
-PACKAGES = ("numpy", "sympy", "mpmath")
+PACKAGES = ("numpy", "mpmath", "sympy")
+"""From light to heavy: the more a process has imported, the longer it takes to fork."""
+
 START_SECONDS = 60.0
 GRACE_SECONDS = 30.0
 """For everything about a task but its own time: waiting for a process, writing and reading its files."""
@@ -47,7 +51,7 @@ class ForkSandbox:
         namespaces: bool = True,
         folder: Path | None = None,
     ) -> None:
-        self._options = {
+        self._options: dict[str, Any] = {
             "preload": list(preload),
             "packages": list(packages),
             "spares": spares,
@@ -56,20 +60,20 @@ class ForkSandbox:
         }
         self._parent = folder or Path(tempfile.gettempdir())
         self._running = asyncio.Semaphore(max_running)
-        self._zygotes: dict[bool, Zygote] = {}
+        self._zygotes: dict[Kind, Zygote] = {}
         self._starting = asyncio.Lock()
         self._closed = False
 
     async def start(self) -> Barriers:
         """Start, and try every barrier; raises SandboxError, naming what is missing. `run` does it where it was not."""
-        zygote = await self._zygote(network=False)
+        zygote = await self._zygote(Kind())
         return zygote.barriers
 
     async def run(self, task: Task) -> Outcome:
         """Run to the end, or to the first limit; nothing of the run is left afterwards."""
         check(task)
         async with self._running:
-            zygote = await self._zygote(network=task.limits.network)
+            zygote = await self._zygote(self._kind(task))
             return await zygote.run(task)
 
     async def close(self) -> None:
@@ -83,26 +87,39 @@ class ForkSandbox:
         for zygote in zygotes:
             await asyncio.to_thread(zygote.wait)
 
-    async def _zygote(self, *, network: bool) -> "Zygote":
+    def _kind(self, task: Task) -> "Kind":
+        """The lightest zygote with everything that the task's text mentions; what it lacks is imported by the task."""
+        packages = self._options["packages"]
+        match task.program:
+            case Python(source, _):
+                mentioned = [name in source for name in packages]
+            case Function(_, argument):
+                mentioned = [name.encode() in argument for name in packages]
+            case Command():
+                mentioned = []
+        num_warm = max((number for number, is_mentioned in enumerate(mentioned, 1) if is_mentioned), default=0)
+        return Kind(tuple(packages[:num_warm]), task.limits.network)
+
+    async def _zygote(self, kind: "Kind") -> "Zygote":
         """The one for such tasks, started if there is none or it has died."""
         async with self._starting:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
-            zygote = self._zygotes.get(network)
+            zygote = self._zygotes.get(kind)
             if zygote is not None and zygote.is_alive:
                 return zygote
             if zygote is not None:
-                log.warning("Sandbox process died and is started anew", extra={"network": network})
+                log.warning("Sandbox process died and is started anew", extra={"packages": kind.packages})
                 zygote.abandon()
                 await asyncio.to_thread(zygote.wait)
-            zygote = Zygote(self._parent, {**self._options, "network": network})
+            zygote = Zygote(self._parent, {**self._options, "warm": kind.packages, "network": kind.network})
             try:
                 await zygote.start()
             except BaseException:
                 zygote.abandon()
                 await asyncio.to_thread(zygote.wait)
                 raise
-            self._zygotes[network] = zygote
+            self._zygotes[kind] = zygote
             return zygote
 
 
@@ -118,6 +135,14 @@ class ProcessSandbox(ForkSandbox):
             "reaches its network. Use it on machines of your own alone, with code that you would run yourself."
         )
         return await super().start()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a zygote has imported, and whether its tasks may use the network."""
+
+    packages: tuple[str, ...] = ()
+    network: bool = False
 
 
 class Zygote:

@@ -27,6 +27,7 @@ SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _MOUNT_SETATTR = 442
+_MADV_COLLAPSE = 25
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 22, 38, 36
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_MODE_FILTER = 2
@@ -151,6 +152,11 @@ def pivot_root(folder: str) -> None:
     _checked(_libc.pivot_root(b".", b"."), "pivot_root")
     _checked(_libc.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
+
+
+def collapse(start: int, length: int) -> None:
+    """Put memory into huge pages, which a fork copies at a fraction of the cost; only a favour to ask."""
+    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_COLLAPSE)
 
 
 def flush_c_streams() -> None:

@@ -1,7 +1,5 @@
 """The descendants of a supervisor: what they use together, and how all of them are ended."""
 
-# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
-
 import os
 import signal
 import time

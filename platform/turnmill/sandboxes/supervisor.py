@@ -1,7 +1,5 @@
 """The parent of one task: it starts it, watches it, ends it with all it left behind, and alone reports how it went."""
 
-# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
-
 import os
 import select
 import signal

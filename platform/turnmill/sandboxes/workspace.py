@@ -1,7 +1,5 @@
 """A task's folder on disk, written by untrusted code: nothing here follows a link out of it, or tires of its depth."""
 
-# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
-
 import errno
 import os
 import secrets

@@ -3,8 +3,6 @@
 It imports what user code commonly imports, enters what namespaces it may, and keeps a few supervisors waiting.
 """
 
-# ruff: noqa: PTH (paths are text and descriptors here: a path object costs more than the call)
-
 import gc
 import importlib
 import json
@@ -44,6 +42,7 @@ COMMON = (
 """Of the standard library, imported before any task."""
 
 _END_SECONDS = 10.0
+_HUGE = 2 * 1024**2
 
 
 class Zygote:
@@ -169,6 +168,16 @@ def _drain(descriptor: int) -> bytes:
         return b""
 
 
+def _collapse_memory() -> None:
+    with open("/proc/self/maps") as maps:
+        mappings = [line.split() for line in maps]
+    for span, rights, *_, name in (mapping for mapping in mappings if len(mapping) == 5 or mapping[-1] == "[heap]"):
+        start, end = (int(address, 16) for address in span.split("-"))
+        start, end = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
+        if rights == "rw-p" and end > start and (name == "0" or name == "[heap]"):
+            kernel.collapse(start, end - start)
+
+
 def _own_size() -> tuple[int, int]:
     """Address space and resident memory, in bytes."""
     with open("/proc/self/statm") as file:
@@ -192,7 +201,7 @@ def main() -> None:
     try:
         sys.path[:] = options["path"]
         _import(list(COMMON), must=True)
-        _import(options["packages"], must=False)
+        _import(options["warm"], must=False)
         _import(options["preload"], must=True)
         if threading.active_count() > 1:
             raise RuntimeError(f"preloaded modules start threads, and a fork copies none: {threading.enumerate()}")
@@ -207,6 +216,7 @@ def main() -> None:
     kernel.flush_c_streams()
     gc.disable()
     gc.freeze()
+    _collapse_memory()
     control.send(json.dumps(asdict(zygote.barriers)).encode())
     try:
         zygote.serve()
