@@ -86,6 +86,7 @@ def tool_server(
     sandbox: Annotated[
         str, typer.Option(help="fork: with every barrier; process: plain processes with limits alone.")
     ] = "fork",
+    max_sandboxes: Annotated[int, typer.Option(help="Runs in the sandbox at once, of one worker; others wait.")] = 64,
     allow_missing_tools: Annotated[
         bool, typer.Option("--allow-missing-tools", help="Start without the tools that cannot work here.")
     ] = False,

@@ -1,7 +1,6 @@
 """The HTTP API of a tool server, as verl-tool's clients know it."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -16,17 +15,16 @@ from turnmill.core.errors import ToolError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.answers import Answer
 from turnmill.tool_server.calls import RELEASE_SECONDS, Action, Calls
+from turnmill.tool_server.completions import Completions, add_completions
 from turnmill.tool_server.messages import ActionRequest, Detail, Failure, Health, ObservationResponse
 from turnmill.tool_server.requests import ARRIVED, Admission, BodyError, BodyTooLargeError, ProcessTime, read_body
+from turnmill.tool_server.responses import REFUSALS, body_schema, failure, json_response, refuse_body, refuse_size
 from turnmill.tool_server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
 # Claims are given back within RELEASE_SECONDS of being told.
 DRAIN_SECONDS = RELEASE_SECONDS + 0.5
-
-# A store that fails over, or a sandbox that starts anew, is there again within a second or two.
-RETRY_AFTER = {"Retry-After": "1"}
 
 TIMED_OUT = "Processing failed: 500: Action processing failed: "
 """verl-tool's words for calls that took longer than `--request_timeout`."""
@@ -88,14 +86,14 @@ class Worker:
         except TimeoutError:
             if left is not None and (allowed is None or left < allowed):
                 self.metrics.failures.labels("timeout").inc()
-                return _failure(f"The calls did not end within the client's deadline, {left:.3g} s.", "timeout")
+                return failure(f"The calls did not end within the client's deadline, {left:.3g} s.", "timeout")
             return JSONResponse({"detail": TIMED_OUT}, status_code=500)
         errors = [answer for answer in answers if isinstance(answer, ToolError)]
         if errors:
             share = f"{len(errors)} of {len(answers)} calls failed: " if len(answers) > 1 else ""
-            return _failure(f"{share}{errors[0]}", errors[0].cause)
+            return failure(f"{share}{errors[0]}", errors[0].cause)
         done = [answer for answer in answers if isinstance(answer, Answer)]
-        return _json(
+        return json_response(
             {
                 "observations": [answer.observation for answer in done],
                 "dones": [answer.done for answer in done],
@@ -147,22 +145,17 @@ class Worker:
         }
 
 
-def build_app(worker: Worker) -> FastAPI:
-    """The routes of a worker."""
+def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI:
+    """The routes of a worker; those of completions where there is a model behind it."""
     app = FastAPI(title="turnmill tool server", version=__version__)
     app.add_middleware(ProcessTime)
-    app.add_exception_handler(BodyError, _refuse_body)
-    app.add_exception_handler(BodyTooLargeError, _refuse_size)
+    app.add_exception_handler(BodyError, refuse_body)
+    app.add_exception_handler(BodyTooLargeError, refuse_size)
 
     @app.post(
         "/get_observation",
         response_model=ObservationResponse,
-        responses={
-            413: {"model": Detail, "description": "The body is too large"},
-            422: {"model": Detail, "description": "The body or a header is not what it must be"},
-            500: {"model": Detail, "description": "The calls took longer than --request_timeout"},
-            503: {"model": Failure, "description": "Infrastructure failed; nothing is half done, send it again"},
-        },
+        responses=REFUSALS | {500: {"model": Detail, "description": "The calls took longer than --request_timeout"}},
         openapi_extra=body_schema(ActionRequest),
     )
     async def get_observation(request: Request, deadline_seconds: DeadlineSeconds = None) -> Response:
@@ -178,7 +171,7 @@ def build_app(worker: Worker) -> FastAPI:
     async def readyz() -> Response:
         """Tell whether the server takes calls."""
         if worker.stopping:
-            return _failure("The server stops.", "stopping")
+            return failure("The server stops.", "stopping")
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -188,28 +181,6 @@ def build_app(worker: Worker) -> FastAPI:
             return JSONResponse(worker.json_metrics())
         return Response(worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    if completions is not None:
+        add_completions(app, completions)
     return app
-
-
-def body_schema(model: Any) -> dict[str, Any]:
-    """The description of a body that the endpoint reads by itself."""
-    schema = model.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _failure(detail: str, cause: str) -> Response:
-    return JSONResponse({"detail": detail, "cause": cause}, status_code=503, headers=RETRY_AFTER)
-
-
-def _json(body: dict[str, Any]) -> Response:
-    """Escaped: output of programs may hold half of a surrogate pair, which UTF-8 has no bytes for."""
-    return Response(json.dumps(body, separators=(",", ":")), media_type="application/json")
-
-
-async def _refuse_body(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BodyError)
-    return JSONResponse({"detail": error.detail}, status_code=422)
-
-
-async def _refuse_size(request: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, status_code=413)

@@ -5,44 +5,39 @@ import os
 from collections import ChainMap
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 
-from turnmill.core.errors import SandboxError, ToolUnavailableError
+from fastapi import FastAPI
+
+from turnmill.core.errors import ToolUnavailableError
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.sandboxes.base import Outcome, Sandbox, Task
-from turnmill.tool_server.app import Worker
+from turnmill.sandboxes.base import Sandbox
+from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
+from turnmill.tool_server.app import Worker, build_app
 from turnmill.tool_server.calls import Calls
+from turnmill.tool_server.completions import Completions
 from turnmill.tool_server.measured import MeasuredSandbox, MeasuredStore
 from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.tool_loop import ToolLoop
 from turnmill.tool_server.tool_set import FINISH, ToolSet
+from turnmill.tool_server.upstream import Upstream
 from turnmill.tools import registry
 from turnmill.tools.base import Tool, ToolContext
+from turnmill.tools.sandboxed import PRELOAD
 from turnmill.trajectories.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
 
 
-class _Pending:
-    async def run(self, task: Task) -> Outcome:
-        raise SandboxError("The sandbox is not built yet.")
-
-    async def close(self) -> None:
-        pass
-
-
-async def open_sandbox(settings: ServerSettings) -> Sandbox:
-    return _Pending()
-
-
 @asynccontextmanager
-async def open_worker(settings: ServerSettings) -> AsyncIterator[Worker]:
+async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, FastAPI]]:
     """Open everything, and close it in the opposite order."""
     async with AsyncExitStack() as stack:
         metrics = ToolMetrics()
         assert settings.redis is not None, "a server without a store starts one"
         store = TrajectoryStore.from_url(settings.redis, settings.run_name)
         stack.push_async_callback(store.close)
-        sandbox = await open_sandbox(settings)
-        stack.push_async_callback(sandbox.close)
+        sandbox = await open_sandbox(settings, stack)
         tool_settings = ChainMap(dict(settings.tool_settings), dict(os.environ))
         context = ToolContext(MeasuredSandbox(sandbox, metrics), tool_settings)
         tools = [tool async for tool in start_tools(settings, context, stack)]
@@ -56,7 +51,31 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[Worker]:
             workers_per_tool=settings.workers_per_tool,
             store_wait_seconds=settings.store_wait_seconds,
         )
-        yield Worker(settings, calls, metrics)
+        worker = Worker(settings, calls, metrics)
+        yield worker, build_app(worker, open_completions(settings, calls, stack))
+
+
+def open_completions(settings: ServerSettings, calls: Calls, stack: AsyncExitStack) -> Completions | None:
+    """Completions with the tool loop inside, where there is a model server."""
+    if settings.model_url is None:
+        return None
+    upstream = Upstream(
+        settings.model_url,
+        model=settings.model,
+        api_key=settings.model_api_key,
+        timeout_seconds=settings.model_timeout,
+    )
+    stack.push_async_callback(upstream.close)
+    return Completions(settings, ToolLoop(settings, calls, upstream), upstream)
+
+
+async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandbox:
+    """Start the sandbox; raises SandboxError, naming the barrier, where one of them does not hold."""
+    kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
+    sandbox = kind(preload=PRELOAD, max_running=settings.max_sandboxes)
+    stack.push_async_callback(sandbox.close)
+    log.info("Sandbox ready", extra={"kind": settings.sandbox, **asdict(await sandbox.start())})
+    return sandbox
 
 
 async def start_tools(settings: ServerSettings, context: ToolContext, stack: AsyncExitStack) -> AsyncIterator[Tool]:

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from turnmill.core.errors import SettingsError
 from turnmill.observability import logs
-from turnmill.tool_server.app import Worker, build_app
+from turnmill.tool_server.app import Worker
 from turnmill.tool_server.parts import open_worker
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.supervisor import Supervisor
@@ -65,8 +66,8 @@ async def _serve(
     if stop_when_readable is not None:
         loop.add_reader(stop_when_readable, _stop_once, stop, stop_when_readable)
     try:
-        async with open_worker(settings) as worker:
-            await _serve_http(worker, listener, stop, on_ready)
+        async with open_worker(settings) as (worker, app):
+            await _serve_http(worker, app, listener, stop, on_ready)
     except asyncio.CancelledError:
         if not stop.told:
             raise
@@ -80,10 +81,12 @@ def _stop_once(stop: "Stop", descriptor: int) -> None:
     stop()
 
 
-async def _serve_http(worker: Worker, listener: socket.socket, stop: "Stop", on_ready: Callable[[], None]) -> None:
+async def _serve_http(
+    worker: Worker, app: FastAPI, listener: socket.socket, stop: "Stop", on_ready: Callable[[], None]
+) -> None:
     server = _HttpServer(
         uvicorn.Config(
-            build_app(worker),
+            app,
             log_config=None,
             access_log=False,
             lifespan="off",

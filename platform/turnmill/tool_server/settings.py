@@ -63,6 +63,9 @@ class ServerSettings(Settings):
     sandbox: Literal["fork", "process"] = "fork"
     """`fork`: a warm process with every barrier; `process`: plain processes with limits alone."""
 
+    max_sandboxes: Count = 64
+    """Runs in the sandbox at once, of one worker; others wait."""
+
     allow_missing_tools: bool = False
     """Start without the tools that cannot work here, as verl-tool does."""
 

@@ -1,0 +1,213 @@
+"""OpenAI's `/chat/completions` and `/completions`, with the tool loop inside, as verl-tool's eval service has them."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, Field, field_validator
+
+from turnmill.core.errors import InferenceError, ToolError
+from turnmill.tool_server.messages import Detail, Message
+from turnmill.tool_server.requests import Admission, read_body
+from turnmill.tool_server.responses import REFUSALS, body_schema, failure, json_response
+from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.tool_loop import Completion, ToolLoop
+from turnmill.tool_server.upstream import Messages, Upstream, UpstreamRefusedError
+
+DEFAULT_MAX_TOKENS = 512
+MAX_CHOICES = 128
+
+# What the loop decides itself; the rest of a request goes to the model server as it is.
+OURS = frozenset(
+    {"model", "messages", "prompt", "n", "stop", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+)
+
+
+class CompletionsBody(Message):
+    """What both endpoints take; other fields, such as `seed`, go to the model server as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    """Must be the model that is served."""
+
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    """Completions for each prompt."""
+
+    stop: str | list[str] | None = None
+    """Strings that end a completion; those that end an action are known to the server."""
+
+    stream: bool | None = None
+    """Must not be true: a completion is whole when its tools have answered."""
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of each turn; 512 if nothing is said."""
+
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """The same by its other name."""
+
+    temperature: float | None = 1.0
+    top_p: float | None = 1.0
+
+    def sampling(self) -> dict[str, Any]:
+        """What goes to the model server with each turn."""
+        rest = self.model_dump(exclude=set(OURS), exclude_none=True)
+        return rest | {"max_tokens": self.max_tokens or self.max_completion_tokens or DEFAULT_MAX_TOKENS}
+
+    def stops(self) -> list[str]:
+        """The strings that end a completion."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in stops if stop]
+
+
+BodyT = TypeVar("BodyT", bound=CompletionsBody)
+
+
+class ChatCompletionsBody(CompletionsBody):
+    """A conversation to answer."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    """The conversation, with at least one message of a user."""
+
+    @field_validator("messages")
+    @classmethod
+    def _has_a_user(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not any(message.get("role") == "user" for message in messages):
+            raise ValueError("No user message found in the request.")
+        return messages
+
+
+class TextCompletionsBody(CompletionsBody):
+    """Text to go on with."""
+
+    prompt: str | list[str] = Field(min_length=1)
+    """One prompt, or several."""
+
+
+class Completions:
+    """Answers both endpoints."""
+
+    def __init__(self, settings: ServerSettings, loop: ToolLoop, upstream: Upstream) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._upstream = upstream
+        self._admission = Admission(settings.max_concurrent_requests)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await self._read(request, ChatCompletionsBody)
+        return await self._respond(body, [body.messages], _CHAT)
+
+    async def text(self, request: Request) -> Response:
+        """Go on with text."""
+        body = await self._read(request, TextCompletionsBody)
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        return await self._respond(body, prompts, _TEXT)
+
+    async def models(self) -> Response:
+        """The one model that is served."""
+        try:
+            model = await self._upstream.model()
+        except InferenceError as error:
+            return failure(str(error), error.cause)
+        return JSONResponse({"object": "list", "data": [{"id": model, "object": "model", "owned_by": "turnmill"}]})
+
+    async def _read(self, request: Request, model: type[BodyT]) -> BodyT:
+        return await read_body(request, model, max_bytes=self._settings.max_request_bytes)
+
+    async def _respond(self, body: CompletionsBody, prompts: Sequence[str | Messages], form: "_Form") -> Response:
+        if body.stream:
+            return JSONResponse(
+                {"detail": "stream is not supported: a completion is whole when its tools have answered."}, 400
+            )
+        try:
+            served = await self._upstream.model()
+            if body.model != served:
+                # verl-tool's words and code, which its clients know.
+                return JSONResponse({"detail": f"Internal server error: model mismatch: {body.model} != {served}"}, 500)
+            completions = await self._complete(body, prompts)
+        except UpstreamRefusedError as error:
+            return JSONResponse({"detail": str(error)}, 400)
+        except (ToolError, InferenceError) as error:
+            return failure(str(error), error.cause)
+        return json_response(form.response(served, completions, num_prompts=len(prompts)))
+
+    async def _complete(self, body: CompletionsBody, prompts: Sequence[str | Messages]) -> list[Completion]:
+        """All choices at once, each a trajectory of its own; the first error ends them all."""
+        sampling, stops = body.sampling(), body.stops()
+        async with self._admission.enter():
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._loop.complete(prompt, sampling, stops))
+                        for prompt in prompts
+                        for _ in range(body.n or 1)
+                    ]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            return [task.result() for task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of an endpoint's answers."""
+
+    prefix: str
+    kind: str
+    chat: bool
+
+    def response(self, model: str, completions: Sequence[Completion], *, num_prompts: int) -> dict[str, Any]:
+        choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
+        # The choices of a prompt share it.
+        prompt_tokens = sum(completion.prompt_tokens for completion in completions[:: len(completions) // num_prompts])
+        completion_tokens = sum(completion.completion_tokens for completion in completions)
+        return {
+            "id": f"{self.prefix}-{uuid.uuid4()}",
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": model,
+            "choices": choices,
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
+            },
+        }
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        written: dict[str, Any] = {"text": completion.text}
+        if self.chat:
+            written = {"message": {"role": "assistant", "content": completion.text}}
+        return {"index": index, **written, "logprobs": None, "finish_reason": completion.finish_reason}
+
+
+_CHAT = _Form("chatcmpl", "chat.completion", chat=True)
+_TEXT = _Form("cmpl", "text_completion", chat=False)
+
+
+def add_completions(app: FastAPI, completions: Completions) -> None:
+    """The routes of OpenAI's API, without /v1, as verl-tool's eval service has them."""
+    responses = REFUSALS | {
+        400: {"model": Detail, "description": "The model server refuses the request, or it asks for a stream"},
+        500: {"model": Detail, "description": "The model is not the one that is served"},
+    }
+
+    @app.post("/chat/completions", responses=responses, openapi_extra=body_schema(ChatCompletionsBody))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation; what tools answer on the way is part of the text."""
+        return await completions.chat(request)
+
+    @app.post("/completions", responses=responses, openapi_extra=body_schema(TextCompletionsBody))
+    async def text_completions(request: Request) -> Response:
+        """Go on with text; what tools answer on the way is part of it."""
+        return await completions.text(request)
+
+    @app.get("/models", responses={503: REFUSALS[503]})
+    async def models() -> Response:
+        """List the model that is served."""
+        return await completions.models()

@@ -1,0 +1,263 @@
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from turnmill.core.errors import ToolFailedError
+from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.testing.model_server import ScriptedModel
+from turnmill.testing.tool_server import Count, Echo, MemoryStore, Raising, tool_context
+from turnmill.tool_server.app import Worker, build_app
+from turnmill.tool_server.calls import Calls
+from turnmill.tool_server.completions import Completions
+from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.tool_loop import ToolLoop
+from turnmill.tool_server.tool_set import ToolSet
+from turnmill.tool_server.upstream import Upstream
+from turnmill.tools.base import Tool, ToolCall, ToolResult
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
+
+
+class Tagged(Echo):
+    """`<echo>TEXT</echo>` answers `[TEXT]`."""
+
+    name: ClassVar[str] = "tagged"
+
+    def parse(self, action: str) -> str | None:
+        _, begins, rest = action.partition("<echo>")
+        text, ends, _ = rest.partition("</echo>")
+        return text if begins and ends else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        return ToolResult(f"[{call.parsed}]", done=call.parsed == "end")
+
+
+@asynccontextmanager
+async def serving(
+    model: ScriptedModel,
+    *tools: Tool,
+    stops: Sequence[str] = ("</echo>",),
+    store: MemoryStore | None = None,
+    **given: Any,
+) -> AsyncIterator[httpx.AsyncClient]:
+    settings = ServerSettings(action_stop_tokens=tuple(stops), model_url="http://model/v1", **given)
+    metrics = ToolMetrics()
+    calls = Calls(ToolSet(tools or [Tagged(tool_context())]), store or MemoryStore(), metrics)
+    upstream = Upstream("http://model/v1", model=None, api_key="none", timeout_seconds=5, transport=model.transport())
+    completions = Completions(settings, ToolLoop(settings, calls, upstream), upstream)
+    app = build_app(Worker(settings, calls, metrics), completions)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
+        yield http
+
+
+async def complete(
+    model: ScriptedModel, *tools: Tool, fields: dict[str, Any] | None = None, **given: Any
+) -> httpx.Response:
+    async with serving(model, *tools, **given) as http:
+        return await http.post("/completions", json={"model": "scripted", "prompt": "How many? ", **(fields or {})})
+
+
+async def chat(
+    model: ScriptedModel, *tools: Tool, fields: dict[str, Any] | None = None, **given: Any
+) -> httpx.Response:
+    async with serving(model, *tools, **given) as http:
+        body = {"model": "scripted", "messages": MESSAGES, **(fields or {})}
+        return await http.post("/chat/completions", json=body)
+
+
+async def test_what_a_tool_answers_is_part_of_the_completion():
+    model = ScriptedModel(["<echo>7</echo> never written", " so seven"])
+
+    response = await complete(model)
+
+    assert response.status_code == 200
+    [choice] = response.json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("<echo>7</echo>[7] so seven", "stop")
+    assert model.requests[1]["prompt"] == "How many? <echo>7</echo>[7]"
+
+
+async def test_a_chat_goes_on_with_the_open_message_of_the_assistant():
+    model = ScriptedModel(["<echo>7</echo>", " so seven"])
+
+    response = await chat(model)
+
+    assert response.json()["object"] == "chat.completion"
+    assert response.json()["choices"][0]["message"] == {"role": "assistant", "content": "<echo>7</echo>[7] so seven"}
+    assert model.requests[1]["messages"] == [*MESSAGES, {"role": "assistant", "content": "<echo>7</echo>[7]"}]
+    assert model.requests[1]["continue_final_message"] is True
+
+
+async def test_a_model_server_that_does_not_name_the_stop_string_is_understood():
+    model = ScriptedModel(["<echo>7</echo>", " so seven"], tells_stop=False)
+
+    assert (await complete(model)).json()["choices"][0]["text"] == "<echo>7</echo>[7] so seven"
+
+
+async def test_text_without_an_action_is_the_whole_answer():
+    model = ScriptedModel(["seven"])
+
+    assert (await complete(model)).json()["choices"][0]["text"] == "seven"
+    assert len(model.requests) == 1
+
+
+async def test_no_action_follows_the_last_turn():
+    model = ScriptedModel(["<echo>1</echo>", "<echo>2</echo>", "<echo>3</echo>"])
+
+    response = await complete(model, max_turns=2)
+
+    assert response.json()["choices"][0]["text"] == "<echo>1</echo>[1]<echo>2</echo>[2]<echo>3</echo>"
+    assert model.requests[2]["stop"] is None
+
+
+async def test_a_tool_that_is_done_ends_the_completion_without_its_answer():
+    model = ScriptedModel(["<echo>end</echo>"])
+
+    assert (await complete(model)).json()["choices"][0]["text"] == "<echo>end</echo>"
+
+
+async def test_the_requests_own_stop_string_ends_the_completion():
+    model = ScriptedModel(["seven. Next"])
+
+    response = await complete(model, fields={"stop": ". Next"})
+
+    assert response.json()["choices"][0]["text"] == "seven"
+    assert model.requests[0]["stop"] == ["</echo>", ". Next"]
+
+
+async def test_n_choices_are_n_trajectories():
+    count = Count(tool_context())
+    store = MemoryStore()
+    model = ScriptedModel(["count", "count", "count", "", "", ""], tells_stop=False)
+    # The tool takes `count` with nothing after it, so the stop string is the end of a word.
+    response = await complete(model, count, fields={"n": 3}, stops=("nt",), store=store)
+
+    assert response.status_code == 200
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert [choice["text"] for choice in choices] == ["count1"] * 3
+    assert store.states == {}
+
+
+async def test_several_prompts_have_choices_in_their_order():
+    model = ScriptedModel(["a", "b"])
+
+    response = await complete(model, fields={"prompt": ["one", "two words"]})
+
+    assert [choice["text"] for choice in response.json()["choices"]] == ["a", "b"]
+    assert response.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+async def test_usage_counts_what_tools_wrote_as_part_of_the_completion():
+    model = ScriptedModel(["<echo>7 7</echo>", " so seven"])
+
+    usage = (await complete(model)).json()["usage"]
+
+    # `How many?`, then `<echo>7 7</echo>[7 7] so seven`.
+    assert usage == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
+
+
+async def test_sampling_goes_to_the_model_server_as_it_is():
+    model = ScriptedModel(["seven"])
+
+    await complete(model, fields={"temperature": 0.3, "seed": 5, "max_tokens": 9, "n": 1})
+
+    sent = model.requests[0]
+    assert {name: sent[name] for name in ("temperature", "seed", "max_tokens", "top_p")} == {
+        "temperature": 0.3,
+        "seed": 5,
+        "max_tokens": 9,
+        "top_p": 1.0,
+    }
+
+
+async def test_tokens_are_512_a_turn_if_nothing_is_said():
+    model = ScriptedModel(["seven"])
+
+    await complete(model)
+
+    assert model.requests[0]["max_tokens"] == 512
+
+
+async def test_another_model_is_a_500_as_verl_tool_answers_it():
+    response = await complete(ScriptedModel([]), fields={"model": "other"})
+
+    assert response.status_code == 500
+    assert response.json() == {"detail": "Internal server error: model mismatch: other != scripted"}
+
+
+async def test_a_stream_is_refused():
+    response = await complete(ScriptedModel([]), fields={"stream": True})
+
+    assert response.status_code == 400
+    assert "stream" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"model": "scripted"},
+        {"model": "scripted", "messages": []},
+        {"model": "scripted", "messages": [{"role": "system", "content": "x"}]},
+        {"model": "scripted", "messages": MESSAGES, "n": 0},
+        {"model": "scripted", "messages": "hello"},
+    ],
+)
+async def test_a_chat_that_is_none_is_refused(body: dict[str, Any]):
+    async with serving(ScriptedModel([])) as http:
+        assert (await http.post("/chat/completions", json=body)).status_code == 422
+
+
+async def test_long_observations_lose_the_side_that_was_named():
+    left = await complete(ScriptedModel(["<echo>12345</echo>", ""]), max_obs_characters=3)
+    right = await complete(ScriptedModel(["<echo>12345</echo>", ""]), max_obs_characters=3, truncate_obs_side="right")
+
+    assert left.json()["choices"][0]["text"] == "<echo>12345</echo>45]"
+    assert right.json()["choices"][0]["text"] == "<echo>12345</echo>[12"
+
+
+async def test_a_model_server_that_does_not_answer_is_a_503():
+    model = ScriptedModel([])
+    model.answer = lambda body: httpx.Response(502, text="gone")
+
+    response = await complete(model)
+
+    assert response.status_code == 503
+    assert response.json()["cause"] == "inference"
+
+
+async def test_a_request_that_the_model_server_refuses_is_a_400():
+    model = ScriptedModel([])
+    model.answer = lambda body: httpx.Response(400, json={"error": "prompt too long"})
+
+    response = await complete(model)
+
+    assert response.status_code == 400
+    assert "prompt too long" in response.json()["detail"]
+
+
+async def test_a_text_that_has_outgrown_the_context_ends_there():
+    model = ScriptedModel(["<echo>7</echo>"])
+    model.answer = lambda body: httpx.Response(400, text="too long") if "[7]" in body["prompt"] else None
+
+    response = await complete(model)
+
+    [choice] = response.json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("<echo>7</echo>[7]", "length")
+
+
+async def test_infrastructure_that_fails_is_no_part_of_the_text():
+    broken = Raising(tool_context(), [ToolFailedError("The retriever is down.")])
+
+    response = await complete(ScriptedModel(["raise"], tells_stop=False), broken, stops=("ise",))
+
+    assert response.status_code == 503
+    assert response.json() == {"detail": "The retriever is down.", "cause": "tool"}
+
+
+async def test_the_served_model_is_listed():
+    async with serving(ScriptedModel([])) as http:
+        assert (await http.get("/models")).json()["data"][0]["id"] == "scripted"
