@@ -9,6 +9,7 @@ from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import fenced, fences_are_even, stdin_of, tagged
 from turnmill.tools.registry import register
 from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sandboxed.python_main import EXITED, REACHED_END
 
 MAX_OBSERVATION_CHARACTERS = 100_000
 BLOCKED = "Execution blocked: Code contains potentially dangerous operations or imports."
@@ -46,11 +47,13 @@ def wrap(action: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What a program wrote, and whether it failed."""
+    """What a program wrote, and how it ended."""
 
     stdout: str
     stderr: str
     failed: bool
+    reached_end: bool = False
+    """Whether its last line was run; a program that exits before it has not failed for that."""
 
 
 class PythonProgram:
@@ -74,7 +77,10 @@ class PythonProgram:
         outcome = await self._sandbox.run(Task(program, stdin=stdin, limits=self._limits))
         stderr = outcome.stderr.decode("utf-8", "replace") + self._explain(outcome)
         return ProgramResult(
-            outcome.stdout.decode("utf-8", "replace"), stderr, failed=bool(stderr) or outcome.value != b"0"
+            outcome.stdout.decode("utf-8", "replace"),
+            stderr,
+            failed=bool(stderr) or outcome.value not in (REACHED_END, EXITED),
+            reached_end=outcome.value == REACHED_END,
         )
 
     def _explain(self, outcome: Outcome) -> str:

@@ -60,7 +60,7 @@ class PythonOJ(Tool):
     async def _failed_assertion(self, source: str, stdin: bytes, assertions: Sequence[str]) -> str | None:
         for assertion in assertions:
             result = await self._program.run(f"{source}\n{assertion}", stdin, prelude=False)
-            if result.failed:
+            if result.failed or not result.reached_end:
                 return f"{_INCORRECT}. \nFailed test case: {assertion}\nError:{result.stdout}\n{result.stderr}"
         return None
 

@@ -62,7 +62,7 @@ class Sql(Tool):
         if answer is None:
             return _result(call, _broken_off(call, outcome))
         written = dict(answer.change.written)
-        if written:
+        if written and _DIGEST not in call.state:
             written[_DIGEST] = database.digest.encode()
         return _result(call, str(answer.report.get("text")), Change(written=written, removed=answer.change.removed))
 

@@ -11,6 +11,9 @@ from typing import TextIO
 from turnmill.tools.sandboxed.parts import unpack
 
 FILENAME = "main.py"
+REACHED_END, EXITED, FAILED = b"end", b"exit", b"failed"
+"""How a program ended: after its last line, by exiting with 0, or otherwise."""
+
 _STARS = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
     "functools", "operator", "io", "sys", "json", "builtins", "typing",
@@ -25,17 +28,17 @@ _PRELUDE = compile(
 
 
 def run(argument: bytes) -> bytes:
-    """Run the part `source`, after the prelude if there is a part `prelude`; b"1" if it ended with an error."""
+    """Run the part `source`, after the prelude if there is a part `prelude`; answer how it ended."""
     parts = unpack(argument)
     module = fresh_main()
     if "prelude" in parts:
         exec(_PRELUDE, module.__dict__)
     try:
-        failed = not run_source(parts["source"].decode(), FILENAME, module)
+        ending = run_source(parts["source"].decode(), FILENAME, module)
         _wait_for_threads()
     finally:
         flush()
-    return b"1" if failed else b"0"
+    return ending
 
 
 def fresh_main() -> ModuleType:
@@ -48,29 +51,28 @@ def fresh_main() -> ModuleType:
     return module
 
 
-def run_source(source: str, filename: str, module: ModuleType) -> bool:
+def run_source(source: str, filename: str, module: ModuleType) -> bytes:
     """Run it; what goes wrong is shown on stderr, as Python itself shows it."""
     remember_lines(source, filename)
     try:
         code = compile(source, filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         show(error, None)
-        return False
-    return run_code(code, module)
+        return FAILED
+    return _run_code(code, module)
 
 
-def run_code(code: CodeType, module: ModuleType) -> bool:
-    """Run it; False if it raised, or exited with anything but 0."""
+def _run_code(code: CodeType, module: ModuleType) -> bytes:
     try:
         exec(code, module.__dict__)
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
-        return end.code in (None, 0)
+        return EXITED if end.code in (None, 0) else FAILED
     except BaseException as error:
         show(error, error.__traceback__.tb_next if error.__traceback__ else None)
-        return False
-    return True
+        return FAILED
+    return REACHED_END
 
 
 def show(error: BaseException, begin: TracebackType | None, stream: TextIO | None = None) -> None:

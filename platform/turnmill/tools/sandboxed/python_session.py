@@ -11,7 +11,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import CO_COROUTINE
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType, TracebackType
@@ -46,10 +46,11 @@ def run(argument: bytes) -> bytes:
     lost = _remember(before, module)
     count = int(before.get(COUNT, b"0")) + 1
     report = {"lost": lost, **_run_cell(parts["source"].decode(), count, module, limits["seconds"])}
+    _flush_files(module)
+    python_main.flush()
     variables, forgotten = _pickled(_variables(module), limits["bytes"])
     files, left_out = snapshot(root, max_bytes=limits["bytes"], max_files=limits["files"])
     report["notice"] = not_kept(forgotten + left_out)
-    python_main.flush()
     return pack_answer(report, before, {COUNT: str(count).encode(), **variables, **files})
 
 
@@ -125,6 +126,14 @@ def _remember(state: Mapping[str, bytes], module: ModuleType) -> list[str]:
 def _variables(module: ModuleType) -> dict[str, Any]:
     """What the session defined; names with two underscores at both ends are Python's own."""
     return {name: value for name, value in module.__dict__.items() if not (name[:2] == name[-2:] == "__")}
+
+
+def _flush_files(module: ModuleType) -> None:
+    """What was written to a file that is still open belongs to the file."""
+    for value in list(module.__dict__.values()):
+        if isinstance(value, io.IOBase):
+            with suppress(Exception):
+                value.flush()
 
 
 def _pickled(variables: Mapping[str, Any], max_bytes: int) -> tuple[dict[str, bytes], list[str]]:

@@ -1,0 +1,84 @@
+"""Servers of the Model Context Protocol behind one address, each at a path of its own."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+Transport = Literal["sse", "http"]
+
+
+class McpGateway:
+    """Opens a session for each call; no session outlives one, so that any replica serves the next."""
+
+    def __init__(self, address: str, transport: Transport, seconds: float) -> None:
+        self._address = address.rstrip("/")
+        self._transport = transport
+        self._seconds = seconds
+        self._tools: dict[str, dict[str, str]] = {}
+
+    def url(self, server: str) -> str:
+        """Where a server is."""
+        return f"{self._address}/{server}/{'sse' if self._transport == 'sse' else 'mcp'}"
+
+    def known_tools(self, server: str) -> Mapping[str, str]:
+        """Descriptions by name, as far as the server has been asked."""
+        return self._tools.get(server, {})
+
+    def servers(self) -> list[str]:
+        """Servers that have been asked."""
+        return sorted(self._tools)
+
+    async def tools(self, server: str) -> Mapping[str, str]:
+        """Descriptions by name; the server is asked once."""
+        if server not in self._tools:
+            async with self._session(server) as session:
+                listed = await session.list_tools()
+            self._tools[server] = {tool.name: tool.description or "" for tool in listed.tools}
+        return self._tools[server]
+
+    async def resources(self, server: str) -> Mapping[str, str]:
+        """Descriptions by address; none if the server offers no resources."""
+        async with self._session(server) as session:
+            try:
+                listed = await session.list_resources()
+            except _errors():
+                return {}
+            return {str(resource.uri): resource.description or "" for resource in listed.resources}
+
+    async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
+        """The text of what the tool answers."""
+        async with self._session(server) as session:
+            return _text(await session.call_tool(tool, dict(arguments)))
+
+    @asynccontextmanager
+    async def _session(self, server: str) -> AsyncIterator[Any]:
+        from mcp.client.client import Client
+        from mcp.client.sse import sse_client
+
+        url = self.url(server)
+        async with asyncio.timeout(self._seconds):
+            place = sse_client(url, timeout=self._seconds) if self._transport == "sse" else url
+            async with Client(place, mode="legacy" if self._transport == "sse" else "auto", cache=None) as client:
+                yield client
+
+
+def protocol_error(error: BaseException) -> Exception | None:
+    """The server's own refusal among errors that came together; None if it was not the server that refused."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := protocol_error(inner))), None)
+    return error if isinstance(error, _errors()) else None
+
+
+def _errors() -> type[Exception]:
+    from mcp.shared.exceptions import MCPError
+
+    return MCPError
+
+
+def _text(result: Any) -> str:
+    if result.content:
+        return "".join(item.text if hasattr(item, "text") else str(item) for item in result.content)
+    structured = getattr(result, "structured_content", None)
+    return json.dumps(structured) if structured is not None else str(result)
