@@ -40,6 +40,9 @@ class StoreClient:
                 max_connections=max_connections,
                 timeout=None,
                 protocol=2,
+                # Fewer round trips to the first answer.
+                lib_name=None,
+                lib_version=None,
                 socket_timeout=None,
                 socket_connect_timeout=None,
                 # One place decides what is asked again and until when: `_ask`.

@@ -1,11 +1,14 @@
-"""A store for the tests of this folder."""
+"""A store, servers that share it, and a link to it that can fail, for the tests of this folder."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
+from turnmill.testing.containers import bring_loopback_up, can_contain, inside, run_contained
+from turnmill.testing.toxiproxy import CLUSTER, Link, Toxiproxy, toxiproxy_server
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
@@ -31,3 +34,52 @@ async def new_server(redis_url: str) -> AsyncIterator[NewServer]:
             return store
 
         yield new
+
+
+@pytest.fixture(scope="session")
+def toxiproxy() -> Iterator[Toxiproxy | None]:
+    program = toxiproxy_server()
+    if program is None:
+        pytest.skip(f"faults need toxiproxy-server in PATH, or {CLUSTER} with the path of the cluster script")
+    if not inside():
+        # The test runs inside, with a proxy there.
+        if not can_contain():
+            pytest.skip("faults need unshare and the right to make namespaces")
+        yield None
+        return
+    bring_loopback_up()
+    with Toxiproxy(program) as toxiproxy:
+        yield toxiproxy
+
+
+@pytest.fixture(scope="session")
+def tcp_url(toxiproxy: Toxiproxy | None) -> Iterator[str]:
+    """A store that a link can lead to."""
+    if toxiproxy is None:
+        yield "redis://127.0.0.1:1"
+        return
+    with EmbeddedStore(tcp=True) as store:
+        yield store.url
+
+
+@pytest.fixture
+def link(toxiproxy: Toxiproxy | None, tcp_url: str) -> Link | None:
+    return None if toxiproxy is None else toxiproxy.link(urlsplit(tcp_url).port or 0)
+
+
+@pytest.fixture
+def linked_url(link: Link | None, tcp_url: str) -> str:
+    """The store's URL by way of the link."""
+    if link is None:
+        return tcp_url
+    parts = urlsplit(tcp_url)
+    return parts._replace(netloc=f":{parts.password}@127.0.0.1:{link.port}").geturl()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests with a link run in a container: a process of their own, without a way out."""
+    if "link" not in pyfuncitem.fixturenames or inside():
+        return None
+    run_contained(pyfuncitem)
+    return True

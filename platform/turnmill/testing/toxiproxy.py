@@ -1,0 +1,156 @@
+"""Faults on a link to a server: latency, silence, cuts and resets, made by toxiproxy-server."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import httpx
+
+CLUSTER = "TURNMILL_CLUSTER"
+"""Environment variable with the path of a script whose command `tools FOLDER` unpacks toxiproxy-server there."""
+
+TOOLS = "TURNMILL_TOOLS"
+"""Environment variable with the folder that the tools are unpacked to, and looked for first."""
+
+PROGRAM = "toxiproxy-server"
+START_SECONDS = 10.0
+
+Direction = Literal["upstream", "downstream"]
+"""To the server, and back from it."""
+
+
+@cache
+def toxiproxy_server() -> Path | None:
+    """The program, or None where there is none."""
+    if found := shutil.which(PROGRAM):
+        return Path(found)
+    cluster = os.environ.get(CLUSTER)
+    folder = Path(os.environ.get(TOOLS) or Path(tempfile.gettempdir()) / f"turnmill-tools-{os.getuid()}")
+    if not (folder / PROGRAM).exists():
+        if not cluster:
+            return None
+        _unpack(cluster, folder)
+    return folder / PROGRAM
+
+
+def _unpack(cluster: str, folder: Path) -> None:
+    """Unpack beside the folder and move: tests in other processes see all of it or nothing."""
+    fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    subprocess.run([cluster, "tools", str(fresh)], check=True, capture_output=True, timeout=120)
+    try:
+        fresh.rename(folder)
+    except OSError:
+        # Another process was faster.
+        shutil.rmtree(fresh)
+
+
+class Link:
+    """A port on the loopback that leads to a server, for better or worse."""
+
+    def __init__(self, api: httpx.Client, name: str, port: int) -> None:
+        self._api = api
+        self._name = name
+        self.port = port
+
+    def delay(self, seconds: float) -> None:
+        """Let every answer come late."""
+        self._add("latency", "downstream", {"latency": round(seconds * 1000)})
+
+    def silence(self, direction: Direction) -> None:
+        """Let nothing through in one direction; connections stay open."""
+        self._add("timeout", direction, {"timeout": 0})
+
+    def reset(self) -> None:
+        """Reset connections as soon as they carry anything."""
+        self._add("reset_peer", "downstream", {"timeout": 0})
+
+    def close_after(self, num_bytes: int) -> None:
+        """Close every connection after so many bytes of answers."""
+        self._add("limit_data", "downstream", {"bytes": num_bytes})
+
+    def cut(self) -> None:
+        """Close all connections and refuse further ones."""
+        self._post("", {"enabled": False})
+
+    def mend(self) -> None:
+        """Be a good link again."""
+        for toxic in self._api.get(f"/proxies/{self._name}/toxics").raise_for_status().json():
+            self._api.delete(f"/proxies/{self._name}/toxics/{toxic['name']}").raise_for_status()
+        self._post("", {"enabled": True})
+
+    @contextmanager
+    def silent(self, direction: Direction) -> Iterator[None]:
+        """Let nothing through in one direction for a while."""
+        self.silence(direction)
+        try:
+            yield
+        finally:
+            self.mend()
+
+    def _add(self, kind: str, direction: Direction, attributes: dict[str, Any]) -> None:
+        self._post("/toxics", {"type": kind, "stream": direction, "attributes": attributes})
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        self._api.post(f"/proxies/{self._name}{path}", json=body).raise_for_status()
+
+
+class Toxiproxy:
+    """A toxiproxy-server with any number of links."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self._num_links = 0
+
+    def link(self, port: int) -> Link:
+        """A link to a port of this machine."""
+        self._num_links += 1
+        name = f"link-{self._num_links}"
+        body = {"name": name, "listen": "127.0.0.1:0", "upstream": f"127.0.0.1:{port}", "enabled": True}
+        listen = self._api.post("/proxies", json=body).raise_for_status().json()["listen"]
+        return Link(self._api, name, int(listen.rpartition(":")[2]))
+
+    def __enter__(self) -> Self:
+        port = _free_port()
+        self._process = subprocess.Popen(
+            [self._program, "-host", "127.0.0.1", "-port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._api = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                self.__exit__(None, None, None)
+                raise RuntimeError(f"{self._program} did not start within {START_SECONDS:g} s.")
+            time.sleep(0.01)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._api.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            return self._api.get("/version").is_success
+        except httpx.TransportError:
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
