@@ -79,15 +79,16 @@ class BashTerminal(Tool):
         lines = [line for line in call.parsed.splitlines() if line.strip()]
         if not lines:
             return ToolResult(_wrap(call.action, ""))
-        outcome = await self.context.sandbox.run(self._task(lines, call))
+        seconds = min(self._block_seconds, len(lines) * self._seconds)
+        outcome = await self.context.sandbox.run(self._task(lines, call, seconds))
         max_bytes = self._home_bytes + 128 * self._home_files + _STATE_BYTES
         answer = read_answer(outcome.value, is_part=_is_part, max_bytes=max_bytes)
         text = outcome.stdout.decode("utf-8", "replace")
         if answer is None:
-            text += self._broken_off(outcome)
+            text += _broken_off(outcome, seconds)
         return ToolResult(_wrap(call.action, text.strip(" \n")), change=answer.change if answer else None)
 
-    def _task(self, lines: list[str], call: ToolCall) -> Task:
+    def _task(self, lines: list[str], call: ToolCall, seconds: float) -> Task:
         limits = {
             "seconds": self._seconds,
             "characters": self._characters,
@@ -104,19 +105,20 @@ class BashTerminal(Tool):
         return Task(
             Function("turnmill.tools.sandboxed.shell:run", argument),
             limits=Limits(
-                seconds=min(self._block_seconds, len(lines) * self._seconds) + _GRACE_SECONDS,
-                cpu_seconds=int(self._block_seconds) + 1,
+                seconds=seconds + _GRACE_SECONDS,
+                cpu_seconds=int(seconds) + 1,
                 memory_bytes=self._memory_bytes,
                 file_bytes=max(Limits().file_bytes, 2 * self._home_bytes),
                 output_bytes=4 * self._characters + MIB,
             ),
         )
 
-    def _broken_off(self, outcome: Outcome) -> str:
-        if outcome.limit == "time":
-            return f"Process timed out after {self._block_seconds:g} seconds\n{UNCHANGED}"
-        why = f"reached its limit of {outcome.limit}" if outcome.limit else "was killed"
-        return f"The shell {why}.\n{UNCHANGED}"
+
+def _broken_off(outcome: Outcome, seconds: float) -> str:
+    if outcome.limit == "time":
+        return f"Process timed out after {seconds:g} seconds\n{UNCHANGED}"
+    why = f"reached its limit of {outcome.limit}" if outcome.limit else "was killed"
+    return f"The shell {why}.\n{UNCHANGED}"
 
 
 def _is_part(name: str) -> bool:

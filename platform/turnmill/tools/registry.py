@@ -2,13 +2,10 @@
 
 import difflib
 import importlib
-import importlib.util
 import shutil
-import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from turnmill.core.errors import ToolUnavailableError
@@ -123,26 +120,14 @@ def _from_path(path: str) -> type[Tool]:
 
 
 def _from_file(file: Path) -> type[Tool]:
-    _import_file(file)
+    from turnmill.tools.tool_files import import_file
+
+    import_file(file)
     if file.stem not in _registered:
         raise ToolUnavailableError(
             f"{file} registers no tool {file.stem!r}: give a class of it @register and `name = {file.stem!r}`."
         )
     return _registered[file.stem]
-
-
-def _import_file(file: Path) -> ModuleType:
-    module_name = f"turnmill_tools_folder.{file.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise ToolUnavailableError(f"{file} is no Python module.")
-    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
-        raise ToolUnavailableError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _checked(found: Any, name: str) -> type[Tool]:

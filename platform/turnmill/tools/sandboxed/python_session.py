@@ -147,7 +147,8 @@ def _pickled(variables: Mapping[str, Any], max_bytes: int) -> tuple[dict[str, by
             forgotten.append(f"{name} ({type(variables[name]).__name__}: {_first_line(error)})")
     parts: dict[str, bytes] = {}
     room = max_bytes
-    groups = _groups({name: pickler.objects() for name, pickler in picklers.items()})
+    # The last value shown is often a variable's own; tied to it, both would be written whenever another is shown.
+    groups = _groups({name: set() if name == "_" else pickler.objects() for name, pickler in picklers.items()})
     pickles = {
         tuple(group): picklers[group[0]].written()
         if len(group) == 1
