@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,9 +282,9 @@ def _limit(kind: int, soft: int, hard: int) -> None:
     resource.setrlimit(kind, (soft, hard))
 
 
-def build_environment(workspace_home: str, temporary: str, extra: Mapping[str, str]) -> dict[str, str]:
+def build_environment(home: str, temporary: str) -> dict[str, str]:
     """What a program finds in its environment: nothing of the server's."""
     python = f"{sys.base_prefix}/bin"
     path = f"{python}:/usr/local/bin:/usr/bin:/bin"
-    base = {"HOME": workspace_home, "LANG": "C.UTF-8", "PATH": path, "TMPDIR": temporary}
-    return {**base, "PYTHONDONTWRITEBYTECODE": "1", "USER": "user", "LOGNAME": "user", **extra}
+    place = {"HOME": home, "LANG": "C.UTF-8", "PATH": path, "TMPDIR": temporary}
+    return {**place, "PYTHONDONTWRITEBYTECODE": "1", "USER": "user", "LOGNAME": "user"}

@@ -24,10 +24,9 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def run_program(program: Python | Command | Function, value_descriptor: int) -> NoReturn:
-    """Run it and end this process."""
+    """Run it, in an interpreter that `renew_interpreter` has seen to, and end this process."""
     if isinstance(program, Command):
         _run_command(program)
-    renew_interpreter()
     if isinstance(program, Python):
         _end_with(lambda: _run_source(program))
     _end_with(lambda: _call(program, value_descriptor))

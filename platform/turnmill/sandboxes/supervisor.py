@@ -1,6 +1,7 @@
 """The parent of one task: it starts it, watches it, ends it with all it left behind, and alone reports how it went."""
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -11,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from turnmill.sandboxes import kernel, processes, wire, workspace
-from turnmill.sandboxes.base import Command, Limit, Outcome, Task
+from turnmill.sandboxes.base import Command, Function, Limit, Outcome, Python, Task
 from turnmill.sandboxes.confinement import Barriers, apply_limits, build_environment, confine
-from turnmill.sandboxes.runner import VALUE_DESCRIPTOR, run_program
+from turnmill.sandboxes.runner import VALUE_DESCRIPTOR, renew_interpreter, run_program
 
 _ORDER, _STATUS = 4, 5
 _READY = b"ready"
@@ -65,6 +66,7 @@ def supervise(
             _become_program(settings, pipes, folder, user)
         for ours in (pipes.stdin[0], pipes.stdout[1], pipes.stderr[1], pipes.value[1], pipes.order[0], pipes.status[1]):
             os.close(ours)
+        _rehearse()
         connection = _wait_for_task(control, alive)
         if connection is not None:
             os.write(taken, name)
@@ -137,7 +139,6 @@ class Run:
         self.received = dict.fromkeys(self.output, 0)
         self.stdin = memoryview(task.stdin)
         self.seconds = 0.0
-        self.reaped_cpu_seconds = 0.0
 
     def start(self, order: bytes) -> None:
         """Hand over the task; the program's process reads all of it before anything untrusted runs."""
@@ -153,9 +154,14 @@ class Run:
         """Move bytes until the program ends, reaches a limit, or nobody waits for it any more."""
         ended = os.pidfd_open(self.child)
         poll = select.poll()
-        for descriptor in (*self.output, self.pipes.status[0], self.pipes.value[0], ended, connection.fileno()):
+        for descriptor in (*self.output, ended, connection.fileno()):
             poll.register(descriptor, select.POLLIN)
-        poll.register(self.pipes.stdin[1], select.POLLOUT)
+        if isinstance(self.task.program, Function):
+            poll.register(self.pipes.value[0], select.POLLIN)
+        if self.stdin:
+            poll.register(self.pipes.stdin[1], select.POLLOUT)
+        else:
+            os.close(self.pipes.stdin[1])
         pause, look = _FIRST_LOOK_SECONDS, self.started + _FIRST_LOOK_SECONDS
         deadline = self.started + self.task.limits.seconds
         while True:
@@ -189,9 +195,6 @@ class Run:
             elif descriptor in self.output:
                 if not self._take_output(descriptor):
                     poll.unregister(descriptor)
-            elif descriptor == self.pipes.status[0]:
-                if not self._take(descriptor, self.status):
-                    poll.unregister(descriptor)
             elif descriptor == self.pipes.value[0] and not self._take(descriptor, self.value):
                 poll.unregister(descriptor)
         bound = self.task.limits.output_bytes
@@ -205,7 +208,7 @@ class Run:
     def _feed(self) -> bool:
         """Whether there is more for stdin."""
         try:
-            self.stdin = self.stdin[os.write(self.pipes.stdin[1], self.stdin[:_CHUNK]) :] if self.stdin else self.stdin
+            self.stdin = self.stdin[os.write(self.pipes.stdin[1], self.stdin[:_CHUNK]) :]
         except BlockingIOError:
             return True
         except BrokenPipeError:
@@ -325,11 +328,18 @@ def _become_program(settings: Settings, pipes: Pipes, folder: str, user: int | N
         confine(settings.barriers, settings.rules, folder, user)
         _take_descriptors(pipes)
         status = _STATUS
+        home = f"{folder}/{workspace.HOME}"
+        os.chdir(home)
+        os.environ.clear()
+        os.environ.update(build_environment(home, f"{folder}/{workspace.TEMPORARY}"))
+        sys.path[:] = [home, *sys.path]
+        _rehearse()
+        renew_interpreter()
         message = wire.read(lambda size: os.read(_ORDER, size))
         if message is None:
             os._exit(0)
         task = wire.unpack_task(*message)
-        _prepare(settings, task, folder)
+        _prepare(settings, task)
         os.write(_STATUS, _READY)
         os.close(_STATUS)
         os.close(_ORDER)
@@ -350,10 +360,19 @@ def _take_descriptors(pipes: Pipes) -> None:
     os.closerange(len(wanted), os.sysconf("SC_OPEN_MAX"))
 
 
-def _prepare(settings: Settings, task: Task, folder: str) -> None:
+def _rehearse() -> None:
+    """What every task does, once without one: the memory it writes to is copied now instead of then."""
+    message = wire.pack_task(Task(Python("pass")))
+    head, body = message[: wire.HEAD_BYTES], message[wire.HEAD_BYTES :]
+    task = wire.unpack_task(*wire.unpack(head, body))
+    exec(compile(task.program.source, "rehearsal", "exec"), {})  # type: ignore[union-attr]
+    wire.pack_outcome(Outcome(exit_code=0))
+    select.poll().poll(0)
+    resource.getrlimit(resource.RLIMIT_AS)
+
+
+def _prepare(settings: Settings, task: Task) -> None:
     """Files, folder, environment and limits, all from behind the barriers."""
-    home = f"{folder}/{workspace.HOME}"
-    os.chdir(home)
     for path, content in task.files.items():
         if parent := os.path.dirname(path):
             os.makedirs(parent, exist_ok=True)
@@ -364,9 +383,8 @@ def _prepare(settings: Settings, task: Task, folder: str) -> None:
         os.chdir(task.folder)
     if task.merge_output:
         os.dup2(1, 2)
-    os.environ.clear()
-    os.environ.update(build_environment(home, f"{folder}/{workspace.TEMPORARY}", task.environment))
-    sys.path[:] = [os.getcwd(), *sys.path]
+        sys.path[0] = os.getcwd()
+    os.environ.update(task.environment)
     apply_limits(
         task.limits,
         base_bytes=0 if isinstance(task.program, Command) else settings.base_bytes,

@@ -70,6 +70,14 @@ def collect(path: str, max_bytes: int) -> dict[str, bytes] | None:
 def remove(path: str) -> None:
     """Delete a workspace whose processes have all ended, however deep it is."""
     try:
+        for name in (HOME, TEMPORARY, ""):
+            os.rmdir(f"{path}/{name}")
+    except OSError:
+        _remove_all(path)
+
+
+def _remove_all(path: str) -> None:
+    try:
         top = os.open(path, _FOLDER)
     except FileNotFoundError:
         return

@@ -42,6 +42,7 @@ COMMON = (
 """Of the standard library, imported before any task."""
 
 _END_SECONDS = 10.0
+_PATIENCE_MILLISECONDS = 5
 _HUGE = 2 * 1024**2
 
 
@@ -90,9 +91,9 @@ class Zygote:
         poll.register(self.taken, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
         while True:
-            while len(self.idle) < self.spares:
-                self._fork()
-            ready = dict(poll.poll())
+            # While another is ready, the task that was just taken goes first.
+            patience = _PATIENCE_MILLISECONDS if self.idle else 0
+            ready = dict(poll.poll(None if len(self.idle) >= self.spares else patience))
             if self.control.fileno() in ready:
                 return
             if self.woken in ready:
@@ -101,6 +102,16 @@ class Zygote:
             if self.taken in ready:
                 data = _drain(self.taken)
                 self.idle -= {pid for (pid,) in struct.iter_unpack("i", data)}
+            if not self.idle or not ready or self.woken in ready:
+                self._fork_spares()
+
+    def _fork_spares(self) -> None:
+        try:
+            while len(self.idle) < self.spares:
+                self._fork()
+        except OSError as error:  # The machine has no room for another process; it may have in a moment.
+            print(f"turnmill sandbox: {error}", file=sys.stderr)
+            time.sleep(0.05)
 
     def _fork(self) -> None:
         folder = workspace.choose(f"{self.folder}/tasks")
