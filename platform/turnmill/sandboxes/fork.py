@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,12 +18,14 @@ from turnmill.core.errors import SandboxError
 from turnmill.sandboxes import wire
 from turnmill.sandboxes.base import Command, Function, Outcome, Python, Task
 from turnmill.sandboxes.confinement import Barriers
+from turnmill.sandboxes.self_test import find_missing
 
 log = logging.getLogger(__name__)
 
 PACKAGES = ("numpy", "mpmath", "sympy")
 """From light to heavy: the more a process has imported, the longer it takes to fork."""
 
+WEAKER = "--sandbox=process runs without these barriers, on machines where nothing is at stake"
 START_SECONDS = 60.0
 GRACE_SECONDS = 30.0
 """For everything about a task but its own time: waiting for a process, writing and reading its files."""
@@ -76,6 +78,11 @@ class ForkSandbox:
             zygote = await self._zygote(self._kind(task))
             return await zygote.run(task)
 
+    async def _try_barriers(self, zygote: "Zygote") -> None:
+        if missing := await find_missing(zygote.run, zygote.barriers):
+            raise SandboxError(f"the sandbox does not hold: {'; '.join(missing)}. {WEAKER}")
+        log.info("Sandbox ready", extra=asdict(zygote.barriers))
+
     async def close(self) -> None:
         """End what runs; later runs raise SandboxError."""
         self._closed = True
@@ -115,6 +122,7 @@ class ForkSandbox:
             zygote = Zygote(self._parent, {**self._options, "warm": kind.packages, "network": kind.network})
             try:
                 await zygote.start()
+                await self._try_barriers(zygote)
             except BaseException:
                 zygote.abandon()
                 await asyncio.to_thread(zygote.wait)
@@ -128,13 +136,11 @@ class ProcessSandbox(ForkSandbox):
 
     confined = False
 
-    async def start(self) -> Barriers:
-        """Start, and say aloud what does not hold."""
+    async def _try_barriers(self, zygote: "Zygote") -> None:
         log.warning(
             "Sandbox is a plain process: code under it reads and writes what the server may, signals its processes and "
             "reaches its network. Use it on machines of your own alone, with code that you would run yourself."
         )
-        return await super().start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +187,7 @@ class Zygote:
             raise SandboxError(f"the sandbox process was not ready after {START_SECONDS:.0f} s") from None
         found = json.loads(answer) if answer else {"failure": "it died"}
         if "failure" in found:
-            raise SandboxError(f"the sandbox process could not start: {found['failure']}")
+            raise SandboxError(f"the sandbox process could not start: {found['failure']}. {WEAKER}")
         self.barriers = Barriers(**found)
 
     async def run(self, task: Task) -> Outcome:

@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -144,8 +145,9 @@ class Run:
         """Hand over the task; the program's process reads all of it before anything untrusted runs."""
         self.started = time.monotonic()
         remaining = memoryview(order)
-        while remaining:
-            remaining = remaining[os.write(self.pipes.order[1], remaining) :]
+        with suppress(BrokenPipeError):  # It failed before; the status pipe says how.
+            while remaining:
+                remaining = remaining[os.write(self.pipes.order[1], remaining) :]
         os.close(self.pipes.order[1])
         for descriptor in (*self.output, self.pipes.stdin[1], self.pipes.status[0], self.pipes.value[0]):
             os.set_blocking(descriptor, False)

@@ -68,6 +68,8 @@ class Zygote:
         network = options["network"]
         if not options["confined"]:
             return Barriers(confined=False, network=network)
+        if kernel.landlock_abi() == 0:
+            raise RuntimeError("Landlock is missing: it takes Linux 5.13 with `landlock` among its security modules")
         pid, net, root = False, False, False
         if options["namespaces"]:
             pid, net, root = enter_namespaces(self.folder, self.packages, network=network)
@@ -213,7 +215,7 @@ def main() -> None:
         sys.path[:] = options["path"]
         _import(list(COMMON), must=True)
         _import(options["warm"], must=False)
-        _import(options["preload"], must=True)
+        _import(["turnmill.sandboxes.self_test", *options["preload"]], must=True)
         if threading.active_count() > 1:
             raise RuntimeError(f"preloaded modules start threads, and a fork copies none: {threading.enumerate()}")
         kernel.adopt_orphans()
