@@ -1,0 +1,204 @@
+"""One server over HTTP, with the sandbox and the store that a user has."""
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from turnmill.testing.server_process import NewServer, ServerProcess, alive, eventually
+
+CALL = '<python>print("hello", 6 * 7)</python>'
+
+
+@pytest.fixture
+def server(new_server: NewServer) -> ServerProcess:
+    return new_server("--tool_type", "trial,python_code,bash_terminal")
+
+
+def test_actions_of_several_tools_are_answered_in_their_order(server: ServerProcess):
+    actions = ["<bash>echo $((1 + 1))</bash>", CALL, "count", "no action", ""]
+    response = server.post([f"t{n}" for n in range(5)], actions, finish=[False] * 4 + [True])
+
+    body = response.json()
+    assert body["observations"][:3] == [
+        "\n<o>\nuser@bash-session:~$ echo $((1 + 1))\n2\n</o>\n",
+        "\n<result>\nhello 42\n</result>\n",
+        "count 1",
+    ]
+    assert body["observations"][3]["invalid_reason"] == "No valid tool found for action"
+    assert body["observations"][3]["available_tools"].startswith("Available tools:\n• trial: meet N")
+    assert body["observations"][4] == ""
+    assert body["dones"] == [False, False, False, False, True]
+    assert body["valids"] == [True, True, True, False, True]
+
+
+def test_a_shell_keeps_its_folder_and_variables_until_it_is_finished(server: ServerProcess):
+    server.observe("<bash>mkdir -p q; cd q; export WORD=kept</bash>")
+    kept = server.observe("<bash>echo $WORD; pwd | tail -c 3</bash>")
+    server.post(["t"], [""], finish=[True])
+    fresh = server.observe("<bash>echo [$WORD]; ls</bash>")
+
+    assert "user@bash-session:~/q$ echo $WORD; pwd | tail -c 3\nkept\n/q" in kept
+    assert fresh == "\n<o>\nuser@bash-session:~$ echo [$WORD]; ls\n[]\n</o>\n"
+
+
+def test_the_last_step_ends_the_state(server: ServerProcess):
+    server.observe("count")
+    assert server.post(["t"], ["count"], is_last_step=[True]).json()["observations"] == ["count 2"]
+
+    assert server.observe("count") == "count 1"
+
+
+def test_four_calls_of_one_request_run_at_once(server: ServerProcess):
+    # None of them answers before all are there.
+    body = server.post(["a", "b", "c", "d"], ["meet 4"] * 4).json()
+
+    assert body["observations"] == ["meet 1"] * 4
+
+
+def test_one_worker_per_tool_does_the_calls_of_a_request_one_by_one(new_server: NewServer):
+    server = new_server("--tool_type", "trial", "--workers_per_tool", "1", "--request_timeout", "0.5")
+
+    assert server.post(["a", "b"], ["meet 2"] * 2).status_code == 500
+
+
+def test_a_slow_request_answers_as_verl_tools_server_does(new_server: NewServer):
+    server = new_server("--tool_type", "trial", "--request_timeout", "0.2")
+
+    response = server.post(["t"], ["hold"])
+
+    assert response.status_code == 500
+    assert response.json() == {"detail": "Processing failed: 500: Action processing failed: "}
+    assert server.observe("count") == "count 1"
+
+
+def test_a_tool_that_breaks_ends_its_own_trajectory_alone(server: ServerProcess):
+    body = server.post(["a", "b"], ["break", CALL]).json()
+
+    assert body["observations"][0] == {
+        "obs": "",
+        "error": "Tool processing failed: 'broken'",
+        "tool_type": "trial",
+    }
+    assert body["observations"][1] == "\n<result>\nhello 42\n</result>\n"
+    assert (body["dones"], body["valids"]) == ([True, False], [False, True])
+
+
+def test_what_fails_behind_a_tool_is_a_503_and_the_repeat_finds_the_rest_done(
+    server: ServerProcess, trial_folder: Path
+):
+    fields = {"extra_fields": [{"call_id": "1"}, {"call_id": "1"}]}
+    failed = server.post(["a", "b"], ["fail", "count"], **fields)
+    (trial_folder / "go").touch()
+    repeated = server.post(["a", "b"], ["fail", "count"], **fields)
+
+    assert failed.status_code == 503
+    assert failed.json()["cause"] == "tool"
+    assert failed.headers["Retry-After"]
+    assert repeated.json()["observations"] == ["fail 1", "count 1"]
+
+
+def test_the_same_call_sent_twice_at_once_is_done_once(server: ServerProcess, trial_folder: Path):
+    with ThreadPoolExecutor() as pool:
+        twice = [pool.submit(server.observe, "hold", call_id="1") for _ in range(2)]
+        eventually(lambda: list(trial_folder.glob("held-*")))
+        (trial_folder / "go").touch()
+
+        assert [one.result() for one in twice] == ["hold 1", "hold 1"]
+    assert server.metric('turnmill_tool_replays_total{tool="trial"}') == 1
+
+
+def test_a_sandbox_that_a_limit_ends_is_counted(new_server: NewServer):
+    server = new_server("--tool_type", "python_code", "--set", "PYTHON_TIMEOUT_SECONDS=0.3")
+
+    assert "Execution timed out after 0.3 seconds." in server.observe("<python>while True: pass</python>")
+    kills = sum(server.metric(f'turnmill_sandbox_kills_total{{limit="{limit}"}}') for limit in ("time", "cpu"))
+    assert kills == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("--use_ray=True",), ("--sandbox", "process")])
+def test_other_ways_to_run_give_the_same_answers(new_server: NewServer, arguments: tuple[str, ...]):
+    server = new_server("--tool_type", "python_code", *arguments)
+
+    assert server.observe(CALL) == "\n<result>\nhello 42\n</result>\n"
+
+
+def test_a_tool_that_cannot_work_keeps_the_server_from_starting(new_server: NewServer):
+    server = new_server("--tool_type", "nosuch", ready=False)
+
+    assert server.process.wait(60) == 2
+    assert "There is no tool 'nosuch'." in server.log
+
+
+def test_without_any_tool_every_action_finishes_where_missing_tools_are_allowed(new_server: NewServer):
+    server = new_server("--tool_type", "nosuch", "--allow-missing-tools")
+
+    assert server.http.get("/health").json()["tools"] == ["finish"]
+    body = server.post(["t"], ["whatever"]).json()
+    assert (body["observations"], body["dones"], body["valids"]) == ([""], [True], [True])
+
+
+def test_a_port_that_is_taken_is_named(new_server: NewServer):
+    port = str(new_server("--tool_type", "trial").http.base_url.port)
+
+    second = new_server("--tool_type", "trial", "--port", port, ready=False)
+
+    assert second.process.wait(60) == 2
+    assert f"--port {port} cannot be served" in second.log
+
+
+@pytest.fixture(params=["256", "300"], ids=["one worker", "two workers"])
+def any_server(new_server: NewServer, request: pytest.FixtureRequest) -> ServerProcess:
+    return new_server("--tool_type", "trial,python_code", "--max_concurrent_requests", request.param)
+
+
+def test_a_server_that_is_told_to_stop_answers_what_it_has_begun(any_server: ServerProcess, trial_folder: Path):
+    children = any_server.children()
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(any_server.observe, "hold")
+        eventually(lambda: list(trial_folder.glob("held-*")))
+
+        any_server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: refuses(any_server))
+        (trial_folder / "go").touch()
+
+        assert call.result() == "hold 1"
+    assert any_server.process.wait(12) == 0
+    eventually(lambda: not [pid for pid in children if alive(pid)], 12)
+
+
+def test_a_server_that_is_told_to_stop_while_it_starts_leaves_nothing(new_server: NewServer):
+    server = new_server("--tool_type", "python_code", ready=False)
+    children = eventually(server.children)
+
+    server.process.send_signal(signal.SIGTERM)
+
+    server.process.wait(12)
+    eventually(lambda: not [pid for pid in children if alive(pid)], 12)
+
+
+def refuses(server: ServerProcess) -> bool:
+    """Whether it takes no new connections any more."""
+    try:
+        return httpx.get(f"{server.http.base_url}/readyz", timeout=5).status_code == 503
+    except httpx.TransportError:
+        return True
+
+
+def test_several_workers_share_trajectories_and_metrics(new_server: NewServer):
+    server = new_server("--tool_type", "trial", "--uvi_workers", "3")
+
+    # Every call opens a connection of its own, which any worker may take.
+    observations = []
+    for _ in range(30):
+        response = server.http.post(
+            "/get_observation",
+            json={"trajectory_ids": ["t"], "actions": ["count"]},
+            headers={"Connection": "close"},
+        )
+        observations += response.json()["observations"]
+
+    assert observations == [f"count {n}" for n in range(1, 31)]
+    assert server.metric('turnmill_tool_calls_total{outcome="done",tool="trial"}') == 30
