@@ -33,7 +33,7 @@ class Sql(Tool):
     def __init__(self, context: ToolContext) -> None:
         super().__init__(context)
         values = context.settings
-        folder = settings.text(values, "SQL_DB_FOLDER", "")
+        folder = settings.text(values, "SQL_DB_FOLDER", settings.text(values, "SQL_CACHE_DIR", ""))
         max_bytes = settings.count(values, "SQL_MAX_DB_BYTES", 256 * MIB, least=1)
         self._databases = Databases(Path(folder) if folder else None, max_bytes=max_bytes)
         self._seconds = settings.number(values, "SQL_TIMEOUT_SECONDS", 5, least=0.1)

@@ -1,0 +1,53 @@
+"""Calls of one tool without a server: a sandbox that answers as told, and a trajectory that remembers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnmill.sandboxes.base import Outcome, Sandbox, Task
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.registry import create
+
+
+class ScriptedSandbox:
+    """Gives its outcomes one by one, and keeps the tasks that it was given."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.tasks: list[Task] = []
+
+    async def run(self, task: Task) -> Outcome:
+        """The next outcome."""
+        self.tasks.append(task)
+        return self.outcomes.pop(0)
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class Dialogue:
+    """The calls that one trajectory makes of one tool, each on the state that the one before left."""
+
+    def __init__(self, tool: Tool, extra: Mapping[str, Any] | None = None, trajectory_id: str = "t") -> None:
+        self.tool = tool
+        self.extra = dict(extra or {})
+        self.trajectory_id = trajectory_id
+        self.state: dict[str, bytes] = {}
+        self.result = ToolResult("")
+
+    async def say(self, action: str) -> str:
+        """The text of the observation; `result` has the rest."""
+        parsed = self.tool.parse(action)
+        assert parsed is not None, f"{self.tool.name} does not take {action!r}"
+        call = ToolCall(self.trajectory_id, action, parsed, self.extra, dict(self.state))
+        self.result = await self.tool.call(call)
+        if change := self.result.change:
+            kept = {} if change.forget else self.state
+            self.state = {name: part for name, part in kept.items() if name not in change.removed}
+            self.state.update(change.written)
+        observation = self.result.observation
+        return observation if isinstance(observation, str) else str(observation["obs"])
+
+
+def make_tool(name: str, sandbox: Sandbox | None = None, **settings: str) -> Tool:
+    """A tool with these settings; without a sandbox it gets one that expects no task."""
+    return create(name, ToolContext(sandbox or ScriptedSandbox(), settings))

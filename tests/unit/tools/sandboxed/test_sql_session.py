@@ -1,0 +1,92 @@
+import json
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnmill.tools.sandboxed.parts import pack, unpack
+from turnmill.tools.sandboxed.sql_session import BLOCK_BYTES, differences, patched, run
+
+contents = st.binary(max_size=3 * BLOCK_BYTES).map(lambda data: data * 2)
+
+
+@pytest.fixture
+def database(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    connection = sqlite3.connect("made.sqlite")
+    connection.execute("create table item(name text, price real)")
+    connection.executemany("insert into item values (?, ?)", [("pen", 1.5), ("ink", 12)])
+    connection.commit()
+    connection.close()
+    return (tmp_path / "made.sqlite").read_bytes()
+
+
+def execute(database: bytes, statement: str, state: dict[str, bytes], **limits: float) -> str:
+    limits = {"seconds": 5, "bytes": 2**20, **limits}
+    argument = {"statement": statement.encode(), "database": database, "state": pack(state)}
+    fields = unpack(run(pack({**argument, "limits": json.dumps(limits).encode()})))
+    for name in json.loads(fields["removed"]):
+        del state[name]
+    state.update(unpack(fields["written"]))
+    return json.loads(fields["report"])["text"]
+
+
+@given(contents, contents)
+def test_the_blocks_that_differ_make_one_database_of_the_other(database, changed):
+    assert patched(database, differences(database, changed)) == changed
+
+
+def test_changes_stay_with_the_state_and_away_from_the_database(database):
+    state: dict[str, bytes] = {}
+
+    assert execute(database, "insert into item values ('cup', 3)", state).startswith("Empty DataFrame")
+
+    assert execute(database, "select * from item", state) == "  0    1\npen  1.5\nink 12.0\ncup  3.0"
+    assert execute(database, "select count(*) from item", {}) == " 0\n 2"
+
+
+def test_a_change_taken_back_leaves_rows_as_they_were(database):
+    state: dict[str, bytes] = {}
+    execute(database, "create table other(x)", state)
+    execute(database, "drop table other", state)
+
+    assert execute(database, "select name from sqlite_master", state) == "   0\nitem"
+
+
+def test_a_change_beyond_the_limit_is_undone_and_says_so(database):
+    state: dict[str, bytes] = {}
+
+    seen = execute(database, "insert into item values ('cup', 3)", state, bytes=10)
+
+    assert seen.endswith("bytes, and 10 are kept.]")
+    assert state == {}
+
+
+@pytest.mark.parametrize(
+    ("statement", "seen"),
+    [
+        ("select nope from item", "Error executing SQL: no such column: nope"),
+        ("select 1; select 2", "Error executing SQL: You can only execute one statement at a time."),
+        ("select count(*) from item where price > = 12", " 0\n 1"),
+        ("select YEAR(CURDATE())", "   0\n2020"),
+        ("select * from item where 0", "Empty DataFrame\nColumns: []\nIndex: []"),
+    ],
+)
+def test_statements_are_answered_as_agents_know_it(database, statement, seen):
+    assert execute(database, statement, {}).replace(" 2020", "2020") == seen
+
+
+def test_an_endless_statement_is_interrupted(database):
+    statement = "with recursive n(x) as (select 1 union all select x + 1 from n) select count(*) from n"
+
+    assert execute(database, statement, {}, seconds=0.1) == f"SQL Timeout:\n{statement}"
+
+
+def test_a_long_result_is_cut_to_fifty_rows(database):
+    statement = "with recursive n(x) as (select 1 union all select x + 1 from n where x < 5000) select x from n"
+
+    seen = execute(database, statement, {})
+
+    assert seen.startswith("Truncated to 50 lines since returned response too long:  0\n 1\n")
+    assert seen.splitlines()[-1] == "50"

@@ -1,0 +1,73 @@
+import os
+
+import pytest
+
+from turnmill.tools.sandboxed.workspace import restore, snapshot
+
+ROOMY = {"max_bytes": 10_000, "max_files": 100}
+
+
+@pytest.fixture
+def home(tmp_path):
+    home = tmp_path / "home"
+    (home / "deep" / "er").mkdir(parents=True)
+    (home / "empty").mkdir(mode=0o700)
+    (home / "deep" / "er" / "run.sh").write_bytes(b"#!/bin/sh\0\xff")
+    (home / "deep" / "er" / "run.sh").chmod(0o755)
+    (home / "link").symlink_to("deep/er/run.sh")
+    (home / "broken").symlink_to("/nowhere")
+    (home / os.fsdecode(b"odd \xff name")).write_text("x")
+    os.utime(home / "deep" / "er" / "run.sh", ns=(5, 10**18 + 7))
+    return home
+
+
+def test_a_home_comes_back_as_it_was(home, tmp_path):
+    parts, left_out = snapshot(home, **ROOMY)
+    restore(parts, tmp_path / "copy")
+
+    copied, _ = snapshot(tmp_path / "copy", **ROOMY)
+    assert copied == parts
+    assert left_out == []
+    run = tmp_path / "copy" / "deep" / "er" / "run.sh"
+    assert (run.stat().st_mode & 0o777, run.stat().st_mtime_ns) == (0o755, 10**18 + 7)
+    assert (tmp_path / "copy" / "link").read_bytes() == run.read_bytes()
+
+
+def test_only_what_changed_is_another_part(home):
+    before, _ = snapshot(home, **ROOMY)
+    (home / "link").unlink()
+    (home / "new").write_text("x")
+
+    after, _ = snapshot(home, **ROOMY)
+
+    assert set(before) - set(after) == {"file/link"}
+    assert {name for name in after if before.get(name) != after[name]} == {"file/new"}
+
+
+def test_small_files_come_first_and_the_rest_is_named(tmp_path):
+    for name, size in (("big", 900), ("mid", 300), ("small", 10)):
+        (tmp_path / name).write_bytes(b"x" * size)
+
+    parts, left_out = snapshot(tmp_path, max_bytes=700, max_files=100)
+
+    assert set(parts) == {"file/small", "file/mid"}
+    assert left_out == ["big (900 bytes; a session keeps 100 files, 700 bytes)"]
+
+
+def test_files_beyond_the_number_are_named(tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_text("x")
+
+    parts, left_out = snapshot(tmp_path, max_bytes=1000, max_files=2)
+
+    assert len(parts) == 2
+    assert left_out == ["c (1 bytes; a session keeps 2 files, 1,000 bytes)"]
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    parts, left_out = snapshot(tmp_path, **ROOMY)
+
+    assert parts == {}
+    assert left_out == ["pipe (neither a file nor a link nor a folder)"]

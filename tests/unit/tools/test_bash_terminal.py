@@ -1,0 +1,143 @@
+import json
+
+import pytest
+
+from turnmill.sandboxes.base import Outcome
+from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
+from turnmill.tools.bash_terminal import UNCHANGED, forbidden
+from turnmill.tools.sandboxed.answers import pack_answer
+from turnmill.tools.sandboxed.parts import pack, unpack
+
+
+def transcript(text: bytes, before: dict[str, bytes] | None = None, after: dict[str, bytes] | None = None) -> Outcome:
+    return Outcome(0, text, value=pack_answer({}, before or {}, after or {}))
+
+
+@pytest.mark.parametrize(
+    ("action", "commands"),
+    [
+        ("<bash>ls</bash><bash>\npwd\n</bash>", "ls\npwd"),
+        ("```bash\nls\n```", "ls"),
+        ("```sh\nls\n```", "ls"),
+        ("``` terminal\nls\n```", "ls"),
+        ("<bash></bash>", ""),
+        ("```python\nls\n```", None),
+        ("ls", None),
+    ],
+)
+def test_blocks_are_joined_by_lines(action, commands):
+    assert make_tool("bash_terminal").parse(action) == commands
+
+
+@pytest.mark.parametrize(
+    ("action", "observation"),
+    [
+        ("<bash>ls</bash>", "\n<o>\nT\n</o>\n"),
+        ("<bash>ls</bash>\n<o>", "\nT\n</o>\n"),
+        ("```bash\nls\n```", "\n```output\nT\n```\n"),
+        ("```sh\nls\n``` and more", "\n```output\nT\n```\n"),
+        ("```shell\nls\n```", "\n```output\nT\n```\n"),
+        ("```terminal\nls\n```\n", "\n```output\nT\n```\n"),
+        ("```bash\nls\n```\n```output", "\nT\n```\n"),
+        ("<bash>ls</bash></tool_call>", "\n```output\nT\n```\n"),
+    ],
+)
+async def test_the_transcript_is_wrapped_in_the_manner_of_the_action(action, observation):
+    dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(transcript(b"T\n"))))
+
+    assert await dialogue.say(action) == observation
+    assert (dialogue.result.done, dialogue.result.valid) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("commands", "found"),
+    [
+        ("sudo ls", ["sudo "]),
+        ("RM -RF /", ["rm -rf /"]),
+        ("echo x > /etc/passwd_", ["passwd"]),
+        ("echo x > /etc/hosts", ["> /etc/"]),
+        ("chmod 777 f", ["chmod 777"]),
+        ("find / -name x -exec ls", ["find / -name x -exec"]),
+        ("ls -la", []),
+    ],
+)
+def test_forbidden_commands_are_named(commands, found):
+    assert forbidden(commands) == found
+
+
+async def test_a_refused_block_is_wrapped_alike_and_runs_nothing():
+    dialogue = Dialogue(make_tool("bash_terminal"))
+
+    seen = await dialogue.say("<bash>echo a\nsudo reboot</bash>")
+
+    assert seen == (
+        "\n<o>\nExecution blocked: Command contains potentially dangerous operations. "
+        "Forbidden commands detected: sudo \n</o>\n"
+    )
+    assert dialogue.result.valid
+
+
+async def test_forbidden_commands_can_be_allowed():
+    tool = make_tool("bash_terminal", ScriptedSandbox(transcript(b"ran")), BASH_BLOCKED_WORDS="off")
+
+    assert "ran" in await Dialogue(tool).say("<bash>mount</bash>")
+
+
+async def test_empty_lines_are_skipped_and_a_block_is_one_task():
+    sandbox = ScriptedSandbox(transcript(b"T"))
+    await Dialogue(make_tool("bash_terminal", sandbox)).say("<bash>a\n\n  \nb</bash>")
+
+    (task,) = sandbox.tasks
+    assert json.loads(unpack(task.program.argument)["lines"]) == ["a", "b"]
+    assert task.limits.seconds == pytest.approx(2 * 10 + 5)
+
+
+async def test_a_block_of_nothing_runs_nothing():
+    assert await Dialogue(make_tool("bash_terminal")).say("<bash>\n\n</bash>") == "\n<o>\n\n</o>\n"
+
+
+async def test_state_becomes_what_the_shell_hands_back():
+    before = {"cwd": b"~/a", "exports": b"x"}
+    outcome = transcript(b"", before, {"cwd": b"~/b", "file/f": b"new"})
+    dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(outcome)))
+    dialogue.state = dict(before)
+
+    await dialogue.say("<bash>x</bash>")
+
+    assert dialogue.state == {"cwd": b"~/b", "file/f": b"new"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        (Outcome(None, b"T\n", limit="time"), "Process timed out after 10 seconds"),
+        (Outcome(None, b"T\n", limit="processes"), "The shell reached its limit of processes."),
+        (Outcome(None, b"T\n"), "The shell was killed."),
+    ],
+)
+async def test_a_shell_that_breaks_off_leaves_its_state_as_it_was(outcome, why):
+    dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(outcome)))
+    dialogue.state = {"cwd": b"~/a"}
+
+    assert await dialogue.say("<bash>x</bash>") == f"\n<o>\nT\n{why}\n{UNCHANGED}\n</o>\n"
+    assert dialogue.state == {"cwd": b"~/a"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"nonsense",
+        b"",
+        pack({"report": b"{}", "removed": b"[]", "written": b"cut"}),
+        pack({"report": b"{}", "removed": b'["another tool"]', "written": b""}),
+        pack({"report": b"{}", "removed": b"{}", "written": b""}),
+        pack({"report": b"{}", "removed": b"[]", "written": pack({"surprise": b""})}),
+        pack({"report": b"{}", "removed": b"[]", "written": pack({"file/f": b"x" * 40_000_000})}),
+        pack({"report": b"[" * 100_000, "removed": b"[]", "written": b""}),
+    ],
+)
+async def test_an_answer_that_was_meddled_with_changes_nothing(value):
+    dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(Outcome(0, b"T", value=value))))
+
+    assert UNCHANGED in await dialogue.say("<bash>x</bash>")
+    assert dialogue.result.change is None

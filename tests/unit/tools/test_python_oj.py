@@ -1,0 +1,149 @@
+import json
+
+import pytest
+
+from turnmill.core.errors import ToolFailedError
+from turnmill.sandboxes.base import Outcome
+from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
+from turnmill.tools.python_code import BLOCKED
+from turnmill.tools.python_oj import PASSED, same_output
+from turnmill.tools.sandboxed.parts import unpack
+
+CODE = "<python>def add(a, b): return a + b</python>"
+
+
+def printed(text: str) -> Outcome:
+    return Outcome(0, text.encode(), value=b"end")
+
+
+def judged(tests: object, *outcomes: Outcome) -> tuple[Dialogue, ScriptedSandbox]:
+    sandbox = ScriptedSandbox(*outcomes)
+    return Dialogue(make_tool("python_oj", sandbox), {"public_tests": tests}), sandbox
+
+
+def sources(sandbox: ScriptedSandbox) -> list[str]:
+    return [unpack(task.program.argument)["source"].decode() for task in sandbox.tasks]
+
+
+async def test_without_tests_there_is_nothing_to_fail():
+    dialogue = Dialogue(make_tool("python_oj"))
+
+    assert await dialogue.say(CODE) == ""
+    assert (dialogue.result.done, dialogue.result.valid) == (True, True)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_a_list_of_assertions_that_hold_passes(as_text):
+    tests = ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]
+    dialogue, sandbox = judged(json.dumps(tests) if as_text else tests, printed(""), printed(""))
+
+    assert await dialogue.say(CODE) == PASSED
+    assert dialogue.result.done
+    assert [source.splitlines()[-1] for source in sources(sandbox)] == tests
+
+
+async def test_the_first_assertion_that_fails_is_shown():
+    failed = Outcome(0, b"out", b"AssertionError", value=b"failed")
+    dialogue, _ = judged(["assert add(1, 2) == 3", "assert False", "assert True"], printed(""), failed)
+
+    assert await dialogue.say(CODE) == (
+        "The above code is incorrect. \nFailed test case: assert False\nError:out\nAssertionError"
+    )
+    assert (dialogue.result.done, dialogue.result.valid) == (False, True)
+
+
+async def test_a_program_that_exits_before_an_assertion_has_not_passed_it():
+    dialogue, _ = judged(["assert add(1, 2) == 3"], Outcome(0, value=b"exit"))
+
+    assert "Failed test case" in await dialogue.say(CODE)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "call", "output"),
+    [
+        ([1, 2], [3], "add(1, 2)", "3"),
+        (["a", "b"], ["ab"], "add('a', 'b')", "ab"),
+        ("[1, 2]", "[2, 1]", "add([1, 2])", "[2, 1]"),
+        ("[1]\n2", "3", "add([1], 2)", "3"),
+        ('"a"', '"b"', "add('a')", "b"),
+        ("x=1", "x", "add(x=1)", "x"),
+        ([True], True, "add(True)", "True"),
+        ([[]], [11, 11], "add([])", "[11, 11]"),
+        ([[]], [11, 11], "add([])", "(11, 11)"),
+    ],
+)
+async def test_a_function_is_called_with_its_arguments(given, expected, call, output):
+    dialogue, sandbox = judged({"inputs": [given], "outputs": [expected], "fn_name": "add"}, printed(output))
+
+    assert await dialogue.say(CODE) == PASSED
+    assert sources(sandbox)[0].endswith(f"\nprint({call})\n")
+
+
+async def test_a_method_of_a_solution_is_called_on_one():
+    dialogue, sandbox = judged({"inputs": [[1]], "outputs": [1], "fn_name": "solve"}, printed("1"))
+
+    await dialogue.say("<python>class Solution:\n  def solve(self, x): return x</python>")
+
+    assert sources(sandbox)[0].endswith("print(Solution().solve(1))\n")
+
+
+async def test_inputs_go_to_stdin_and_outputs_are_compared():
+    tests = {"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["3", "4"]]}
+    dialogue, sandbox = judged(tests, printed("3\n"), printed("3 \n4\n"))
+
+    assert await dialogue.say(CODE) == PASSED
+    assert [task.stdin for task in sandbox.tasks] == [b"1 2\n", b"3\n4"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "report"),
+    [
+        (printed("4\n"), "a wrong answer.\nInput: 1\nGenerated Output: 4\n\nExpected: 3"),
+        (
+            Outcome(None, limit="time"),
+            "time limit exceeded.\nExecution timed out after 10 seconds.\n\nInput: 1\nExpected: 3",
+        ),
+        (Outcome(0, b"", b"SyntaxError: x", value=b"failed"), "a syntax error.\nInput: 1\nExpected: 3\nSyntaxError: x"),
+        (Outcome(0, b"", b"ValueError: x", value=b"failed"), "a runtime error.\nInput: 1\nExpected: 3\nValueError: x"),
+    ],
+)
+async def test_a_failure_is_reported_with_its_kind(outcome, report):
+    dialogue, _ = judged({"inputs": ["1"], "outputs": ["3"]}, outcome)
+
+    assert await dialogue.say(CODE) == f"The above code is incorrect and got {report}"
+    assert not dialogue.result.done
+
+
+async def test_blocked_words_fail_the_test():
+    dialogue, _ = judged({"inputs": ["1"], "outputs": ["3"]})
+
+    assert (await dialogue.say("<python>import socket</python>")).endswith(BLOCKED)
+
+
+@pytest.mark.parametrize(
+    "tests", ["no json", 3, [1, 2], {"inputs": ["1"]}, {"inputs": ["1"], "outputs": []}, {"inputs": 1, "outputs": 1}]
+)
+async def test_tests_that_make_no_sense_are_nobodys_observation(tests):
+    dialogue, _ = judged(tests)
+
+    with pytest.raises(ToolFailedError, match="public_tests"):
+        await dialogue.say(CODE)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        ("a \n b\n\n", "a\nb", True),
+        ("1.0", "1", True),
+        ("0.3333333\n2", "0.33333333\n2", True),
+        ("0.33", "0.34", False),
+        ("1\n2", "1 2", False),
+        ("12", "13", False),
+        ("nan", "nan", True),
+        ("1.5 x", "1.50 x", False),
+        ("", "1", False),
+        ("", "", True),
+    ],
+)
+def test_outputs_are_compared_by_lines_and_by_numbers(output, expected, same):
+    assert same_output(output, expected) is same

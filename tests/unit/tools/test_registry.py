@@ -1,0 +1,223 @@
+import sys
+from importlib.metadata import EntryPoint
+from typing import ClassVar
+
+import pytest
+
+from turnmill.core.errors import SettingsError, ToolUnavailableError
+from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
+from turnmill.tools import registry
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.sandboxed import PRELOAD
+
+
+class Echo(Tool):
+    name: ClassVar[str] = "echo"
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    def usage(self) -> str:
+        return "say anything"
+
+    def parse(self, action: str) -> str | None:
+        return action
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        return ToolResult(call.parsed)
+
+
+class Greedy(Echo):
+    name: ClassVar[str] = "greedy"
+    requires: ClassVar[tuple[str, ...]] = ("python3", "pydantic", "no-such-thing")
+
+
+OWN_TOOL = """
+from turnmill.tools.base import Tool, ToolResult
+from turnmill.tools.registry import register
+
+@register
+class Shout(Tool):
+    name = "shout"
+    def usage(self):
+        return "shout with <shout>"
+    def parse(self, action):
+        return action if "<shout>" in action else None
+    async def call(self, call):
+        return ToolResult(call.parsed.upper())
+"""
+
+VERL_TOOL_FILE = """
+from .base import BaseTool, register_tool
+
+@register_tool
+class Counter(BaseTool):
+    tool_type = "counter"
+    def get_usage_inst(self):
+        return "count with <count>"
+    def parse_action(self, action):
+        return action, "<count>" in action
+    def conduct_action(self, trajectory_id, action, extra_field):
+        env = self.load_env(trajectory_id)
+        observation = f"turn {env['metadata']['turns']}"
+        self.update_env(trajectory_id, env, action, True, extra_field, observation)
+        self.save_env(trajectory_id, env)
+        return observation, False, True
+"""
+
+ASYNC_VERL_TOOL_FILE = """
+from .base import BaseTool, register_tool
+
+@register_tool
+class Later(BaseTool):
+    tool_type = "later"
+    def parse_action(self, action):
+        return action, True
+    async def aget_observations(self, trajectory_ids, actions, extra_fields):
+        return [f"{i} said {a}" for i, a in zip(trajectory_ids, actions)], [True], [False]
+"""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Tools of one test are unknown to the next."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    yield
+    for name in [name for name in sys.modules if name.startswith("turnmill_tools_folder")]:
+        del sys.modules[name]
+
+
+def settings_of(name: str) -> dict[str, str]:
+    return {"MCP_GATEWAY_ADDRESS": "http://gateway:1"} if name == "mcp_interface" else {}
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_every_tool_is_made_by_its_name(name):
+    tool = make_tool(name, **settings_of(name))
+
+    assert tool.name == name
+
+
+def test_what_runs_in_the_sandbox_can_be_imported_there():
+    for module in PRELOAD:
+        __import__(module)
+
+
+def test_an_unknown_name_is_answered_with_the_closest():
+    with pytest.raises(ToolUnavailableError, match=r"no tool 'pythn_code'. Did you mean 'python_code'.*Known: base,"):
+        registry.find("pythn_code")
+
+
+def test_what_is_not_installed_is_named_at_the_start():
+    with pytest.raises(ToolUnavailableError, match=r"'greedy' needs no-such-thing, which is not installed"):
+        registry.create(f"{__name__}:Greedy", ToolContext(ScriptedSandbox()))
+
+
+def test_a_class_can_be_named_by_its_path(monkeypatch):
+    monkeypatch.setitem(sys.modules, "some_package", sys.modules[__name__])
+
+    assert registry.find("some_package:Echo") is Echo
+
+
+@pytest.mark.parametrize("path", ["no.such.module:Class", "json:nothing", "json:dumps", ":"])
+def test_a_path_to_no_tool_is_refused(path):
+    with pytest.raises(ToolUnavailableError):
+        registry.find(path)
+
+
+def test_an_installed_package_offers_tools_by_entry_point(monkeypatch):
+    monkeypatch.setitem(sys.modules, "some_package", sys.modules[__name__])
+    point = EntryPoint("echo", "some_package:Echo", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "_entry_points", lambda: [point])
+
+    assert registry.find("echo") is Echo
+    assert "echo" in registry.names()
+
+
+def test_one_name_belongs_to_one_class():
+    registry.register(Echo)
+
+    class Other(Echo):
+        pass
+
+    with pytest.raises(ValueError, match=r"'echo' belongs to .*Echo"):
+        registry.register(Other)
+
+
+async def test_a_file_in_the_tools_folder_is_a_tool(tmp_path):
+    (tmp_path / "shout.py").write_text(OWN_TOOL)
+
+    dialogue = Dialogue(make_tool("shout", TOOLS_FOLDER=str(tmp_path)))
+
+    assert await dialogue.say("<shout>") == "<SHOUT>"
+    assert "shout" in registry.names(tmp_path)
+
+
+async def test_a_file_written_for_verl_tool_keeps_its_environments_apart(tmp_path):
+    (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
+    tool = make_tool("counter", TOOLS_FOLDER=str(tmp_path))
+    one, other = Dialogue(tool, trajectory_id="one"), Dialogue(tool, trajectory_id="other")
+
+    seen = [await one.say("<count>"), await one.say("<count>"), await other.say("<count>")]
+
+    assert seen == ["turn 0", "turn 1", "turn 0"]
+    assert tool.parse("no count") is None
+    assert tool.usage() == "count with <count>"
+
+
+async def test_the_environment_of_a_verl_tool_file_is_kept_by_no_process(tmp_path):
+    (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
+    dialogue = Dialogue(make_tool("counter", TOOLS_FOLDER=str(tmp_path)))
+    await dialogue.say("<count>")
+
+    dialogue.tool = make_tool("counter", TOOLS_FOLDER=str(tmp_path))
+
+    assert await dialogue.say("<count>") == "turn 1"
+
+
+async def test_an_asynchronous_verl_tool_file_is_awaited(tmp_path):
+    (tmp_path / "later.py").write_text(ASYNC_VERL_TOOL_FILE)
+    dialogue = Dialogue(make_tool("later", TOOLS_FOLDER=str(tmp_path)))
+
+    assert await dialogue.say("hello") == "t said hello"
+    assert (dialogue.result.done, dialogue.result.valid) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("x = 1", "registers no tool 'own'"), ("import no_such_module", "cannot be loaded: ModuleNotFoundError")],
+)
+def test_a_file_without_a_tool_is_refused(tmp_path, text, message):
+    (tmp_path / "own.py").write_text(text)
+
+    with pytest.raises(ToolUnavailableError, match=message):
+        registry.find("own", tmp_path)
+
+
+async def test_the_tool_base_counts_the_calls_of_a_trajectory():
+    dialogue = Dialogue(make_tool("base"), trajectory_id="abc")
+
+    assert await dialogue.say("anything") == "Base observation for abc in turn 0"
+    assert await dialogue.say("") == "Base observation for abc in turn 1"
+    assert dialogue.result.done
+
+
+async def test_no_action_is_meant_for_finish():
+    tool = make_tool("finish")
+
+    assert tool.parse("finish") is None
+    assert await tool.call(ToolCall("t", "", "", {}, {})) == ToolResult("", done=True, valid=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("python_code", {"PYTHON_TIMEOUT_SECONDS": "soon"}, r"PYTHON_TIMEOUT_SECONDS \('soon'\) must be a number"),
+        ("python_code", {"PYTHON_TIMEOUT_SECONDS": "nan"}, r"PYTHON_TIMEOUT_SECONDS \('nan'\)"),
+        ("bash_terminal", {"BASH_MAX_HOME_FILES": "1.5"}, r"BASH_MAX_HOME_FILES \('1.5'\) must be a whole number"),
+        ("bash_terminal", {"BASH_BLOCKED_WORDS": "no"}, r"BASH_BLOCKED_WORDS \('no'\) must be one of on, off"),
+        ("search_retrieval", {"RETRIEVER_ON_FAILURE": "lie"}, r"RETRIEVER_ON_FAILURE .* one of fail, empty"),
+        ("mcp_interface", {}, r"MCP_GATEWAY_ADDRESS \(''\) must be the address"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_name(name, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        make_tool(name, **settings)

@@ -1,0 +1,30 @@
+import pytest
+
+from turnmill.core.errors import ToolUnavailableError
+from turnmill.testing.tool_calls import Dialogue, make_tool
+
+
+@pytest.mark.parametrize(
+    ("action", "parsed"),
+    [
+        ("<search>a</search> <search> b </search>", "b"),
+        ("<search>a</search><answer>b</answer>", "a"),
+        ("<answer>a</answer><answer>b</answer>", "b"),
+        ("<search>unclosed", None),
+        ("text", None),
+    ],
+)
+def test_a_query_goes_before_an_answer_and_the_last_counts(action, parsed):
+    assert make_tool("search_retrieval").parse(action) == parsed
+
+
+async def test_an_answer_ends_the_trajectory_and_is_no_action():
+    dialogue = Dialogue(make_tool("search_retrieval"))
+
+    assert await dialogue.say("<answer>42</answer>") == ""
+    assert (dialogue.result.done, dialogue.result.valid) == (True, False)
+
+
+async def test_an_address_without_a_scheme_is_refused_at_the_start():
+    with pytest.raises(ToolUnavailableError, match=r"RETRIEVER_URL \('retriever:8000'\) must be an address"):
+        await make_tool("search_retrieval", RETRIEVER_URL="retriever:8000").start()

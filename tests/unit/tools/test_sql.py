@@ -1,0 +1,126 @@
+import sqlite3
+
+import pytest
+
+from turnmill.core.errors import ToolFailedError
+from turnmill.sandboxes.base import Outcome
+from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
+from turnmill.tools.sandboxed.answers import pack_answer
+from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sql import NO_STATEMENT
+
+
+@pytest.fixture
+def database(tmp_path):
+    path = tmp_path / "shop.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("create table item(name text)")
+    connection.commit()
+    connection.close()
+    return path
+
+
+def answer(text: str, after: dict[str, bytes] | None = None) -> Outcome:
+    return Outcome(0, value=pack_answer({"text": text}, {}, after or {}))
+
+
+@pytest.mark.parametrize(
+    ("action", "statement"),
+    [
+        ("<sql>select 1</sql> <sql> select 2 </sql>", "select 2"),
+        ("<sql>a<sql>b</sql>", "b"),
+        ("<sql>unclosed", None),
+        ("select 1</sql>", None),
+        ("<solution>select 1</solution>", None),
+        ("<sql></sql>", ""),
+    ],
+)
+def test_the_last_statement_counts(action, statement):
+    assert make_tool("sql").parse(action) == statement
+
+
+async def test_the_result_comes_with_the_statement_and_the_turns_left(database):
+    tool = make_tool("sql", ScriptedSandbox(answer(" 0\n 1")))
+    dialogue = Dialogue(tool, {"db_path": str(database), "turns_left": 4})
+
+    await dialogue.say("<sql>select 1</sql>")
+
+    assert dialogue.result.observation == {
+        "obs": "\n\n<observation> 0\n 1\n<reminder>You have 4 turns left to complete the task.</reminder>"
+        "</observation>\n\n",
+        "parsed_sql": "select 1",
+    }
+    assert (dialogue.result.done, dialogue.result.valid) == (False, True)
+
+
+async def test_an_empty_statement_is_answered_without_a_run():
+    seen = await Dialogue(make_tool("sql")).say("<sql> </sql>")
+
+    assert seen.startswith(f"\n\n<observation>{NO_STATEMENT}\n<reminder>You have 0 turns left")
+
+
+async def test_a_fence_around_the_statement_is_taken_off(database):
+    sandbox = ScriptedSandbox(answer(""))
+    await Dialogue(make_tool("sql", sandbox), {"db_path": str(database)}).say("<sql>```sql\nselect 1\n```</sql>")
+
+    assert unpack(sandbox.tasks[0].program.argument)["statement"] == b"select 1"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (Outcome(None, limit="time"), "SQL Timeout:\nselect 1"),
+        (Outcome(None, limit="memory"), "Error executing SQL: stopped at its limit of memory"),
+        (Outcome(0, value=b"nonsense"), "Error executing SQL: "),
+    ],
+)
+async def test_a_statement_that_breaks_off_is_told(database, outcome, text):
+    dialogue = Dialogue(make_tool("sql", ScriptedSandbox(outcome)), {"db_path": str(database)})
+
+    assert f"<observation>{text}\n<reminder>" in await dialogue.say("<sql>select 1</sql>")
+    assert dialogue.result.change is None
+
+
+async def test_changes_hold_for_the_database_that_they_were_made_on_alone(database):
+    sandbox = ScriptedSandbox(answer("", {"length": b"1", "block/0": b"x"}))
+    dialogue = Dialogue(make_tool("sql", sandbox), {"db_path": str(database)})
+    await dialogue.say("<sql>insert into item values ('x')</sql>")
+
+    database.write_bytes(database.read_bytes() + b"more")
+
+    with pytest.raises(ToolFailedError, match="another than the one this trajectory began with"):
+        await dialogue.say("<sql>select 1</sql>")
+
+
+@pytest.mark.parametrize("extra", [{"db_id": "shop"}, {"db_id": "shop.sqlite"}, {"db_path": "shop.sqlite"}])
+async def test_databases_are_found_in_their_folder(database, extra):
+    tool = make_tool("sql", ScriptedSandbox(answer("found")), SQL_DB_FOLDER=str(database.parent))
+
+    assert "found" in await Dialogue(tool, extra).say("<sql>select 1</sql>")
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({}, "names no database"),
+        ({"db_id": 3}, "names no database"),
+        ({"db_path": "../secret.sqlite"}, "is outside SQL_DB_FOLDER"),
+        ({"db_path": "/etc/passwd"}, "is outside SQL_DB_FOLDER"),
+        ({"db_path": "nothing.sqlite"}, "cannot be read: No such file"),
+        ({"db_id": "nothing"}, "cannot be read: No such file"),
+    ],
+)
+async def test_a_database_that_cannot_be_had_is_nobodys_observation(database, extra, message):
+    folder = database.parent / "databases"
+    folder.mkdir()
+    tool = make_tool("sql", SQL_DB_FOLDER=str(folder))
+
+    with pytest.raises(ToolFailedError, match=message):
+        await Dialogue(tool, extra).say("<sql>select 1</sql>")
+
+
+async def test_a_database_beyond_the_limit_is_refused(database):
+    tool = make_tool("sql", SQL_MAX_DB_BYTES="100")
+
+    with pytest.raises(ToolFailedError, match=r"more than SQL_MAX_DB_BYTES \(100\)"):
+        await Dialogue(tool, {"db_path": str(database)}).say("<sql>select 1</sql>")
