@@ -19,6 +19,9 @@ class Turn:
     log_probs: tuple[float, ...] = ()
     """Of the response tokens under the policy that sampled them; empty where the engine gave none."""
 
+    observation_ids: tuple[int, ...] = ()
+    """Tokens that follow the response in the same context and that nobody sampled."""
+
     prompt_text: str = ""
     response_text: str = ""
     observation: str = ""

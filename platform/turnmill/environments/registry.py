@@ -16,7 +16,9 @@ from turnmill.environments.base import Environment
 ENTRY_POINT_GROUP = "turnmill.environments"
 """Installed packages offer environments under this group: `name = "package.module:Class"`."""
 
-_MACHINERY = frozenset({"base", "episode", "fork_server", "parsing", "process", "registry", "rendering", "worker"})
+_MACHINERY = frozenset(
+    {"base", "episode", "fork_server", "parsing", "process", "registry", "rendering", "tasks", "worker"}
+)
 
 _registered: dict[str, type[Environment]] = {}
 

@@ -2,8 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ class TurnRecord:
     stop_reason: str | None = None
     observation: str = ""
     failed_cause: str | None = None
+    observation_ids: tuple[int, ...] = ()
+    """Tokens of the observation, where it follows the response in the same context."""
+
+    stop_detail: str = ""
+    """The stop reason in the words of the agent loop."""
+
+    tool: Mapping[str, Any] = field(default_factory=dict)
+    """What a tool's observation held besides its text."""
 
     @property
     def ends_episode(self) -> bool:
@@ -164,10 +172,10 @@ _FIELDS = fields(TurnRecord)
 
 def _turn(record: dict[str, Any]) -> TurnRecord | None:
     """The turn of one line; None if the line lacks what every turn has."""
-    values = {field.name: record[field.name] for field in _FIELDS if field.name in record}
-    if any(field.name not in values for field in _FIELDS if field.default is MISSING):
+    values = {each.name: record[each.name] for each in _FIELDS if each.name in record}
+    if any(each.name not in values for each in _FIELDS if each.default is MISSING and each.default_factory is MISSING):
         return None
-    for name in ("prompt_ids", "response_ids"):
+    for name in ("prompt_ids", "response_ids", "observation_ids"):
         values[name] = tuple(values.get(name, ()))
     # JSON has no word for a log-prob that is no number.
     values["log_probs"] = tuple(math.nan if value is None else value for value in values.get("log_probs", ()))

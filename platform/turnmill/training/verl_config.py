@@ -167,7 +167,7 @@ def _trajectories(job: AgentTrainingJob) -> dict[str, Any]:
         f"{rollout}.val_kwargs.n": 1,
         f"{rollout}.max_model_len": agent.max_prompt_length + max_response,
         f"{rollout}.calculate_log_probs": agent.logprobs,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.tool_manager.ToolLoopManager",
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.tool_agent.manager.ToolLoopManager",
         "algorithm.adv_estimator": "grpo",
         "algorithm.norm_adv_by_std_in_grpo": spec.grpo.normalise,
         "critic.enable": False,

@@ -1,0 +1,109 @@
+"""Tasks from a file: one line or row each."""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.base import EnvironmentOptions
+from turnmill.environments.tasks import rewards
+from turnmill.environments.tasks.base import Answer, Task, TaskSource, number_of
+
+
+class DatasetOptions(EnvironmentOptions):
+    """Which file, which of its columns, and what an answer is worth."""
+
+    path: str
+    """File of tasks, `.jsonl` or `.parquet`."""
+
+    validation_path: str | None = None
+    """File of tasks for validations; left out, the last `validationTasks` of `path`, which training leaves out."""
+
+    validation_tasks: int = Field(default=128, ge=0)
+    """Tasks of `path` that are kept for validations."""
+
+    prompt_key: str = "prompt"
+    """Column of the prompt: messages, or text, which becomes the message of a user."""
+
+    system_prompt: str | None = None
+    """Message that comes before every prompt."""
+
+    reward: str = "exact_match"
+    """`exact_match`, `boxed_match`, `math_verify`, or `package.module:function` of a function of ours or yours."""
+
+
+class Dataset(TaskSource):
+    """verl's format of data sets: `prompt`, `extra_info`, and `reward_model.ground_truth`."""
+
+    name = "dataset"
+    Settings = DatasetOptions
+
+    def __init__(self, options: DatasetOptions, seed: int) -> None:
+        super().__init__(options, seed)
+        rows = read_rows(Path(options.path), "path")
+        if options.validation_path is not None:
+            self._validation = read_rows(Path(options.validation_path), "validationPath")
+        else:
+            kept = min(options.validation_tasks, len(rows) - 1)
+            rows, self._validation = rows[: len(rows) - kept], rows[len(rows) - kept :]
+        self._training = rows
+        self._order: tuple[int, list[int]] = (-1, [])
+        self._reward: Callable[..., float] = rewards.find(options.reward)
+
+    def training(self, number: int) -> Task:
+        """Every row once in an order of its own for every pass through the file."""
+        turn, position = divmod(number, len(self._training))
+        if self._order[0] != turn:
+            order = list(range(len(self._training)))
+            random.Random(number_of(self.seed, "order", turn)).shuffle(order)
+            self._order = (turn, order)
+        return self._task(number, self._training[self._order[1][position]])
+
+    def validation(self, number: int) -> Task:
+        """The rows in the order of the file."""
+        if not self._validation:
+            raise SettingsError(
+                "environment.options.validationTasks: there is no task to validate with. Keep some, or set "
+                "training.validation.episodes to 0."
+            )
+        return self._task(number, self._validation[number % len(self._validation)])
+
+    def reward(self, task: Task, answer: Answer) -> float:
+        """What the function of `options.reward` says."""
+        return float(self._reward(answer, task.truth, task.extra_info))
+
+    def _task(self, number: int, row: Mapping[str, Any]) -> Task:
+        prompt = row[self.options.prompt_key]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        if self.options.system_prompt is not None:
+            messages = [{"role": "system", "content": self.options.system_prompt}, *messages]
+        model = row.get("reward_model") or {}
+        return Task(
+            number,
+            messages,
+            truth=model.get("ground_truth", row.get("ground_truth", row.get("answer"))),
+            extra_info=row.get("extra_info") or {},
+            use_tool=row.get("use_tool"),
+        )
+
+
+def read_rows(path: Path, option: str) -> list[dict[str, Any]]:
+    """The rows of a file; raises SettingsError for one that has none."""
+    place = f"environment.options.{option}: {str(path)!r}"
+    if not path.is_file():
+        raise SettingsError(f"{place} is no file. Give the path of a .jsonl or .parquet file with one task a row.")
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        rows = parquet.read_table(path).to_pylist()
+    elif path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    else:
+        raise SettingsError(f"{place} is neither .jsonl nor .parquet. Convert it to one of them.")
+    if not rows:
+        raise SettingsError(f"{place} holds no task. Put one on every line.")
+    return rows

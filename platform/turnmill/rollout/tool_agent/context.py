@@ -1,0 +1,108 @@
+"""The tokens of a trajectory, exactly as they were read and sampled, and the rows to learn from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens that follow each other, each with its mask (1: learned from) and the log-prob it was sampled with."""
+
+    ids: tuple[int, ...] = ()
+    mask: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+
+    @classmethod
+    def sampled(cls, ids: Sequence[int], log_probs: Sequence[float] | None) -> "Tokens":
+        """What the policy said."""
+        return cls(tuple(ids), (1,) * len(ids), tuple(log_probs) if log_probs else (0.0,) * len(ids))
+
+    @classmethod
+    def given(cls, ids: Sequence[int], *, masked: bool = True) -> "Tokens":
+        """What nobody sampled."""
+        return cls(tuple(ids), (0 if masked else 1,) * len(ids), (0.0,) * len(ids))
+
+    def __add__(self, other: "Tokens") -> "Tokens":
+        return Tokens(self.ids + other.ids, self.mask + other.mask, self.log_probs + other.log_probs)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> "Tokens":
+        return Tokens(self.ids[part], self.mask[part], self.log_probs[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row to learn from: what the policy read, and what followed."""
+
+    prompt_ids: tuple[int, ...]
+    response: Tokens
+
+
+class Context:
+    """What the policy reads next: the prompt and the turns after it, at most `budget` tokens of them."""
+
+    def __init__(
+        self, prompt_ids: Sequence[int], *, budget: int, cut_side: str = "left", max_start: int | None = None
+    ) -> None:
+        self.prompt_ids = tuple(prompt_ids)
+        self._budget = budget
+        self._cut_side = cut_side
+        self._max_start = max_start
+        self._turns: list[Tokens] = []
+        self._first_of_row = 0
+        self._rows: list[Row] = []
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens that the policy reads next."""
+        return [*self.prompt_ids, *(token for turn in self._turns for token in turn.ids)]
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit."""
+        return self._budget - sum(len(turn) for turn in self._turns)
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens after the prompt."""
+        return sum(len(turn) for turn in self._turns)
+
+    def begin_turn(self, tokens: Tokens) -> None:
+        """Add a response."""
+        self._turns.append(tokens)
+
+    def add(self, tokens: Tokens) -> None:
+        """Add what follows the response."""
+        if not self._turns:
+            self._turns.append(Tokens())
+        self._turns[-1] += tokens
+
+    def roll(self) -> None:
+        """Make room by dropping the oldest turns, down to half of the budget; what was there becomes a row."""
+        self._close_row()
+        while self._turns and self.room < self._budget - self._budget // 2:
+            self._turns.pop(0)
+        self._first_of_row = len(self._turns)
+
+    def rows(self) -> tuple[Row, ...]:
+        """Every row, the last one up to here; each response token is learned from in one of them."""
+        self._close_row()
+        self._first_of_row = len(self._turns)
+        return tuple(self._rows)
+
+    def _close_row(self) -> None:
+        read = [token for turn in self._turns[: self._first_of_row] for token in turn.ids]
+        response = sum(self._turns[self._first_of_row :], Tokens())
+        if not len(response):
+            return
+        prompt = [*self.prompt_ids, *read]
+        room = self._budget - len(read)
+        if len(response) > room and self._cut_side == "right":
+            # The first tokens were read, so they go on being read; they are learned from no more.
+            surplus = len(response) - room
+            prompt, response = [*prompt, *response.ids[:surplus]], response[surplus:]
+        response = response[:room]
+        start = prompt if self._max_start is None else prompt[-self._max_start :]
+        self._rows.append(Row(tuple(start), response))

@@ -1,0 +1,240 @@
+"""The agent loop over tools: tokens in, tokens out, and tool calls in between."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+from vllm.sampling_params import RequestOutputKind
+
+from turnmill.core.errors import EpisodeError, InferenceError, RewardError, SettingsError
+from turnmill.environments.tasks import Task, TaskSource, create_source
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
+from turnmill.rollout.tool_agent.episode import Episode, Limits, Name
+from turnmill.rollout.tool_agent.journal import Journal, NoJournal
+from turnmill.rollout.tool_agent.observations import ObservationSpeller
+from turnmill.rollout.tool_agent.rows import Outcome
+from turnmill.rollout.tool_agent.stop_tokens import stop_tokens_of
+from turnmill.rollout.turn_loop import sampling_seed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A trajectory that infrastructure ended: nothing of it is learned from."""
+
+    name: str
+    cause: str
+    message: str
+    num_turns: int
+
+
+def run_name(job: AgentTrainingJob, run_dir: Path) -> str:
+    """What a run's trajectories begin with: the same in every attempt, and in no other run."""
+    digest = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=4).hexdigest()
+    return f"{job.metadata.name}-{digest}"
+
+
+class ToolLoop(AgentLoopBase):
+    """Plays trajectories, any number at once."""
+
+    def __init__(
+        self, *args: Any, job: AgentTrainingJob, run_dir: Path, tool_server_url: str | None = None,
+        journal: Journal | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, **kwargs)
+        self.job = job
+        self.agent = job.spec.tool_agent
+        self.folder = RunFolder(run_dir)
+        self.run_name = run_name(job, run_dir)
+        self.log = TrajectoryLog(self.folder)
+        self.source: TaskSource = create_source(
+            job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.seed
+        )
+        self.validation_source = create_source(
+            job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.validation.seed
+        )
+        self.stop_tokens = stop_tokens_of(self.agent)
+        self.speller = ObservationSpeller(self.tokenizer, self.agent, processor=self.processor)
+        self.tools = self._client(tool_server_url or self.agent.tool_server_url)
+        self.journal: Journal = journal or NoJournal()
+        self._closing: set[asyncio.Task[Any]] = set()
+
+    def _client(self, urls: str | None) -> ToolServerClient | None:
+        if urls is None:
+            if self.agent.enable_agent:
+                raise SettingsError(
+                    "spec.agent.toolServerUrl is missing, and no tool server was started: "
+                    "give the address of one, or set spec.agent.enableAgent to false."
+                )
+            return None
+        return ToolServerClient(
+            parse_urls(urls),
+            timeout_seconds=self.agent.tool_call_timeout,
+            max_retries=self.agent.tool_call_max_retries,
+            max_connections=self.agent.max_concurrent_trajectories or 0,
+        )
+
+    async def run(
+        self,
+        sampling_params: dict[str, Any],
+        *,
+        index: int,
+        session_id: int,
+        global_steps: int,
+        validate: bool = False,
+        **_: Any,
+    ) -> Outcome | Failure:
+        """Play one trajectory of one task."""
+        position, step, sample = int(index), int(global_steps), int(session_id)
+        task = self._task(position, step, validate=validate)
+        name = Name(step, position, sample, validate)
+        episode = Episode(name, task, self, self._limits(validate=validate), sampling_params)
+        try:
+            outcome = await self._play(episode)
+        except EpisodeError as error:
+            failure = Failure(str(name), error.cause, str(error), episode.num_turns)
+            await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
+            self._record_failure(episode, failure, step, validate=validate)
+            return failure
+        finally:
+            self._release(episode)
+        self._record(episode, outcome, step, validate=validate)
+        self.folder.beat()
+        return outcome
+
+    async def _play(self, episode: Episode) -> Outcome:
+        prompt_ids = await self.ct_build_initial_tokens([dict(message) for message in episode.task.messages])
+        await episode.play(prompt_ids)
+        return episode.outcome(await self._reward(episode))
+
+    async def _reward(self, episode: Episode) -> float:
+        try:
+            source = self.validation_source if episode.validate else self.source
+            return await asyncio.to_thread(source.reward, episode.task, episode.answer())
+        except Exception as error:
+            raise RewardError(f"{episode.name}: its reward could not be told: {error!r}") from error
+
+    def _task(self, position: int, step: int, *, validate: bool) -> Task:
+        if validate:
+            return self.validation_source.validation(position)
+        return self.source.training((step - 1) * self.job.spec.tasks_per_step + position)
+
+    def _limits(self, *, validate: bool) -> Limits:
+        agent = self.agent
+        turns, length = agent.max_turns, agent.max_response_length
+        if validate:
+            turns = turns if agent.val_max_turns is None else agent.val_max_turns
+            length = agent.val_max_response_length or length
+        return Limits(max_turns=turns, max_response_length=length)
+
+    async def generate(
+        self,
+        episode: Episode,
+        turn: int,
+        prompt_ids: list[int],
+        sampling: Mapping[str, Any],
+        *,
+        max_tokens: int,
+        stops: bool,
+    ) -> Any:
+        """Have the policy answer. Raises InferenceError."""
+        name = episode.name
+        parameters = {
+            **sampling,
+            "seed": sampling_seed(self.job.spec.training.seed, episode.sampling_stream, 0, turn),
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            "max_tokens": max_tokens,
+            # Text is needed where it is looked into while it grows, and nowhere else.
+            "detokenize": stops and bool(self.stop_tokens),
+        }
+        if stops and self.stop_tokens:
+            parameters |= {"stop": list(self.stop_tokens), "include_stop_str_in_output": True}
+        if self.agent.additional_eos_token_ids:
+            parameters["stop_token_ids"] = list(self.agent.additional_eos_token_ids)
+        try:
+            async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):
+                output = await self.server_manager.generate(
+                    request_id=episode.trajectory_id, prompt_ids=prompt_ids, sampling_params=parameters
+                )
+        except TimeoutError as error:
+            raise InferenceError(f"{name}: the policy did not answer in time") from error
+        if not output.token_ids:
+            raise InferenceError(f"{name}: the policy answered with no token ({output.stop_reason})")
+        self.folder.beat()
+        return output
+
+    def _release(self, episode: Episode) -> None:
+        """Let the servers forget the trajectory, without anybody waiting for it."""
+        if self.tools is None or not episode.may_call_tools:
+            return
+
+        async def finish(tools: ToolServerClient) -> None:
+            if not await tools.finish(episode.trajectory_id):
+                log.warning("Trajectory not released", extra={"trajectory": episode.name})
+
+        closing = asyncio.create_task(finish(self.tools))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Wait for what is being released, a few seconds at most, and close every connection."""
+        if self._closing:
+            _, pending = await asyncio.wait(self._closing, timeout=10)
+            for task in pending:
+                task.cancel()
+        if self.tools is not None:
+            await self.tools.close()
+        await self.journal.close()
+
+    def _record(self, episode: Episode, outcome: Outcome, step: int, *, validate: bool) -> None:
+        last = len(episode.turns) - 1
+        records = [
+            self._turn_record(
+                episode, step, number,
+                reward=outcome.reward if number == last else 0.0,
+                done=number == last,
+                stop_reason=outcome.stop_reason if number == last else None,
+                stop_detail=outcome.detail if number == last else "",
+            )
+            for number in range(len(episode.turns))
+        ]  # fmt: skip
+        self.log.append(records, validation=validate)
+
+    def _record_failure(self, episode: Episode, failure: Failure, step: int, *, validate: bool) -> None:
+        turns = [self._turn_record(episode, step, number) for number in range(len(episode.turns))]
+        end = TurnRecord(
+            episode=episode.name, environment=episode.task.number, turn=len(turns), step=step, policy_version=0,
+            prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
+            observation=failure.message, failed_cause=failure.cause,
+        )  # fmt: skip
+        self.log.append([*turns, end], validation=validate)
+
+    def _turn_record(self, episode: Episode, step: int, number: int, **end: Any) -> TurnRecord:
+        turn = episode.turns[number]
+        return TurnRecord(
+            episode=episode.name,
+            environment=episode.task.number,
+            turn=number,
+            step=step,
+            policy_version=turn.policy_version,
+            prompt=self.tokenizer.decode(episode.prompt_ids) if number == 0 else "",
+            response=turn.response_text,
+            action=turn.action,
+            prompt_ids=tuple(episode.prompt_ids) if number == 0 else (),
+            response_ids=turn.response_ids,
+            observation_ids=turn.observation_ids,
+            log_probs=turn.log_probs,
+            valid=turn.valid,
+            observation=turn.observation,
+            tool=episode.tool_info[number],
+            **({"reward": 0.0} | end),
+        )

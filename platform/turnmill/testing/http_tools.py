@@ -1,0 +1,77 @@
+"""A tool server for tests of those who call one: it answers as it is told to, and remembers what it was asked."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+Answer = str | Mapping[str, Any] | web.Response | Exception
+"""An observation, a whole response, or an error: the connection is cut."""
+
+
+class HttpTools:
+    """Serves `POST /get_observation` on a loopback port."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Answer], *, done: bool = False, valid: bool = True) -> None:
+        """`answer` gets the action, the trajectory and the extra fields of a call as one mapping."""
+        self.calls: list[dict[str, Any]] = []
+        self.finished: list[str] = []
+        self.bodies: list[str] = []
+        self.in_flight = self.most_in_flight = 0
+        self.done, self.valid = done, valid
+        self.may_answer = asyncio.Event()
+        """Cleared, the server takes calls and hangs."""
+
+        self.may_answer.set()
+        self._answer = answer
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post("/get_observation", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        (address,) = self._runner.addresses
+        self.url = f"http://127.0.0.1:{address[1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._runner is not None
+        self.may_answer.set()
+        await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        text = await request.text()
+        self.bodies.append(text)
+        body = json.loads(text)
+        (trajectory,), (action,), (extra,) = body["trajectory_ids"], body["actions"], body["extra_fields"]
+        if body["finish"][0]:
+            self.finished.append(trajectory)
+            return web.json_response({"observations": [""], "dones": [True], "valids": [True]})
+        call = {**extra, "action": action, "trajectory": trajectory}
+        self.calls.append(call)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await self.may_answer.wait()
+            return self._respond(request, self._answer(call))
+        finally:
+            self.in_flight -= 1
+
+    def _respond(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+        if isinstance(answer, web.Response):
+            return answer
+        if isinstance(answer, Exception):
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        body = {"observations": [answer], "dones": [self.done], "valids": [self.valid]}
+        return web.json_response(body | {"processing_time_ms": 4.0, "queue_time_ms": 1.0})

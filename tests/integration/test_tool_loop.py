@@ -1,0 +1,623 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
+from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
+from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
+from turnmill.testing.http_tools import HttpTools
+from turnmill.testing.policies import LOG_PROB, ScriptedPolicy, character_tokenizer
+
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+TOKENIZER = character_tokenizer()
+END = TOKENIZER.eos_token
+TRAINER_CONFIG = OmegaConf.create(
+    {"actor_rollout_ref": {"rollout": {"prompt_length": 512}}, "data": {"apply_chat_template_kwargs": {}}}
+)
+CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
+
+
+def job(environment: dict[str, Any] | None = None, **agent: Any) -> AgentTrainingJob:
+    settings = {"type": "tool", "stopTokens": ["</py>"], "maxTurns": 1, "toolCallTimeout": 5.0} | agent
+    return AgentTrainingJob.model_validate(
+        {
+            "apiVersion": "turnmill.dev/v1alpha1",
+            "kind": "AgentTrainingJob",
+            "metadata": {"name": "tools"},
+            "spec": {
+                "model": {"warmStart": {}},
+                "agent": settings,
+                "environment": environment or {"name": "arithmetic"},
+                "algorithm": {"type": "grpo"},
+                "training": {"steps": 1, "tasksPerStep": 4, "validation": {"episodes": 2}},
+            },
+        }
+    )
+
+
+class Table:
+    """A tool loop with a scripted policy, and what it left in the run folder."""
+
+    def __init__(self, run_dir: Path, script: Any, url: str | None, settings: AgentTrainingJob, **more: Any) -> None:
+        self.policy = ScriptedPolicy(TOKENIZER, script)
+        self.folder = RunFolder(run_dir)
+        self.folder.create()
+        self.loop = ToolLoop(
+            trainer_config=DictConfigWrap(TRAINER_CONFIG),
+            server_manager=self.policy,
+            tokenizer=TOKENIZER,
+            processor=None,
+            hf_model_type="qwen2",
+            dataset_cls=None,
+            data_config=DictConfigWrap(TRAINER_CONFIG.data),
+            job=settings,
+            run_dir=run_dir,
+            tool_server_url=url,
+            **more,
+        )
+
+    async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
+        return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
+
+    @property
+    def prompts(self) -> list[str]:
+        return [request.prompt for request in self.policy.requests]
+
+    def logged(self, *, validation: bool = False) -> list[Any]:
+        return list(TrajectoryLog(self.folder).read_turns(validation=validation))
+
+
+@pytest.fixture
+async def table(tmp_path) -> AsyncIterator[Callable[..., Table]]:
+    made: list[Table] = []
+
+    def make(
+        script: Any, server: HttpTools | str | None, environment: dict[str, Any] | None = None, *, journal: Any = None,
+        **agent: Any,
+    ) -> Table:  # fmt: skip
+        url = server.url if isinstance(server, HttpTools) else server
+        made.append(Table(tmp_path, script, url, job(environment, **agent), journal=journal))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.loop.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HttpTools]:
+    async with HttpTools(lambda call: "[2]") as tools:
+        yield tools
+
+
+def text_of(outcome: Outcome) -> str:
+    return "".join(TOKENIZER.decode(row.response.ids) for row in outcome.rows)
+
+
+def learned(outcome: Outcome) -> str:
+    """The text of the tokens that are learned from."""
+    row = verl_rows(outcome, log_probs=True)[0]
+    return TOKENIZER.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
+
+
+async def test_a_response_with_a_stop_token_is_done_and_its_observation_follows_it(table, server):
+    play = table([CALL, ANSWER], server)
+
+    outcome = await play.play()
+
+    assert text_of(outcome) == f"{CALL}[2]{ANSWER}"
+    assert learned(outcome) == CALL + ANSWER
+    assert [call["action"] for call in server.calls] == [CALL]
+    assert (outcome.stop_reason, outcome.detail) == ("completed", "model_chose_to_finish")
+
+
+async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server):
+    play = table([CALL, ANSWER], server)
+
+    outcome = await play.play()
+
+    (row,) = outcome.rows
+    first, second = play.policy.requests
+    said = len(TOKENIZER.encode(CALL, add_special_tokens=False))
+    observed = len("[2]")
+    assert first.prompt_ids == row.prompt_ids
+    assert second.prompt_ids == row.prompt_ids + row.response.ids[: said + observed]
+    assert row.response.log_probs == (LOG_PROB,) * said + (0.0,) * observed + (LOG_PROB,) * len(
+        TOKENIZER.encode(ANSWER, add_special_tokens=False)
+    )
+
+
+@pytest.mark.parametrize("agent", [{"enableAgent": False}, {"maxTurns": 0}])
+async def test_without_tools_there_is_one_response_and_no_call(table, server, agent):
+    play = table([CALL], server, **agent)
+
+    outcome = await play.play()
+
+    assert (outcome.num_turns, len(server.calls)) == (1, 0)
+    assert len(play.policy.requests) == 1
+
+
+async def test_an_agent_that_is_switched_off_asks_no_server_at_all(table, server):
+    play = table([CALL], server, enableAgent=False)
+
+    outcome = await play.play()
+    await play.loop.close()
+
+    assert server.bodies == []
+    assert outcome.detail.startswith("no_tool-")
+    assert "stop" not in play.policy.requests[0].sampling_params
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_a_trajectory_has_so_many_calls_and_one_more_response(table, server, turns):
+    play = table(lambda _: CALL, server, maxTurns=turns)
+
+    outcome = await play.play()
+
+    assert (len(server.calls), outcome.num_turns) == (turns, turns + 1)
+    assert (outcome.stop_reason, outcome.detail) == ("max_turns", "max_turns_reached")
+
+
+async def test_a_validation_has_limits_of_its_own(table, server):
+    play = table(lambda _: CALL, server, maxTurns=1, valMaxTurns=2, valMaxResponseLength=200)
+
+    outcome = await play.play(validate=True)
+
+    assert len(server.calls) == 2
+    assert play.policy.requests[0].sampling_params["max_tokens"] == 200
+    assert outcome.num_turns == 3
+
+
+async def test_the_first_turns_call_a_tool_whatever_they_say(table, server):
+    play = table([f"hm{END}", ANSWER], server, minTurns=1)
+
+    outcome = await play.play()
+
+    assert [call["action"] for call in server.calls] == ["hm</py>"]
+    assert text_of(outcome) == f"hm</py>[2]{ANSWER}"
+    # Nobody sampled the stop token.
+    assert learned(outcome) == f"hm{ANSWER}"
+
+
+async def test_stop_tokens_come_from_a_file_too(table, server, tmp_path):
+    file = tmp_path / "stop.txt"
+    file.write_text(" </sql> ,</py>\n")
+    play = table([CALL, ANSWER], server, stopTokens=[], actionStopTokens=str(file))
+
+    await play.play()
+
+    assert play.policy.requests[0].sampling_params["stop"] == ["</sql>", "</py>"]
+    assert play.policy.requests[0].sampling_params["include_stop_str_in_output"] is True
+    assert [call["action"] for call in server.calls] == [CALL]
+
+
+def test_a_file_of_stop_tokens_that_is_missing_is_an_error_at_start(table):
+    with pytest.raises(SettingsError, match="actionStopTokens: '/nowhere' cannot be read"):
+        table([], "http://127.0.0.1:1", stopTokens=[], actionStopTokens="/nowhere")
+
+
+async def test_in_a_chat_every_response_is_an_action_where_no_stop_token_is_named(table, server):
+    play = table([f"look{END}", f"go{END}", f"stop{END}"], server, stopTokens=[], enableMtrl=True, maxTurns=2)
+
+    await play.play()
+
+    assert [call["action"] for call in server.calls] == ["look", "go"]
+
+
+async def test_in_a_chat_observations_are_turns_of_the_template(table, server):
+    play = table([f"look{END}", f"go{END}"], server, stopTokens=[], enableMtrl=True)
+
+    await play.play()
+
+    task = dict(play.loop.source.training(0).messages[0])
+    messages = [task, {"role": "assistant", "content": "look"}, {"role": "user", "content": "[2]"}]
+    rendered = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert play.prompts[1] == rendered
+
+
+async def test_a_response_without_an_end_gets_one_in_front_of_the_observation(table, server):
+    play = table([CALL, ANSWER], server, enableMtrl=True)
+
+    outcome = await play.play()
+
+    assert text_of(outcome) == f"{CALL}{END}<usr>[2]{END}<ast>{ANSWER}"
+    assert learned(outcome) == CALL + ANSWER
+
+
+async def test_observations_may_have_a_wrapping_of_their_own_and_another_role(table, server):
+    play = table([CALL, ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken="|")
+
+    assert text_of(await play.play()) == f"{CALL}|(obs: [2]){ANSWER}"
+
+
+def test_a_wrapping_without_a_place_for_the_observation_is_refused(table):
+    with pytest.raises(SettingsError, match="mtrlSep"):
+        table([], "http://127.0.0.1:1", enableMtrl=True, mtrlSep="obs")
+
+
+async def test_in_a_chat_an_invalid_action_is_told(table, server):
+    server.valid = False
+    play = table([CALL, ANSWER], server, enableMtrl=True)
+
+    await play.play()
+
+    assert f"<usr>{INVALID_ACTION_NOTICE}[2]" in play.prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"),
+    [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
+)
+async def test_an_observation_that_is_too_long_is_cut_on_its_side(table, side, kept):
+    async with HttpTools(lambda call: "0123456789") as server:
+        play = table([CALL, ANSWER], server, maxObsLength=4, truncateObsSide=side)
+
+        assert text_of(await play.play()) == CALL + kept + ANSWER
+
+
+async def test_special_tokens_in_an_observation_are_text(table):
+    async with HttpTools(lambda call: f"a{END}b") as server:
+        play = table([CALL, ANSWER], server)
+
+        outcome = await play.play()
+
+    (row,) = outcome.rows
+    observed = [t for t, mask in zip(row.response.ids, row.response.mask, strict=True) if not mask]
+    assert TOKENIZER.eos_token_id not in observed
+
+
+async def test_a_response_has_at_most_its_own_limit_and_what_is_left(table, server):
+    play = table([CALL, ANSWER], server, maxActionLength=20, maxResponseLength=30)
+
+    await play.play()
+
+    first, second = (request.sampling_params["max_tokens"] for request in play.policy.requests)
+    assert (first, second) == (20, 30 - len(CALL) - len("[2]"))
+
+
+async def test_a_full_context_ends_the_trajectory(table):
+    async with HttpTools(lambda call: "x" * 40) as server:
+        play = table([CALL], server, maxResponseLength=30)
+
+        outcome = await play.play()
+
+    assert (outcome.stop_reason, outcome.detail) == ("max_tokens", "max_response_length_reached")
+    assert text_of(outcome) == (CALL + "x" * 40)[:30]
+
+
+async def test_the_last_tokens_are_learned_from_where_the_job_says_so(table):
+    async with HttpTools(lambda call: "x" * 40) as server:
+        play = table([CALL], server, maxResponseLength=30, truncateResponseSide="right")
+
+        outcome = await play.play()
+
+    (row,) = outcome.rows
+    assert TOKENIZER.decode(row.response.ids) == (CALL + "x" * 40)[-30:]
+    assert TOKENIZER.decode(row.prompt_ids).endswith((CALL + "x" * 40)[:-30])
+
+
+async def test_a_row_keeps_the_end_of_a_long_prompt_and_the_policy_reads_all_of_it(table, server):
+    play = table([CALL, ANSWER], server, maxStartLength=3)
+
+    outcome = await play.play()
+
+    assert len(play.policy.requests[0].prompt_ids) > 3
+    assert outcome.rows[0].prompt_ids == play.policy.requests[0].prompt_ids[-3:]
+
+
+async def test_a_full_context_rolls_over_its_oldest_turns_where_the_job_says_so(table, server):
+    calls = [f"<py>{n}</py>" for n in range(5)]
+    play = table([*calls, ANSWER], server, rollingWithPrompt=True, maxTurns=5, maxResponseLength=30)
+
+    outcome = await play.play()
+
+    assert len(server.calls) == 5
+    assert len(outcome.rows) > 1
+    prompt = play.policy.requests[0].prompt
+    assert all(request.prompt.startswith(prompt) for request in play.policy.requests)
+    assert "<py>0</py>" not in play.policy.requests[-1].prompt
+    # Every response is learned from once, after exactly what the policy had read.
+    rows = verl_rows(outcome, log_probs=True)
+    said = "".join(
+        TOKENIZER.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
+        for row in rows
+    )
+    assert said == "".join(calls) + ANSWER
+    read = {request.prompt_ids for request in play.policy.requests}
+    assert all(row.prompt_ids in read for row in outcome.rows)
+    assert {row.reward_score for row in rows} == {outcome.reward}
+
+
+async def test_a_tool_may_be_called_before_the_first_response(table, server):
+    play = table([ANSWER], server, callToolFirst=True)
+
+    outcome = await play.play()
+
+    assert [call["action"] for call in server.calls] == [""]
+    assert text_of(outcome) == f"[2]{ANSWER}"
+    assert outcome.figures["valid_action"] == 1.0
+
+
+async def test_further_tokens_may_end_a_response(table, server):
+    play = table([CALL, ANSWER], server, additionalEosTokenIds=[7, 9])
+
+    await play.play()
+
+    assert play.policy.requests[0].sampling_params["stop_token_ids"] == [7, 9]
+
+
+async def test_the_last_response_may_be_free_of_stop_tokens(table, server):
+    play = table([CALL, CALL], server, forceFinishForLastTurn=True)
+
+    await play.play()
+
+    first, last = (request.sampling_params for request in play.policy.requests)
+    assert "stop" in first
+    assert "stop" not in last
+    assert len(server.calls) == 1
+
+
+async def test_observations_are_learned_from_only_where_the_job_says_so(table, server):
+    play = table([CALL, ANSWER], server, maskObservations=False)
+
+    assert learned(await play.play()) == f"{CALL}[2]{ANSWER}"
+
+
+async def test_what_was_not_finished_is_left_out_of_the_loss_where_the_job_says_so(table, server):
+    play = table(lambda _: CALL, server, maskOverlongLoss=True)
+
+    outcome = await play.play()
+
+    assert learned(outcome) == ""
+    assert outcome.figures["no_loss_on_traj"] == 1.0
+
+
+@pytest.mark.parametrize(("said", "masked"), [(f"no idea{END}", True), (f"\\boxed{{2}}{END}", False)])
+async def test_what_neither_acts_nor_answers_is_left_out_of_the_loss_where_the_job_says_so(table, server, said, masked):
+    play = table([said], server, maskVoidTraj=True)
+
+    assert (learned(await play.play()) == "") is masked
+
+
+async def test_a_tool_is_told_the_turn_and_what_the_task_says_of_itself(table, server, tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"prompt": "1+1", "answer": "answer:2", "extra_info": {"db_id": "x"}}\n' * 3)
+    environment = {"name": "dataset", "options": {"path": str(file), "validationTasks": 1}}
+    play = table([CALL, CALL, ANSWER], server, environment, maxTurns=2)
+
+    await play.play()
+
+    told = [
+        {name: call[name] for name in ("db_id", "current_step", "max_turns", "turns_left")} for call in server.calls
+    ]
+    assert told == [
+        {"db_id": "x", "current_step": 0, "max_turns": 2, "turns_left": 1},
+        {"db_id": "x", "current_step": 1, "max_turns": 2, "turns_left": 0},
+    ]
+
+
+async def test_a_task_may_do_without_tools(table, server, tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"prompt": "1+1", "answer": "answer:2", "use_tool": false}\n' * 3)
+    play = table([CALL], server, {"name": "dataset", "options": {"path": str(file), "validationTasks": 1}})
+
+    await play.play()
+
+    assert server.calls == []
+
+
+async def test_every_call_of_a_trajectory_has_a_name_of_its_own(table, server):
+    play = table([CALL, CALL, ANSWER], server, maxTurns=2)
+
+    await play.play()
+
+    names = [(call["trajectory"], call["call_id"]) for call in server.calls]
+    assert len(set(names)) == len(names) == 2
+    assert len({trajectory for trajectory, _ in names}) == 1
+
+
+async def test_no_control_character_is_sent(table, server):
+    play = table([CALL, ANSWER], server)
+    play.loop.tools.urls = (server.url + "/get_observation",)
+
+    from turnmill.rollout.tool_agent.client import ToolRequest
+
+    await play.loop.tools.call(ToolRequest("a", "x\x00\x1by\tz\n", {"k\x07": ["\x01v"]}))
+
+    assert server.calls[0]["action"] == "xy\tz\n"
+    assert server.calls[0]["k"] == ["v"]
+
+
+async def test_every_trajectory_is_released_once(table, server):
+    play = table(lambda r: CALL if "[2]" not in r.prompt else ANSWER, server)
+
+    await asyncio.gather(*(play.play(sample=sample) for sample in range(3)))
+    await play.loop.close()
+
+    assert sorted(server.finished) == sorted({call["trajectory"] for call in server.calls})
+    assert len(server.finished) == 3
+
+
+async def test_a_tool_ends_a_trajectory(table):
+    async with HttpTools(lambda call: {"obs": "bye", "reward": 0.5, "metrics": {"lines": 3}}, done=True) as server:
+        play = table([CALL], server, maxTurns=5)
+
+        outcome = await play.play()
+
+    assert (outcome.stop_reason, outcome.detail) == ("completed", "tool_signaled_done")
+    assert outcome.figures["per_reward_from_tool"] == 0.5
+    assert outcome.figures["tool_avg_lines"] == 3
+    # What a tool thinks of an action is logged, and no more.
+    assert outcome.reward == 0.0
+
+
+def dead_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+async def test_a_dead_server_ends_the_trajectory_as_failed_and_nothing_of_it_is_learned_from(table):
+    play = table([CALL, ANSWER], dead_port(), toolCallMaxRetries=1)
+
+    failure = await play.play()
+
+    assert isinstance(failure, Failure)
+    assert failure.cause == "tool_connection"
+    *_, last = play.logged()
+    assert (last.stop_reason, last.failed_cause) == ("failed", "tool_connection")
+    # The error reached no context: the policy was not asked again.
+    assert len(play.policy.requests) == 1
+
+
+async def test_another_server_does_what_a_dead_one_cannot(table, server):
+    play = table([CALL, ANSWER], f"{dead_port()},{server.url}/get_observation")
+
+    outcomes = [await play.play(sample=sample) for sample in range(1)]
+
+    assert [outcome.stop_reason for outcome in outcomes] == ["completed"]
+
+
+async def test_a_server_that_hangs_leaves_time_for_another(table, server):
+    async with HttpTools(lambda call: "[9]") as hanging:
+        hanging.may_answer.clear()
+        play = table(lambda r: ANSWER if "[" in r.prompt else CALL, f"{hanging.url},{server.url}", toolCallTimeout=2.0)
+
+        outcomes = await asyncio.gather(*(play.play(sample=sample) for sample in range(2)))
+
+    assert [text_of(outcome) for outcome in outcomes] == [f"{CALL}[2]{ANSWER}"] * 2
+    # The same call, by the same name: done before or done again, it takes effect once.
+    assert hanging.calls[0]["call_id"] == "turn-0"
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "tries"),
+    [
+        (web.Response(status=503, headers={"Retry-After": "0"}, text="full"), "tool_server", 3),
+        (web.Response(status=422, text="no"), "tool_refused", 1),
+        (web.Response(text="{"), "tool_server", 3),
+        ({"obs": 3}, "tool_server", 3),
+        ({"obs": "", "error": "Tool processing failed: x"}, "tool_raised", 1),
+        (ConnectionError(), "tool_connection", 3),
+    ],
+)
+async def test_failures_are_told_apart(table, answer, cause, tries):
+    def fresh(call: dict[str, Any]) -> Any:
+        if isinstance(answer, web.Response):
+            return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+        return answer
+
+    async with HttpTools(fresh) as server:
+        play = table([CALL], server, toolCallMaxRetries=2)
+
+        failure = await play.play()
+
+    assert (failure.cause, len(server.calls)) == (cause, tries)
+
+
+async def test_a_failure_that_passes_costs_nothing(table):
+    answers = iter([web.Response(status=503), ConnectionError(), "[2]"])
+    async with HttpTools(lambda call: next(answers)) as server:
+        play = table([CALL, ANSWER], server)
+
+        outcome = await play.play()
+
+    assert text_of(outcome) == f"{CALL}[2]{ANSWER}"
+    assert len({call["call_id"] for call in server.calls}) == 1
+
+
+async def test_errors_become_observations_where_the_job_says_so(table):
+    play = table([CALL], dead_port(), toolCallMaxRetries=0, onToolFailure="text")
+
+    outcome = await play.play()
+
+    assert isinstance(outcome, Outcome)
+    assert "Tool server connection error: " in text_of(outcome)
+    assert (outcome.detail, outcome.figures["tool_call_success"]) == ("tool_signaled_done", 0.0)
+
+
+async def test_an_engine_that_gives_no_token_fails_the_trajectory(table, server):
+    play = table([""], server)
+
+    failure = await play.play()
+
+    assert failure.cause == "inference"
+
+
+async def test_a_reward_that_cannot_be_told_fails_the_trajectory(table, server, monkeypatch):
+    play = table([ANSWER], server)
+    monkeypatch.setattr(play.loop.source, "reward", lambda task, answer: 1 / 0)
+
+    failure = await play.play()
+
+    assert failure.cause == "reward"
+
+
+async def test_responses_are_spelled_anew_where_the_job_says_so(table, server):
+    play = table([CALL, ANSWER], server, retokenization=True)
+
+    outcome = await play.play()
+
+    (row,) = outcome.rows
+    assert len(row.response.ids) == len(row.response.mask) == len(row.response.log_probs)
+    assert outcome.figures["retokenization_diff"] == 0.0
+
+
+async def test_log_probs_are_left_out_where_the_job_says_so(table, server):
+    outcome = await table([CALL, ANSWER], server).play()
+
+    assert verl_rows(outcome, log_probs=False)[0].response_logprobs is None
+
+
+async def test_the_same_task_is_played_from_the_same_seeds_in_every_attempt(table, server):
+    play = table(lambda r: ANSWER, server)
+
+    for sample in (0, 0, 1):
+        await play.play(sample=sample)
+
+    first, again, other = (request.sampling_params["seed"] for request in play.policy.requests)
+    assert first == again != other
+
+
+async def test_a_trajectory_is_logged_turn_by_turn(table, server):
+    play = table([CALL, ANSWER], server)
+
+    outcome = await play.play()
+
+    first, last = play.logged()
+    assert (first.action, first.observation, first.done) == (CALL, "[2]", False)
+    assert (last.reward, last.stop_reason, last.stop_detail) == (outcome.reward, "completed", "model_chose_to_finish")
+    assert first.prompt_ids + first.response_ids + first.observation_ids + last.response_ids == (
+        outcome.rows[0].prompt_ids + outcome.rows[0].response.ids
+    )
+
+
+EVERY_TRAJECTORY = {
+    *("num_turns", "empty_responses", "per_action_length", "traj_actions_length", "traj_obs_length"),
+    *("generated_length", "is_traj_finished", "valid_traj", "no_loss_on_traj", "per_action_logp", "turn_0_action_logp"),
+}
+WITH_TOOLS = {
+    *("valid_action", "per_obs_length", "tool_call_success", "tool_processing_time_sec", "tool_queue_time_sec"),
+    *("client_queued_time_sec", "client_conn_create_time_sec", "client_request_send_time_sec"),
+    *("response_read_time_sec", "response_size_mb", "response_await_time_sec", "interact_time_time_sec"),
+    *("session_request_time", "X-Process-Time_sec"),
+}
+
+
+async def test_a_trajectory_has_the_figures_of_verl_tool(table, server):
+    outcome = await table([CALL, ANSWER], server).play()
+
+    assert outcome.figures.keys() >= EVERY_TRAJECTORY | WITH_TOOLS
+    assert outcome.figures["tool_processing_time_sec"] == 0.004
+    assert outcome.figures["response_await_time_sec"] > 0

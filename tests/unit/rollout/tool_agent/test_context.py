@@ -1,0 +1,55 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnmill.rollout.tool_agent.context import Context, Tokens
+
+PROMPT = (1, 2, 3)
+
+
+def response(*ids: int) -> Tokens:
+    return Tokens.sampled(ids, [-0.1 * i for i in ids])
+
+
+def test_the_context_is_what_was_read_and_said():
+    context = Context(PROMPT, budget=10)
+
+    context.begin_turn(response(4, 5))
+    context.add(Tokens.given((6,)))
+    context.begin_turn(response(7))
+
+    assert context.ids == [1, 2, 3, 4, 5, 6, 7]
+    assert context.room == 6
+    (row,) = context.rows()
+    assert row.response.mask == (1, 1, 0, 1)
+    assert row.response.log_probs == (-0.4, -0.5, 0.0, -0.7000000000000001)
+
+
+def test_what_nobody_sampled_may_be_learned_from():
+    assert Tokens.given((1, 2), masked=False).mask == (1, 1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=12),
+    st.integers(8, 24),
+)
+def test_rolling_learns_from_every_response_once_and_after_what_was_read(turns, budget):
+    context = Context(PROMPT, budget=budget)
+    read = []
+    next_id = 10
+    for said, observed in turns:
+        if context.room < budget // 2:
+            context.roll()
+        assert context.room >= said or budget < 12
+        read.append(tuple(context.ids))
+        context.begin_turn(response(*range(next_id, next_id + min(said, context.room))))
+        context.add(Tokens.given(range(1000 + next_id, 1000 + next_id + observed)))
+        next_id += said
+
+    rows = context.rows()
+
+    learned = [i for row in rows for i, mask in zip(row.response.ids, row.response.mask, strict=True) if mask]
+    assert len(learned) == len(set(learned))
+    for row in rows:
+        assert row.prompt_ids[:3] == PROMPT
+        assert row.prompt_ids in read
+        assert len(row.prompt_ids) + len(row.response) <= len(PROMPT) + budget

@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnmill.rollout.tool_agent.observations import cut_observation, placeholder_ids
+
+PICTURE = 99
+
+
+@pytest.mark.parametrize(
+    ("side", "head", "tail"), [("left", (), (3, 4, 5)), ("right", (1, 2, 3), ()), ("middle", (1,), (4, 5))]
+)
+def test_each_side_keeps_the_other(side, head, tail):
+    cut = cut_observation((1, 2, 3, 4, 5), 3, side)
+
+    assert (cut.head, cut.tail, cut.whole) == (head, tail, False)
+
+
+def test_what_fits_stays_whole():
+    cut = cut_observation((1, 2, 3), 3, "middle")
+
+    assert (cut.head, cut.whole) == ((1, 2, 3), True)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_a_picture_is_kept_whole_or_not_at_all(side):
+    cut = cut_observation((1, PICTURE, PICTURE, PICTURE, 2), 3, side, {PICTURE})
+
+    assert [*cut.head, *cut.tail].count(PICTURE) in (0, 3)
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, PICTURE]), max_size=30),
+    st.integers(1, 12),
+    st.sampled_from(["left", "right", "middle"]),
+)
+def test_no_run_of_placeholders_is_ever_split(ids, limit, side):
+    cut = cut_observation(ids, limit, side, {PICTURE})
+
+    assert len(cut.head) + len(cut.tail) <= max(limit, len(ids) if cut.whole else 0)
+    if not cut.whole:
+        end, start = len(cut.head), len(ids) - len(cut.tail)
+        for edge in (end, start):
+            if 0 < edge < len(ids):
+                assert not ids[edge - 1] == ids[edge] == PICTURE
+
+
+def test_placeholders_are_what_the_processor_says():
+    class Processor:
+        image_token_id = 7
+        audio_token_id = None
+
+    assert placeholder_ids(Processor()) == {7}
+    assert placeholder_ids(None) == frozenset()
