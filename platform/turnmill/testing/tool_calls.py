@@ -1,6 +1,6 @@
 """Calls of one tool without a server: a sandbox that answers as told, and a trajectory that remembers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnmill.sandboxes.base import Outcome, Sandbox, Task
@@ -51,3 +51,7 @@ class Dialogue:
 def make_tool(name: str, sandbox: Sandbox | None = None, **settings: str) -> Tool:
     """A tool with these settings; without a sandbox it gets one that expects no task."""
     return create(name, ToolContext(sandbox or ScriptedSandbox(), settings))
+
+
+NewDialogue = Callable[..., Dialogue]
+"""A fixture's: a dialogue with a tool of that name, with what comes with its calls, and settings by name."""

@@ -1,0 +1,66 @@
+import pytest
+
+from turnmill.testing.tool_calls import NewDialogue
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("print('hi')", "hi"),
+        ("print(sqrt(16), Counter('aab').most_common(1), datetime.datetime(2020, 1, 2).year)", "4.0 [('a', 2)] 2020"),
+        ("from __future__ import annotations\nprint(__name__, __file__)", "__main__ main.py"),
+        ("import os; print(os.listdir('.'))", "[]"),
+        ("exit('bye')", "bye"),
+        ("print('in thread') if 0 else None\nimport concurrent.futures as c\n"
+         "print(list(c.ThreadPoolExecutor(2).map(abs, [-1, -2])))", "[1, 2]"),
+        ("import dataclasses, pickle\n@dataclasses.dataclass\nclass P:\n  x: int\n"
+         "print(pickle.loads(pickle.dumps(P(3))))", "P(x=3)"),
+    ],
+)  # fmt: skip
+async def test_a_program_runs_as_main_with_the_names_of_the_standard_library(new_dialogue: NewDialogue, source, text):
+    assert await new_dialogue("python_code").say(f"<python>{source}</python>") == f"\n<result>\n{text}\n</result>\n"
+
+
+async def test_errors_name_the_lines_of_the_program(new_dialogue: NewDialogue):
+    seen = await new_dialogue("python_code").say("<python>def f():\n    return 1 / 0\n\nf()</python>")
+
+    assert seen == (
+        "\n<result>\nTraceback (most recent call last):\n"
+        '  File "main.py", line 4, in <module>\n    f()\n'
+        '  File "main.py", line 2, in f\n    return 1 / 0\n           ~~^~~\n'
+        "ZeroDivisionError: division by zero\n</result>\n"
+    )
+
+
+async def test_a_syntax_error_names_its_line(new_dialogue: NewDialogue):
+    seen = await new_dialogue("python_code").say("<python>x = 1\nx = = 2</python>")
+
+    assert (
+        seen == '\n<result>\nFile "main.py", line 2\n    x = = 2\n        ^\nSyntaxError: invalid syntax\n</result>\n'
+    )
+
+
+async def test_stdin_reaches_the_program(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("python_code", {"stdin": "from the call"})
+
+    assert "from the call" in await dialogue.say("<python>print(input())</python>")
+    assert "of the action" in await dialogue.say("<python>print(input())</python>\n```input\nof the action\n```")
+
+
+async def test_a_program_that_takes_too_long_is_ended_and_what_it_printed_is_kept(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("python_code", PYTHON_TIMEOUT_SECONDS="1")
+
+    seen = await dialogue.say("<python>print('begun', flush=True)\nwhile True: pass</python>")
+
+    assert seen == "\n<result>\nbegun\n\nExecution timed out after 1 seconds.\n</result>\n"
+
+
+async def test_one_program_leaves_nothing_to_the_next(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("python_code")
+    await dialogue.say("<python>x = 1\nopen('f', 'w').write('x')\nimport builtins; builtins.y = 2</python>")
+
+    seen = await dialogue.say("<python>import os\nprint('x' in globals(), os.path.exists('f'), 'y' in dir())</python>")
+
+    assert seen == "\n<result>\nFalse False False\n</result>\n"
