@@ -125,3 +125,12 @@ def test_colocate_async_trains_to_the_last_step(job, tmp_path):
     train(job, tmp_path / "run", "--set", "training.mode=colocate_async")
 
     assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
+
+
+def test_adapters_train_and_reach_the_engine(job, tmp_path):
+    train(job, tmp_path / "run", "--set", "model.lora={rank: 4, alpha: 8}")
+
+    steps = rows(tmp_path / "run")[1:]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(row["actor/grad_norm"] > 0 for row in steps)
+    assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in steps)

@@ -45,7 +45,7 @@ class WarmStart(Settings):
 
 
 class Lora(Settings):
-    """Train low-rank adapters and leave the model's own weights as they are."""
+    """Train low-rank adapters of the policy and leave its own weights as they are; a critic trains all of its own."""
 
     rank: int = Field(default=16, ge=1, le=1024)
     """Rank of every adapter."""
@@ -67,4 +67,4 @@ class ModelSettings(Settings):
     """Make a tiny model and teach it by imitation, once; it is kept and used again."""
 
     lora: Lora | None = None
-    """Train adapters instead of all weights."""
+    """Train adapters of the policy instead of all its weights."""

@@ -100,12 +100,12 @@ def _model(job: AgentTrainingJob, model: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {"actor_rollout_ref.model.path": str(model), "critic.model.path": str(model)}
     if (lora := job.spec.model.lora) is not None:
         modules: Any = list(lora.target_modules)
-        for part in ("actor_rollout_ref.model", "critic.model"):
-            settings |= {
-                f"{part}.lora_rank": lora.rank,
-                f"{part}.lora_alpha": lora.alpha,
-                f"{part}.target_modules": modules[0] if modules == ["all-linear"] else modules,
-            }
+        # The critic keeps all its weights: verl builds adapters for language models alone.
+        settings |= {
+            "actor_rollout_ref.model.lora_rank": lora.rank,
+            "actor_rollout_ref.model.lora_alpha": lora.alpha,
+            "actor_rollout_ref.model.target_modules": modules[0] if modules == ["all-linear"] else modules,
+        }
         settings["actor_rollout_ref.rollout.load_format"] = "safetensors"
     return settings
 
