@@ -51,7 +51,7 @@ class ServerProcess:
     @property
     def url(self) -> str:
         """Where actions go."""
-        return f"{self.http.base_url}get_observation"
+        return str(self.http.base_url.join("/get_observation"))
 
     def post(self, trajectory_ids: list[str], actions: list[str], **fields: Any) -> httpx.Response:
         """Send actions."""

@@ -182,7 +182,7 @@ def test_a_server_that_is_told_to_stop_while_it_starts_leaves_nothing(new_server
 def refuses(server: ServerProcess) -> bool:
     """Whether it takes no new connections any more."""
     try:
-        return httpx.get(f"{server.http.base_url}/readyz", timeout=5).status_code == 503
+        return httpx.get(str(server.http.base_url.join("/readyz")), timeout=5).status_code == 503
     except httpx.TransportError:
         return True
 

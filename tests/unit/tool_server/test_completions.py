@@ -4,6 +4,9 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import CHECKS
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
@@ -43,12 +46,12 @@ async def serving(
     store: MemoryStore | None = None,
     **given: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    settings = ServerSettings(action_stop_tokens=tuple(stops), model_url="http://model/v1", **given)
+    chosen = ServerSettings(action_stop_tokens=tuple(stops), model_url="http://model/v1", **given)
     metrics = ToolMetrics()
     calls = Calls(ToolSet(tools or [Tagged(tool_context())]), store or MemoryStore(), metrics)
     upstream = Upstream("http://model/v1", model=None, api_key="none", timeout_seconds=5, transport=model.transport())
-    completions = Completions(settings, ToolLoop(settings, calls, upstream), upstream)
-    app = build_app(Worker(settings, calls, metrics), completions)
+    completions = Completions(chosen, ToolLoop(chosen, calls, upstream), upstream)
+    app = build_app(Worker(chosen, calls, metrics), completions)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
         yield http
 
@@ -261,3 +264,31 @@ async def test_infrastructure_that_fails_is_no_part_of_the_text():
 async def test_the_served_model_is_listed():
     async with serving(ScriptedModel([])) as http:
         assert (await http.get("/models")).json()["data"][0]["id"] == "scripted"
+
+
+@pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
+def test_completions_keep_to_their_description(mode: str):
+    model = ScriptedModel([])
+    model.answer = lambda body: httpx.Response(200, json={"choices": [{"text": "seven", "finish_reason": "stop"}]})
+    metrics, given_settings = ToolMetrics(), ServerSettings(model_url="http://model/v1")
+    calls = Calls(ToolSet([Tagged(tool_context())]), MemoryStore(), metrics)
+    upstream = Upstream("http://model/v1", model=None, api_key="x", timeout_seconds=5, transport=model.transport())
+    completions = Completions(given_settings, ToolLoop(given_settings, calls, upstream), upstream)
+    schema = schemathesis.openapi.from_asgi(
+        "/openapi.json", build_app(Worker(given_settings, calls, metrics), completions)
+    )
+    # A stream is refused, and bodies may have more fields than are described.
+    other = ("negative_data_rejection", "positive_data_acceptance", "not_a_server_error")
+    checks = [check for check in CHECKS.get_all() if check.__name__ not in other]
+
+    for path in ("/completions", "/chat/completions"):
+
+        @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @given(case=schema[path]["POST"].as_strategy(generation_mode=schemathesis.GenerationMode[mode]))
+        def call(case: schemathesis.Case) -> None:
+            response = case.call()
+            case.validate_response(response, checks=checks)
+            # Another model is the one error of ours that verl-tool's clients know as a 500.
+            assert response.status_code < 500 or "model mismatch" in response.text
+
+        call()

@@ -1,0 +1,185 @@
+"""Several servers on one store: any of them serves any turn, and none of them is missed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from turnmill.testing.server_process import NewServer, ServerProcess, alive, eventually
+
+
+@pytest.fixture
+def pair(new_server: NewServer, redis_url: str) -> list[ServerProcess]:
+    return [new_server("--tool_type", "trial,bash_terminal", "--redis", redis_url) for _ in range(2)]
+
+
+@pytest.fixture
+def stalled_store(redis_url: str) -> Iterator[int]:
+    """The process of a store that stands still from here on; it goes on in the end."""
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        pid = int(client.info("server")["process_id"])
+    os.kill(pid, signal.SIGSTOP)
+    yield pid
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_any_server_serves_any_turn(pair: list[ServerProcess]):
+    first, second = pair
+
+    first.observe("<bash>cd /tmp; export WORD=kept; echo there > ~/file</bash>")
+    answer = second.observe("<bash>echo $WORD; cat ~/file</bash>")
+
+    assert answer == "\n<o>\nuser@bash-session:/tmp$ echo $WORD; cat ~/file\nkept\nthere\n</o>\n"
+
+
+def test_a_repeat_on_another_server_gets_the_first_answer_and_has_no_effect(pair: list[ServerProcess]):
+    first, second = pair
+
+    answers = [server.observe("count", call_id="1") for server in (first, second, first)]
+
+    assert answers == ["count 1"] * 3
+    assert second.observe("count", call_id="2") == "count 2"
+    assert second.metric('turnmill_tool_replays_total{tool="trial"}') == 1
+
+
+def test_calls_of_one_trajectory_on_several_servers_follow_one_another(pair: list[ServerProcess]):
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(pair[number % 2].observe, "count", call_id=str(number)) for number in range(20)]
+        answers = {call.result() for call in calls}
+
+    assert answers == {f"count {number}" for number in range(1, 21)}
+
+
+def test_the_call_of_a_killed_server_is_done_once_by_another(
+    contained: None, pair: list[ServerProcess], trial_folder: Path
+):
+    killed, other = pair
+    other.observe("count", call_id="0")
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(killed.post, ["t"], ["hold"], extra_fields=[{"call_id": "1"}])
+        eventually(lambda: list(trial_folder.glob("held-*")))
+        killed.kill()
+        assert lost.exception() is not None
+    (trial_folder / "go").touch()
+
+    assert other.observe("hold", call_id="1") == "hold 2"
+    assert other.observe("count", call_id="2") == "count 3"
+
+
+def test_a_server_that_stood_still_is_fenced_off_and_answers_what_the_other_did(
+    contained: None, pair: list[ServerProcess], trial_folder: Path
+):
+    still, other = pair
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(still.observe, "hold", call_id="1")
+        eventually(lambda: list(trial_folder.glob("held-*")))
+        still.process.send_signal(signal.SIGSTOP)
+        (trial_folder / "go").touch()
+        in_time = other.observe("hold", call_id="1")
+        still.process.send_signal(signal.SIGCONT)
+
+        assert in_time == "hold 1"
+        assert late.result() == "hold 1"
+    assert other.observe("count", call_id="2") == "count 2"
+    assert still.metric("turnmill_tool_fenced_writers_total") == 1
+
+
+def test_a_server_that_is_told_to_stop_gives_its_claims_back_at_the_end_of_the_grace(
+    new_server: NewServer, redis_url: str, trial_folder: Path
+):
+    options = ("--tool_type", "trial", "--redis", redis_url)
+    stopping = new_server(*options, "--grace-seconds", "0.3")
+    with ThreadPoolExecutor() as pool:
+        given_up = pool.submit(stopping.post, ["t"], ["hold"], extra_fields=[{"call_id": "1"}])
+        eventually(lambda: list(trial_folder.glob("held-*")))
+
+        assert stopping.stop() == 0
+        assert given_up.exception() is not None or given_up.result().status_code != 200
+    with redis.Redis.from_url(redis_url, protocol=2, decode_responses=True) as client:
+        claims = [
+            field
+            for key in client.scan_iter("*trajectory*")
+            if client.type(key) == "hash"
+            for field in client.hkeys(key)
+            if field.startswith(("lock ", "claim "))
+        ]
+    assert claims == []
+
+
+def test_a_killed_worker_is_replaced_and_the_others_go_on(contained: None, new_server: NewServer):
+    server = new_server("--tool_type", "trial", "--uvi_workers", "2")
+    workers = [pid for pid in server.children() if "spawn_main" in command(pid)]
+    assert len(workers) == 2
+
+    os.kill(workers[0], signal.SIGKILL)
+
+    eventually(lambda: len([pid for pid in server.children() if "spawn_main" in command(pid)]) == 2)
+    answers = []
+    for _ in range(5):
+        body = {"trajectory_ids": ["t"], "actions": ["count"]}
+        response = server.http.post("/get_observation", json=body, headers={"Connection": "close"})
+        answers += response.json()["observations"]
+    assert answers == [f"count {number}" for number in range(1, 6)]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_nothing_is_left_of_a_killed_server(contained: None, new_server: NewServer, workers: str):
+    server = new_server("--tool_type", "trial,python_code", "--uvi_workers", workers)
+    server.observe("<python>print(1)</python>")
+    below = server.children()
+    assert below
+
+    server.kill()
+
+    eventually(lambda: not [pid for pid in below if alive(pid)])
+
+
+def test_a_store_that_stands_still_is_a_503_in_time_and_the_server_recovers_by_itself(
+    contained: None, new_server: NewServer, redis_url: str, request: pytest.FixtureRequest
+):
+    server = new_server("--tool_type", "trial", "--redis", redis_url, "--store-wait-seconds", "1")
+    assert server.observe("count", call_id="1") == "count 1"
+
+    pid = request.getfixturevalue("stalled_store")
+    failed = server.post(["t"], ["count"], extra_fields=[{"call_id": "2"}])
+    os.kill(pid, signal.SIGCONT)
+
+    assert failed.status_code == 503
+    assert failed.json()["cause"] == "store_unavailable"
+    assert failed.headers["Retry-After"]
+    # What was sent while it stood still may hold the call until its lease ends.
+    repeated = eventually(lambda: answered(server.post(["t"], ["count"], extra_fields=[{"call_id": "2"}])))
+    assert repeated.json()["observations"] == ["count 2"]
+    assert server.http.get("/health").status_code == 200
+
+
+def test_a_clients_deadline_bounds_the_wait_for_the_store(
+    contained: None, new_server: NewServer, redis_url: str, request: pytest.FixtureRequest
+):
+    server = new_server("--tool_type", "trial", "--redis", redis_url)
+    request.getfixturevalue("stalled_store")
+
+    response = server.http.post(
+        "/get_observation",
+        json={"trajectory_ids": ["t"], "actions": ["count"]},
+        headers={"X-Deadline-Seconds": "0.5"},
+    )
+
+    assert response.status_code == 503
+    assert response.json()["cause"] in ("store_unavailable", "timeout")
+
+
+def answered(response: httpx.Response) -> httpx.Response | None:
+    return response if response.status_code == 200 else None
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
