@@ -7,7 +7,7 @@ from typing import ClassVar
 from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import fenced, fences_are_even, tagged
+from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, tagged
 from turnmill.tools.registry import register
 from turnmill.tools.sandboxed.parts import pack
 from turnmill.tools.sessions import read_answer
@@ -73,10 +73,11 @@ class BashTerminal(Tool):
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run the block and keep what it left."""
-        commands = forbidden(call.parsed) if self._refuses_words else []
-        if commands:
-            return ToolResult(_wrap(call.action, BLOCKED.format(commands=", ".join(commands))))
-        lines = [line for line in call.parsed.splitlines() if line.strip()]
+        refused = forbidden(call.parsed) if self._refuses_words else []
+        if refused:
+            return ToolResult(_wrap(call.action, BLOCKED.format(commands=", ".join(refused))))
+        commands = encodable(call.parsed).replace("\0", "")
+        lines = [line for line in commands.splitlines() if line.strip()]
         if not lines:
             return ToolResult(_wrap(call.action, ""))
         seconds = min(self._block_seconds, len(lines) * self._seconds)

@@ -23,7 +23,12 @@ def stdin_of(action: str, given: object) -> bytes:
     """What the program of an action reads: its block of input, or else what came with the call."""
     blocks = re.findall(r"```input\n(.*?)\n```", action, re.DOTALL)
     text = blocks[0].strip() if blocks else given
-    return text.encode() if isinstance(text, str) else b""
+    return encodable(text).encode() if isinstance(text, str) else b""
+
+
+def encodable(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def fences_are_even(text: str) -> bool:

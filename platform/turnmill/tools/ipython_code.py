@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import fenced, fences_are_even, stdin_of, tagged
+from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, stdin_of, tagged
 from turnmill.tools.python_code import how_it_ended
 from turnmill.tools.registry import register
 from turnmill.tools.sandboxed.parts import pack
@@ -33,7 +33,7 @@ class IPythonCode(Tool):
         super().__init__(context)
         values = context.settings
         self._seconds = settings.number(values, "IPYTHON_TIMEOUT_SECONDS", 10, least=0.1)
-        self._max_bytes = settings.count(values, "IPYTHON_MAX_STATE_BYTES", 32 * MIB, least=1)
+        self._max_bytes = settings.count(values, "IPYTHON_MAX_STATE_BYTES", 16 * MIB, least=1)
         memory_mib = settings.count(values, "IPYTHON_MEMORY_MIB", 1024, least=64)
         seconds = self._seconds + _GRACE_SECONDS
         self._limits = Limits(
@@ -67,7 +67,7 @@ class IPythonCode(Tool):
         stdin = stdin_of(call.action, call.extra.get("stdin"))
         program = Function("turnmill.tools.sandboxed.python_session:run", argument)
         outcome = await self.context.sandbox.run(Task(program, stdin=stdin, limits=self._limits))
-        answer = read_answer(outcome.value, is_part=_is_part, max_bytes=2 * self._max_bytes + MIB)
+        answer = read_answer(outcome.value, is_part=_is_part, max_bytes=self._max_bytes + MIB)
         if answer is None:
             return self._result(call, self._broken_off(outcome), ok=False, timed_out=outcome.limit == "time")
         return self._finished(call, outcome, answer)
@@ -93,7 +93,11 @@ class IPythonCode(Tool):
         self, call: ToolCall, text: str, *, ok: bool, timed_out: bool = False, answer: Answer | None = None
     ) -> ToolResult:
         metrics: dict[str, Any] = {"code_success": ok, "code_lines": call.parsed.count("\n") + 1}
-        observation = {"obs": _wrap(call.action, text.lstrip(" \n")), "metrics": metrics, "timeout": timed_out}
+        observation = {
+            "obs": _wrap(call.action, encodable(text).lstrip(" \n")),
+            "metrics": metrics,
+            "timeout": timed_out,
+        }
         return ToolResult(observation, change=answer.change if answer else None)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import stdin_of
+from turnmill.tools.code_blocks import encodable, stdin_of
 from turnmill.tools.python_code import ProgramResult, PythonProgram, python_blocks
 from turnmill.tools.registry import register
 
@@ -55,7 +55,7 @@ class PythonOJ(Tool):
             failure = await self._failed_assertion(call.parsed, stdin, tests)
         else:
             failure = await self._failed_case(_cases(call.parsed, stdin, tests))
-        return ToolResult(failure or PASSED, done=failure is None)
+        return ToolResult(PASSED if failure is None else encodable(failure), done=failure is None)
 
     async def _failed_assertion(self, source: str, stdin: bytes, assertions: Sequence[str]) -> str | None:
         for assertion in assertions:
@@ -102,7 +102,7 @@ def _cases(source: str, stdin: bytes, tests: Mapping[str, Any]) -> list[Case]:
 
 def _stdin_case(source: str, stdin: bytes, given: object, expected: object) -> Case:
     text, output = _lines(given), _lines(expected)
-    return Case(source, stdin + text.encode(), (output,), text, output)
+    return Case(source, stdin + encodable(text).encode(), (output,), text, output)
 
 
 def _lines(value: object) -> str:

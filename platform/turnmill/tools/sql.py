@@ -9,6 +9,7 @@ from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.code_blocks import encodable
 from turnmill.tools.databases import Database, Databases
 from turnmill.tools.python_code import how_it_ended
 from turnmill.tools.registry import register
@@ -97,7 +98,7 @@ def _statement(text: str) -> str:
 
 def _result(call: ToolCall, text: str, change: Change | None = None) -> ToolResult:
     reminder = f"<reminder>You have {call.extra.get('turns_left', 0)} turns left to complete the task.</reminder>"
-    observation = f"\n\n<observation>{text}\n{reminder}</observation>\n\n"
+    observation = f"\n\n<observation>{encodable(text)}\n{reminder}</observation>\n\n"
     return ToolResult({"obs": observation, "parsed_sql": call.parsed}, change=change)
 
 

@@ -168,3 +168,15 @@ async def test_odd_lines_are_taken_as_they_are(new_dialogue: NewDialogue):
     )
 
     assert transcript(seen).splitlines()[1::2] == ["ü 0 \\0", "a b"]
+
+
+async def test_names_of_files_need_not_be_text(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("bash_terminal")
+    await dialogue.say("<bash>mkdir $'odd \\xff'; cd $'odd \\xff'; echo x > $'\\xfe é'</bash>")
+
+    seen = transcript(
+        await dialogue.say("<bash>cat *; basename \"$PWD\" | od -An -c | tr -d ' '\nal\0most \ud800</bash>")
+    )
+
+    assert seen.splitlines()[1:3] == ["x", "odd377\\n"]
+    assert seen.endswith("almost: command not found")

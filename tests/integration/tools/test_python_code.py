@@ -64,3 +64,10 @@ async def test_one_program_leaves_nothing_to_the_next(new_dialogue: NewDialogue)
     seen = await dialogue.say("<python>import os\nprint('x' in globals(), os.path.exists('f'), 'y' in dir())</python>")
 
     assert seen == "\n<result>\nFalse False False\n</result>\n"
+
+
+@pytest.mark.parametrize("source", ["(" * 1_000, "x = " + "-" * 100_000 + "1", "\0", "9" * 5000, "[" * 300 + "]" * 300])
+async def test_source_that_is_too_much_for_the_compiler_is_an_answer(new_dialogue: NewDialogue, source):
+    seen = await new_dialogue("python_code").say(f"<python>{source}</python>")
+
+    assert "Error" in seen

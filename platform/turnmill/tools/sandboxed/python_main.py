@@ -56,7 +56,7 @@ def run_source(source: str, filename: str, module: ModuleType) -> bytes:
     remember_lines(source, filename)
     try:
         code = compile(source, filename, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         show(error, None)
         return FAILED
     return _run_code(code, module)

@@ -49,7 +49,8 @@ def run(argument: bytes) -> bytes:
     _flush_files(module)
     python_main.flush()
     variables, forgotten = _pickled(_variables(module), limits["bytes"])
-    files, left_out = snapshot(root, max_bytes=limits["bytes"], max_files=limits["files"])
+    room = limits["bytes"] - sum(map(len, variables.values()))
+    files, left_out = snapshot(root, max_bytes=room, max_files=limits["files"])
     report["notice"] = not_kept(forgotten + left_out)
     return pack_answer(report, before, {COUNT: str(count).encode(), **variables, **files})
 

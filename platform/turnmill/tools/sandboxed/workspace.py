@@ -1,10 +1,11 @@
-"""The files of a workspace as parts of a state, one part each, and back."""
+"""The files of a workspace as parts of a state, one part each, and back; names of parts are plain text."""
 
 import os
 import stat
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 PREFIX = "file/"
 _HEADER = struct.Struct("<cHq")
@@ -16,7 +17,7 @@ def restore(parts: Mapping[str, bytes], root: Path) -> None:
     for name, part in parts.items():
         if not name.startswith(PREFIX):
             continue
-        path = root / name.removeprefix(PREFIX)
+        path = root / os.fsdecode(unquote_to_bytes(name.removeprefix(PREFIX)))
         kind, mode, modified_ns = _HEADER.unpack_from(part)
         content = part[_HEADER.size :]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ def snapshot(root: Path, *, max_bytes: int, max_files: int) -> tuple[dict[str, b
             )
             continue
         try:
-            parts[PREFIX + name] = part = _part(path, status)
+            parts[PREFIX + quote_from_bytes(os.fsencode(name), safe="/ ")] = part = _part(path, status)
         except (OSError, ValueError) as error:
             left_out.append(f"{name} ({error.strerror if isinstance(error, OSError) else error})")
         else:

@@ -71,3 +71,10 @@ def test_what_is_no_file_is_named(tmp_path):
 
     assert parts == {}
     assert left_out == ["pipe (neither a file nor a link nor a folder)"]
+
+
+def test_names_of_parts_are_plain_text(home):
+    parts, _ = snapshot(home, **ROOMY)
+
+    assert "file/odd %FF name" in parts
+    assert all(name.isascii() for name in parts)
