@@ -86,8 +86,8 @@ class Barriers:
         return Permissions(
             network=self.network,
             signals=self.scoped_signals or self.pid_namespace or self.own_user,
-            attributes=self.own_user or self.own_root,
-            truncate=self.landlock_abi >= 3 or self.own_user or self.own_root,
+            attributes=self.own_user,
+            truncate=self.landlock_abi >= 3 or self.own_user,
         )
 
 
@@ -124,17 +124,28 @@ def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tupl
         kernel.unshare(flags)
     except OSError:
         try:
-            kernel.unshare(flags | kernel.CLONE_NEWUSER)
+            kernel.unshare(flags | kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         except OSError:
             return False, False, False
+        _carry_on_as_child()
     own_root = False
     with suppress(OSError):
         _change_root(folder, packages)
         own_root = True
     return _pid_namespaces_work(), not network, own_root
+
+
+def _carry_on_as_child() -> None:
+    """Only from a pid namespace that the user namespace owns can one make more and come back."""
+    child = os.fork()
+    if child == 0:
+        kernel.die_with_parent(signal.SIGKILL)
+        return
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
 
 
 def _pid_namespaces_work() -> bool:

@@ -387,6 +387,8 @@ def _prepare(settings: Settings, task: Task) -> None:
         os.dup2(1, 2)
         sys.path[0] = os.getcwd()
     os.environ.update(task.environment)
+    if not isinstance(task.program, Function):
+        os.close(VALUE_DESCRIPTOR)
     apply_limits(
         task.limits,
         base_bytes=0 if isinstance(task.program, Command) else settings.base_bytes,

@@ -177,7 +177,7 @@ class Permissions:
     """Something else keeps signals inside: Landlock, a pid namespace or a user of its own."""
 
     attributes: bool = True
-    """Something else keeps the attributes of other files safe: a user of its own, or read-only mounts."""
+    """A user of its own keeps the attributes of other files safe; Landlock does not."""
 
     truncate: bool = True
     """Landlock guards truncation."""

@@ -149,18 +149,19 @@ class Zygote:
     def _reap(self) -> None:
         for pid, state in processes.reap().items():
             self.idle.discard(pid)
-            folder, user = self.supervisors.pop(pid, ("", None))
+            folder, _ = self.supervisors.pop(pid, ("", None))
+            if state != 0 and folder and not self.barriers.pid_namespace:
+                self._end_orphans()
             if state != 0 and folder:
-                self._clean_up_after(folder, user)
+                with suppress(OSError):
+                    workspace.remove(folder)
 
-    def _clean_up_after(self, folder: str, user: int | None) -> None:
-        """A supervisor was killed: what it had started has come to us."""
+    def _end_orphans(self) -> None:
+        """A supervisor was killed: what it had started has come to us. A pid namespace ends with its first process."""
         for pid in processes.children():
             if pid not in self.supervisors:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        with suppress(OSError):
-            workspace.remove(folder)
 
     def close(self) -> None:
         """Wait for the supervisors, who have seen the server go, and leave nothing."""

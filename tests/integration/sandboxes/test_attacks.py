@@ -1,0 +1,55 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from turnmill.testing import container
+
+HERE = Path(__file__).parent
+SECONDS = 300
+
+pytestmark = pytest.mark.skipif(
+    not container.can_contain(), reason="a throw-away container takes root and namespaces to be had"
+)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+programs = load("attack_programs")
+
+
+@pytest.fixture(scope="module", params=programs.EVERYWHERE)
+def findings(request) -> dict[str, dict[str, object]]:
+    """What came of all attacks, in one container per variant."""
+    done = container.run_contained([str(HERE / "attack_runner.py"), request.param], timeout_seconds=SECONDS)
+    assert done.stdout, done.stderr
+    return {"variant": request.param, **json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("attack", programs.ATTACKS, ids=lambda attack: attack.name.replace(" ", "-"))
+def test_an_attack_works_bare_and_fails_in_the_sandbox(findings, attack):
+    finding = findings[attack.name]
+
+    assert finding["control"] is (True if findings["variant"] in attack.variants else None)
+    assert finding["succeeded"] is False, finding["said"]
+
+
+def test_after_all_attacks_the_sandbox_works_and_nothing_is_left(findings):
+    assert findings["afterwards"]["works"]
+    assert findings["afterwards"]["left"] == []
+
+
+def test_the_variants_differ_in_their_barriers(findings):
+    barriers = findings["afterwards"]["barriers"]
+
+    assert f"own_user={findings['variant'] == programs.ROOT}" in barriers
+    assert f"pid_namespace={findings['variant'] != programs.POD}" in barriers
