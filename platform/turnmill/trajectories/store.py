@@ -141,13 +141,15 @@ class TrajectoryStore:
                 f"max_trajectory_bytes is {self._settings.max_trajectory_bytes}: keep less, or raise it."
             )
         if answer == b"stale":
-            self._cache.drop(claim.key.trajectory_id, claim.tool)
             raise StaleClaimError(
                 f"The claim on {claim.tool!r} for trajectory {claim.key.trajectory_id!r} was lost to another server or "
                 "to the end of the trajectory: what was done does not count. Begin the call again."
             )
-        if changes or finishes:
-            self._remember(claim, change, finishes=finishes)
+        if answer == b"repeated" or finishes:
+            # What took effect is what was sent first.
+            self._cache.drop(claim.key.trajectory_id, claim.tool)
+        elif changes:
+            self._remember(claim, change)
 
     async def release(self, claim: Claim, *, deadline: float) -> None:
         """Let a claim go: nothing of the call took effect, and whoever repeats it does it anew."""
@@ -242,11 +244,8 @@ class TrajectoryStore:
         loop = asyncio.get_running_loop()
         await self.renew(claim, deadline=loop.time() + self._settings.lease_seconds)
 
-    def _remember(self, claim: Claim, change: Change, *, finishes: bool) -> None:
+    def _remember(self, claim: Claim, change: Change) -> None:
         """Keep the state that a commit wrote: its version is the claim's token."""
-        if finishes:
-            self._cache.drop(claim.key.trajectory_id, claim.tool)
-            return
         state = {} if change.forget else {k: v for k, v in claim.state.items() if k not in change.removed}
         state.update(change.written)
         self._cache.put(claim.key.trajectory_id, claim.tool, claim.token, MappingProxyType(state))

@@ -133,7 +133,7 @@ async def test_a_commit_that_never_heard_back_is_repeated_without_a_second_effec
     store, witness = new_server(url=linked_url), new_server(url=tcp_url)
     held = await begin(store)
     with link.silent("downstream"), pytest.raises(StoreUnavailableError):
-        await count_up(store, held, SOON)
+        await count_up(store, held, 3.0)
 
     # Sent again as a client does: the store knows that the call was done.
     assert await begin(store) == Recorded(b"1")

@@ -19,7 +19,7 @@ if not held or held.token ~= token then
   else
     recorded = string.find(get('committed ' .. tool) or '', token, 1, true)
   end
-  return {recorded and 'committed' or 'stale'}
+  return {recorded and 'repeated' or 'stale'}
 end
 
 local state, total, tool_bytes = state_key(tool), get_number('bytes'), get_number('bytes ' .. tool)

@@ -1,0 +1,181 @@
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from turnmill.core.errors import StoreUnavailableError, ToolUnavailableError
+from turnmill.trajectories.embedded import EmbeddedStore, find_server
+
+OWNER = """
+import sys, time
+from turnmill.trajectories.embedded import EmbeddedStore
+with EmbeddedStore() as store:
+    print(store.url, flush=True)
+    time.sleep(600)
+"""
+
+
+def wait_until(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not fact():
+        assert time.monotonic() < deadline, "it did not come true within 30 s"
+        time.sleep(0.01)
+
+
+def fill(client: redis.Redis) -> None:
+    for number in range(100):
+        client.set(f"key-{number}", bytes(1024**2))
+
+
+def folder_of(store_url: str) -> Path:
+    return Path(urlsplit(store_url).path).parent
+
+
+def test_an_embedded_store_is_there_for_its_block_alone():
+    with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
+        assert client.ping()
+        folder = folder_of(store.url)
+
+    assert not folder.exists()
+    with pytest.raises(redis.exceptions.ConnectionError), redis.Redis.from_url(f"unix://{folder}/store.sock") as client:
+        client.ping()
+
+
+async def test_an_embedded_store_can_be_used_from_coroutines():
+    async with EmbeddedStore() as store:
+        async with redis.asyncio.Redis.from_url(store.url) as client:
+            assert await client.ping()
+        folder = folder_of(store.url)
+
+    assert not folder.exists()
+
+
+def test_only_its_user_can_reach_an_embedded_store():
+    with EmbeddedStore() as store:
+        folder = folder_of(store.url)
+
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "store.sock").stat().st_mode) == 0o600
+
+
+def test_an_embedded_store_on_a_port_asks_for_a_password():
+    with EmbeddedStore(tcp=True) as store:
+        parts = urlsplit(store.url)
+        assert parts.hostname == "127.0.0.1"
+        with redis.Redis.from_url(store.url) as client:
+            assert client.ping()
+        with (
+            redis.Redis(port=parts.port, retry=Retry(NoBackoff(), 0)) as client,
+            pytest.raises(redis.exceptions.AuthenticationError),
+        ):
+            client.ping()
+
+
+def test_the_password_is_on_no_command_line():
+    with EmbeddedStore(tcp=True) as store:
+        password = urlsplit(store.url).password
+        commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+
+        assert any("server.conf" in command for command in commands)
+        assert not any(password in command for command in commands)
+
+
+def test_the_memory_of_an_embedded_store_is_bounded_and_nothing_is_evicted():
+    with EmbeddedStore(max_bytes=8 * 1024**2) as store, redis.Redis.from_url(store.url) as client:
+        client.set("first", bytes(1024**2))
+
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            fill(client)
+
+        assert client.get("first") is not None
+
+
+def test_an_embedded_store_keeps_what_it_is_told_to_keep(tmp_path):
+    folder = tmp_path / "kept" / "here"
+    with EmbeddedStore(keep_in=folder) as store, redis.Redis.from_url(store.url) as client:
+        client.set("key", "value")
+
+    with EmbeddedStore(keep_in=folder) as store, redis.Redis.from_url(store.url) as client:
+        assert client.get("key") == b"value"
+
+
+def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+
+    with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
+        assert client.ping()
+
+    assert list(long.iterdir()) == []
+
+
+def test_a_store_that_cannot_start_says_why():
+    with pytest.raises(StoreUnavailableError, match="maxmemory"):
+        EmbeddedStore(max_bytes=-1).start()
+
+
+def test_a_missing_server_is_an_error_that_names_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(ToolUnavailableError, match="install the Python package no-such-package"):
+        find_server("no-such-package")
+
+
+@pytest.fixture
+def owner():
+    """A process with an embedded store, and the store's URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    url = process.stdout.readline().strip()
+    yield process, url
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    shutil.rmtree(folder_of(url), ignore_errors=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_embedded_store_is_gone_with_its_owner(owner, number):
+    process, url = owner
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 2
+
+    process.send_signal(number)
+    process.wait()
+
+    wait_until(lambda: not folder_of(url).exists())
+    wait_until(lambda: not any(child.is_running() for child in family))
+
+
+def test_no_server_outlives_its_guardian(owner):
+    process, _ = owner
+    guardian = psutil.Process(process.pid).children()[0]
+    server = guardian.children()[0]
+
+    guardian.kill()
+
+    wait_until(lambda: not server.is_running())
+
+
+def test_ctrl_c_in_the_terminal_is_for_the_owner(owner):
+    process, _ = owner
+    guardian = psutil.Process(process.pid).children()[0]
+
+    assert os.getsid(guardian.pid) != os.getsid(process.pid)

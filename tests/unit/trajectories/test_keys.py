@@ -1,0 +1,55 @@
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from turnmill.core.errors import SettingsError
+from turnmill.trajectories.keys import Keys
+
+names = st.text(st.characters(), max_size=10)
+
+
+def hash_tag(key: str) -> str:
+    """What a Redis cluster places a key by."""
+    start = key.index("{") + 1
+    return key[start : key.index("}", start)]
+
+
+@given(names, names)
+def test_different_names_have_different_keys(first, second):
+    assume(first != second)
+    keys = Keys("run")
+
+    assert keys.trajectory(first) != keys.trajectory(second)
+    assert keys.journal(first) != keys.journal(second)
+
+
+@given(st.text(st.characters(), min_size=1, max_size=10), names)
+def test_all_keys_of_a_trajectory_have_one_hash_tag(run, name):
+    key = Keys(run).trajectory(name)
+
+    assert {hash_tag(key), hash_tag(f"{key}:calls"), hash_tag(f"{key}:state:tool")} == {hash_tag(key)}
+
+
+@given(names)
+def test_a_pattern_finds_the_keys_of_its_kind_and_no_other(name):
+    keys = Keys("run")
+
+    assert fnmatchcase(keys.trajectory(name), keys.every_trajectory)
+    assert fnmatchcase(keys.journal(name), keys.every_rollout)
+    for other in (f"{keys.trajectory(name)}:calls", keys.journal(name), Keys("run2").trajectory(name)):
+        assert not fnmatchcase(other, keys.every_trajectory)
+
+
+@given(names)
+def test_the_name_of_a_rollout_follows_from_its_key(name):
+    keys = Keys("run")
+
+    assert keys.rollout_name(keys.journal(name)) == name
+
+
+@pytest.mark.parametrize("run", ["", "x" * 201])
+def test_a_run_without_a_name_or_with_a_novel_for_one_is_refused(run):
+    with pytest.raises(SettingsError, match="1 to 200"):
+        Keys(run)

@@ -1,0 +1,78 @@
+import asyncio
+
+from turnmill.core.errors import StaleClaimError, StoreUnavailableError
+from turnmill.trajectories.base import CallKey, Claim
+from turnmill.trajectories.renewal import Renewal
+
+CLAIM = Claim(CallKey("trajectory-1", "call-1"), "shell", 1, {})
+OTHER = Claim(CallKey("trajectory-2", "call-1"), "shell", 1, {})
+
+
+class Store:
+    """Counts what is renewed, and answers with errors first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.renewed: list[Claim] = []
+        self._more = asyncio.Event()
+
+    async def renew(self, claim: Claim) -> None:
+        self.renewed.append(claim)
+        self._more.set()
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.renewed) < count:
+                self._more.clear()
+                await self._more.wait()
+
+
+async def test_a_claim_is_renewed_until_it_is_dropped():
+    store = Store()
+    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal.add(CLAIM)
+    renewal.add(OTHER)
+    await store.until(4)
+
+    renewal.drop(CLAIM)
+    store.renewed.clear()
+    await store.until(3)
+
+    assert {claim.key.trajectory_id for claim in store.renewed} == {"trajectory-2"}
+    await renewal.close()
+
+
+async def test_a_claim_that_is_lost_is_left_alone():
+    store = Store(StaleClaimError("lost"))
+    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal.add(CLAIM)
+    await store.until(1)
+    renewal.add(OTHER)
+
+    await store.until(4)
+
+    assert store.renewed.count(CLAIM) == 1
+    await renewal.close()
+
+
+async def test_a_store_that_is_away_is_asked_again():
+    store = Store(StoreUnavailableError("away"), StoreUnavailableError("away"))
+    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal.add(CLAIM)
+
+    await store.until(3)
+
+    await renewal.close()
+
+
+async def test_nothing_is_renewed_after_the_end():
+    store = Store()
+    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal.add(CLAIM)
+    await store.until(1)
+
+    await renewal.close()
+
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,16 @@
+import pytest
+
+from turnmill.core.errors import SettingsError
+from turnmill.trajectories.settings import StoreSettings
+
+
+@pytest.mark.parametrize("name", ["lease_seconds", "expiry_seconds", "max_trajectory_bytes", "max_connections"])
+def test_a_limit_of_nothing_is_refused(name):
+    with pytest.raises(SettingsError, match=rf"{name} \(0\) must be greater than 0"):
+        StoreSettings(**{name: 0})
+
+
+def test_a_store_can_do_without_a_cache():
+    assert StoreSettings(cache_bytes=0).cache_bytes == 0
+    with pytest.raises(SettingsError, match="0 keeps no state"):
+        StoreSettings(cache_bytes=-1)
