@@ -83,6 +83,13 @@ def tool_server(
     run_name: Annotated[
         str, typer.Option(help="Name under which trajectories lie in the store; servers of one name share them.")
     ] = "tool-server",
+    lease_seconds: Annotated[
+        float, typer.Option(help="Seconds that a call stays claimed by a server that has died.")
+    ] = 1.0,
+    expiry_seconds: Annotated[
+        float, typer.Option(help="Seconds after which a trajectory that nobody touches is forgotten.")
+    ] = 86400.0,
+    store_bytes: Annotated[int, typer.Option(help="Memory of the store that comes with the server.")] = 1024**3,
     sandbox: Annotated[
         str, typer.Option(help="fork: with every barrier; process: plain processes with limits alone.")
     ] = "fork",

@@ -104,7 +104,9 @@ class Worker:
         )
 
     async def drain(self) -> None:
-        """Wait for the requests that were told to end."""
+        """Give up the requests that are still there, and wait until their claims are given back."""
+        for request in self._requests:
+            request.cancel()
         if self._requests:
             await asyncio.wait(self._requests, timeout=DRAIN_SECONDS)
 

@@ -5,7 +5,6 @@ import os
 from collections import ChainMap
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
 
 from fastapi import FastAPI
 
@@ -24,6 +23,7 @@ from turnmill.tool_server.upstream import Upstream
 from turnmill.tools import registry
 from turnmill.tools.base import Tool, ToolContext
 from turnmill.tools.sandboxed import PRELOAD
+from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,11 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
     async with AsyncExitStack() as stack:
         metrics = ToolMetrics()
         assert settings.redis is not None, "a server without a store starts one"
-        store = TrajectoryStore.from_url(settings.redis, settings.run_name)
+        store = TrajectoryStore.from_url(
+            settings.redis,
+            settings.run_name,
+            StoreSettings(lease_seconds=settings.lease_seconds, expiry_seconds=settings.expiry_seconds),
+        )
         stack.push_async_callback(store.close)
         sandbox = await open_sandbox(settings, stack)
         tool_settings = ChainMap(dict(settings.tool_settings), dict(os.environ))
@@ -74,7 +78,7 @@ async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandb
     kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
     sandbox = kind(preload=PRELOAD, max_running=settings.max_sandboxes)
     stack.push_async_callback(sandbox.close)
-    log.info("Sandbox ready", extra={"kind": settings.sandbox, **asdict(await sandbox.start())})
+    await sandbox.start()
     return sandbox
 
 

@@ -62,7 +62,7 @@ async def _serve(
     stop = Stop()
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     if stop_when_readable is not None:
         loop.add_reader(stop_when_readable, _stop_once, stop, stop_when_readable)
     try:
@@ -78,7 +78,7 @@ async def _serve(
 
 def _stop_once(stop: "Stop", descriptor: int) -> None:
     asyncio.get_running_loop().remove_reader(descriptor)
-    stop()
+    stop(descriptor)
 
 
 async def _serve_http(
@@ -120,10 +120,13 @@ class _HttpServer(uvicorn.Server):
 
 
 class Stop:
-    """What a signal does: give up the start, then end in order, and the second time at once."""
+    """What a signal does: give up the start, or end in order; the same one again ends at once.
+
+    Ctrl-C reaches workers from the terminal and from their parent, which must not count as twice.
+    """
 
     def __init__(self) -> None:
-        self.told = False
+        self.told: set[int] = set()
         self._task = asyncio.current_task()
         self._server: uvicorn.Server | None = None
         self._worker: Worker | None = None
@@ -132,15 +135,16 @@ class Stop:
         """From here on there is something to end in order."""
         self._worker, self._server = worker, server
 
-    def __call__(self) -> None:
-        again, self.told = self.told, True
+    def __call__(self, source: int) -> None:
+        again = source in self.told
+        self.told.add(source)
         if self._server is None or self._worker is None:
             assert self._task is not None
             self._task.cancel()
             return
         self._worker.stopping = True
         self._server.should_exit = True
-        self._server.force_exit = again
+        self._server.force_exit = self._server.force_exit or again
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -172,7 +176,7 @@ def _with_store(settings: ServerSettings) -> Iterator[ServerSettings]:
     if settings.redis is not None:
         yield settings
         return
-    with EmbeddedStore() as store:
+    with EmbeddedStore(max_bytes=settings.store_bytes) as store:
         yield settings.model_copy(update={"redis": store.url})
 
 

@@ -60,6 +60,15 @@ class ServerSettings(Settings):
     run_name: str = Field(default="tool-server", min_length=1, max_length=200)
     """Name under which trajectories lie in the store: servers of one name share them."""
 
+    lease_seconds: Seconds = 1.0
+    """Seconds that a call stays claimed by a server that has died; then another one does it."""
+
+    expiry_seconds: Seconds = 86400.0
+    """Seconds after which a trajectory that nobody touches is forgotten."""
+
+    store_bytes: Count = 1024**3
+    """Memory of the store that comes with the server; beyond it calls fail with the cause `store_full`."""
+
     sandbox: Literal["fork", "process"] = "fork"
     """`fork`: a warm process with every barrier; `process`: plain processes with limits alone."""
 
