@@ -5,14 +5,13 @@ import json
 import os
 import select
 import shlex
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 from turnmill.tools.sandboxed.answers import not_kept, pack_answer
 from turnmill.tools.sandboxed.parts import unpack
@@ -24,10 +23,14 @@ _HOME_MARK = b"\x01home\x01"
 _DRAIN_SECONDS = 0.1
 _POLL_SECONDS = 0.02
 
+# Where bash finds what it is to do, and leaves what it did.
+_ORDER, _SAVED = 198, 199
+
 # Both texts are read from a descriptor, as they may be longer than an argument can be. One line, so that errors of the
 # agent's line name line 1.
 _SCRIPT = (
-    "IFS= read -r -d '' -u {0}; eval \"$REPLY\" 2>/dev/null; IFS= read -r -d '' -u {0}; exec {0}<&-; eval \"$REPLY\""
+    f"IFS= read -r -d '' -u {_ORDER}; eval \"$REPLY\" 2>/dev/null; "
+    f"IFS= read -r -d '' -u {_ORDER}; exec {_ORDER}<&-; eval \"$REPLY\""
 )
 _SAVE = (
     'builtin printf "%s\\0" "$PWD"; builtin export -n PWD SHLVL _; {unchanged} builtin declare -px;'
@@ -42,12 +45,13 @@ def run(argument: bytes) -> bytes:
     before = unpack(parts["state"])
     root = Path.cwd()
     restore(before, root)
-    shell = _Shell(root, before, limits["seconds"], limits["characters"])
-    try:
-        for line in json.loads(parts["lines"]):
-            shell.run_line(line)
-    finally:
-        shell.end()
+    with tempfile.TemporaryFile(dir=root) as order, tempfile.TemporaryFile(dir=root) as saved:
+        shell = _Shell(root, before, limits["seconds"], limits["characters"], (order.fileno(), saved.fileno()))
+        try:
+            for line in json.loads(parts["lines"]):
+                shell.run_line(line)
+        finally:
+            shell.end()
     files, left_out = snapshot(root, max_bytes=limits["home_bytes"], max_files=limits["home_files"])
     shell.say(not_kept(left_out))
     return pack_answer({}, before, {**shell.state(), **files})
@@ -56,8 +60,11 @@ def run(argument: bytes) -> bytes:
 class _Shell:
     """What one line leaves to the next."""
 
-    def __init__(self, root: Path, state: Mapping[str, bytes], seconds: float, max_characters: int) -> None:
+    def __init__(
+        self, root: Path, state: Mapping[str, bytes], seconds: float, max_characters: int, files: tuple[int, int]
+    ) -> None:
         self._root = root
+        self._order, self._saved = files
         self._seconds = seconds
         self._room = self._limit = max_characters
         self._environment = {name: value for name, value in os.environ.items() if name not in ("PWD", "OLDPWD")}
@@ -65,7 +72,8 @@ class _Shell:
         self._functions = self._located(state.get("functions", b""))
         folder = state.get("cwd", b"~").decode("utf-8", "surrogateescape")
         self._folder = root / folder.removeprefix("~").removeprefix("/") if folder.startswith("~") else Path(folder)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._bash = shutil.which("bash") or "bash"
+        self._processes: list[int] = []
 
     def state(self) -> dict[str, bytes]:
         """The parts of the state but for files."""
@@ -81,15 +89,13 @@ class _Shell:
         if not self._folder.is_dir():
             self._folder = self._root
         self.say(f"user@bash-session:{self._shown_folder()}$ {line}")
-        with tempfile.TemporaryFile(dir=self._root) as setup, tempfile.TemporaryFile(dir=self._root) as saved:
-            setup.write(self._setup(saved.fileno()) + b"\0" + line.encode("utf-8", "surrogateescape") + b"\0")
-            setup.seek(0)
-            output = self._watch(self._start(setup, saved))
-            if output is None:
-                self.say(TIMED_OUT.format(seconds=self._seconds))
-                return
-            saved.seek(0)
-            self._take_over(saved.read())
+        self._rewrite(self._order, self._setup() + b"\0" + line.encode("utf-8", "surrogateescape") + b"\0")
+        self._rewrite(self._saved, b"")
+        output = self._watch(*self._start())
+        if output is None:
+            self.say(TIMED_OUT.format(seconds=self._seconds))
+            return
+        self._take_over(os.pread(self._saved, os.fstat(self._saved).st_size, 0))
         self.say(output.decode("utf-8", "replace").rstrip("\n"))
 
     def say(self, text: str) -> None:
@@ -105,39 +111,52 @@ class _Shell:
         """Kill what still runs in the background; the first process of each group is unreaped and keeps its number."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                os.killpg(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
-    def _start(self, setup: IO[bytes], saved: IO[bytes]) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            ["bash", "--noprofile", "--norc", "-c", _SCRIPT.format(setup.fileno())],
-            cwd=self._root,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(setup.fileno(), saved.fileno()),
-            start_new_session=True,
-        )
+    def _start(self) -> tuple[int, int]:
+        """A bash that leads a session of its own, and the descriptor that it writes to."""
+        ours, theirs = os.pipe()
+        try:
+            process = os.posix_spawn(
+                self._bash,
+                ["bash", "--noprofile", "--norc", "-c", _SCRIPT],
+                self._environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, theirs, 1),
+                    (os.POSIX_SPAWN_DUP2, theirs, 2),
+                    (os.POSIX_SPAWN_DUP2, self._order, _ORDER),
+                    (os.POSIX_SPAWN_DUP2, self._saved, _SAVED),
+                ],
+                setsid=True,
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
         self._processes.append(process)
-        return process
+        return process, ours
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> bytes | None:
+    def _watch(self, process: int, pipe: int) -> bytes | None:
         """What it wrote until it ended; None if it had to be killed."""
-        assert process.stdout is not None
         collected = bytearray()
         deadline = time.monotonic() + self._seconds
         ended = False
-        with process.stdout as pipe:
+        try:
             while (left := deadline - time.monotonic()) > 0:
                 if select.select([pipe], [], [], min(left, _POLL_SECONDS))[0]:
-                    block = os.read(pipe.fileno(), 65536)
+                    block = os.read(pipe, 65536)
                     if not block:
                         break
                     # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
                     collected += block[: max(0, 4 * self._limit - len(collected))]
                 elif not ended and _has_ended(process):
                     ended, deadline = True, time.monotonic() + _DRAIN_SECONDS
+        finally:
+            os.close(pipe)
         while not ended and (left := deadline - time.monotonic()) > 0:
             ended = _has_ended(process)
             if not ended:
@@ -145,16 +164,24 @@ class _Shell:
         if ended:
             return bytes(collected)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process, signal.SIGKILL)
         return None
 
-    def _setup(self, saved: int) -> bytes:
+    @staticmethod
+    def _rewrite(file: int, content: bytes) -> None:
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        with open(file, "wb", closefd=False) as stream:
+            stream.write(content)
+        os.lseek(file, 0, os.SEEK_SET)
+
+    def _setup(self) -> bytes:
         unchanged = " ".join(
             f"[[ ${{{name}-}} == {shlex.quote(value)} ]] && builtin export -n {name};"
             for name, value in self._environment.items()
             if name.isidentifier()
         )
-        save = f"{{ {_SAVE.format(unchanged=unchanged)}; }} 2>/dev/null >&{saved}"
+        save = f"{{ {_SAVE.format(unchanged=unchanged)}; }} 2>/dev/null >&{_SAVED}"
         lines = (
             b"unset -v REPLY",
             b"cd -- " + shlex.quote(str(self._folder)).encode("utf-8", "surrogateescape"),
@@ -182,6 +209,6 @@ class _Shell:
         return str(self._folder)
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+def _has_ended(process: int) -> bool:
     """Whether it ended; it stays unreaped."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
