@@ -298,7 +298,7 @@ class Run:
         """The rlimit behind a deadly signal, where the time used bears it out."""
         used = os.times()
         cpu_seconds = used.children_user + used.children_system
-        if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_seconds >= self.task.limits.cpu_seconds - 0.1:
+        if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_seconds >= self.task.limits.cpu_seconds / 2:
             return "cpu"
         return "files" if exit_code == -signal.SIGXFSZ else None
 

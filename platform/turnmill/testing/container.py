@@ -15,6 +15,7 @@ from pathlib import Path
 from turnmill.sandboxes import kernel
 
 NOBODY = 65534
+_UNSHARE = ("unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child")
 _SHARED = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _REFUSED_IN_PODS = {"x86_64": (272, 308, 165, 166, 155, 435, 321, 298), "aarch64": (97, 268, 40, 39, 41, 435, 280, 241)}
 """unshare, setns, mount, umount2, pivot_root, clone3, bpf, perf_event_open."""
@@ -27,28 +28,14 @@ def can_contain() -> bool:
 
 def run_contained(arguments: Sequence[str], *, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a Python script in mount, pid, network, IPC and UTS namespaces of its own; it calls `enter` first."""
+    path = os.pathsep.join(path for path in sys.path if path)
     return subprocess.run(
-        [
-            "unshare",
-            "--mount",
-            "--pid",
-            "--net",
-            "--ipc",
-            "--uts",
-            "--fork",
-            "--kill-child",
-            sys.executable,
-            *arguments,
-        ],
+        [*_UNSHARE, sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_seconds,
         check=False,
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "LANG": "C.UTF-8",
-        },
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "LANG": "C.UTF-8"},
     )
 
 

@@ -240,14 +240,19 @@ async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, here: Scene) -> R
     finally:
         neighbour.cancel()
         await asyncio.wait([neighbour])
-        while find_neighbour():
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(wait_until_gone)
 
 
 def find_neighbour() -> str:
     """The home of the task that has left a note; nothing if there is none."""
     notes = Path(tempfile.gettempdir()).glob("turnmill-sandbox-*/tasks/*/home/note")
     return next((str(note.parent) for note in notes if note.read_text()), "")
+
+
+def wait_until_gone() -> None:
+    """Until the neighbour is."""
+    while find_neighbour():
+        time.sleep(0.005)
 
 
 def sandbox_folders() -> list[str]:

@@ -1,0 +1,174 @@
+import errno
+import socket
+import struct
+
+import pytest
+
+from turnmill.sandboxes.syscall_filter import _NUMBERS, Permissions, build_filter, number_of
+
+ALLOWED, KILLED = "allowed", "killed"
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+OWN_PID = 4711
+DANGEROUS = [
+    "ptrace",
+    "mount",
+    "unshare",
+    "setns",
+    "kexec_load",
+    "bpf",
+    "keyctl",
+    "perf_event_open",
+    "process_vm_readv",
+    "io_uring_setup",
+    "userfaultfd",
+    "memfd_create",
+    "shmget",
+    "seccomp",
+    "open_by_handle_at",
+    "pidfd_getfd",
+]
+MACHINES = pytest.mark.parametrize("machine", list(ARCHITECTURES))
+
+
+def verdict(program: bytes, number: int, arguments: tuple[int, ...] = (), *, architecture: int) -> str | int:
+    """What the kernel's machine would say: allowed, killed, or the error."""
+    padded = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    data = struct.pack("<iIQ6Q", number, architecture, 0, *(value & (2**64 - 1) for value in padded))
+    instructions = list(struct.iter_unpack("HBBI", program))
+    accumulator, position = 0, 0
+    while True:
+        code, if_true, if_false, value = instructions[position]
+        position += 1
+        match code:
+            case 0x20:
+                accumulator = struct.unpack_from("<I", data, value)[0]
+            case 0x54:
+                accumulator &= value
+            case 0x15:
+                position += if_true if accumulator == value else if_false
+            case 0x25:
+                position += if_true if accumulator > value else if_false
+            case 0x45:
+                position += if_true if accumulator & value else if_false
+            case 0x06:
+                return {0x7FFF0000: ALLOWED, 0x80000000: KILLED}.get(value, value & 0xFFFF)
+            case _:
+                raise AssertionError(f"unknown instruction {code:#x}")
+
+
+def judge(name: str, *arguments: int, machine: str = "x86_64", **permissions: bool) -> str | int:
+    program = build_filter(Permissions(**permissions), OWN_PID, machine)
+    number = number_of(name, machine)
+    assert number is not None
+    return verdict(program, number, arguments, architecture=ARCHITECTURES[machine])
+
+
+@MACHINES
+@pytest.mark.parametrize("name", DANGEROUS)
+def test_what_nobody_needs_is_refused(machine, name):
+    assert judge(name, machine=machine) == errno.EPERM
+
+
+@MACHINES
+def test_common_calls_pass(machine):
+    program = build_filter(Permissions(), OWN_PID, machine)
+    refused = {number_of(name, machine) for name in _NUMBERS}
+    ordinary = [number for number in range(240) if number not in refused]
+
+    verdicts = {verdict(program, number, architecture=ARCHITECTURES[machine]) for number in ordinary}
+
+    assert verdicts == {ALLOWED}
+
+
+@MACHINES
+def test_calls_of_another_architecture_kill(machine):
+    program = build_filter(Permissions(), OWN_PID, machine)
+
+    assert verdict(program, 1, architecture=0x40000003) == KILLED
+
+
+@MACHINES
+@pytest.mark.parametrize("number", [463, 1000, 0x40000000 + 1])
+def test_calls_that_came_later_do_not_exist(machine, number):
+    program = build_filter(Permissions(), OWN_PID, machine)
+
+    assert verdict(program, number, architecture=ARCHITECTURES[machine]) == errno.ENOSYS
+
+
+@MACHINES
+@pytest.mark.parametrize("flag", [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000])
+def test_a_clone_makes_no_namespace(machine, flag):
+    assert judge("clone", flag | 17, machine=machine) == errno.EPERM
+    assert judge("clone", 17, machine=machine) == ALLOWED
+    assert judge("clone3", machine=machine) == errno.ENOSYS
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "with_network"),
+    [
+        (socket.AF_INET, socket.SOCK_STREAM, ALLOWED),
+        (socket.AF_INET6, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, ALLOWED),
+        (socket.AF_INET, socket.SOCK_RAW, errno.EPERM),
+        (socket.AF_UNIX, socket.SOCK_STREAM, errno.EPERM),
+        (socket.AF_NETLINK, socket.SOCK_RAW, errno.EPERM),
+        (socket.AF_PACKET, socket.SOCK_RAW, errno.EPERM),
+    ],
+)
+def test_sockets_are_granted_by_family_and_type(family, kind, with_network):
+    assert judge("socket", family, kind) == errno.EPERM
+    assert judge("socket", family, kind, network=True) == with_network
+
+
+def test_a_pair_of_sockets_is_a_stream_within_the_task():
+    assert judge("socketpair", socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) == ALLOWED
+    assert judge("socketpair", socket.AF_UNIX, socket.SOCK_DGRAM) == errno.EPERM
+
+
+@pytest.mark.parametrize("name", ["connect", "bind", "listen", "accept4"])
+def test_sockets_serve_and_connect_with_the_network_alone(name):
+    assert judge(name) == errno.EPERM
+    assert judge(name, network=True) == ALLOWED
+
+
+@pytest.mark.parametrize("name", ["prlimit64", "sched_setscheduler", "sched_setaffinity"])
+def test_a_process_sets_its_own_limits_and_those_of_no_other(name):
+    assert judge(name, 0) == ALLOWED
+    assert judge(name, OWN_PID + 1) == errno.EPERM
+
+
+def test_signals_pass_where_something_else_keeps_them_inside():
+    assert judge("kill", 1) == ALLOWED
+    assert judge("kill", 1, signals=False) == errno.EPERM
+    assert judge("kill", OWN_PID, signals=False) == ALLOWED
+    assert judge("tgkill", OWN_PID, signals=False) == ALLOWED
+    assert judge("kill", -1, signals=False) == errno.EPERM
+    assert judge("pidfd_send_signal", 3, signals=False) == errno.EPERM
+
+
+def test_attributes_by_path_are_refused_where_files_of_others_have_the_same_owner():
+    assert judge("chmod") == ALLOWED
+    assert judge("chmod", attributes=False) == errno.EPERM
+    assert judge("utimensat", 3, 0, attributes=False) == ALLOWED
+    assert judge("utimensat", 3, 1 << 40, attributes=False) == errno.EPERM
+    assert judge("utimensat", 3, 8, attributes=False) == errno.EPERM
+
+
+def test_truncation_by_path_is_refused_where_landlock_does_not_know_it():
+    assert judge("truncate") == ALLOWED
+    assert judge("truncate", truncate=False) == errno.EPERM
+
+
+def test_input_is_not_put_into_terminals():
+    assert judge("ioctl", 0, 0x5412) == errno.EPERM
+    assert judge("ioctl", 0, 0x5401) == ALLOWED
+
+
+def test_an_unknown_machine_is_refused():
+    with pytest.raises(NotImplementedError, match="riscv64"):
+        build_filter(Permissions(), OWN_PID, "riscv64")
+
+
+def test_no_two_calls_share_a_number():
+    for column in range(2):
+        numbers = [pair[column] for pair in _NUMBERS.values() if pair[column] is not None]
+        assert len(numbers) == len(set(numbers))
