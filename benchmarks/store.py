@@ -1,4 +1,7 @@
-"""Times what a tool call asks of the trajectory store, on a store of its own: `python benchmarks/store.py`."""
+"""What a tool call asks of the trajectory store: times of single operations, and turns of many trajectories at once.
+
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/store.py [--times 1000] [--redis URL]
+"""
 
 import argparse
 import asyncio
@@ -6,6 +9,8 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
+
+from runs import table
 
 from turnmill.core.trajectory import Turn
 from turnmill.trajectories.base import CallKey, Change, Claim
@@ -15,8 +20,8 @@ from turnmill.trajectories.journal import RolloutJournal
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
-SECONDS = 30.0
-KIB = 1024
+SECONDS, TRAJECTORIES, KIB = 30.0, 64, 1024
+OBSERVATION = b"x" * 200
 TURN = Turn(
     prompt_ids=tuple(range(1000)),
     response_ids=tuple(range(200)),
@@ -26,99 +31,102 @@ TURN = Turn(
 )
 
 
-class Benchmark:
-    """Operations on one store, one after another."""
+class Calls:
+    """Calls of one trajectory after another, each with an id of its own."""
 
-    def __init__(self, url: str) -> None:
-        self.store = TrajectoryStore.from_url(url, uuid4().hex)
-        self.uncached = TrajectoryStore.from_url(url, uuid4().hex, StoreSettings(cache_bytes=0))
-        self.journal = RolloutJournal.from_url(url, uuid4().hex)
-        self.calls = 0
+    def __init__(self, url: str, settings: StoreSettings | None = None) -> None:
+        self.store = TrajectoryStore.from_url(url, uuid4().hex, settings)
+        self.claims: list[Claim] = []
+        self.num_begun = 0
 
-    async def close(self) -> None:
-        for each in (self.store, self.uncached, self.journal):
-            await each.close()
-
-    async def begin(self, store: TrajectoryStore, *, stateful: bool = True) -> Claim:
-        self.calls += 1
-        key = CallKey("trajectory", f"call-{self.calls}")
-        claim = await store.begin(key, "tool", stateful=stateful, deadline=deadline_in(SECONDS))
+    async def begin(self, trajectory_id: str = "trajectory", *, stateful: bool = False) -> Claim:
+        self.num_begun += 1
+        key = CallKey(trajectory_id, f"call-{self.num_begun}")
+        claim = await self.store.begin(key, "tool", stateful=stateful, deadline=deadline_in(SECONDS))
         assert isinstance(claim, Claim)
+        self.claims.append(claim)
         return claim
 
-    async def turn(self, store: TrajectoryStore, num_bytes: int) -> None:
-        """A call with its state, from its claim to its record."""
-        claim = await self.begin(store)
-        change = Change(written={"variables": str(self.calls).encode() + bytes(num_bytes)})
-        await store.commit(claim, b"observation", change, deadline=deadline_in(SECONDS))
+    async def commit(self) -> None:
+        await self.store.commit(self.claims.pop(), OBSERVATION, deadline=deadline_in(SECONDS))
+
+    async def turn(self, num_bytes: int, trajectory_id: str = "trajectory") -> None:
+        claim = await self.begin(trajectory_id, stateful=True)
+        self.claims.remove(claim)
+        change = Change(written={"variables": str(self.num_begun).encode() + bytes(num_bytes)})
+        await self.store.commit(claim, OBSERVATION, change, deadline=deadline_in(SECONDS))
 
 
-async def median_ms(times: int, do: Callable[[], Awaitable[object]]) -> float:
+async def median_ms(times: int, do: Callable[[], Awaitable[object]]) -> str:
+    """The median time of doing something, in milliseconds."""
     taken = []
     for _ in range(times):
         begun = time.perf_counter()
         await do()
         taken.append(time.perf_counter() - begun)
-    return statistics.median(taken) * 1000
+    return f"{statistics.median(taken) * 1000:.2f}"
 
 
-async def measure(url: str, times: int) -> dict[str, float]:
-    benchmark = Benchmark(url)
-    store = benchmark.store
-    claims: list[Claim] = []
+async def measure_calls(url: str, times: int) -> list[tuple[str, str]]:
+    """Single operations, and turns with their state."""
+    calls, uncached = Calls(url), Calls(url, StoreSettings(cache_bytes=0))
+    few = max(1, times // 20)
+    rows = [
+        ("`begin`, tool without state", await median_ms(times, calls.begin)),
+        ("`commit`, tool without state", await median_ms(times, calls.commit)),
+        ("turn: `begin` and `commit` of 1 KiB of state", await median_ms(times, lambda: calls.turn(KIB))),
+        ("the same, state read from the store", await median_ms(times, lambda: uncached.turn(KIB))),
+        ("turn with 1 MiB of state", await median_ms(few, lambda: calls.turn(KIB**2))),
+        ("the same, state read from the store", await median_ms(few, lambda: uncached.turn(KIB**2))),
+    ]
+    await calls.store.close()
+    await uncached.store.close()
+    return rows
 
-    async def begin() -> None:
-        claims.append(await benchmark.begin(store, stateful=False))
 
-    async def commit() -> None:
-        await store.commit(claims.pop(), b"observation", deadline=deadline_in(SECONDS))
+async def measure_journal(url: str, times: int) -> list[tuple[str, str]]:
+    """The journal of a rollout of many turns."""
+    journal = RolloutJournal.from_url(url, uuid4().hex)
+    rollout = await journal.open("rollout", deadline=deadline_in(SECONDS))
 
     async def append() -> None:
         nonlocal rollout
-        rollout = await benchmark.journal.append(rollout, TURN, deadline=deadline_in(SECONDS))
+        rollout = await journal.append(rollout, TURN, deadline=deadline_in(SECONDS))
 
-    figures = {
-        "begin, no state": await median_ms(times, begin),
-        "commit, no state": await median_ms(times, commit),
-        "turn, 1 KiB of state": await median_ms(times, lambda: benchmark.turn(store, KIB)),
-        "turn, 1 KiB of state, not cached": await median_ms(times, lambda: benchmark.turn(benchmark.uncached, KIB)),
-    }
-    for store_and_name in ((store, ""), (benchmark.uncached, ", not cached")):
-        each, name = store_and_name
-        figures[f"turn, 1 MiB of state{name}"] = await median_ms(
-            max(1, times // 20), lambda each=each: benchmark.turn(each, KIB * KIB)
-        )
-    rollout = await benchmark.journal.open("rollout", deadline=deadline_in(SECONDS))
-    figures["journal: append a turn of 1,200 tokens"] = await median_ms(times // 4, append)
-    figures["journal: read it all again"] = await median_ms(
-        5, lambda: benchmark.journal.read("rollout", deadline=deadline_in(SECONDS))
-    )
-    await benchmark.close()
-    return figures
+    appended = await median_ms(times // 10, append)
+    opened = await median_ms(5, lambda: journal.open("rollout", deadline=deadline_in(SECONDS)))
+    await journal.close()
+    return [
+        ("journal: append a turn of 1,200 tokens", appended),
+        (f"journal: open a rollout of {times // 10} such turns", opened),
+    ]
 
 
-async def turns_per_second(url: str, *, clients: int, times: int) -> float:
+async def turns_per_second(url: str, times: int) -> float:
     """Of many trajectories at once, in one process."""
-    store = TrajectoryStore.from_url(url, uuid4().hex)
+    calls = Calls(url)
 
     async def play(trajectory_id: str) -> None:
-        for index in range(times // clients):
-            key = CallKey(trajectory_id, f"call-{index}")
-            claim = await store.begin(key, "tool", deadline=deadline_in(SECONDS))
-            assert isinstance(claim, Claim)
-            await store.commit(claim, b"observation", Change(written={"x": b"1"}), deadline=deadline_in(SECONDS))
+        for _ in range(times // TRAJECTORIES):
+            await calls.turn(KIB, trajectory_id)
 
     begun = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for client in range(clients):
-            group.create_task(play(f"trajectory-{client}"))
+        for index in range(TRAJECTORIES):
+            group.create_task(play(f"trajectory-{index}"))
     taken = time.perf_counter() - begun
-    await store.close()
-    return times / taken
+    await calls.store.close()
+    return times // TRAJECTORIES * TRAJECTORIES / taken
+
+
+async def report(url: str, times: int) -> None:
+    rows = [*await measure_calls(url, times), *await measure_journal(url, times)]
+    print(table(("", "median ms"), rows))
+    print(f"\n{await turns_per_second(url, times * 4):.0f} turns/s of {TRAJECTORIES} trajectories at once")
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=1000, help="operations of each kind")
     parser.add_argument("--redis", help="URL of a running store; left out, one is started")
     arguments = parser.parse_args()
@@ -127,12 +135,6 @@ async def main() -> None:
         return
     async with EmbeddedStore() as store:
         await report(store.url, arguments.times)
-
-
-async def report(url: str, times: int) -> None:
-    for name, figure in (await measure(url, times)).items():
-        print(f"{name:45} median {figure:7.3f} ms")
-    print(f"{'turns of 64 trajectories at once':45} {await turns_per_second(url, clients=64, times=times * 4):9.0f} /s")
 
 
 if __name__ == "__main__":

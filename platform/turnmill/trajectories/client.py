@@ -1,6 +1,7 @@
 """Asks Redis within a deadline: what fails is asked again, by itself and with pauses that grow."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -17,6 +18,7 @@ FIRST_ATTEMPT_SECONDS = 1.0
 MAX_ATTEMPT_SECONDS = 8.0
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.5
+LEAVE_SECONDS = 0.1
 SCAN_COUNT = 1000
 
 _TRANSIENT = (
@@ -88,6 +90,13 @@ class StoreClient:
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
+    async def _drop_idle_connections(self) -> None:
+        """What made one connection silent has made the idle ones silent too."""
+        with contextlib.suppress(TimeoutError):
+            # Taking leave of a silent peer may take for ever.
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
+
     async def _ask(self, ask: Callable[[], Awaitable[Any]], deadline: float) -> Any:
         loop = asyncio.get_running_loop()
         attempt_seconds, pause_seconds = FIRST_ATTEMPT_SECONDS, FIRST_PAUSE_SECONDS
@@ -105,8 +114,7 @@ class StoreClient:
                 cause: Exception = error
             except OSError as error:
                 cause = error
-                # What made one connection silent has made the idle ones silent too.
-                await self._redis.connection_pool.disconnect(inuse_connections=False)
+                await self._drop_idle_connections()
             pause = pause_seconds * random.uniform(0.5, 1.0)
             if loop.time() + pause >= deadline:
                 reason = str(cause) or "no answer"
