@@ -5,6 +5,7 @@ import linecache
 import sys
 import threading
 import traceback
+from importlib import import_module
 from types import CodeType, ModuleType, TracebackType
 from typing import TextIO
 
@@ -19,6 +20,11 @@ _STARS = (
     "functools", "operator", "io", "sys", "json", "builtins", "typing",
 )  # fmt: skip
 _MODULES = tuple(name for name in _STARS if name not in ("builtins", "typing"))
+_MAX_FRAMES = 1000
+"""Shown of a traceback; a recursion without end has some hundred thousand."""
+
+for _name in _STARS:
+    import_module(_name)  # Once, in the process that is forked.
 _PRELUDE = compile(
     "".join(f"from {name} import *\n" for name in _STARS)
     + f"import {', '.join(_MODULES)}\nsys.setrecursionlimit(6 * 10**5)\n",
@@ -78,7 +84,7 @@ def _run_code(code: CodeType, module: ModuleType) -> bytes:
 def show(error: BaseException, begin: TracebackType | None, stream: TextIO | None = None) -> None:
     """Print the traceback from where the program's own frames begin, on stderr unless told otherwise."""
     flush()
-    traceback.print_exception(type(error), error, begin, file=stream)
+    traceback.print_exception(type(error), error, begin, limit=_MAX_FRAMES, file=stream)
 
 
 def remember_lines(source: str, filename: str) -> None:
