@@ -161,9 +161,14 @@ def trajectories(
     validation: Annotated[bool, typer.Option("--validation", help="Only episodes of validations.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="With --episode, show every token.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many episodes, the latest.")] = 50,
+    live: Annotated[bool, typer.Option("--live", help="Those in flight, read from the trajectory store.")] = False,
 ) -> None:
     """List the episodes of a run, or read one of them turn by turn."""
     from turnmill.cli.run_dirs import existing_run
+
+    if live:
+        _show_live(existing_run(run_dir), episode, limit)
+        return
     from turnmill.observability.run_folder import RunFolder
     from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog
     from turnmill.observability.trajectory_view import render_episode, render_episodes
@@ -179,6 +184,21 @@ def trajectories(
     if record is None:
         raise SettingsError(f"--episode {episode}: {run_dir} has no such episode. List them without --episode.")
     Console().print(render_episode(record, tokens=tokens))
+
+
+def _show_live(run_dir: Path, name: str | None, limit: int) -> None:
+    from turnmill.cli.live import read_live, render_rollout, render_rollouts
+
+    rollouts = read_live(run_dir)
+    if name is None:
+        Console().print(render_rollouts(rollouts, limit=limit))
+        return
+    found = next((rollout for rollout in rollouts if rollout.name == name), None)
+    if found is None:
+        raise SettingsError(
+            f"--episode {name}: {run_dir} has none in flight by that name. List them without --episode."
+        )
+    Console().print(render_rollout(found))
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)

@@ -1,0 +1,80 @@
+"""Trajectories in flight, read from the store while the run goes on."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from turnmill.core.errors import SettingsError
+from turnmill.core.trajectory import Turn
+from turnmill.trajectories.address import JournalAddress
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.journal import Rollout, RolloutJournal
+
+STORE_SECONDS = 5.0
+
+
+def read_live(run_dir: Path) -> list[Rollout]:
+    """The trajectories that the run has in flight; raises StoreUnavailableError where its store is gone."""
+    address = JournalAddress.read(run_dir)
+    if address is None:
+        raise SettingsError(f"{run_dir} keeps no journal: only agents of type `tool` do. Leave --live out.")
+    return asyncio.run(_read(address))
+
+
+async def _read(address: JournalAddress) -> list[Rollout]:
+    journal = RolloutJournal.from_url(address.url, address.run)
+    try:
+        return await journal.live(deadline=deadline_in(STORE_SECONDS))
+    finally:
+        await journal.close()
+
+
+def render_rollouts(rollouts: Sequence[Rollout], *, limit: int, now: float | None = None) -> RenderableType:
+    """A table with one row per trajectory, those written to last at the end; at most `limit` rows."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trajectory", no_wrap=True)
+    for heading in ("attempt", "turns", "tokens", "policy", "seconds ago"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("last response")
+    shown = sorted(rollouts, key=lambda rollout: rollout.updated)[-limit:]
+    for rollout in shown:
+        table.add_row(*_row(rollout, time.time() if now is None else now))
+    left_out = f", the last {len(shown)} shown" if len(shown) < len(rollouts) else ""
+    noun = "trajectory" if len(rollouts) == 1 else "trajectories"
+    return Group(table, Text(f"{len(rollouts)} {noun} in flight{left_out}", style="dim"))
+
+
+def render_rollout(rollout: Rollout) -> RenderableType:
+    """One trajectory, turn by turn."""
+    title = Text.assemble((rollout.name, "bold"), f"  in flight, attempt {rollout.attempt}, {len(rollout.turns)} turns")
+    return Group(title, *(part for index, turn in enumerate(rollout.turns) for part in _turn_parts(index, turn)))
+
+
+def _row(rollout: Rollout, now: float) -> tuple[str | Text, ...]:
+    turns = rollout.turns
+    last = turns[-1] if turns else None
+    return (
+        Text(rollout.name),
+        str(rollout.attempt),
+        str(len(turns)),
+        str(sum(len(turn.response_ids) for turn in turns)),
+        str(last.policy_version) if last else "",
+        f"{max(0, now - rollout.updated):.0f}",
+        Text(" ".join(last.response_text.split())[-60:] if last else ""),
+    )
+
+
+def _turn_parts(index: int, turn: Turn) -> Iterator[RenderableType]:
+    yield Rule(f"turn {index} · policy {turn.policy_version}", align="left", style="dim")
+    if turn.prompt_text:
+        yield Panel(Text(turn.prompt_text), title="prompt", title_align="left", border_style="dim")
+    yield Panel(Text(turn.response_text), title="response", title_align="left", border_style="cyan")
+    if turn.observation:
+        yield Panel(Text(turn.observation), title="observation", title_align="left", border_style="dim")
