@@ -1,9 +1,11 @@
 """The tool `mcp_interface`: calls tools of servers that speak the Model Context Protocol."""
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
@@ -50,6 +52,10 @@ class McpInterface(Tool):
         self._gateway = McpGateway(address, "sse" if transport == "sse" else "http", seconds)
         self._default_server = settings.text(values, "MCP_DEFAULT_SERVER", "")
         self._on_failure = settings.choice(values, "MCP_ON_FAILURE", "fail", ("fail", "text"))
+
+    async def start(self) -> None:
+        """Import the client here, as the first call would keep all others waiting for it."""
+        await asyncio.to_thread(import_module, "mcp.client.client")
 
     def usage(self) -> str:
         """One line, with the tools that are known."""

@@ -1,7 +1,6 @@
 """One cell of a Python session: variables are unpickled, the cell runs, variables are pickled again."""
 
 import ast
-import asyncio
 import builtins
 import functools
 import io
@@ -63,7 +62,7 @@ def _run_cell(source: str, count: int, module: ModuleType, seconds: float) -> di
             for code, shown in _compiled(source, filename):
                 value = eval(code, module.__dict__)
                 if code.co_flags & CO_COROUTINE:
-                    value = asyncio.run(value)
+                    value = _awaited(value)
                 if shown and value is not None:
                     module.__dict__["_"] = value
                     print(f"Out[{count}]: {value!r}")
@@ -75,6 +74,12 @@ def _run_cell(source: str, count: int, module: ModuleType, seconds: float) -> di
         python_main.show(error, _outside(error.__traceback__), sys.stdout)
         return {"ok": False, "timed_out": False}
     return {"ok": True, "timed_out": False}
+
+
+def _awaited(value: Any) -> Any:
+    import asyncio  # Seldom needed, and as large as all the rest of what is imported here.
+
+    return asyncio.run(value)
 
 
 def _outside(trace: TracebackType | None) -> TracebackType | None:
