@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import subprocess
 from contextlib import suppress
 
 import pytest
@@ -10,6 +11,7 @@ from turnmill.core.errors import StaleClaimError, StoreError, StoreUnavailableEr
 from turnmill.core.trajectory import Turn
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.embedded import find_server
 from turnmill.trajectories.journal import RolloutJournal
 from turnmill.trajectories.settings import StoreSettings
 
@@ -191,6 +193,40 @@ async def test_a_turn_whose_record_was_not_confirmed_is_recorded_once(link, link
 
     assert (await journal.read("rollout", deadline=deadline_in(AMPLE))).turns == (turn,)
     await journal.close()
+
+
+class Redis:
+    """A server on a port of its own that writes all it does to disk before it answers."""
+
+    def __init__(self, folder, port):
+        self.url = f"redis://127.0.0.1:{port}"
+        self._command = [find_server(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
+        self.start()
+
+    def start(self):
+        command = [*self._command, "--appendonly", "yes", "--appendfsync", "always"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+
+async def test_a_call_outlives_a_redis_that_is_killed(new_server, link, tmp_path):
+    server = Redis(tmp_path, 16379)
+    store = new_server(url=server.url)
+    await count_up(store, await begin(store))
+    held = await begin(store, CallKey("trajectory-1", "call-2"))
+    server.kill()
+    commit = asyncio.create_task(count_up(store, held))
+    await retries(store, store.num_retries + 2)
+
+    server.start()
+
+    await commit
+    assert await begin(store) == Recorded(b"1")
+    assert await number(store) == 2
+    server.kill()
 
 
 async def test_every_call_takes_effect_once_whatever_happens_on_the_link(new_server, link, linked_url, tcp_url):
