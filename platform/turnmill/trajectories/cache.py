@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from turnmill.trajectories.base import State
 
+ENTRY_BYTES = 1024
+"""What a state takes beside its parts: its mapping, its names, its place here."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -19,6 +22,7 @@ class StateCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._tools: dict[str, set[str]] = {}
         self.num_bytes = 0
 
     def version(self, trajectory_id: str, tool: str) -> int:
@@ -37,17 +41,26 @@ class StateCache:
     def put(self, trajectory_id: str, tool: str, version: int, state: State) -> None:
         """Keep a state, and drop what has been unused for longest where there is no room."""
         self.drop(trajectory_id, tool)
-        num_bytes = sum(len(name) + len(value) for name, value in state.items())
+        num_bytes = ENTRY_BYTES + sum(len(name) + len(value) for name, value in state.items())
         if num_bytes > self._max_bytes or not state:
             return
         self._entries[trajectory_id, tool] = _Entry(version, state, num_bytes)
+        self._tools.setdefault(trajectory_id, set()).add(tool)
         self.num_bytes += num_bytes
         while self.num_bytes > self._max_bytes:
-            _, dropped = self._entries.popitem(last=False)
-            self.num_bytes -= dropped.num_bytes
+            self.drop(*next(iter(self._entries)))
 
     def drop(self, trajectory_id: str, tool: str) -> None:
         """Forget a state."""
         entry = self._entries.pop((trajectory_id, tool), None)
         if entry is not None:
             self.num_bytes -= entry.num_bytes
+            tools = self._tools[trajectory_id]
+            tools.discard(tool)
+            if not tools:
+                del self._tools[trajectory_id]
+
+    def forget(self, trajectory_id: str) -> None:
+        """Forget the states of all tools of a trajectory."""
+        for tool in list(self._tools.get(trajectory_id, ())):
+            self.drop(trajectory_id, tool)

@@ -145,7 +145,9 @@ class TrajectoryStore:
                 f"The claim on {claim.tool!r} for trajectory {claim.key.trajectory_id!r} was lost to another server or "
                 "to the end of the trajectory: what was done does not count. Begin the call again."
             )
-        if answer == b"repeated" or finishes:
+        if finishes:
+            self._cache.forget(claim.key.trajectory_id)
+        elif answer == b"repeated":
             # What took effect is what was sent first.
             self._cache.drop(claim.key.trajectory_id, claim.tool)
         elif changes:
@@ -174,6 +176,7 @@ class TrajectoryStore:
         """
         arguments = (secrets.token_hex(8), self._expiry_ms(finished=True))
         await self._run(FINISH, trajectory_id, *arguments, deadline=deadline)
+        self._cache.forget(trajectory_id)
 
     async def delete(self, trajectory_id: str, *, deadline: float) -> None:
         """Delete a trajectory with all it did, as if it had never been."""

@@ -1,8 +1,8 @@
-from turnmill.trajectories.cache import StateCache
+from turnmill.trajectories.cache import ENTRY_BYTES, StateCache
 
 
 def test_a_state_counts_in_its_own_version_alone():
-    cache = StateCache(100)
+    cache = StateCache(3 * (ENTRY_BYTES + 31))
     cache.put("a", "shell", 7, {"x": b"1"})
 
     assert cache.version("a", "shell") == 7
@@ -12,7 +12,7 @@ def test_a_state_counts_in_its_own_version_alone():
 
 
 def test_what_has_been_unused_for_longest_makes_room():
-    cache = StateCache(100)
+    cache = StateCache(3 * (ENTRY_BYTES + 31))
     for name in "abc":
         cache.put(name, "shell", 1, {"x": bytes(30)})
     cache.get("a", "shell", 1)
@@ -20,11 +20,11 @@ def test_what_has_been_unused_for_longest_makes_room():
     cache.put("d", "shell", 1, {"x": bytes(30)})
 
     assert [name for name in "abcd" if cache.version(name, "shell")] == ["a", "c", "d"]
-    assert cache.num_bytes == 93
+    assert cache.num_bytes == 3 * (ENTRY_BYTES + 31)
 
 
 def test_a_state_larger_than_the_cache_is_not_kept_and_drops_the_one_before_it():
-    cache = StateCache(10)
+    cache = StateCache(ENTRY_BYTES + 10)
     cache.put("a", "shell", 1, {"x": b"1"})
 
     cache.put("a", "shell", 2, {"x": bytes(10)})
@@ -39,3 +39,24 @@ def test_a_cache_of_no_bytes_keeps_nothing():
     cache.put("a", "shell", 1, {"x": b"1"})
 
     assert cache.version("a", "shell") == 0
+
+
+def test_a_small_state_takes_more_than_its_bytes():
+    cache = StateCache(10 * ENTRY_BYTES)
+
+    for number in range(100):
+        cache.put(str(number), "shell", 1, {"x": b"1"})
+
+    assert sum(cache.version(str(number), "shell") for number in range(100)) == 9
+
+
+def test_a_trajectory_is_forgotten_with_all_its_tools():
+    cache = StateCache(10 * ENTRY_BYTES)
+    for trajectory, tool in (("a", "shell"), ("a", "sql"), ("b", "shell")):
+        cache.put(trajectory, tool, 1, {"x": b"1"})
+
+    cache.forget("a")
+    cache.forget("unknown")
+
+    assert [cache.version("a", "shell"), cache.version("a", "sql"), cache.version("b", "shell")] == [0, 0, 1]
+    assert cache.num_bytes == ENTRY_BYTES + 2
