@@ -89,6 +89,9 @@ def tool_server(
     expiry_seconds: Annotated[
         float, typer.Option(help="Seconds after which a trajectory that nobody touches is forgotten.")
     ] = 86400.0,
+    finished_seconds: Annotated[
+        float, typer.Option(help="Seconds that results of a finished trajectory stay, for late repeats.")
+    ] = 300.0,
     store_bytes: Annotated[int, typer.Option(help="Memory of the store that comes with the server.")] = 1024**3,
     sandbox: Annotated[
         str, typer.Option(help="fork: with every barrier; process: plain processes with limits alone.")

@@ -38,7 +38,11 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
         store = TrajectoryStore.from_url(
             settings.redis,
             settings.run_name,
-            StoreSettings(lease_seconds=settings.lease_seconds, expiry_seconds=settings.expiry_seconds),
+            StoreSettings(
+                lease_seconds=settings.lease_seconds,
+                expiry_seconds=settings.expiry_seconds,
+                finished_seconds=settings.finished_seconds,
+            ),
         )
         stack.push_async_callback(store.close)
         sandbox = await open_sandbox(settings, stack)

@@ -66,6 +66,9 @@ class ServerSettings(Settings):
     expiry_seconds: Seconds = 86400.0
     """Seconds after which a trajectory that nobody touches is forgotten."""
 
+    finished_seconds: Seconds = 300.0
+    """Seconds that the results of a finished trajectory stay, for calls that are repeated late."""
+
     store_bytes: Count = 1024**3
     """Memory of the store that comes with the server; beyond it calls fail with the cause `store_full`."""
 

@@ -1,0 +1,135 @@
+"""The tool server: latency alone, calls a second at 16 clients, scaling over replicas; beside it, another server.
+
+.venv/bin/python benchmarks/tool_server.py latency            # one server, python_code and bash_terminal
+.venv/bin/python benchmarks/tool_server.py latency --peer http://127.0.0.1:5500/get_observation
+.venv/bin/python benchmarks/tool_server.py replicas           # 1 and 2 servers, each held to a core of its own
+.venv/bin/python benchmarks/tool_server.py waiting --most 16  # tools that only wait, 1 to 16 servers
+
+The load generator is a process of its own. A peer is a server of verl-tool, started as its README says.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from runs import table
+from tool_servers import Load, load, serving
+
+from turnmill.testing.server_process import ServerProcess
+from turnmill.trajectories.embedded import EmbeddedStore
+
+KINDS = ("python_code", "bash_terminal")
+CLIENTS_PER_WAITING_SERVER = 2
+
+WAITING_TOOL = '''
+import asyncio
+from typing import ClassVar
+
+from turnmill.tools.base import Tool, ToolCall, ToolResult
+from turnmill.tools.registry import register
+from turnmill.trajectories.base import Change
+
+
+@register
+class Wait(Tool):
+    """Waits 100 ms, and counts."""
+
+    name: ClassVar[str] = "wait"
+    stateful: ClassVar[bool] = True
+
+    def usage(self):
+        return "wait"
+
+    def parse(self, action):
+        return action if action == "wait" else None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        await asyncio.sleep(0.1)
+        number = int(call.state.get("number", b"0")) + 1
+        return ToolResult(str(number), change=Change(written={"number": b"%d" % number}))
+'''
+
+
+def row(name: str, measured: Load) -> list[str]:
+    figures = (f"{measured.per_second:.1f}", f"{measured.median_ms:.1f}", f"{measured.p95_ms:.1f}")
+    return [name, *figures, str(measured.failures)]
+
+
+def measure_latency(arguments: argparse.Namespace) -> None:
+    """One client, and 16."""
+    rows = []
+    with serving("--tool_type", ",".join(KINDS), "--max_concurrent_requests", "256") as server:
+        places = {"turnmill": server.url} | ({"verl-tool": arguments.peer} if arguments.peer else {})
+        for kind in KINDS:
+            for clients in (1, 16):
+                for name, url in places.items():
+                    measured = load([url], kind, clients=clients, seconds=arguments.seconds)
+                    rows.append(row(f"{kind}, {clients} clients, {name}", measured))
+    print(table(["", "calls/s", "median ms", "p95 ms", "failed"], rows))
+
+
+@contextmanager
+def replicas(count: int, *arguments: str, pinned: bool = False) -> Iterator[list[ServerProcess]]:
+    """Servers on one store; pinned, each with its sandbox has a core."""
+    with ExitStack() as stack:
+        store = stack.enter_context(EmbeddedStore())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replicas-")))
+        servers = []
+        for index in range(count):
+            options = ("--redis", store.url, "--max_concurrent_requests", "256")
+            servers.append(ServerProcess(folder / f"log-{index}", *arguments, *options))
+            stack.callback(servers[-1].close)
+            if pinned:
+                os.sched_setaffinity(servers[-1].process.pid, {index % (os.cpu_count() or 1)})
+        yield [server.wait_until_ready() for server in servers]
+
+
+def measure_replicas(arguments: argparse.Namespace) -> None:
+    """Turns of a shell on one core and on two."""
+    rates = {}
+    for count in (1, 2):
+        with replicas(count, "--tool_type", "bash_terminal", pinned=True) as servers:
+            measured = load([server.url for server in servers], "bash_terminal", clients=8, seconds=arguments.seconds)
+        rates[count] = measured.per_second
+    efficiency = rates[2] / (2 * rates[1])
+    print(
+        table(
+            ["servers", "turns/s", "efficiency"],
+            [[1, f"{rates[1]:.1f}", ""], [2, f"{rates[2]:.1f}", f"{efficiency:.2f}"]],
+        )
+    )
+
+
+def measure_waiting(arguments: argparse.Namespace) -> None:
+    """Calls that wait 100 ms; each server adds as many clients as the one before."""
+    rows: list[list[str]] = []
+    first = 0.0
+    with tempfile.TemporaryDirectory(prefix="tools-") as tools:
+        (Path(tools) / "wait.py").write_text(WAITING_TOOL)
+        count = 1
+        while count <= arguments.most:
+            with replicas(count, "--tool_type", "wait", "--set", f"TOOLS_FOLDER={tools}") as servers:
+                urls = [server.url for server in servers]
+                measured = load(urls, "wait", clients=CLIENTS_PER_WAITING_SERVER * count, seconds=arguments.seconds)
+            first = first or measured.per_second
+            efficiency = measured.per_second / (count * first)
+            rows.append([str(count), *row("", measured)[1:4], f"{efficiency:.2f}"])
+            count *= 2
+    print(table(["servers", "calls/s", "median ms", "p95 ms", "efficiency"], rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("latency", "replicas", "waiting"))
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--peer")
+    parser.add_argument("--most", type=int, default=16)
+    arguments = parser.parse_args()
+    {"latency": measure_latency, "replicas": measure_replicas, "waiting": measure_waiting}[arguments.what](arguments)
+
+
+if __name__ == "__main__":
+    main()
