@@ -58,6 +58,7 @@ class BashTerminal(Tool):
         self._home_files = settings.count(values, "BASH_MAX_HOME_FILES", 1000)
         self._memory_bytes = settings.count(values, "BASH_MEMORY_MIB", 1024, least=64) * MIB
         self._refuses_words = settings.switch(values, "BASH_BLOCKED_WORDS", True)
+        self._joins_lines = settings.switch(values, "BASH_JOIN_LINES", False)
 
     def usage(self) -> str:
         """One line."""
@@ -77,8 +78,8 @@ class BashTerminal(Tool):
         if refused:
             return ToolResult(_wrap(call.action, BLOCKED.format(commands=", ".join(refused))))
         commands = encodable(call.parsed).replace("\0", "")
-        lines = [line for line in commands.splitlines() if line.strip()]
-        if not lines:
+        lines = [line for line in commands.splitlines() if line.strip() or self._joins_lines]
+        if not commands.strip():
             return ToolResult(_wrap(call.action, ""))
         seconds = min(self._block_seconds, len(lines) * self._seconds)
         outcome = await self.context.sandbox.run(self._task(lines, call, seconds))
@@ -95,6 +96,7 @@ class BashTerminal(Tool):
             "characters": self._characters,
             "home_bytes": self._home_bytes,
             "home_files": self._home_files,
+            "join": self._joins_lines,
         }
         argument = pack(
             {

@@ -180,3 +180,47 @@ async def test_names_of_files_need_not_be_text(new_dialogue: NewDialogue):
 
     assert seen.splitlines()[1:3] == ["x", "odd377\\n"]
     assert seen.endswith("almost: command not found")
+
+
+LOOP = """for i in 1 2; do
+  echo $i
+
+done
+cat > f.py <<'END'
+if x:
+
+    print("do")
+END
+echo a \\
+  b
+echo "one
+two" | \\
+  cat
+wc -l < f.py
+if true; then echo 'open
+echo last"""
+
+
+async def test_lines_that_make_one_command_run_as_one_if_that_is_set(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("bash_terminal", BASH_JOIN_LINES="on")
+
+    assert transcript(await dialogue.say(f"<bash>{LOOP}</bash>")) == (
+        "user@bash-session:~$ for i in 1 2; do\n>   echo $i\n> \n> done\n1\n2\n"
+        "user@bash-session:~$ cat > f.py <<'END'\n> if x:\n> \n>     print(\"do\")\n> END\n"
+        "user@bash-session:~$ echo a \\\n>   b\na b\n"
+        'user@bash-session:~$ echo "one\n> two" | \\\n>   cat\none\ntwo\n'
+        "user@bash-session:~$ wc -l < f.py\n3\n"
+        "user@bash-session:~$ if true; then echo 'open\n"
+        "bash: eval: line 1: unexpected EOF while looking for matching `''\n"
+        "user@bash-session:~$ echo last\nlast"
+    )
+
+
+async def test_lines_run_one_by_one_if_nothing_is_set(new_dialogue: NewDialogue):
+    seen = transcript(await new_dialogue("bash_terminal").say("<bash>for i in 1 2; do\necho $i\ndone</bash>"))
+
+    assert [line for line in seen.splitlines() if line.startswith("user@")] == [
+        "user@bash-session:~$ for i in 1 2; do",
+        "user@bash-session:~$ echo $i",
+        "user@bash-session:~$ done",
+    ]

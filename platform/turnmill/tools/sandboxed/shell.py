@@ -15,6 +15,7 @@ from pathlib import Path
 
 from turnmill.tools.sandboxed.answers import not_kept, pack_answer
 from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.shell_lines import join_lines
 from turnmill.tools.sandboxed.workspace import restore, snapshot
 
 TIMED_OUT = "Process timed out after {seconds:g} seconds"
@@ -48,7 +49,8 @@ def run(argument: bytes) -> bytes:
     with tempfile.TemporaryFile(dir=root) as order, tempfile.TemporaryFile(dir=root) as saved:
         shell = _Shell(root, before, limits["seconds"], limits["characters"], (order.fileno(), saved.fileno()))
         try:
-            for line in json.loads(parts["lines"]):
+            lines = json.loads(parts["lines"])
+            for line in join_lines(lines) if limits["join"] else lines:
                 shell.run_line(line)
         finally:
             shell.end()
@@ -88,7 +90,7 @@ class _Shell:
         """Run it and show it with what it wrote."""
         if not self._folder.is_dir():
             self._folder = self._root
-        self.say(f"user@bash-session:{self._shown_folder()}$ {line}")
+        self.say(f"user@bash-session:{self._shown_folder()}$ " + line.replace("\n", "\n> "))
         self._rewrite(self._order, self._setup() + b"\0" + line.encode("utf-8", "surrogateescape") + b"\0")
         self._rewrite(self._saved, b"")
         output = self._watch(*self._start())
