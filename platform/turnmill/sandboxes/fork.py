@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from turnmill.core.errors import SandboxError
-from turnmill.sandboxes import wire
+from turnmill.sandboxes import wire, workspace
 from turnmill.sandboxes.base import Command, Function, Outcome, Python, Task
 from turnmill.sandboxes.confinement import Barriers
 from turnmill.sandboxes.self_test import find_missing
@@ -169,7 +168,7 @@ class Zygote:
         """Returns when it waits for tasks."""
         self._folder = Path(tempfile.mkdtemp(prefix="turnmill-sandbox-", dir=self._parent))
         self._folder.chmod(0o711)
-        (self._folder / "tasks").mkdir(mode=0o711)
+        (self._folder / workspace.TASKS).mkdir(mode=0o711)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         options = {
@@ -234,7 +233,7 @@ class Zygote:
                 self._process.kill()
                 self._process.wait()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            workspace.remove_root(str(self._folder))
 
 
 def _spawn(options: dict[str, object], control: int) -> subprocess.Popen[bytes]:

@@ -71,7 +71,7 @@ def supervise(
         connection = _wait_for_task(control, alive)
         if connection is not None:
             os.write(taken, name)
-            _serve(settings, pipes, child, connection, folder, user)
+            _serve(settings, pipes, child, connection, alive, folder, user)
         processes.end_all(settings.barriers, user)
         workspace.remove(folder)
         os._exit(0)
@@ -100,7 +100,13 @@ def _wait_for_task(control: socket.socket, alive: int) -> socket.socket | None:
 
 
 def _serve(
-    settings: Settings, pipes: Pipes, child: int, connection: socket.socket, folder: str, user: int | None
+    settings: Settings,
+    pipes: Pipes,
+    child: int,
+    connection: socket.socket,
+    alive: int,
+    folder: str,
+    user: int | None,
 ) -> None:
     connection.settimeout(_SEND_SECONDS)
     message = wire.read(connection.recv)
@@ -111,7 +117,7 @@ def _serve(
     run = Run(settings, task, pipes, child, folder)
     try:
         run.start(wire.pack(header, [b"", *blobs[1:]]))
-        run.watch(connection)
+        run.watch(connection, alive)
         run.end(user)
         reply = run.reply()
     except Exception as error:
@@ -152,11 +158,11 @@ class Run:
         for descriptor in (*self.output, self.pipes.stdin[1], self.pipes.status[0], self.pipes.value[0]):
             os.set_blocking(descriptor, False)
 
-    def watch(self, connection: socket.socket) -> None:
-        """Move bytes until the program ends, reaches a limit, or nobody waits for it any more."""
+    def watch(self, connection: socket.socket, alive: int) -> None:
+        """Move bytes until the program ends, reaches a limit, or server or zygote are gone."""
         ended = os.pidfd_open(self.child)
         poll = select.poll()
-        for descriptor in (*self.output, ended, connection.fileno()):
+        for descriptor in (*self.output, ended, alive, connection.fileno()):
             poll.register(descriptor, select.POLLIN)
         if isinstance(self.task.program, Function):
             poll.register(self.pipes.value[0], select.POLLIN)
@@ -169,7 +175,7 @@ class Run:
         while True:
             now = time.monotonic()
             ready = dict(poll.poll(max(0.0, min(look, deadline) - now) * 1000))
-            if connection.fileno() in ready:
+            if connection.fileno() in ready or alive in ready:
                 self.cancelled = True
                 break
             if self._move(ready, poll) or ended in ready:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+TASKS, ROOT = "tasks", "root"
 HOME, TEMPORARY = "home", "tmp"
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 64
@@ -74,6 +75,17 @@ def remove(path: str) -> None:
             os.rmdir(f"{path}/{name}")
     except OSError:
         _remove_all(path)
+
+
+def remove_root(folder: str) -> None:
+    """Delete a sandbox's folder with every workspace in it; others may be at it too."""
+    with suppress(FileNotFoundError):
+        for path in os.listdir(f"{folder}/{TASKS}"):
+            with suppress(FileNotFoundError):
+                remove(f"{folder}/{TASKS}/{path}")
+    for path in (TASKS, ROOT, ""):
+        with suppress(OSError):
+            os.rmdir(f"{folder}/{path}")
 
 
 def _remove_all(path: str) -> None:

@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -19,7 +18,7 @@ import threading
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from turnmill.sandboxes import kernel, processes, workspace
 from turnmill.sandboxes.confinement import (
@@ -150,18 +149,17 @@ class Zygote:
         for pid, state in processes.reap().items():
             self.idle.discard(pid)
             folder, _ = self.supervisors.pop(pid, ("", None))
-            if state != 0 and folder and not self.barriers.pid_namespace:
+            # What a killed supervisor had started comes to us, one generation after the other as each ends.
+            if (state != 0 or not folder) and not self.barriers.pid_namespace:
                 self._end_orphans()
             if state != 0 and folder:
                 with suppress(OSError):
                     workspace.remove(folder)
 
     def _end_orphans(self) -> None:
-        """A supervisor was killed: what it had started has come to us. A pid namespace ends with its first process."""
-        for pid in processes.children():
-            if pid not in self.supervisors:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in set(processes.children()) - set(self.supervisors):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Wait for the supervisors, who have seen the server go, and leave nothing."""
@@ -172,7 +170,6 @@ class Zygote:
             time.sleep(0.005)
         for pid in self.supervisors:
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(f"{self.folder}/tasks", ignore_errors=True)
 
 
 def _drain(descriptor: int) -> bytes:
@@ -209,8 +206,23 @@ def _import(names: list[str], *, must: bool) -> None:
                 raise
 
 
+def _keep(child: int, folder: str) -> NoReturn:
+    """Delete the folder when the zygote has ended, however it did; from where it lives it may not see it."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    state = os.waitpid(child, 0)[1]
+    workspace.remove_root(folder)
+    os._exit(os.waitstatus_to_exitcode(state) & 0xFF)
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
+    keeper = os.getpid()
+    child = os.fork()
+    if child:
+        _keep(child, options["folder"])
+    kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != keeper:
+        return
     control = socket.socket(fileno=int(options["control"]))
     try:
         sys.path[:] = options["path"]

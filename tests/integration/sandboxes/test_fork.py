@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +19,14 @@ SANDBOXES = {
     "bare": lambda: ForkSandbox(spares=1, namespaces=False),
     "process": lambda: ProcessSandbox(spares=1),
 }
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from turnmill.sandboxes.base import Command, Task
+from turnmill.sandboxes.fork import ForkSandbox
+asyncio.run(ForkSandbox(folder=Path(sys.argv[1])).run(Task(Command(("sh", "-c", f"sleep {sys.argv[2]}; true")))))
+"""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -339,6 +348,35 @@ async def test_a_closed_sandbox_runs_nothing_and_leaves_nothing(tmp_path):
         await closed.run(shell("true"))
     assert not list(tmp_path.iterdir())
     assert not any(map(is_alive, pids))
+
+
+async def test_a_server_that_is_killed_leaves_neither_processes_nor_files(tmp_path):
+    mark = f"{time.time_ns() % 10**9 + 10**9}"
+    tmp_path.chmod(0o755)
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SERVER, str(tmp_path), mark),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    await until(lambda: is_running(mark))
+
+    server.kill()
+    await server.wait()
+
+    await until(lambda: not is_running(mark))
+    await until(lambda: not list(tmp_path.iterdir()))
+
+
+async def test_tasks_in_flight_end_with_their_zygote(sandbox):
+    mark = f"{time.time_ns() % 10**9 + 10**9}"
+    run = asyncio.create_task(sandbox.run(shell(f"setsid sleep {mark} & sleep {mark}")))
+    await until(lambda: is_running(mark))
+
+    for pid in zygote_pids(sandbox):
+        os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(SandboxError):
+        await run
+    await until(lambda: not is_running(mark))
 
 
 async def test_what_a_killed_supervisor_had_started_is_ended(sandbox):

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ from turnmill.sandboxes.workspace import TooLargeError, collect, measure, remove
 
 
 @pytest.fixture
-def place(tmp_path) -> Path:
+def place(tmp_path) -> Iterator[Path]:
     path = Path(workspace.choose(str(tmp_path)))
     workspace.create(str(path), None)
-    return path
+    yield path
+    remove(str(path))  # pytest's own way to delete it would not survive the depth.
 
 
 def nest(folder: Path, depth: int) -> None:
