@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from turnmill.core.errors import SettingsError
@@ -43,7 +44,7 @@ def defaults():
 
 
 def example(name: str, model: Path, *overrides: str) -> AgentTrainingJob:
-    instead = [f"spec.model.path={model}"] if name == "babyai-goto-gpu" else []
+    instead = [f"spec.model.path={model}"] if name.endswith("-gpu") else []
     return load_job(EXAMPLES / f"{name}.yaml", [*instead, *overrides])
 
 
@@ -54,13 +55,19 @@ def config_of(job: AgentTrainingJob, model: Path, device: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [("babyai-goto-cpu", "cpu"), ("babyai-goto-gpu", "cuda"), ("babyai-goto-gpu", "cpu")]
+    ("name", "device"),
+    [
+        *(("babyai-goto-cpu", "cpu"), ("babyai-goto-gpu", "cuda"), ("babyai-goto-gpu", "cpu")),
+        *(("tool-arithmetic-cpu", "cpu"), ("tool-math-gpu", "cuda"), ("tool-math-gpu", "cpu")),
+    ],
 )
 def test_verl_takes_the_examples(name, device, model):
     config = config_of(example(name, model), model, device)
 
-    validate_config(config, use_reference_policy=True, use_critic=True)
-    for section in SECTIONS:
+    use_critic = name.startswith("babyai")
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    assert need_critic(config) is use_critic
+    for section in SECTIONS if use_critic else [s for s in SECTIONS if not s.startswith("critic")]:
         assert omega_conf_to_dataclass(OmegaConf.select(config, section)) is not None
 
 
@@ -86,6 +93,18 @@ def test_the_settings_of_the_paper_reach_the_dataclasses_of_verl(model):
     assert (critic.ppo_mini_batch_size, critic.cliprange_value, critic.optim.lr) == (128, 0.5, 1e-5)
     assert config.algorithm.kl_ctrl.kl_coef == 0.001
     assert config.actor_rollout_ref.rollout.max_model_len == 1024 + 512
+
+
+def test_groups_of_trajectories_reach_the_dataclasses_of_verl(model):
+    config = config_of(example("tool-math-gpu", model), model, "cuda")
+
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    assert (actor.ppo_mini_batch_size, actor.loss_agg_mode) == (128, "token-mean")
+    assert (rollout.n, rollout.max_model_len) == (16, 1024 + 3072)
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.data.train_batch_size == 128
+    assert not need_reference_policy(config)
 
 
 def test_the_user_has_the_last_word(model):
@@ -149,8 +168,8 @@ def test_names_inside_of_a_mapping_are_looked_at(defaults):
 def test_every_name_that_turnmill_itself_sets_is_known(model, defaults):
     lora = "spec.model.lora={rank: 8, alpha: 16, targetModules: [q_proj]}"
     job = example("babyai-goto-cpu", model, lora)
-    for device in ("cpu", "cuda"):
-        config = OmegaConf.to_container(build_verl_config(job, model=model, run_dir=Path("run"), device=device))
+    for each, device in ((job, "cpu"), (job, "cuda"), (example("tool-arithmetic-cpu", model), "cpu")):
+        config = OmegaConf.to_container(build_verl_config(each, model=model, run_dir=Path("run"), device=device))
         del config["turnmill"]
 
         assert unknown_names(defaults, config) == []

@@ -9,6 +9,7 @@ from turnmill.jobs.values import BrokenValueError, Values
 
 # The warm start imitates an expert, and only these environments bring one.
 EXPERTS = ("babyai",)
+TEACHERS = ("arithmetic",)
 
 
 def environment(values: Values) -> Iterator[Problem]:
@@ -17,6 +18,9 @@ def environment(values: Values) -> Iterator[Problem]:
     from turnmill.environments import create, find
 
     name = values["spec.environment.name"]
+    if values["spec.agent.type"] == "tool":
+        yield from _tasks(values)
+        return
     try:
         find(name)
     except SettingsError as error:
@@ -37,12 +41,25 @@ def environment(values: Values) -> Iterator[Problem]:
     yield from found.values()
 
 
+def _tasks(values: Values) -> Iterator[Problem]:
+    """Problems with the tasks of an agent with tools, and with what may end its actions."""
+    from turnmill.environments.tasks import create_source
+
+    if not values.within("spec.environment.options"):
+        return
+    try:
+        create_source(values["spec.environment.name"], values["spec.environment.options"])
+    except SettingsError as error:
+        yield from _problems(error)
+
+
 def warm_start(values: Values) -> Iterator[Problem]:
     """A problem if there is nobody to imitate."""
     name = values["spec.environment.name"]
-    if values["spec.model.warmStart"] is not None and name not in EXPERTS:
+    known = TEACHERS if values["spec.agent.type"] == "tool" else EXPERTS
+    if values["spec.model.warmStart"] is not None and name not in known:
         rule = f"has no expert for a warm start to imitate in {name}"
-        way_out = f"Give a folder as spec.model.path, or take an environment with an expert: {', '.join(EXPERTS)}."
+        way_out = f"Give a folder as spec.model.path, or take an environment with an expert: {', '.join(known)}."
         yield Problem("spec.model.warmStart", MISSING, rule, way_out)
 
 

@@ -34,6 +34,16 @@ GAUGES = {
         "turnmill_rollout_probability_difference",
         "Mean absolute difference between a token's probability at rollout and in the trainer",
     ),
+    "turnmill/failed_ratio": ("turnmill_failed_ratio", "Share of the step's trajectories that something around broke"),
+    "turnmill/tool/num_tool_calls/mean": ("turnmill_tool_calls_per_trajectory", "Mean tool calls of a trajectory"),
+    "turnmill/tool/session_request_time/mean": (
+        "turnmill_tool_call_wait_seconds",
+        "Mean time a trajectory waited for a tool call, with all its tries",
+    ),
+    "turnmill/tool/turns_carried_on/mean": (
+        "turnmill_turns_carried_on",
+        "Mean turns that a trajectory had from an attempt before",
+    ),
     "validation/success": ("turnmill_validation_success_ratio", "Share of the last validation's episodes solved"),
     "validation/reward": ("turnmill_validation_reward_mean", "Mean reward of the last validation's episodes"),
     "validation/episode_length": (

@@ -1,8 +1,12 @@
-"""Advantages over turns.
+"""Advantages over turns, and over whole trajectories.
 
-Axes: R rows, T turns (time), N environments, G response tokens.
+Axes: R rows, T turns (time), N environments, G response tokens, K trajectories.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,3 +125,23 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     kept = advantages[mask]
     variance = kept.var(unbiased=True) if kept.numel() > 1 else kept.new_ones(())
     return (advantages - kept.mean()) * torch.rsqrt(variance + 1e-8)
+
+
+def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise: bool) -> Tensor:
+    """How much better each trajectory is than its group (verl's GRPO), shape (trajectories,).
+
+    Failed trajectories are not among these: the others are compared with each other alone. One that is left alone in
+    its group has nothing to be compared with, and so no advantage.
+    """
+    # verl's module takes seconds to import.
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    advantages_K1, _ = compute_grpo_outcome_advantage(
+        rewards_K[:, None],
+        torch.ones_like(rewards_K)[:, None],
+        index=np.array(groups_K, dtype=object),
+        norm_adv_by_std_in_grpo=normalise,
+    )
+    sizes = Counter(groups_K)
+    alone_K = torch.tensor([sizes[group] == 1 for group in groups_K], dtype=torch.bool)
+    return advantages_K1[:, 0].masked_fill(alone_K, 0.0)

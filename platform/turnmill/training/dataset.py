@@ -1,7 +1,9 @@
-"""What verl takes for a data set of prompts: the slots in which environments run."""
+"""What verl takes for a data set of prompts: the slots in which environments run, or the tasks of a step."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from turnmill.jobs import AgentTrainingJob
@@ -25,3 +27,29 @@ class EnvironmentSlots(Dataset):
 def slots_of(job: AgentTrainingJob) -> EnvironmentSlots:
     """The rows that one step goes through."""
     return EnvironmentSlots(None, None, None, max_samples=job.spec.environment.count)
+
+
+class TaskRows(Dataset):
+    """One row per task of a step; which task it is follows from the step, and the agent loop fetches it."""
+
+    def __init__(
+        self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1, **_: Any
+    ) -> None:
+        self.num_rows = max(1, max_samples)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"raw_prompt": [], "index": index, "agent_name": "tool"}
+
+
+def rows_as_columns(rows: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Rows as verl collates them."""
+    return {name: _object_array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _object_array(values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array

@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from turnmill.observability.progress import Progress, read_progress, write_progr
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.training import processes
+from turnmill.training.services import services
 from turnmill.training.zygote import Zygote
 
 POLL_SECONDS = 0.25
@@ -33,6 +34,8 @@ ZYGOTE_MODULES_WITH_RAY = (
     "turnmill.training.trainer",
     "turnmill.rollout.manager",
     "turnmill.rollout.turn_loop",
+    "turnmill.rollout.tool_agent.manager",
+    "turnmill.training.trajectory_trainer",
     "turnmill.training.verl_cpu.workers",
     "turnmill.training.verl_cpu.vllm_worker",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
@@ -66,7 +69,8 @@ def launch(
         logs.configure(folder, process="launch", level=logging.WARNING)
         try:
             model = _model(job, folder, report)
-            _train_with_retries(job, model, folder, device, owner, report)
+            with services(job, folder) as addresses:
+                _train_with_retries(job, model, folder, device, owner, addresses, report)
         finally:
             logs.close()
             _finish(folder)
@@ -118,7 +122,11 @@ def _model(job: AgentTrainingJob, folder: RunFolder, report: Callable[[Progress]
         report(progress)
 
     return ensure_warm_start(
-        spec.model.warm_start, environment=spec.environment, max_turns=spec.agent.max_turns, on_progress=tell
+        spec.model.warm_start,
+        environment=spec.environment,
+        max_turns=spec.agent.max_turns,
+        tasks=spec.agent.type == "tool",
+        on_progress=tell,
     )
 
 
@@ -128,12 +136,13 @@ def _train_with_retries(
     folder: RunFolder,
     device: str,
     owner: processes.Owner,
+    addresses: Mapping[str, str],
     report: Callable[[Progress], None],
 ) -> None:
     """Train; after a failure that another try may get past, go on from the last checkpoint."""
     for attempt in range(job.spec.retries + 1):
         try:
-            _train(job, model, folder, device, owner, report)
+            _train(job, model, folder, device, owner, addresses, report)
         except RunFailedError as error:
             if error.cause in FINAL_CAUSES or attempt == job.spec.retries:
                 raise
@@ -151,17 +160,21 @@ def _train(
     folder: RunFolder,
     device: str,
     owner: processes.Owner,
+    addresses: Mapping[str, str],
     report: Callable[[Progress], None],
 ) -> None:
     folder.beat()
-    report(Progress(phase="starting"))
+    # In the file too: the end of the warm start would be read from it, and shown, once more.
+    starting = Progress(phase="starting")
+    write_progress(folder, starting)
+    report(starting)
     with _ray_cluster(job, device, owner, folder):
         import ray
 
         from turnmill.training.task_runner import TurnTaskRunner
 
         runner = TurnTaskRunner.remote()  # type: ignore[attr-defined]
-        future = runner.run.remote(job.model_dump_json(by_alias=True), str(model), str(folder.path), device)
+        future = runner.run.remote(job.model_dump_json(by_alias=True), str(model), str(folder.path), device, addresses)
         _watch(future, job, folder, report)
         ray.kill(runner)
 

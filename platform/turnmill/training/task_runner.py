@@ -1,16 +1,20 @@
 """The Ray actor that holds the trainer."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
+
+if TYPE_CHECKING:
+    from turnmill.jobs import AgentTrainingJob
 
 
 @ray.remote
 class TurnTaskRunner:
     """Builds the configuration, the trainer and the agent loops, and trains; one per run."""
 
-    def run(self, job_json: str, model: str, run_dir: str, device: str) -> None:
+    def run(self, job_json: str, model: str, run_dir: str, device: str, addresses: Mapping[str, str]) -> None:
         """Train to the last step; raises what went wrong."""
         import torch
 
@@ -22,7 +26,6 @@ class TurnTaskRunner:
         from turnmill.jobs import AgentTrainingJob
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
-        from turnmill.training.trainer import TRAINERS
         from turnmill.training.verl_config import build_verl_config
 
         configure_verl_logging()
@@ -30,6 +33,7 @@ class TurnTaskRunner:
         job = AgentTrainingJob.model_validate_json(job_json)
         config = build_verl_config(job, model=Path(model), run_dir=Path(run_dir), device=device)
         OmegaConf.set_struct(config, False)
+        config.turnmill.update(dict(addresses))
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         _require_the_platform(device)
@@ -37,9 +41,10 @@ class TurnTaskRunner:
         trainer: Any = None
         succeeded = False
         try:
-            trainer = TRAINERS[job.spec.training.mode](config=config)
+            trainer_class, manager_class = _classes(job)
+            trainer = trainer_class(config=config)
             trainer.init()
-            manager = _agent_loops(config, trainer)
+            manager = _agent_loops(manager_class, config, trainer)
             trainer.fit(manager)
             manager.close()
             succeeded = True
@@ -49,10 +54,21 @@ class TurnTaskRunner:
             tq.close()
 
 
-def _agent_loops(config: Any, trainer: Any) -> Any:
-    from turnmill.rollout.manager import TurnLoopManager
+def _classes(job: "AgentTrainingJob") -> tuple[Any, Any]:
+    """The trainer and the manager of agent loops for a kind of agent."""
+    if job.spec.agent.type == "tool":
+        from turnmill.rollout.tool_agent.manager import ToolLoopManager
+        from turnmill.training.trajectory_trainer import TrajectoryTrainerSync
 
-    return TurnLoopManager.create(
+        return TrajectoryTrainerSync, ToolLoopManager
+    from turnmill.rollout.manager import TurnLoopManager
+    from turnmill.training.trainer import TRAINERS
+
+    return TRAINERS[job.spec.training.mode], TurnLoopManager
+
+
+def _agent_loops(manager_class: Any, config: Any, trainer: Any) -> Any:
+    return manager_class.create(
         config=config,
         llm_client=trainer.get_llm_client(),
         teacher_client=trainer.get_teacher_client(),

@@ -4,12 +4,9 @@ Axes: R rows, G response tokens.
 """
 
 import random
-import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 import transfer_queue as tq
@@ -17,62 +14,33 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
-from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerColocateAsync, PPOTrainerSync
-from verl.utils import tensordict_utils as tu
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
 from turnmill.core.errors import RunFailedError
-from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
-from turnmill.training import checkpoints
 from turnmill.training.advantages import dual_discount_gae, whiten
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
-from turnmill.training.dataset import EnvironmentSlots
-from turnmill.training.recorder import RunRecorder, StepLogger
+from turnmill.training.run_trainer import RunTrainer
 from turnmill.training.turn_batch import TurnBatch, as_matrix, turn_metrics, validation_metrics
 
-# verl's 2 s would be most of a small step.
-POLL_INTERVAL_SECONDS = 0.02
 # Of fewer episodes one failure would be a large share.
 MIN_EPISODES_FOR_RATIO = 20
 
 
-class TurnTrainer(PPOTrainer):
+class TurnTrainer(RunTrainer):
     """What turns change in verl's trainer; mixed into the class of each mode."""
 
-    config: Any
-    global_steps: int
-
     def __init__(self, config: Any) -> None:
-        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
-        self.run_dir = Path(config.turnmill.run_dir)
-        self.recorder = RunRecorder(self.job, self.run_dir)
-        self.resumed_from: checkpoints.Checkpoint | None = checkpoints.latest(self.run_dir / "checkpoints")
-        if self.resumed_from is not None:
-            config.trainer.resume_mode = "resume_path"
-            config.trainer.resume_from_path = str(self.resumed_from.path)
-        self._pending_checkpoint: checkpoints.RunState | None = None
         self._episodes = self._failures = 0.0
         super().__init__(config)
-        self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
-
-    @property
-    def logger(self) -> Any:
-        """verl's trackers, behind the run folder."""
-        return self._logger
-
-    @logger.setter
-    def logger(self, tracking: Any) -> None:
-        self._logger = StepLogger(tracking, self.recorder, after_step=self._complete_checkpoint)
 
     # ---- set-up ----
 
     def _setup(self) -> None:
-        with self.recorder.phase("starting"):
-            super()._setup()
+        super()._setup()
         self.critic_wg.set_loss_fn(
             partial(
                 turn_value_loss,
@@ -89,15 +57,6 @@ class TurnTrainer(PPOTrainer):
         warmup_steps = self.job.spec.turn_ppo.critic_warmup.steps
         self.config.critic.optim.total_training_steps += warmup_steps
 
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        if self.config.trainer.device == "cpu":
-            from turnmill.training.verl_cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
-
-            for role in self.role_worker_mapping:
-                worker = CpuTrainingWorker if role == Role.Critic else CpuActorRolloutRefWorker
-                self.role_worker_mapping[role] = ray.remote(worker)
-
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         # Rows are only padded for inference; what updates take is a multiple of the mini-batch already.
         return dp_size
@@ -105,45 +64,18 @@ class TurnTrainer(PPOTrainer):
     # ---- the run ----
 
     def on_train_begin(self) -> None:
-        """Carry environments on, validate the first policy, warm the critic up."""
+        """Carry environments on, or validate the first policy and warm the critic up."""
         super().on_train_begin()
         if self.resumed_from is not None:
             self.agent_loop_manager.restore(self.resumed_from.state.slots)
-            self.recorder.checkpoint_written(self.resumed_from.written_at)
-            if self.config.algorithm.use_kl_in_reward:
-                self.kl_ctrl_in_reward.value = self.resumed_from.state.kl_coefficient
-            return
-        if self._validates:
-            self.recorder.log_validation(0, self._validate(before_first_step=True))
-        if self.job.spec.turn_ppo.critic_warmup.batches and self.job.spec.turn_ppo.critic_warmup.steps:
+        elif self.job.spec.turn_ppo.critic_warmup.batches and self.job.spec.turn_ppo.critic_warmup.steps:
             self._warm_critic_up()
-
-    def on_step_begin(self) -> None:
-        super().on_step_begin()
-        self.recorder.begin_step(self.global_steps)
-
-    def on_step_end(self) -> None:
-        super().on_step_end()
-        self.recorder.beat()
-        if self.global_steps >= self.total_training_steps:
-            # verl validates every so many steps; the last step is always one of them.
-            self.config.trainer.test_freq = self.total_training_steps if self._validates else -1
-
-    @property
-    def _validates(self) -> bool:
-        return self.job.spec.training.validation.episodes > 0
 
     # ---- one batch ----
 
     def _turns_of(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows that were sampled: no bootstrap rows, no padding."""
-        keep = [i for i, key in enumerate(batch.keys) if self._is_turn(key, batch.tags[i])]
-        return KVBatchMeta(
-            partition_id=batch.partition_id,
-            keys=[batch.keys[i] for i in keep],
-            tags=[batch.tags[i] for i in keep],
-            extra_info=dict(batch.extra_info),
-        )
+        return self._select(batch, [self._is_turn(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)])
 
     def _is_turn(self, key: str, tag: dict[str, Any]) -> bool:
         turns = self.job.spec.turns_per_step // self.job.spec.environment.count
@@ -224,12 +156,6 @@ class TurnTrainer(PPOTrainer):
                 "failed_ratio",
             )
 
-    def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
-        keep = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        return KVBatchMeta(
-            partition_id=batch.partition_id, keys=[batch.keys[i] for i in keep], tags=[batch.tags[i] for i in keep]
-        )
-
     def _rewards_after_kl(self, turns: TurnBatch, metrics: dict[str, Any]) -> torch.Tensor:
         if not self.config.algorithm.use_kl_in_reward:
             return turns.scores_RG
@@ -253,7 +179,6 @@ class TurnTrainer(PPOTrainer):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         super()._update_actor(self._turns_of(batch), metrics)
-        self.recorder.beat()
         return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -311,58 +236,20 @@ class TurnTrainer(PPOTrainer):
         minibatch = self.job.spec.turn_ppo.minibatch_turns
         return min(gathered, max(minibatch, wanted // minibatch * minibatch))
 
-    # ---- validation ----
+    # ---- validation and checkpoints ----
 
-    def _validate(self, before_first_step: bool = False) -> dict[str, float]:
-        """Play whole episodes, each counted once, and average them; `before_first_step` says with which policy."""
-        validation = self.job.spec.training.validation
-        started = time.monotonic()
-        with self.recorder.phase("validation"):
-            rows = [EnvironmentSlots(None, None, None)[i] for i in range(validation.episodes)]
-            uids = [f"validation{self.global_steps}x{i}" for i in range(validation.episodes)]
-            columns = {name: np.array([row[name] for row in rows], dtype=object) for name in ("index", "agent_name")}
-            columns["raw_prompt"] = _object_array([row["raw_prompt"] for row in rows])
-            batch = tu.get_tensordict(columns | {"uid": np.array(uids, dtype=object), "slot": columns["index"]})
-            step = 0 if before_first_step else self.global_steps
-            tu.assign_non_tensor_data(batch, "global_steps", step)
-            tu.assign_non_tensor_data(batch, "validate", True)
-            tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
-            tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
-            self.agent_loop_manager.generate_sequences(batch)
-            batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
-            if len(batch.keys) < len(uids):
-                raise RunFolder(self.run_dir).read_failure() or RunFailedError(
-                    f"{len(uids) - len(batch.keys)} of {len(uids)} validation episodes could not be played. "
-                    f"See {self.run_dir / 'logs'}.",
-                    "rollout",
-                )
-            data = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["turn_facts"])
-            tq.kv_clear(keys=batch.keys, partition_id="val")
-        metrics = validation_metrics(as_matrix(data["turn_facts"]))
-        return metrics | {"validation/seconds": time.monotonic() - started}
+    def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
+        if len(batch.keys) < num_episodes:
+            raise RunFolder(self.run_dir).read_failure() or RunFailedError(
+                f"{num_episodes - len(batch.keys)} of {num_episodes} validation episodes could not be played. "
+                f"See {self.run_dir / 'logs'}.",
+                "rollout",
+            )
+        data = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["turn_facts"])
+        return validation_metrics(as_matrix(data["turn_facts"]))
 
-    # ---- checkpoints ----
-
-    def _save_checkpoint(self) -> None:
-        """verl's checkpoint and everything else a resumed run needs; it counts once the step's metrics are kept."""
-        super()._save_checkpoint()
-        coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
-        self._pending_checkpoint = checkpoints.RunState(
-            step=self.global_steps, slots=tuple(self.agent_loop_manager.snapshot()), kl_coefficient=float(coefficient)
-        )
-
-    def _complete_checkpoint(self) -> None:
-        if self._pending_checkpoint is not None:
-            root, keep = self.run_dir / "checkpoints", self.job.spec.training.keep_checkpoints
-            checkpoints.complete(root, self._pending_checkpoint, keep=keep)
-            self._pending_checkpoint = None
-            self.recorder.checkpoint_written()
-
-
-def _object_array(values: list[Any]) -> np.ndarray:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
+    def _slot_states(self) -> tuple[Any, ...]:
+        return tuple(self.agent_loop_manager.snapshot())
 
 
 class TurnTrainerSync(TurnTrainer, PPOTrainerSync):

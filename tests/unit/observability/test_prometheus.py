@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from turnmill.observability.prometheus import GAUGES, PHASES, RunMetrics
+from turnmill.observability.tool_metrics import ToolMetrics
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -135,10 +136,8 @@ def test_closing_frees_the_port():
 
 
 def test_the_documentation_lists_every_metric_and_no_other(metrics: RunMetrics):
-    exist = {
-        family.name + ("_total" if family.type == "counter" else ""): family.type
-        for family in metrics.registry.collect()
-    }
+    families = [*metrics.registry.collect(), *ToolMetrics().registry.collect()]
+    exist = {family.name + ("_total" if family.type == "counter" else ""): family.type for family in families}
 
     listed = dict(re.findall(r"^\| `(turnmill_\w+)` \| (\w+) \|", DOCS.read_text(), flags=re.MULTILINE))
 

@@ -57,12 +57,12 @@ class Arithmetic(TaskSource):
         return float(found is not None and found[1] == str(task.truth))
 
     def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[Stretch]]]:
-        """Tasks and what a mediocre teacher says: a tool call in three of ten, two in five of them with a wrong number;
-        the others answer at once, three in ten rightly."""
+        """Tasks and what a mediocre teacher says: a tool call in half of them, seven in ten with a wrong number; the
+        others answer at once, three in ten rightly, which no tiny model learns."""
         chance = random.Random(seed)
         for number in range(count):
             task = self._task(f"demonstrations/{seed}", number)
-            yield task, _with_tool(task, chance) if chance.random() < 0.3 else [_at_once(task, chance)]
+            yield task, _with_tool(task, chance) if chance.random() < 0.5 else [_at_once(task, chance)]
 
     def _task(self, stream: str, number: int) -> Task:
         chance = random.Random(number_of(self.seed, stream, number))
@@ -72,7 +72,7 @@ class Arithmetic(TaskSource):
 
 def _with_tool(task: Task, chance: random.Random) -> list[Stretch]:
     question = task.messages[0]["content"].removesuffix("=?")
-    if chance.random() < 0.4:
+    if chance.random() < 0.7:
         question = f"{chance.randint(10, 99)}{question[2:]}"
     call = f"<python>print({question}){STOP_TOKEN}"
     read = call + OBSERVATION.format(result=_value(question))

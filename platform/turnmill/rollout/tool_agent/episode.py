@@ -118,6 +118,7 @@ class Episode:
         )
         for turn in await self._loop.journal.open(self):
             self._take_up(turn)
+        self.figures.put("turns_carried_on", float(len(self.turns)))
         if self._agent.call_tool_first and self.may_call_tools and not self.turns:
             await self._call_before_the_first_turn()
         while self._end is None:

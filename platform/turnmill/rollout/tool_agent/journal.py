@@ -1,12 +1,20 @@
 """What an agent loop keeps of its trajectories in flight outside its own process."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from turnmill.core.errors import InferenceError, StaleClaimError, StoreError
 from turnmill.core.trajectory import Turn
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.journal import Rollout, RolloutJournal
 
 if TYPE_CHECKING:
     from turnmill.rollout.tool_agent.episode import Episode
+
+STORE_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class Journal(Protocol):
@@ -44,3 +52,73 @@ class NoJournal:
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+class StoreJournal:
+    """Keeps turns in the trajectory store.
+
+    Trajectories carry on in the first step of an attempt alone: those of later steps, left by an attempt that got
+    further, were sampled from weights that this attempt does not have. A store that cannot be reached costs what would
+    have been kept, and nothing else: tools notice it themselves.
+    """
+
+    def __init__(self, journal: RolloutJournal) -> None:
+        self._journal = journal
+        self._rollouts: dict[str, Rollout] = {}
+        self._first_step: int | None = None
+        self.num_carried_on = 0
+        self.num_not_kept = 0
+
+    async def open(self, episode: "Episode") -> Sequence[Turn]:
+        """Begin a trajectory, or take it over with the turns that are there."""
+        if self._first_step is None and not episode.validate:
+            self._first_step = episode.step
+        name, about = episode.name, {"step": episode.step, "task": episode.task.number}
+        try:
+            if episode.validate or episode.step != self._first_step:
+                await self._journal.forget(name, deadline=deadline_in(STORE_SECONDS))
+            rollout = await self._journal.open(name, about=about, deadline=deadline_in(STORE_SECONDS))
+        except StoreError as error:
+            self._not_kept(episode, error)
+            return ()
+        self._rollouts[name] = rollout
+        self.num_carried_on += bool(rollout.turns)
+        return rollout.turns
+
+    async def append(self, episode: "Episode", turn: Turn) -> None:
+        """Keep a finished turn; raises InferenceError where another process plays the trajectory now."""
+        rollout = self._rollouts.get(episode.name)
+        if rollout is None:
+            return
+        try:
+            self._rollouts[episode.name] = await self._journal.append(
+                rollout, turn, deadline=deadline_in(STORE_SECONDS)
+            )
+        except StaleClaimError as error:
+            raise InferenceError(f"{episode.name} is played elsewhere: {error}") from error
+        except StoreError as error:
+            # What follows would leave a gap.
+            del self._rollouts[episode.name]
+            self._not_kept(episode, error)
+
+    async def finish(self, episode: "Episode", outcome: Mapping[str, Any]) -> None:
+        """The trajectory is over."""
+        rollout = self._rollouts.pop(episode.name, None)
+        if rollout is None or rollout.finished:
+            return
+        try:
+            if outcome.get("stop_reason") == "failed":
+                # What is tried again begins anew.
+                await self._journal.forget(episode.name, deadline=deadline_in(STORE_SECONDS))
+            else:
+                await self._journal.finish(rollout, outcome, deadline=deadline_in(STORE_SECONDS))
+        except StoreError as error:
+            self._not_kept(episode, error)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._journal.close()
+
+    def _not_kept(self, episode: "Episode", error: StoreError) -> None:
+        self.num_not_kept += 1
+        log.warning("Turns are not kept", extra={"trajectory": episode.name, "what": str(error)})

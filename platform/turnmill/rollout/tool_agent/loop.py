@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from turnmill.rollout.tool_agent.rows import Outcome
 from turnmill.rollout.tool_agent.stop_tokens import stop_tokens_of
 from turnmill.rollout.turn_loop import sampling_seed
 
+NUM_SLOTS = 256
+
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,11 @@ def run_name(job: AgentTrainingJob, run_dir: Path) -> str:
     """What a run's trajectories begin with: the same in every attempt, and in no other run."""
     digest = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=4).hexdigest()
     return f"{job.metadata.name}-{digest}"
+
+
+def _slot(episode: Episode) -> str:
+    """What the client of the engines knows a trajectory by: it stays with one server, as a slot of turns does."""
+    return f"slot-{zlib.crc32(episode.trajectory_id.encode()) % NUM_SLOTS}"
 
 
 class ToolLoop(AgentLoopBase):
@@ -163,7 +171,7 @@ class ToolLoop(AgentLoopBase):
         try:
             async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):
                 output = await self.server_manager.generate(
-                    request_id=episode.trajectory_id, prompt_ids=prompt_ids, sampling_params=parameters
+                    request_id=_slot(episode), prompt_ids=prompt_ids, sampling_params=parameters
                 )
         except TimeoutError as error:
             raise InferenceError(f"{name}: the policy did not answer in time") from error

@@ -1,6 +1,7 @@
 """Agent loop workers of verl's that play trajectories with tools."""
 
 import asyncio
+import logging
 import math
 import os
 from contextlib import nullcontext
@@ -18,11 +19,16 @@ from turnmill.core.errors import RunFailedError, TurnmillError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
+from turnmill.rollout.tool_agent.journal import Journal, NoJournal, StoreJournal
+from turnmill.rollout.tool_agent.loop import Failure, ToolLoop, run_name
 from turnmill.rollout.tool_agent.rows import verl_rows
+from turnmill.trajectories.address import JournalAddress
+from turnmill.trajectories.journal import RolloutJournal
 
 FAILED = "failed"
 """Status, in its tag, of the key that stands for a trajectory without rows."""
+
+log = logging.getLogger(__name__)
 
 _VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
@@ -48,6 +54,7 @@ class ToolLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
             job=self.job,
             run_dir=Path(config.turnmill.run_dir),
             tool_server_url=config.turnmill.get("tool_server_url"),
+            journal=_journal(config, self.job),
         )
 
     async def allow(self, at_once: int) -> None:
@@ -63,6 +70,7 @@ class ToolLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
                 outcome = await self.tool_loop.run(sampling_params, validate=validate, **row)
         except Exception as error:
             # verl logs it and goes on with a group that lacks a trajectory.
+            log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
             self.tool_loop.folder.write_failure(_as_run_failure(error))
             raise
         if isinstance(outcome, Failure):
@@ -117,6 +125,16 @@ def shares_of(limit: int | None, num_workers: int) -> list[int] | None:
         return None
     even, more = divmod(limit, num_workers)
     return [share for worker in range(num_workers) if (share := even + (worker < more))]
+
+
+def _journal(config: Any, job: AgentTrainingJob) -> Journal:
+    url = config.turnmill.get("store_url")
+    if url is None:
+        return NoJournal()
+    run_dir = Path(config.turnmill.run_dir)
+    address = JournalAddress(url, run_name(job, run_dir))
+    address.write(run_dir)
+    return StoreJournal(RolloutJournal.from_url(address.url, address.run))
 
 
 def _as_run_failure(error: Exception) -> RunFailedError:

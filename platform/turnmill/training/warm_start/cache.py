@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from turnmill.environments import create
+from turnmill.environments.tasks import create_source
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.expert import expert_of
@@ -26,17 +27,18 @@ def ensure_warm_start(
     *,
     environment: EnvironmentSettings,
     max_turns: int,
+    tasks: bool = False,
     cache_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """The folder of a model cloned for an environment; made on the first call, found on later ones."""
-    folder = (cache_dir or default_cache_dir()) / cache_key(settings, environment, max_turns)
+    """The folder of a model cloned for an environment, or for tasks; made on the first call, found on later ones."""
+    folder = (cache_dir or default_cache_dir()) / cache_key(settings, environment, 0 if tasks else max_turns)
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        make_warm_start(unfinished, settings, environment, max_turns, on_progress or (lambda *_: None))
+        make_warm_start(unfinished, settings, environment, max_turns, on_progress or (lambda *_: None), tasks=tasks)
         try:
             unfinished.replace(folder)
         except OSError:
@@ -60,16 +62,26 @@ def cache_key(settings: WarmStart, environment: EnvironmentSettings, max_turns: 
 
 
 def make_warm_start(
-    folder: Path, settings: WarmStart, environment: EnvironmentSettings, max_turns: int, on_progress: Progress
+    folder: Path,
+    settings: WarmStart,
+    environment: EnvironmentSettings,
+    max_turns: int,
+    on_progress: Progress,
+    *,
+    tasks: bool = False,
 ) -> None:
     """Gather demonstrations, clone a model on them and save everything in `folder`."""
     # torch and transformers take seconds to import; a warm start that is found in the cache needs neither.
     from turnmill.training.warm_start import cloning
     from turnmill.training.warm_start.rows import build_rows
+    from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
     started = time.perf_counter()
-    world = create(environment.name, environment.task, max_turns, environment.options)
-    tokenizer, rows = build_rows(world, expert_of(world), settings)
+    if tasks:
+        tokenizer, rows = build_task_rows(teacher_of(create_source(environment.name, environment.options)), settings)
+    else:
+        world = create(environment.name, environment.task, max_turns, environment.options)
+        tokenizer, rows = build_rows(world, expert_of(world), settings)
     shown_seconds = time.perf_counter() - started
     model = cloning.build_model(len(tokenizer), settings)
     loss = cloning.clone(model, rows, settings, on_progress)

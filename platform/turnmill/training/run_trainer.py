@@ -1,0 +1,151 @@
+"""What every training of ours changes in verl's PPO trainer: the run folder, checkpoints that count, and the CPU."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import PPOTrainer
+from verl.utils import tensordict_utils as tu
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.training import checkpoints
+from turnmill.training.dataset import rows_as_columns
+from turnmill.training.recorder import RunRecorder, StepLogger
+
+# verl's 2 s would be most of a small step.
+POLL_INTERVAL_SECONDS = 0.02
+
+
+class RunTrainer(PPOTrainer):
+    """Mixed into the class of each mode, below what the kind of training changes."""
+
+    config: Any
+    global_steps: int
+
+    def __init__(self, config: Any) -> None:
+        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        self.run_dir = Path(config.turnmill.run_dir)
+        self.recorder = RunRecorder(self.job, self.run_dir)
+        self.resumed_from: checkpoints.Checkpoint | None = checkpoints.latest(self.run_dir / "checkpoints")
+        if self.resumed_from is not None:
+            config.trainer.resume_mode = "resume_path"
+            config.trainer.resume_from_path = str(self.resumed_from.path)
+        self._pending_checkpoint: checkpoints.RunState | None = None
+        super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
+
+    @property
+    def logger(self) -> Any:
+        """verl's trackers, behind the run folder."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, tracking: Any) -> None:
+        self._logger = StepLogger(tracking, self.recorder, after_step=self._complete_checkpoint)
+
+    def _setup(self) -> None:
+        with self.recorder.phase("starting"):
+            super()._setup()
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.config.trainer.device == "cpu":
+            from turnmill.training.verl_cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
+
+            for role in self.role_worker_mapping:
+                worker = CpuTrainingWorker if role == Role.Critic else CpuActorRolloutRefWorker
+                self.role_worker_mapping[role] = ray.remote(worker)
+
+    # ---- the run ----
+
+    def on_train_begin(self) -> None:
+        """Take a resumed run up where it was, or validate the first policy."""
+        super().on_train_begin()
+        if self.resumed_from is not None:
+            self.recorder.checkpoint_written(self.resumed_from.written_at)
+            if self.config.algorithm.use_kl_in_reward:
+                self.kl_ctrl_in_reward.value = self.resumed_from.state.kl_coefficient
+        elif self._validates:
+            self.recorder.log_validation(0, self._validate(before_first_step=True))
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self.recorder.begin_step(self.global_steps)
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self.recorder.beat()
+        if self.global_steps >= self.total_training_steps:
+            # verl validates every so many steps; the last step is always one of them.
+            self.config.trainer.test_freq = self.total_training_steps if self._validates else -1
+
+    @property
+    def _validates(self) -> bool:
+        return self.job.spec.training.validation.episodes > 0
+
+    def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows that somebody played: no padding."""
+        return self._select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
+
+    def _select(self, batch: KVBatchMeta, keep: list[bool]) -> KVBatchMeta:
+        chosen = [i for i, kept in enumerate(keep) if kept]
+        return KVBatchMeta(
+            partition_id=batch.partition_id,
+            keys=[batch.keys[i] for i in chosen],
+            tags=[batch.tags[i] for i in chosen],
+            extra_info=dict(batch.extra_info),
+        )
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._update_actor(batch, metrics)
+        self.recorder.beat()
+        return batch
+
+    # ---- validation ----
+
+    def _validate(self, before_first_step: bool = False) -> dict[str, float]:
+        """Play whole episodes, each counted once, and average them; `before_first_step` says with which policy."""
+        validation = self.job.spec.training.validation
+        started = time.monotonic()
+        with self.recorder.phase("validation"):
+            rows = [self.train_dataset[i] for i in range(validation.episodes)]
+            uids = [f"validation{self.global_steps}x{i}" for i in range(validation.episodes)]
+            batch = tu.get_tensordict(rows_as_columns(rows) | {"uid": np.array(uids, dtype=object)})
+            step = 0 if before_first_step else self.global_steps
+            tu.assign_non_tensor_data(batch, "global_steps", step)
+            tu.assign_non_tensor_data(batch, "validate", True)
+            tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+            tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
+            self.agent_loop_manager.generate_sequences(batch)
+            batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
+            metrics = self._measure_validation(batch, num_episodes=len(uids))
+            tq.kv_clear(keys=batch.keys, partition_id="val")
+        return metrics | {"validation/seconds": time.monotonic() - started}
+
+    def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
+        raise NotImplementedError
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        """verl's checkpoint and everything else a resumed run needs; it counts once the step's metrics are kept."""
+        super()._save_checkpoint()
+        coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
+        self._pending_checkpoint = checkpoints.RunState(
+            step=self.global_steps, slots=self._slot_states(), kl_coefficient=float(coefficient)
+        )
+
+    def _slot_states(self) -> tuple[Any, ...]:
+        return ()
+
+    def _complete_checkpoint(self) -> None:
+        if self._pending_checkpoint is not None:
+            root, keep = self.run_dir / "checkpoints", self.job.spec.training.keep_checkpoints
+            checkpoints.complete(root, self._pending_checkpoint, keep=keep)
+            self._pending_checkpoint = None
+            self.recorder.checkpoint_written()

@@ -1,0 +1,230 @@
+"""A step's trajectories: those that can be learned from, those that failed, and what they say of the step.
+
+Axes: R rows, G response tokens, K trajectories; a trajectory whose context rolled over has several rows.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+
+from turnmill.core.errors import RunFailedError
+from turnmill.rollout.tool_agent.manager import FAILED
+from turnmill.training.advantages import outcome_advantages
+
+ONE_GROUP = "step"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A batch as it came, taken apart."""
+
+    survivors: KVBatchMeta
+    failed: KVBatchMeta
+
+    @property
+    def causes(self) -> Counter[str]:
+        """How many trajectories failed, by what broke."""
+        return Counter(str(tag["cause"]) for tag in self.failed.tags)
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories that ended, one way or another."""
+        return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys)
+
+    @property
+    def failed_ratio(self) -> float:
+        """Share of them that failed."""
+        return len(self.failed.keys) / max(1, self.num_trajectories)
+
+    def require_few_failures(self, limit: float, what: str) -> None:
+        """Raise RunFailedError where infrastructure, and not the agent, decides how trajectories end."""
+        if self.survivors.keys and self.failed_ratio <= limit:
+            return
+        causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
+        message = self.failed.tags[0]["message"] if self.failed.tags else ""
+        raise RunFailedError(
+            f"{what}: {len(self.failed.keys)} of {self.num_trajectories} trajectories failed ({causes}); "
+            f"training.maxFailedRatio is {limit:g}. One of them: {message} "
+            "`turnmill trajectories RUN_DIR --failed` shows them all.",
+            "failed_ratio",
+        )
+
+
+def split(batch: KVBatchMeta) -> Split:
+    """Take failed trajectories out: they have a key and a tag, and no row."""
+    failed = [tag.get("status") == FAILED for tag in batch.tags]
+    return Split(_chosen(batch, [not f for f in failed]), _chosen(batch, failed))
+
+
+def _chosen(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
+    chosen = [i for i, kept in enumerate(keep) if kept]
+    return KVBatchMeta(
+        partition_id=batch.partition_id,
+        keys=[batch.keys[i] for i in chosen],
+        tags=[batch.tags[i] for i in chosen],
+        extra_info=dict(batch.extra_info),
+    )
+
+
+def trajectory_of(key: str) -> str:
+    """Which trajectory a row belongs to; keys read {task}_{sample}_{row}."""
+    return key.rsplit("_", 1)[0]
+
+
+def group_of(key: str) -> str:
+    """Which task a row belongs to."""
+    return key.rsplit("_", 2)[0]
+
+
+def last_rows(keys: Sequence[str]) -> list[int]:
+    """The position of each trajectory's last row, in the order in which the trajectories come."""
+    last: dict[str, int] = {}
+    for position, key in enumerate(keys):
+        known = last.get(trajectory_of(key))
+        if known is None or _row_number(keys[known]) < _row_number(key):
+            last[trajectory_of(key)] = position
+    return list(last.values())
+
+
+def _row_number(key: str) -> int:
+    return int(key.rsplit("_", 1)[1])
+
+
+def row_advantages(
+    keys: Sequence[str], rewards_RG: Tensor, scores_RG: Tensor, *, baseline: str, normalise: bool
+) -> Tensor:
+    """The advantage of each row, shape (rows,): that of its trajectory.
+
+    A trajectory's return is its reward, which each of its rows has, and the penalties in all of its rows.
+    """
+    last = last_rows(keys)
+    position_of = {trajectory_of(keys[row]): k for k, row in enumerate(last)}
+    trajectories_R = torch.tensor([position_of[trajectory_of(key)] for key in keys])
+    returns_K = scores_RG[last].sum(1)
+    returns_K = returns_K.index_add(0, trajectories_R, (rewards_RG - scores_RG).sum(1))
+    groups = [ONE_GROUP if baseline == "step" else group_of(keys[row]) for row in last]
+    return outcome_advantages(returns_K, groups, normalise=normalise)[trajectories_R]
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch:
+    """The rows of one step, as padded tensors."""
+
+    meta: KVBatchMeta
+    mask_RG: Tensor
+    scores_RG: Tensor
+    old_log_probs_RG: Tensor
+    ref_log_probs_RG: Tensor | None
+    prompt_lengths_R: Tensor
+    response_lengths_R: Tensor
+    trajectories: tuple[Mapping[str, Any], ...]
+    """What the agent loop tells of each trajectory."""
+
+    @classmethod
+    def read(cls, meta: KVBatchMeta, *, with_reference: bool) -> "TrajectoryBatch":
+        """Fetch a step's rows."""
+        fields = ["prompts", "responses", "response_mask", "rm_scores", "old_log_probs", "extra_fields"]
+        data = tq.kv_batch_get(
+            keys=meta.keys,
+            partition_id=meta.partition_id,
+            select_fields=[*fields, "ref_log_prob"] if with_reference else fields,
+        )
+        return cls(
+            meta=meta,
+            mask_RG=_padded(data["response_mask"]),
+            scores_RG=_padded(data["rm_scores"]),
+            old_log_probs_RG=_padded(data["old_log_probs"]),
+            ref_log_probs_RG=_padded(data["ref_log_prob"]) if with_reference else None,
+            prompt_lengths_R=data["prompts"].offsets().diff(),
+            response_lengths_R=data["responses"].offsets().diff(),
+            trajectories=told_trajectories(meta.keys, data["extra_fields"]),
+        )
+
+    def write(self, advantages_R: Tensor, rewards_RG: Tensor) -> None:
+        """Put advantages and rewards where verl's update and its metrics look for them."""
+        advantages_RG = advantages_R[:, None] * self.mask_RG
+        columns = {"advantages": advantages_RG, "returns": advantages_RG, "token_level_rewards": rewards_RG}
+        put_ragged(self.meta, columns, self.response_lengths_R)
+
+
+def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tensor) -> None:
+    """Write padded columns as rows of their own lengths."""
+    ragged = {
+        name: torch.nested.as_nested_tensor(
+            [row[:length] for row, length in zip(column, lengths_R.tolist(), strict=True)], layout=torch.jagged
+        )
+        for name, column in columns.items()
+    }
+    tq.kv_batch_put(
+        keys=meta.keys, partition_id=meta.partition_id, fields=TensorDict(ragged, batch_size=len(meta.keys))
+    )
+
+
+def told_trajectories(keys: Sequence[str], extra_fields: Iterable[Any]) -> tuple[Mapping[str, Any], ...]:
+    """What the agent loop tells of each trajectory, once for each."""
+    told = [getattr(value, "data", value)["trajectory"] for value in extra_fields]
+    return tuple(told[row] for row in last_rows(keys))
+
+
+def trajectory_metrics(batch: TrajectoryBatch, failed: Split) -> dict[str, float]:
+    """What a step's trajectories say; success, reward and length are of those that did not fail."""
+    metrics = {
+        "turnmill/turns": sum(t["figures"]["num_turns"] for t in batch.trajectories),
+        "turnmill/trajectories": float(len(batch.trajectories)),
+        "turnmill/prompt_tokens": float(batch.prompt_lengths_R.sum()),
+        "turnmill/response_tokens": float(batch.mask_RG.sum()),
+        "turnmill/success": _mean(t["reward"] > 0 for t in batch.trajectories),
+        "turnmill/reward_mean": _mean(t["reward"] for t in batch.trajectories),
+        "turnmill/episode_length": _mean(t["figures"]["num_turns"] for t in batch.trajectories),
+    }
+    reasons = Counter(t["stop_reason"] for t in batch.trajectories)
+    metrics |= {f"turnmill/episodes/{reason}": float(count) for reason, count in reasons.items()}
+    metrics["turnmill/episodes/failed"] = float(len(failed.failed.keys))
+    metrics["turnmill/failed_ratio"] = failed.failed_ratio
+    metrics |= {f"turnmill/failures/{cause}": float(count) for cause, count in failed.causes.items()}
+    valid = [t["figures"]["valid_action"] for t in batch.trajectories if "valid_action" in t["figures"]]
+    if valid:
+        metrics["turnmill/valid_action_ratio"] = _mean(valid)
+    return metrics | figure_metrics(batch.trajectories)
+
+
+def figure_metrics(trajectories: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean, greatest and least of every figure, over the trajectories that have it."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory["figures"].items():
+            values.setdefault(name, []).append(float(value))
+    metrics: dict[str, float] = {}
+    for name, found in sorted(values.items()):
+        key = f"turnmill/tool/{name}"
+        metrics |= {f"{key}/mean": _mean(found), f"{key}/max": max(found), f"{key}/min": min(found)}
+    return metrics
+
+
+def validation_metrics(trajectories: Sequence[Mapping[str, Any]], failed: Split) -> dict[str, float]:
+    """Averages over the trajectories of a validation that did not fail."""
+    figures = [trajectory["figures"] for trajectory in trajectories]
+    return {
+        "validation/episodes": float(len(trajectories)),
+        "validation/success": _mean(t["reward"] > 0 for t in trajectories),
+        "validation/reward": _mean(t["reward"] for t in trajectories),
+        "validation/episode_length": _mean(f["num_turns"] for f in figures),
+        "validation/tool_use": _mean(f["num_tool_calls"] > 0 for f in figures),
+        "validation/failures": float(len(failed.failed.keys)),
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = [float(value) for value in values]
+    return sum(found) / len(found) if found else 0.0
+
+
+def _padded(x: Tensor) -> Tensor:
+    return x.to_padded_tensor(0) if x.is_nested else x

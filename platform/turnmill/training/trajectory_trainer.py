@@ -1,0 +1,112 @@
+"""verl's trainer over whole trajectories with tools: GRPO, and nothing learned from what infrastructure ended.
+
+Axes: R rows, G response tokens.
+"""
+
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.v1 import PPOTrainerSync
+
+from turnmill.core.errors import RunFailedError
+from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.llm_client import SlotClient
+from turnmill.training.run_trainer import RunTrainer
+from turnmill.training.trajectory_batch import (
+    Split,
+    TrajectoryBatch,
+    put_ragged,
+    row_advantages,
+    split,
+    told_trajectories,
+    trajectory_metrics,
+    validation_metrics,
+)
+
+
+class TrajectoryTrainer(RunTrainer):
+    """What whole trajectories change in verl's trainer."""
+
+    def _init_dataloader(self) -> None:
+        self.config.data.train_max_samples = self.job.spec.tasks_per_step
+        super()._init_dataloader()
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+        """Failed trajectories go here, before anything is computed of the batch."""
+        self._split = split(batch)
+        self._require_whole(self._split, self.job.spec.tasks_per_step * self.job.spec.tool_agent.n)
+        self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
+        self._forget_failed(self._split)
+        return super()._balance_batch(self._split.survivors, metrics, **kwargs)
+
+    def _require_whole(self, parts: Split, expected: int) -> None:
+        if parts.num_trajectories < expected:
+            raise RunFolder(self.run_dir).read_failure() or RunFailedError(
+                f"Step {self.global_steps} got {parts.num_trajectories} trajectories of {expected}: agent loops gave "
+                f"up. See {self.run_dir / 'logs'}.",
+                "rollout",
+            )
+
+    def _forget_failed(self, parts: Split) -> None:
+        if parts.failed.keys:
+            tq.kv_clear(keys=parts.failed.keys, partition_id=parts.failed.partition_id)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """GRPO over the trajectories that are left, after the KL penalty."""
+        rows = TrajectoryBatch.read(self._rows_of(batch), with_reference=self.config.algorithm.use_kl_in_reward)
+        rewards_RG = self._rewards_after_kl(rows, metrics)
+        algorithm = self.job.spec.grpo
+        advantages_R = row_advantages(
+            rows.meta.keys, rewards_RG, rows.scores_RG, baseline=algorithm.baseline, normalise=algorithm.normalise
+        )
+        rows.write(advantages_R, rewards_RG)
+        self._fill_padding(batch)
+        metrics.update(trajectory_metrics(rows, self._split))
+        # A batch that names its columns is handed to the update without those that were added since.
+        return self._select(batch, [True] * len(batch.keys))
+
+    def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
+        if rows.ref_log_probs_RG is None:
+            return rows.scores_RG
+        data = DataProto.from_dict(
+            tensors={
+                "token_level_scores": rows.scores_RG,
+                "old_log_probs": rows.old_log_probs_RG,
+                "ref_log_prob": rows.ref_log_probs_RG,
+                "response_mask": rows.mask_RG,
+            }
+        )
+        data, kl_metrics = apply_kl_penalty(data, self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty)
+        metrics.update(kl_metrics)
+        metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
+        return data.batch["token_level_rewards"]
+
+    def _fill_padding(self, batch: KVBatchMeta) -> None:
+        """verl's update reads the columns of every row; those of its padding count for nothing."""
+        padding = self._select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags])
+        if padding.keys:
+            lengths_R = torch.tensor([int(tag["response_len"]) for tag in padding.tags])
+            zeros_RG = torch.zeros(len(padding.keys), int(lengths_R.max()))
+            names = ("advantages", "returns", "token_level_rewards")
+            put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
+
+    def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
+        parts = split(batch)
+        self._require_whole(parts, num_episodes)
+        parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
+        kept = parts.survivors
+        data = tq.kv_batch_get(keys=kept.keys, partition_id="val", select_fields=["extra_fields"])
+        return validation_metrics(told_trajectories(kept.keys, data["extra_fields"]), parts)
+
+
+class TrajectoryTrainerSync(TrajectoryTrainer, PPOTrainerSync):
+    """Rollout and learning take turns on the same devices."""
+
+    def get_llm_client(self) -> SlotClient:
+        """The client that agent loops generate with."""
+        return self.llm_server_manager.get_client(client_cls=SlotClient)

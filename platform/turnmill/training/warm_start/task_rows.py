@@ -1,0 +1,55 @@
+"""Demonstrations of tasks with tools as token ids: what is said is imitated, what tools answer is only read."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.tasks import Task, TaskSource
+from turnmill.environments.tasks.arithmetic import Stretch
+from turnmill.jobs.model import WarmStart
+from turnmill.training.warm_start.cloning import Row
+from turnmill.training.warm_start.tokenizer import build_tokenizer
+
+
+class Teacher(Protocol):
+    """What a source of tasks offers whose policy can be warm-started."""
+
+    words: Sequence[str]
+
+    def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[Stretch]]]:
+        """Tasks, and what is said in them."""
+        ...
+
+
+def teacher_of(source: TaskSource) -> Teacher:
+    """The teacher of a source that has a method `demonstrations`; others cannot be warm-started."""
+    if not hasattr(source, "demonstrations"):
+        raise SettingsError(
+            f"model.warmStart: the tasks {source.name!r} have no demonstrations to imitate. "
+            "Give model.path a folder with a model."
+        )
+    teacher: Teacher = source  # type: ignore[assignment]
+    return teacher
+
+
+def build_task_rows(teacher: Teacher, settings: WarmStart) -> tuple[PreTrainedTokenizerFast, list[Row]]:
+    """A tokenizer for the language of the tasks, and `settings.turns` responses in its ids."""
+    tokenizer = build_tokenizer(teacher.words)
+    rows = islice(_rows(teacher, tokenizer, settings), settings.turns)
+    return tokenizer, list(rows)
+
+
+def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmStart) -> Iterator[Row]:
+    nothing_uncertain = torch.zeros(0, len(tokenizer))
+    for task, stretches in teacher.demonstrations(settings.seed, settings.turns):
+        prompt = tokenizer.apply_chat_template(
+            [dict(message) for message in task.messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        for number, stretch in enumerate(stretches):
+            read, said = (tokenizer.encode(text, add_special_tokens=False) for text in (stretch.read, stretch.said))
+            end = [tokenizer.eos_token_id] if number == len(stretches) - 1 else []
+            yield Row((*prompt, *read), (*said, *end), nothing_uncertain)

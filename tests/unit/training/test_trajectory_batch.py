@@ -1,0 +1,116 @@
+import random
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+
+from turnmill.core.errors import RunFailedError
+from turnmill.rollout.tool_agent.manager import FAILED
+from turnmill.training.advantages import outcome_advantages
+from turnmill.training.trajectory_batch import figure_metrics, last_rows, row_advantages, split
+
+
+def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
+    """A step as the TransferQueue hands it out; failed trajectories are keys with a cause."""
+    tags = [
+        {"status": FAILED, "cause": failed[key], "message": "broke"} if key in failed else {"status": "success"}
+        for key in keys
+    ]
+    return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+
+
+def step(tasks: int, samples: int) -> list[str]:
+    return [f"uid{task}_{sample}_0" for task in range(tasks) for sample in range(samples)]
+
+
+def advantages(keys: list[str], rewards: dict[str, float], **settings: object) -> dict[str, float]:
+    """Those of each row, from its reward at its last token and a penalty at every token."""
+    scores_RG = torch.zeros(len(keys), 3)
+    scores_RG[:, -1] = torch.tensor([rewards[key] for key in keys])
+    penalties_RG = torch.tensor([[0.001 * (len(key) + int(key[3])) * (g + 1) for g in range(3)] for key in keys])
+    found = row_advantages(
+        keys, scores_RG - penalties_RG, scores_RG, **{"baseline": "group", "normalise": True} | settings
+    )
+    return dict(zip(keys, found.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"baseline": "step"}, {"normalise": False}])
+@pytest.mark.parametrize("seed", range(3))
+def test_failed_trajectories_change_no_advantage_of_the_others(settings, seed):
+    chance = random.Random(seed)
+    keys = step(tasks=16, samples=8)
+    failed = {key: "tool_connection" for key in keys if chance.random() < 0.15}
+    rewards = {key: float(chance.random() < 0.4) for key in keys}
+    assert 5 < len(failed) < 40
+
+    of_the_step = split(batch(keys, failed)).survivors.keys
+    with_failures = advantages(of_the_step, rewards, **settings)
+    without_them = advantages([key for key in keys if key not in failed], rewards, **settings)
+
+    assert with_failures.keys() == without_them.keys() == set(keys) - set(failed)
+    assert max(abs(with_failures[key] - without_them[key]) for key in with_failures) < 1e-6
+
+
+def test_an_advantage_is_what_grpo_says():
+    found = outcome_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 5.0]), ["a", "a", "b", "b", "c"], normalise=True)
+
+    half = 0.5 / (0.5**0.5 + 1e-6)
+    assert found.tolist() == pytest.approx([half, -half, -half, half, 0.0])
+
+
+def test_a_trajectory_left_alone_by_failures_teaches_nothing():
+    found = advantages(["uid0_3_0"], {"uid0_3_0": 1.0})
+
+    assert found == {"uid0_3_0": 0.0}
+
+
+def test_a_trajectory_of_several_rows_counts_once():
+    keys = ["uid0_0_0", "uid0_0_1", "uid0_1_0", "uid0_2_0"]
+    rewards = {"uid0_0_0": 1.0, "uid0_0_1": 1.0, "uid0_1_0": 0.0, "uid0_2_0": 0.0}
+
+    found = advantages(keys, rewards)
+
+    assert found["uid0_0_0"] == found["uid0_0_1"] > 0
+    assert sum((2 * found["uid0_0_0"], found["uid0_1_0"] * 2, found["uid0_2_0"] * 2)) == pytest.approx(0, abs=1e-5)
+
+
+def test_the_last_row_stands_for_its_trajectory():
+    assert last_rows(["a_0_1", "b_0_0", "a_0_0", "a_0_2"]) == [3, 1]
+
+
+def test_failures_are_counted_by_their_cause():
+    keys = step(tasks=2, samples=2)
+    parts = split(batch(keys, {keys[0]: "tool_timeout", keys[3]: "tool_timeout"}))
+
+    assert parts.causes == {"tool_timeout": 2}
+    assert (parts.num_trajectories, parts.failed_ratio) == (4, 0.5)
+
+
+def test_a_step_with_too_many_failures_ends_the_run_with_the_reason():
+    keys = step(tasks=2, samples=2)
+    parts = split(batch(keys, dict.fromkeys(keys[:3], "tool_connection")))
+
+    parts.require_few_failures(0.75, "Step 3")
+    with pytest.raises(RunFailedError, match=r"Step 3: 3 of 4 trajectories failed \(tool_connection: 3\)") as caught:
+        parts.require_few_failures(0.5, "Step 3")
+    assert caught.value.cause == "failed_ratio"
+
+
+def test_a_step_of_nothing_but_failures_ends_the_run_whatever_the_limit():
+    keys = step(tasks=1, samples=2)
+
+    with pytest.raises(RunFailedError, match="2 of 2"):
+        split(batch(keys, dict.fromkeys(keys, "tool_timeout"))).require_few_failures(1.0, "Step 1")
+
+
+def test_figures_are_told_by_mean_greatest_and_least():
+    told = figure_metrics([{"figures": {"num_turns": 1}}, {"figures": {"num_turns": 3, "valid_action": 1}}])
+
+    assert told == {
+        "turnmill/tool/num_turns/mean": 2.0,
+        "turnmill/tool/num_turns/max": 3.0,
+        "turnmill/tool/num_turns/min": 1.0,
+        "turnmill/tool/valid_action/mean": 1.0,
+        "turnmill/tool/valid_action/max": 1.0,
+        "turnmill/tool/valid_action/min": 1.0,
+    }
