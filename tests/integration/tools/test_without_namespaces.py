@@ -1,4 +1,4 @@
-"""Sessions in the sandbox of a pod that may make no namespaces: modes and times of files cannot be set there."""
+"""Sessions in the sandbox of a pod that may make no namespaces: it refuses to set modes and times by name."""
 
 from collections.abc import AsyncIterator
 

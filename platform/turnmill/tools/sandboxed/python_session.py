@@ -39,7 +39,7 @@ def run(argument: bytes) -> bytes:
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
     root = Path.cwd()
-    times = restore(before, root)
+    restore(before, root)
     module = python_main.fresh_main()
     _Memory.namespace = module.__dict__
     lost = _remember(before, module)
@@ -49,7 +49,7 @@ def run(argument: bytes) -> bytes:
     python_main.flush()
     variables, forgotten = _pickled(_variables(module), limits["bytes"])
     room = limits["bytes"] - sum(map(len, variables.values()))
-    files, left_out = snapshot(root, max_bytes=room, max_files=limits["files"], times=times)
+    files, left_out = snapshot(root, max_bytes=room, max_files=limits["files"])
     report["notice"] = not_kept(forgotten + left_out)
     return pack_answer(report, before, {COUNT: str(count).encode(), **variables, **files})
 

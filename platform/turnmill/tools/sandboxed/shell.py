@@ -45,7 +45,7 @@ def run(argument: bytes) -> bytes:
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
     root = Path.cwd()
-    times = restore(before, root)
+    restore(before, root)
     with tempfile.TemporaryFile(dir=root) as order, tempfile.TemporaryFile(dir=root) as saved:
         shell = _Shell(root, before, limits["seconds"], limits["characters"], (order.fileno(), saved.fileno()))
         try:
@@ -54,7 +54,7 @@ def run(argument: bytes) -> bytes:
                 shell.run_line(line)
         finally:
             shell.end()
-    files, left_out = snapshot(root, max_bytes=limits["home_bytes"], max_files=limits["home_files"], times=times)
+    files, left_out = snapshot(root, max_bytes=limits["home_bytes"], max_files=limits["home_files"])
     shell.say(not_kept(left_out))
     return pack_answer({}, before, {**shell.state(), **files})
 

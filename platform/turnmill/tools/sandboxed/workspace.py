@@ -12,48 +12,46 @@ _HEADER = struct.Struct("<cHq")
 _FILE, _LINK, _FOLDER = b"f", b"l", b"d"
 
 
-Times = dict[Path, tuple[int, int]]
-"""When files count as changed last, and when they truly were, where a sandbox lets nobody set that."""
-
-
-def restore(parts: Mapping[str, bytes], root: Path) -> Times:
-    """Put files, links and empty folders where they were, with their modes and as far as possible their times."""
-    times: Times = {}
+def restore(parts: Mapping[str, bytes], root: Path) -> None:
+    """Put files, links and empty folders where they were, with their modes and times."""
     mask = os.umask(0o022)
     try:
         for name, part in parts.items():
             if name.startswith(PREFIX):
                 path = root / os.fsdecode(unquote_to_bytes(name.removeprefix(PREFIX)))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _restore(path, part, times)
+                _restore(path, part)
     finally:
         os.umask(mask)
-    return times
 
 
-def _restore(path: Path, part: bytes, times: Times) -> None:
+def _restore(path: Path, part: bytes) -> None:
     kind, mode, modified_ns = _HEADER.unpack_from(part)
     content = part[_HEADER.size :]
     if kind == _LINK:
         path.symlink_to(os.fsdecode(content))
         return
-    # A mode is given at creation: a sandbox may refuse to change it later.
+    # Modes are given at creation and times by descriptor: without namespaces, the sandbox refuses both by name.
     os.umask(0)
     if kind == _FOLDER:
         path.mkdir(mode)
-    else:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-    os.umask(0o022)
+    flags = os.O_RDONLY | os.O_DIRECTORY if kind == _FOLDER else os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        os.utime(path, ns=(modified_ns, modified_ns))
+        descriptor = os.open(path, flags, mode)
     except PermissionError:
-        times[path] = (path.stat().st_mtime_ns, modified_ns)
+        return  # A folder that its owner may not read; nothing is in it.
+    finally:
+        os.umask(0o022)
+    try:
+        if kind == _FILE:
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+        os.utime(descriptor, ns=(modified_ns, modified_ns))
+    finally:
+        os.close(descriptor)
 
 
-def snapshot(
-    root: Path, *, max_bytes: int, max_files: int, times: Times | None = None
-) -> tuple[dict[str, bytes], list[str]]:
+def snapshot(root: Path, *, max_bytes: int, max_files: int) -> tuple[dict[str, bytes], list[str]]:
     """The parts, smallest files first up to the limits, and what is left out, with the reason."""
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -66,7 +64,7 @@ def snapshot(
             )
             continue
         try:
-            parts[PREFIX + quote_from_bytes(os.fsencode(name), safe="/ ")] = part = _part(path, status, times or {})
+            parts[PREFIX + quote_from_bytes(os.fsencode(name), safe="/ ")] = part = _part(path, status)
         except (OSError, ValueError) as error:
             left_out.append(f"{name} ({error.strerror if isinstance(error, OSError) else error})")
         else:
@@ -92,14 +90,12 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield path, status
 
 
-def _part(path: Path, status: os.stat_result, times: Times) -> bytes:
+def _part(path: Path, status: os.stat_result) -> bytes:
     mode = stat.S_IMODE(status.st_mode)
-    shown_ns, true_ns = times.get(path, (None, 0))
-    modified_ns = true_ns if status.st_mtime_ns == shown_ns else status.st_mtime_ns
     if stat.S_ISLNK(status.st_mode):
         return _HEADER.pack(_LINK, mode, 0) + os.fsencode(path.readlink())
     if stat.S_ISDIR(status.st_mode):
-        return _HEADER.pack(_FOLDER, mode, modified_ns)
+        return _HEADER.pack(_FOLDER, mode, status.st_mtime_ns)
     if stat.S_ISREG(status.st_mode):
-        return _HEADER.pack(_FILE, mode, modified_ns) + path.read_bytes()
+        return _HEADER.pack(_FILE, mode, status.st_mtime_ns) + path.read_bytes()
     raise ValueError("neither a file nor a link nor a folder")
