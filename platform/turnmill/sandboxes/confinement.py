@@ -233,6 +233,16 @@ def change_user(user: int) -> None:
     os.setresuid(user, user, user)
 
 
+def count_threads(user: int) -> int:
+    """Of a user, as the kernel counts them for RLIMIT_NPROC."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                count += len(os.listdir(f"/proc/{entry.name}/task")) if entry.stat().st_uid == user else 0
+    return count
+
+
 def users_work() -> bool:
     """Whether a task can have a user of its own who can still read the standard library."""
     if os.geteuid() != 0:
@@ -248,10 +258,19 @@ def users_work() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def confine(barriers: Barriers, rules: list[tuple[int, int]], workspace: str, user: int | None) -> None:
+def prepare_filter(barriers: Barriers) -> bytes | None:
+    """The filter, where it is the same for all tasks."""
+    return build_filter(barriers.permissions, 0) if barriers.permissions.signals else None
+
+
+def confine(
+    barriers: Barriers, rules: list[tuple[int, int]], prepared: bytes | None, workspace: str, user: int | None
+) -> None:
     """Put this process behind every barrier that does not depend on the task."""
     with suppress(OSError):  # The first to go when the machine runs out of memory.
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(descriptor, b"1000")
+        os.close(descriptor)
     if user is not None:
         change_user(user)
     if barriers.confined:
@@ -264,10 +283,10 @@ def confine(barriers: Barriers, rules: list[tuple[int, int]], workspace: str, us
         scopes = kernel.SCOPE_SIGNALS | kernel.SCOPE_ABSTRACT_SOCKETS
         kernel.landlock_restrict(barriers.landlock_abi, everything, tcp=not barriers.network, scopes=scopes)
         os.close(own)
-        kernel.install_filter(build_filter(barriers.permissions, os.getpid()))
+        kernel.install_filter(prepared or build_filter(barriers.permissions, os.getpid()))
 
 
-def apply_limits(limits: Limits, *, base_bytes: int, exact_processes: bool) -> None:
+def apply_limits(limits: Limits, *, base_bytes: int, other_processes: int) -> None:
     """Rlimits hold for each process; what holds for all together is the supervisor's to watch."""
     bounds = {
         resource.RLIMIT_AS: limits.memory_bytes + base_bytes,
@@ -276,9 +295,8 @@ def apply_limits(limits: Limits, *, base_bytes: int, exact_processes: bool) -> N
         resource.RLIMIT_MEMLOCK: LOCKED_BYTES,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: limits.processes + other_processes,
     }
-    if exact_processes:
-        bounds[resource.RLIMIT_NPROC] = limits.processes
     for kind, bound in bounds.items():
         _limit(kind, bound, bound)
     # The signal comes first; who ignores it is killed a second later.

@@ -18,7 +18,7 @@ from turnmill.sandboxes.confinement import Barriers
 from turnmill.sandboxes.syscall_filter import number_of
 
 SECRET = "TURNMILL_SELF_TEST"
-_LIMITS = Limits(seconds=5, cpu_seconds=3, memory_bytes=192 * 1024**2, file_bytes=1024**2)
+_LIMITS = Limits(seconds=30, cpu_seconds=10, memory_bytes=192 * 1024**2, file_bytes=1024**2)
 _SECONDS = 0.1
 
 # Calls with arguments for which the kernel itself has another answer than "not permitted".

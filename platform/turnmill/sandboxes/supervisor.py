@@ -37,6 +37,9 @@ class Settings:
     """Address space that the interpreter takes before any task."""
 
     base_resident_bytes: int
+    filter: bytes | None
+    other_processes: int
+    """What the same user may have besides a task; 0 makes the kernel's count exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +336,7 @@ def _become_program(settings: Settings, pipes: Pipes, folder: str, user: int | N
     try:
         os.setsid()
         os.umask(0o022)
-        confine(settings.barriers, settings.rules, folder, user)
+        confine(settings.barriers, settings.rules, settings.filter, folder, user)
         _take_descriptors(pipes)
         status = _STATUS
         home = f"{folder}/{workspace.HOME}"
@@ -398,5 +401,5 @@ def _prepare(settings: Settings, task: Task) -> None:
     apply_limits(
         task.limits,
         base_bytes=0 if isinstance(task.program, Command) else settings.base_bytes,
-        exact_processes=settings.barriers.own_user,
+        other_processes=settings.other_processes,
     )

@@ -25,9 +25,11 @@ from turnmill.sandboxes.confinement import (
     FIRST_USER,
     NUM_USERS,
     Barriers,
+    count_threads,
     enter_namespaces,
     namespace_for_child,
     open_rules,
+    prepare_filter,
     users_work,
 )
 from turnmill.sandboxes.supervisor import Settings, supervise
@@ -41,6 +43,8 @@ COMMON = (
 """Of the standard library, imported before any task."""
 
 _END_SECONDS = 10.0
+_ROOM_FOR_OTHERS = 1024
+"""Processes that other tasks of the same user may have: too few would let one task keep another from forking."""
 _PATIENCE_MILLISECONDS = 5
 _HUGE = 2 * 1024**2
 
@@ -61,7 +65,8 @@ class Zygote:
         self.woken, self.waking = os.pipe()
         self.barriers = self._find_barriers(options)
         rules = open_rules(self.packages) if self.barriers.confined else []
-        self.settings = Settings(self.barriers, rules, *_own_size())
+        others = 0 if self.barriers.own_user else _ROOM_FOR_OTHERS + count_threads(os.geteuid())
+        self.settings = Settings(self.barriers, rules, *_own_size(), prepare_filter(self.barriers), others)
 
     def _find_barriers(self, options: dict[str, Any]) -> Barriers:
         network = options["network"]
