@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
@@ -18,6 +19,7 @@ from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import LOG_PROB, ScriptedPolicy, character_tokenizer
+from turnmill.training.trajectory_batch import row_advantages
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
 TOKENIZER = character_tokenizer()
@@ -621,3 +623,40 @@ async def test_a_trajectory_has_the_figures_of_verl_tool(table, server):
     assert outcome.figures.keys() >= EVERY_TRAJECTORY | WITH_TOOLS
     assert outcome.figures["tool_processing_time_sec"] == 0.004
     assert outcome.figures["response_await_time_sec"] > 0
+
+
+def advantages_of(played: dict[str, Outcome]) -> dict[str, float]:
+    keys = list(played)
+    scores_RG = torch.tensor([[0.0, played[key].reward] for key in keys])
+    found = row_advantages(keys, scores_RG, scores_RG, baseline="group", normalise=True)
+    return dict(zip(keys, found.tolist(), strict=True))
+
+
+async def test_calls_that_fail_by_force_change_nothing_for_the_other_trajectories(table):
+    def answer(request: Any) -> str:
+        if "[2]" not in request.prompt:
+            return CALL
+        truth = play.loop.source.training(0).truth
+        return f"answer:{truth if request.sampling_params['seed'] % 2 else 0}{END}"
+
+    broken: set[str] = set()
+
+    def forced(call: dict[str, Any]) -> Any:
+        return web.Response(status=503, text="out of order") if call["trajectory"] in broken else "[2]"
+
+    async with HttpTools(forced) as server:
+        play = table(answer, server, toolCallMaxRetries=0)
+        names = {f"uid0_{sample}_0": sample for sample in range(64)}
+
+        undisturbed = {key: await play.play(sample=sample) for key, sample in names.items()}
+        broken.update(call["trajectory"] for number, call in enumerate(server.calls) if number % 100 % 7 == 3)
+        play.policy.requests.clear()
+        disturbed = {key: await play.play(sample=sample) for key, sample in names.items()}
+
+    survivors = {key: outcome for key, outcome in disturbed.items() if isinstance(outcome, Outcome)}
+    assert 0.1 < 1 - len(survivors) / len(names) < 0.2
+    assert len({outcome.reward for outcome in survivors.values()}) == 2
+    wanted, found = advantages_of({key: undisturbed[key] for key in survivors}), advantages_of(survivors)
+    assert max(abs(wanted[key] - found[key]) for key in survivors) < 1e-6
+    assert not any("out of order" in prompt or "503" in prompt for prompt in play.prompts)
+    assert all(outcome.rows == undisturbed[key].rows for key, outcome in survivors.items())

@@ -56,7 +56,7 @@ def test_every_step_is_one_object_in_the_run_folder(recorder):
 def test_progress_tells_the_step_and_what_was_last_heard_of_success(recorder):
     recorder.begin_step(4)
     recorder.log_step(4, {"turnmill/success": 0.5, "turnmill/reward_mean": 0.4})
-    recorder.log_step(5, {"turnmill/reward_mean": 0.3})
+    recorder.log_step(5, {"turnmill/reward_mean": 0.3, "turnmill/turns": 256})
 
     progress = read_progress(recorder.folder)
 

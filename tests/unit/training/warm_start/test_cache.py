@@ -18,7 +18,7 @@ def ensure(folder: Path, settings: WarmStart = QUICK, **options: Any) -> Path:
     return ensure_warm_start(settings, environment=GO_TO, max_turns=8, cache_dir=folder, **options)
 
 
-def make_stub(folder: Path, *_: Any) -> None:
+def make_stub(folder: Path, *_: Any, **__: Any) -> None:
     (folder / "config.json").write_text("{}")
 
 
@@ -51,7 +51,7 @@ def test_one_that_fails_leaves_nothing_behind(tmp_path: Path):
 
 
 def test_of_two_at_once_the_first_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make_while_another_does(folder: Path, *_: Any) -> None:
+    def make_while_another_does(folder: Path, *_: Any, **__: Any) -> None:
         monkeypatch.setattr(cache, "make_warm_start", make_stub)
         ensure(tmp_path)
         (folder / "late").touch()
@@ -64,7 +64,7 @@ def test_of_two_at_once_the_first_one_counts(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_folder_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "make_warm_start", lambda folder, *_: folder.rmdir())
+    monkeypatch.setattr(cache, "make_warm_start", lambda folder, *_, **__: folder.rmdir())
 
     with pytest.raises(FileNotFoundError):
         ensure(tmp_path)
