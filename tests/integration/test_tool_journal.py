@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.tool_agent.journal import StoreJournal
-from turnmill.rollout.tool_agent.loop import Failure, ToolLoop, run_name
+from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
 from turnmill.rollout.tool_agent.rows import Outcome
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import Request, ScriptedPolicy, character_tokenizer
@@ -88,7 +88,7 @@ def attempt(store: EmbeddedStore, run_dir: Path, server: HttpTools, policy: Any)
         job=JOB,
         run_dir=run_dir,
         tool_server_url=server.url,
-        journal=StoreJournal(RolloutJournal.from_url(store.url, run_name(JOB, run_dir))),
+        journal=StoreJournal(RolloutJournal.from_url(store.url, RunFolder(run_dir).run_name())),
     )
     return loop, scripted
 
@@ -158,7 +158,7 @@ async def test_what_is_in_flight_can_be_read_from_the_store(store, server, tmp_p
     first, _ = attempt(store, tmp_path, server, CrashingAt(2))
     await dies(first)
 
-    journal = RolloutJournal.from_url(store.url, run_name(JOB, tmp_path))
+    journal = RolloutJournal.from_url(store.url, RunFolder(tmp_path).run_name())
     (rollout,) = await journal.live(deadline=deadline_in(5))
 
     assert [turn.observation for turn in rollout.turns] == ["[0]", "[1]"]

@@ -279,6 +279,16 @@ async def test_special_tokens_in_an_observation_are_text(table):
     assert TOKENIZER.eos_token_id not in observed
 
 
+async def test_prompts_are_spelled_the_same_while_observations_are_spelled(table):
+    async with HttpTools(lambda call: f"a{END}b" * 20) as server:
+        play = table(lambda r: ANSWER if "a<" in r.prompt else CALL, server, maxObsLength=400)
+
+        outcomes = await asyncio.gather(*(play.play(sample=sample) for sample in range(200)))
+
+    assert len({request.prompt for request in play.policy.requests}) == 2
+    assert len({outcome.rows[0].prompt_ids for outcome in outcomes}) == 1
+
+
 async def test_a_response_has_at_most_its_own_limit_and_what_is_left(table, server):
     play = table([CALL, ANSWER], server, maxActionLength=20, maxResponseLength=30)
 

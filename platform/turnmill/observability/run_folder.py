@@ -1,5 +1,6 @@
 """The folder of a run: what it is made of, and how several processes write it and read it at once."""
 
+import hashlib
 import json
 import os
 import time
@@ -127,6 +128,11 @@ class RunFolder:
             return RunFailedError(**json.loads(self.failure.read_text()))
         except FileNotFoundError:
             return None
+
+    def run_name(self) -> str:
+        """What the run's trajectories lie under in a store: the same in every attempt, and in no other run."""
+        path = str(self.path.absolute())
+        return f"{self.path.name}-{hashlib.blake2b(path.encode(), digest_size=4).hexdigest()}"
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
+from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.embedded import EmbeddedStore
 
 STORE_VARIABLE = "TURNMILL_REDIS"
@@ -31,6 +32,7 @@ def services(job: AgentTrainingJob, folder: RunFolder) -> Iterator[Mapping[str, 
         yield {}
         return
     with _store(folder) as store_url:
+        JournalAddress(store_url, folder.run_name()).write(folder.path)
         agent = job.spec.tool_agent
         if agent.tool_server_url is not None or not agent.enable_agent:
             yield {"store_url": store_url}

@@ -1,7 +1,6 @@
 """The agent loop over tools: tokens in, tokens out, and tool calls in between."""
 
 import asyncio
-import hashlib
 import logging
 import zlib
 from collections.abc import Mapping
@@ -40,12 +39,6 @@ class Failure:
     num_turns: int
 
 
-def run_name(job: AgentTrainingJob, run_dir: Path) -> str:
-    """What a run's trajectories begin with: the same in every attempt, and in no other run."""
-    digest = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=4).hexdigest()
-    return f"{job.metadata.name}-{digest}"
-
-
 def _slot(episode: Episode) -> str:
     """What the client of the engines knows a trajectory by: it stays with one server, as a slot of turns does."""
     return f"slot-{zlib.crc32(episode.trajectory_id.encode()) % NUM_SLOTS}"
@@ -62,7 +55,7 @@ class ToolLoop(AgentLoopBase):
         self.job = job
         self.agent = job.spec.tool_agent
         self.folder = RunFolder(run_dir)
-        self.run_name = run_name(job, run_dir)
+        self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder)
         self.source: TaskSource = create_source(
             job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.seed

@@ -20,9 +20,8 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal, StoreJournal
-from turnmill.rollout.tool_agent.loop import Failure, ToolLoop, run_name
+from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
 from turnmill.rollout.tool_agent.rows import verl_rows
-from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.journal import RolloutJournal
 
 FAILED = "failed"
@@ -54,7 +53,7 @@ class ToolLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
             job=self.job,
             run_dir=Path(config.turnmill.run_dir),
             tool_server_url=config.turnmill.get("tool_server_url"),
-            journal=_journal(config, self.job),
+            journal=_journal(config),
         )
 
     async def allow(self, at_once: int) -> None:
@@ -127,14 +126,11 @@ def shares_of(limit: int | None, num_workers: int) -> list[int] | None:
     return [share for worker in range(num_workers) if (share := even + (worker < more))]
 
 
-def _journal(config: Any, job: AgentTrainingJob) -> Journal:
+def _journal(config: Any) -> Journal:
     url = config.turnmill.get("store_url")
     if url is None:
         return NoJournal()
-    run_dir = Path(config.turnmill.run_dir)
-    address = JournalAddress(url, run_name(job, run_dir))
-    address.write(run_dir)
-    return StoreJournal(RolloutJournal.from_url(address.url, address.run))
+    return StoreJournal(RolloutJournal.from_url(url, RunFolder(config.turnmill.run_dir).run_name()))
 
 
 def _as_run_failure(error: Exception) -> RunFailedError:

@@ -1,5 +1,6 @@
 """What an observation looks like in the context: cut to its limit, marked, and wrapped as a turn of the chat."""
 
+import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ class ObservationSpeller:
 
     def __init__(self, tokenizer: Any, agent: ToolAgent, *, processor: Any = None) -> None:
         self._tokenizer = tokenizer
+        # Reading special tokens as text is a state of the tokenizer, and others render prompts with theirs meanwhile.
+        self._text_tokenizer = copy.deepcopy(tokenizer)
         self._agent = agent
         self._uncuttable = placeholder_ids(processor)
         prefix, suffix = _chat_turn(tokenizer, agent) if agent.enable_mtrl else ("", "")
@@ -75,7 +78,7 @@ class ObservationSpeller:
 
     def _body(self, text: str) -> tuple[int, ...]:
         # What a tool says is data: a special token in it would end turns that nobody ended.
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
+        ids = self._text_tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         side = self._agent.truncate_obs_side
         cut = cut_observation(ids, self._agent.max_obs_length, side, self._uncuttable)
         if cut.whole:
