@@ -16,6 +16,9 @@ class WarmStart(Settings):
     gradient_steps: int = Field(default=700, ge=1, le=100_000)
     """Updates of the weights while it imitates the expert."""
 
+    min_gradient_steps: int = Field(default=0, ge=0, le=100_000)
+    """Updates before the loss may end the imitation; for tasks whose loss tells little of what was learned."""
+
     action_noise: float = Field(default=0.75, ge=0, le=1)
     """Share of shown actions drawn at random instead of from the expert; it leaves something to learn."""
 

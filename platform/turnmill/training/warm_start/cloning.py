@@ -93,7 +93,7 @@ class _Cloning:
         settings = self.settings
         cooldown = min(COOLDOWN_STEPS, settings.gradient_steps // 2)
         for limit in (settings.gradient_steps, PATIENCE * settings.gradient_steps):
-            while not self.loss <= settings.max_loss and self.step < limit - cooldown:
+            while self._goes_on() and self.step < limit - cooldown:
                 self._update(rate=min(1.0, (self.step + 1) / WARMUP_STEPS))
                 on_progress(self.step, limit, self.loss)
         total = self.step + cooldown
@@ -104,6 +104,9 @@ class _Cloning:
         if not self.loss <= settings.max_loss:
             raise RunFailedError(self._explain(), cause="warm_start")
         return self.loss
+
+    def _goes_on(self) -> bool:
+        return self.step < self.settings.min_gradient_steps or not self.loss <= self.settings.max_loss
 
     def _update(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
