@@ -23,7 +23,7 @@ from turnmill.testing.server_process import ServerProcess
 
 ACTIONS: dict[str, Callable[[int], str]] = {
     "python_code": lambda turn: f"<python>print({turn} + 1)</python>",
-    "bash_terminal": lambda turn: f"<bash>echo {turn} >> log; tail -n 1 log; export TURN={turn}</bash>",
+    "bash_terminal": lambda turn: f"<bash>echo {turn} >> log; export TURN={turn}; echo $TURN</bash>",
     "wait": lambda turn: "wait",
 }
 
