@@ -52,6 +52,12 @@ def test_every_field_of_the_spec_is_described():
     ] == []
 
 
+def test_every_row_of_the_reference_is_one_line():
+    tables = [line for line in reference().splitlines() if line.startswith("|")]
+
+    assert [line for line in tables if not line.endswith("|")] == []
+
+
 def test_a_rule_points_at_a_field_that_exists():
     fields = {path for path, _ in nodes(SCHEMA)}
 

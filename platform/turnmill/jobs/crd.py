@@ -116,6 +116,9 @@ def _node(schema: Schema, definitions: Schema) -> Schema:
     if "oneOf" in schema:
         return _union(schema, definitions)
     node: Schema = {key: schema[key] for key in KEPT if key in schema}
+    if "description" in node:
+        # A sentence may take two lines in the model, and one in a table.
+        node["description"] = " ".join(node["description"].split())
     node["type"] = schema["type"]
     if nullable:
         node["nullable"] = True
