@@ -48,7 +48,7 @@ def enter() -> None:
         Path("/mnt", name).mkdir()
     kernel.mount("overlay", "/mnt/root", "overlay", 0, "lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work")
     root = "/mnt/root"
-    kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", 0, "size=2g,mode=1777")
+    _mount_tmp(root)
     kernel.mount("proc", f"{root}/proc", "proc", 0)
     kernel.mount("tmpfs", f"{root}/dev", "tmpfs", 0, "size=1m,mode=755")
     for device in _SHARED:
@@ -59,6 +59,18 @@ def enter() -> None:
     kernel.pivot_root(root)
     Path("/root").chmod(0o755)  # Where Python may be installed; in this copy alone.
     _raise_loopback()
+
+
+def _mount_tmp(root: str) -> None:
+    """An empty /tmp, but for the folders in it that this very code lies in: of these, too, the copy shows."""
+    code = {path.parts[2] for path in map(Path, (__file__, sys.prefix)) if path.is_relative_to("/tmp/")}
+    for name in code:
+        Path("/mnt/code", name).mkdir(parents=True)
+        kernel.mount(f"{root}/tmp/{name}", f"/mnt/code/{name}", "", kernel.MS_BIND)
+    kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", 0, "size=2g,mode=1777")
+    for name in code:
+        Path(f"{root}/tmp", name).mkdir()
+        kernel.mount(f"/mnt/code/{name}", f"{root}/tmp/{name}", "", kernel.MS_BIND)
 
 
 def _raise_loopback() -> None:

@@ -26,6 +26,7 @@ from turnmill.sandboxes.syscall_filter import number_of
 from turnmill.testing import container
 
 BARE_SECONDS = 60
+LOOKS = 100
 SETUID_PROGRAM = "/usr/local/bin/id-of-root"
 VICTIM = """
 import ctypes, os, signal, sys, time
@@ -122,8 +123,11 @@ class Scene:
         return "user.mark" in os.listxattr(self.open_file)
 
     def is_running(self, mark: str) -> bool:
-        """Whether a process bears the mark, by its name or its arguments; the runner itself does not."""
-        return bool(self._marked(mark))
+        """Whether a process bears the mark, by its name or its arguments; the runner itself does not.
+
+        One that forks all the time is seldom there for as long as a look takes: hence many looks.
+        """
+        return any(self._marked(mark) for _ in range(LOOKS))
 
     def _marked(self, mark: str) -> list[int]:
         found = []
@@ -245,8 +249,12 @@ async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, here: Scene) -> R
 
 def find_neighbour() -> str:
     """The home of the task that has left a note; nothing if there is none."""
-    notes = Path(tempfile.gettempdir()).glob("turnmill-sandbox-*/tasks/*/home/note")
-    return next((str(note.parent) for note in notes if note.read_text()), "")
+    for note in Path(tempfile.gettempdir()).glob("turnmill-sandbox-*/tasks/*/home/note"):
+        # It may go with its task at any moment.
+        with suppress(FileNotFoundError):
+            if note.read_text():
+                return str(note.parent)
+    return ""
 
 
 def wait_until_gone() -> None:
