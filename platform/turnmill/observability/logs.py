@@ -71,7 +71,8 @@ def close() -> None:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES}
+    # Ray puts a private field of its own on every record.
+    return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES and name[0] != "_"}
 
 
 def _quoted(value: object) -> str:

@@ -26,7 +26,7 @@ def events(folder: RunFolder, process: str = "main") -> list[dict[str, object]]:
 def test_people_read_a_sentence_and_its_fields(capsys: pytest.CaptureFixture[str]):
     logs.configure()
 
-    LOG.info("Episode ended", extra={"episode_id": "e3-17", "reward": 0.123456, "why": "no way out"})
+    LOG.info("Episode ended", extra={"episode_id": "e3-17", "reward": 0.123456, "why": "no way out", "_ray": 1})
 
     line = capsys.readouterr().err
     assert line.endswith(" info Episode ended episode_id=e3-17 reward=0.1235 why='no way out'\n")
