@@ -15,7 +15,9 @@ class Limits:
     """What a run may take."""
 
     seconds: float = 10.0
-    cpu_seconds: int = 10
+    cpu_seconds: int = 11
+    """Of all processes together. More than `seconds`: else a loop without end meets now the one, now the other."""
+
     memory_bytes: int = 1024 * MIB
     file_bytes: int = 64 * MIB
     """Of all files that the run writes together."""

@@ -64,9 +64,7 @@ class PythonProgram:
         self.seconds = settings.number(context.settings, "PYTHON_TIMEOUT_SECONDS", 10, least=0.1)
         memory_mib = settings.count(context.settings, "PYTHON_MEMORY_MIB", 1024, least=64)
         self._refuses_words = settings.switch(context.settings, "PYTHON_BLOCKED_WORDS", True)
-        self._limits = Limits(
-            seconds=self.seconds, cpu_seconds=max(1, int(self.seconds)), memory_bytes=memory_mib * MIB
-        )
+        self._limits = Limits(seconds=self.seconds, cpu_seconds=int(self.seconds) + 1, memory_bytes=memory_mib * MIB)
 
     async def run(self, source: str, stdin: bytes, *, prelude: bool) -> ProgramResult:
         """Run it to its end or its limit."""
