@@ -7,9 +7,10 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ def launch(
         logs.configure(folder, process="launch", level=logging.WARNING)
         try:
             model = _model(job, folder, report)
-            with services(job, folder) as addresses:
-                _train_with_retries(job, model, folder, device, owner, addresses, report)
+            train = partial(_train, job, model, folder, device, owner, report)
+            _with_retries(train, job.spec.retries, folder, owner)
         finally:
             logs.close()
             _finish(folder)
@@ -130,21 +131,13 @@ def _model(job: AgentTrainingJob, folder: RunFolder, report: Callable[[Progress]
     )
 
 
-def _train_with_retries(
-    job: AgentTrainingJob,
-    model: Path,
-    folder: RunFolder,
-    device: str,
-    owner: processes.Owner,
-    addresses: Mapping[str, str],
-    report: Callable[[Progress], None],
-) -> None:
+def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, owner: processes.Owner) -> None:
     """Train; after a failure that another try may get past, go on from the last checkpoint."""
-    for attempt in range(job.spec.retries + 1):
+    for attempt in range(retries + 1):
         try:
-            _train(job, model, folder, device, owner, addresses, report)
+            train()
         except RunFailedError as error:
-            if error.cause in FINAL_CAUSES or attempt == job.spec.retries:
+            if error.cause in FINAL_CAUSES or attempt == retries:
                 raise
             log.warning("Run failed and is tried again", extra={"attempt": attempt + 1, "what": str(error)})
             processes.end_marked(owner.mark)
@@ -160,7 +153,6 @@ def _train(
     folder: RunFolder,
     device: str,
     owner: processes.Owner,
-    addresses: Mapping[str, str],
     report: Callable[[Progress], None],
 ) -> None:
     folder.beat()
@@ -168,7 +160,8 @@ def _train(
     starting = Progress(phase="starting")
     write_progress(folder, starting)
     report(starting)
-    with _ray_cluster(job, device, owner, folder):
+    # Of this attempt alone: the next one begins by ending whatever is left of it.
+    with services(job, folder) as addresses, _ray_cluster(job, device, owner, folder):
         import ray
 
         from turnmill.training.task_runner import TurnTaskRunner
