@@ -1,6 +1,5 @@
 """Finding environments by name: this package's modules, entry points and import paths."""
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 import turnmill.environments
 from turnmill.core.errors import SettingsError
+from turnmill.core.lookup import import_object, suggestion
 from turnmill.environments.base import Environment
 
 ENTRY_POINT_GROUP = "turnmill.environments"
@@ -68,17 +68,6 @@ def create(
     return environment_class(task, max_turns, settings)
 
 
-def suggestion(word: str, known: list[str]) -> str:
-    """A sentence that names the closest known words, and all of them where they are few."""
-    by_lower: dict[str, str] = {}
-    for candidate in known:
-        by_lower.setdefault(candidate.lower(), candidate)
-    close = [by_lower[match] for match in difflib.get_close_matches(word.lower(), by_lower, n=3)]
-    sentence = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
-    shown = known if len(known) <= 20 else [*known[:20], f"and {len(known) - 20} more"]
-    return f"{sentence}Known: {', '.join(shown)}."
-
-
 def _module_names() -> set[str]:
     found = pkgutil.iter_modules(turnmill.environments.__path__)
     return {module.name for module in found if not module.name.startswith("_")} - _MACHINERY
@@ -96,10 +85,9 @@ def _load(point: EntryPoint) -> Any:
 
 
 def _from_path(path: str) -> type[Environment]:
-    module_name, _, class_name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = import_object(path)
+    except ImportError as error:
         raise SettingsError(
             f"environment.name: {path!r} names no class: {error}. Write it as package.module:Class, "
             "and install the package or put its folder on PYTHONPATH."

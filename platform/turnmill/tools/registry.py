@@ -1,7 +1,5 @@
 """Finding tools by name: this package's, those of entry points, import paths and folders."""
 
-import difflib
-import importlib
 import shutil
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turnmill.core.errors import ToolUnavailableError
+from turnmill.core.lookup import import_object, suggestion
 from turnmill.tools.base import Tool, ToolContext
 
 ENTRY_POINT_GROUP = "turnmill.tools"
@@ -67,7 +66,7 @@ def find(name: str, folder: Path | None = None) -> type[Tool]:
     for point in _entry_points():
         if point.name == name:
             return _checked(_load(point), name)
-    raise ToolUnavailableError(f"There is no tool {name!r}. {_suggestion(name, names(folder))}")
+    raise ToolUnavailableError(f"There is no tool {name!r}. {suggestion(name, names(folder))}")
 
 
 def create(name: str, context: ToolContext) -> Tool:
@@ -108,10 +107,9 @@ def _load(point: EntryPoint) -> Any:
 
 
 def _from_path(path: str) -> type[Tool]:
-    module_name, _, class_name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = import_object(path)
+    except ImportError as error:
         raise ToolUnavailableError(
             f"{path!r} names no tool: {error}. Write it as package.module:Class, "
             "and install the package or put its folder on PYTHONPATH."
@@ -134,9 +132,3 @@ def _checked(found: Any, name: str) -> type[Tool]:
     if isinstance(found, type) and issubclass(found, Tool):
         return found
     raise ToolUnavailableError(f"{name!r} is {found!r}; it must be a subclass of turnmill.tools.base.Tool.")
-
-
-def _suggestion(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word.lower(), known, n=3)
-    sentence = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
-    return f"{sentence}Known: {', '.join(known)}."

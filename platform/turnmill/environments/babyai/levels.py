@@ -21,7 +21,7 @@ from minigrid.envs.babyai.core.verifier import (
 )
 
 from turnmill.core.errors import SettingsError
-from turnmill.environments.registry import suggestion
+from turnmill.core.lookup import suggestion
 
 GOALS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
 """Tasks that are told apart by what the agent must do."""

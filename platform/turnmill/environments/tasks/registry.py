@@ -1,13 +1,12 @@
 """Finding sources of tasks by name."""
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from turnmill.core.errors import SettingsError
-from turnmill.environments.registry import suggestion
+from turnmill.core.lookup import import_object, suggestion
 from turnmill.environments.tasks.base import TaskSource
 
 _MODULES = {"arithmetic": "arithmetic:Arithmetic", "dataset": "dataset:Dataset"}
@@ -23,10 +22,9 @@ def find_source(name: str) -> type[TaskSource]:
     path = f"turnmill.environments.tasks.{_MODULES[name]}" if name in _MODULES else name
     if ":" not in path:
         raise SettingsError(f"environment.name: there are no tasks {name!r}. {suggestion(name, source_names())}")
-    module, _, class_name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = import_object(path)
+    except ImportError as error:
         raise SettingsError(
             f"environment.name: {name!r} names no class: {error}. Write it as package.module:Class, "
             "and install the package or put its folder on PYTHONPATH."

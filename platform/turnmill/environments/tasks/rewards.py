@@ -1,10 +1,10 @@
 """What an answer to a task of a data set is worth: by name, or a function of one's own."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnmill.core.errors import SettingsError
+from turnmill.core.lookup import import_object
 from turnmill.environments.tasks.base import Answer
 
 Reward = Callable[[Answer, Any, Mapping[str, Any]], float]
@@ -17,15 +17,13 @@ def find(name: str) -> Reward:
         return _math_verify()
     if name in BY_NAME:
         return BY_NAME[name]
-    module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+        reward: Reward = import_object(name)
+    except ImportError as error:
         raise SettingsError(
             f"environment.options.reward: {name!r} is no reward: {error}. "
             f"Choose one of {', '.join([*BY_NAME, 'math_verify'])}, or name a function as package.module:function."
         ) from error
-    reward: Reward = found
     return reward
 
 
