@@ -6,7 +6,6 @@ when the first client has come, with the variables of PINNED as it has them.
 
 import array
 import contextlib
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -25,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnmill.sandboxes import kernel
+
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
 _FIRST_FREE_DESCRIPTOR = 400
 ACCEPTED = b"y"
-_PR_SET_PDEATHSIG = 1
 # Ray reads these once, when it is imported, and gives its workers the same ones: they hold for a cluster and a job.
 PINNED = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 # pyarrow's allocator handles forks.
@@ -59,7 +59,7 @@ class Child:
 
 def main(path: str, python: str, early: list[str], late: list[str]) -> None:
     """Serve until the parent dies or kills this process; in a forked child, run what was asked for."""
-    _die_with_parent()
+    kernel.die_with_parent(signal.SIGKILL)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(128)
@@ -214,7 +214,7 @@ def _signal_from(connection: socket.socket) -> int:
 
 def _become(request: Request) -> None:
     """Turn this fork into the process that was asked for: descriptors, environment, folder, seeds."""
-    _die_with_parent()
+    kernel.die_with_parent(signal.SIGKILL)
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR) for descriptor in request.received]
     for descriptor in request.received:
         os.close(descriptor)
@@ -252,11 +252,6 @@ def _run(request: Request) -> None:
         sys.path.insert(0, str(Path(rest[0]).parent))
         main_module.__file__ = rest[0]
         exec(compile(Path(rest[0]).read_bytes(), rest[0], "exec"), main_module.__dict__)
-
-
-def _die_with_parent() -> None:
-    """A zygote goes with the run, its forks go with the zygote."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
