@@ -1,50 +1,29 @@
 """Agent loop workers of verl's, with slots that stay with their worker."""
 
 import asyncio
-import os
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from tensordict import TensorDict
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from turnmill.core.errors import RunFailedError
-from turnmill.jobs import AgentTrainingJob
-from turnmill.observability import logs
-from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.slot import SlotState
 from turnmill.rollout.turn_loop import TurnLoop
+from turnmill.rollout.worker import LoopWorker
 
 # More fill the engine's batches better, and each takes a process of 7 MB.
 VALIDATION_EPISODES_AT_ONCE = 128
 
-_VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
-
-class TurnLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
+class TurnLoopWorker(LoopWorker):
     """Runs the agent loops of its slots and keeps their environments between steps."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        torch.set_num_threads(1)
-        logs.configure(RunFolder(config.turnmill.run_dir), process=f"agent-loop-{os.getpid()}")
-        job = AgentTrainingJob.model_validate_json(config.turnmill.job)
-        self.validation_slots = asyncio.Semaphore(max(job.spec.environment.count, VALIDATION_EPISODES_AT_ONCE))
-        self.turn_loop = TurnLoop(
-            trainer_config=DictConfigWrap(config),
-            server_manager=self.llm_client,
-            tokenizer=self.tokenizer,
-            processor=self.processor,
-            hf_model_type=self.hf_model_type,
-            dataset_cls=self.dataset_cls,
-            data_config=DictConfigWrap(config.data),
-            job=job,
-            run_dir=Path(config.turnmill.run_dir),
-        )
+        self.validation_slots = asyncio.Semaphore(max(self.job.spec.environment.count, VALIDATION_EPISODES_AT_ONCE))
+        self.turn_loop = TurnLoop(**self.loop_arguments(config))
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
@@ -58,9 +37,6 @@ class TurnLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
             self.turn_loop.folder.write_failure(error)
             raise
         await self._agent_loop_postprocess(rows, validate, **row)
-
-    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        """Nothing to do: environments give the rewards."""
 
     async def snapshot(self) -> list[SlotState]:
         """What it takes to carry every slot on in another process."""

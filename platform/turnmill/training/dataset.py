@@ -1,16 +1,17 @@
-"""What verl takes for a data set of prompts: the slots in which environments run, or the tasks of a step."""
+"""What verl takes for a data set of prompts, the slots of environments or the tasks of a step; rows of its batches."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
+from transfer_queue import KVBatchMeta
 
 from turnmill.jobs import AgentTrainingJob
 
 
-class EnvironmentSlots(Dataset):
-    """One row per environment slot for training, one per episode for validation."""
+class _Rows(Dataset):
+    """Rows by their number alone, made as verl makes a data set."""
 
     def __init__(
         self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1, **_: Any
@@ -19,6 +20,10 @@ class EnvironmentSlots(Dataset):
 
     def __len__(self) -> int:
         return self.num_rows
+
+
+class EnvironmentSlots(_Rows):
+    """One row per environment slot for training, one per episode for validation."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"raw_prompt": [], "index": index, "slot": index, "agent_name": "turns"}
@@ -29,19 +34,22 @@ def slots_of(job: AgentTrainingJob) -> EnvironmentSlots:
     return EnvironmentSlots(None, None, None, max_samples=job.spec.environment.count)
 
 
-class TaskRows(Dataset):
+class TaskRows(_Rows):
     """One row per task of a step; which task it is follows from the step, and the agent loop fetches it."""
-
-    def __init__(
-        self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1, **_: Any
-    ) -> None:
-        self.num_rows = max(1, max_samples)
-
-    def __len__(self) -> int:
-        return self.num_rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"raw_prompt": [], "index": index, "agent_name": "tool"}
+
+
+def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
+    """Some rows of a batch, and no names of columns: who reads it gets all that there are."""
+    chosen = [i for i, kept in enumerate(keep) if kept]
+    return KVBatchMeta(
+        partition_id=batch.partition_id,
+        keys=[batch.keys[i] for i in chosen],
+        tags=[batch.tags[i] for i in chosen],
+        extra_info=dict(batch.extra_info),
+    )
 
 
 def rows_as_columns(rows: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:

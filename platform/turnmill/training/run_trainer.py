@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import ray
 import transfer_queue as tq
+from torch import Tensor
 from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.training import checkpoints
-from turnmill.training.dataset import rows_as_columns
+from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
 
 # verl's 2 s would be most of a small step.
@@ -90,16 +93,24 @@ class RunTrainer(PPOTrainer):
 
     def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows that somebody played: no padding."""
-        return self._select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
+        return select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
 
-    def _select(self, batch: KVBatchMeta, keep: list[bool]) -> KVBatchMeta:
-        chosen = [i for i, kept in enumerate(keep) if kept]
-        return KVBatchMeta(
-            partition_id=batch.partition_id,
-            keys=[batch.keys[i] for i in chosen],
-            tags=[batch.tags[i] for i in chosen],
-            extra_info=dict(batch.extra_info),
+    def _after_kl(
+        self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: dict[str, Any]
+    ) -> Tensor:
+        """Token rewards of shape (R, G) after the KL penalty; moves the coefficient where it adapts itself."""
+        tensors = {
+            "token_level_scores": scores,
+            "old_log_probs": old_log_probs,
+            "ref_log_prob": ref_log_probs,
+            "response_mask": mask,
+        }
+        data, kl_metrics = apply_kl_penalty(
+            DataProto.from_dict(tensors=tensors), self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty
         )
+        metrics.update(kl_metrics)
+        metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
+        return data.batch["token_level_rewards"]
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)

@@ -12,8 +12,6 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.protocol import DataProto
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
@@ -23,6 +21,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.advantages import dual_discount_gae, whiten
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
+from turnmill.training.dataset import select
 from turnmill.training.run_trainer import RunTrainer
 from turnmill.training.turn_batch import TurnBatch, as_matrix, turn_metrics, validation_metrics
 
@@ -75,7 +74,7 @@ class TurnTrainer(RunTrainer):
 
     def _turns_of(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows that were sampled: no bootstrap rows, no padding."""
-        return self._select(batch, [self._is_turn(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)])
+        return select(batch, [self._is_turn(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)])
 
     def _is_turn(self, key: str, tag: dict[str, Any]) -> bool:
         turns = self.job.spec.turns_per_step // self.job.spec.environment.count
@@ -159,18 +158,8 @@ class TurnTrainer(RunTrainer):
     def _rewards_after_kl(self, turns: TurnBatch, metrics: dict[str, Any]) -> torch.Tensor:
         if not self.config.algorithm.use_kl_in_reward:
             return turns.scores_RG
-        data = DataProto.from_dict(
-            tensors={
-                "token_level_scores": turns.scores_RG,
-                "old_log_probs": turns.old_log_probs_RG,
-                "ref_log_prob": turns.ref_log_probs_RG,
-                "response_mask": turns.mask_RG[: turns.num_turns],
-            }
-        )
-        data, kl_metrics = apply_kl_penalty(data, self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty)
-        metrics.update(kl_metrics)
-        metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
-        return data.batch["token_level_rewards"]
+        mask_RG = turns.mask_RG[: turns.num_turns]
+        return self._after_kl(turns.scores_RG, turns.old_log_probs_RG, turns.ref_log_probs_RG, mask_RG, metrics)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         super()._update_critic(self._turns_of(batch), metrics)

@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 from turnmill.core.errors import RunFailedError
 from turnmill.rollout.tool_agent.manager import FAILED
 from turnmill.training.advantages import outcome_advantages
+from turnmill.training.dataset import select
 
 ONE_GROUP = "step"
 
@@ -60,17 +61,7 @@ class Split:
 def split(batch: KVBatchMeta) -> Split:
     """Take failed trajectories out: they have a key and a tag, and no row."""
     failed = [tag.get("status") == FAILED for tag in batch.tags]
-    return Split(_chosen(batch, [not f for f in failed]), _chosen(batch, failed))
-
-
-def _chosen(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
-    chosen = [i for i, kept in enumerate(keep) if kept]
-    return KVBatchMeta(
-        partition_id=batch.partition_id,
-        keys=[batch.keys[i] for i in chosen],
-        tags=[batch.tags[i] for i in chosen],
-        extra_info=dict(batch.extra_info),
-    )
+    return Split(select(batch, [not f for f in failed]), select(batch, failed))
 
 
 def trajectory_of(key: str) -> str:

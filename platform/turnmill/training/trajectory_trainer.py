@@ -9,13 +9,12 @@ import torch
 import transfer_queue as tq
 from torch import Tensor
 from transfer_queue import KVBatchMeta
-from verl.protocol import DataProto
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
+from turnmill.training.dataset import select
 from turnmill.training.run_trainer import RunTrainer
 from turnmill.training.trajectory_batch import (
     Split,
@@ -68,27 +67,16 @@ class TrajectoryTrainer(RunTrainer):
         self._fill_padding(batch)
         metrics.update(trajectory_metrics(rows, self._split))
         # A batch that names its columns is handed to the update without those that were added since.
-        return self._select(batch, [True] * len(batch.keys))
+        return select(batch, [True] * len(batch.keys))
 
     def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
         if rows.ref_log_probs_RG is None:
             return rows.scores_RG
-        data = DataProto.from_dict(
-            tensors={
-                "token_level_scores": rows.scores_RG,
-                "old_log_probs": rows.old_log_probs_RG,
-                "ref_log_prob": rows.ref_log_probs_RG,
-                "response_mask": rows.mask_RG,
-            }
-        )
-        data, kl_metrics = apply_kl_penalty(data, self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty)
-        metrics.update(kl_metrics)
-        metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
-        return data.batch["token_level_rewards"]
+        return self._after_kl(rows.scores_RG, rows.old_log_probs_RG, rows.ref_log_probs_RG, rows.mask_RG, metrics)
 
     def _fill_padding(self, batch: KVBatchMeta) -> None:
         """verl's update reads the columns of every row; those of its padding count for nothing."""
-        padding = self._select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags])
+        padding = select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags])
         if padding.keys:
             lengths_R = torch.tensor([int(tag["response_len"]) for tag in padding.tags])
             zeros_RG = torch.zeros(len(padding.keys), int(lengths_R.max()))

@@ -3,25 +3,21 @@
 import asyncio
 import logging
 import math
-import os
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 import transfer_queue as tq
 from tensordict import TensorDict
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from turnmill.core.errors import RunFailedError, TurnmillError
 from turnmill.jobs import AgentTrainingJob
-from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal, StoreJournal
 from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
 from turnmill.rollout.tool_agent.rows import verl_rows
+from turnmill.rollout.worker import LoopWorker
 from turnmill.trajectories.journal import RolloutJournal
 
 FAILED = "failed"
@@ -29,29 +25,15 @@ FAILED = "failed"
 
 log = logging.getLogger(__name__)
 
-_VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
-
-class ToolLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
+class ToolLoopWorker(LoopWorker):
     """Runs agent loops, so many at once as the manager allows."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        torch.set_num_threads(1)
-        folder = RunFolder(config.turnmill.run_dir)
-        logs.configure(folder, process=f"agent-loop-{os.getpid()}")
-        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
         self.limit: asyncio.Semaphore | nullcontext[None] = nullcontext()
         self.tool_loop = ToolLoop(
-            trainer_config=DictConfigWrap(config),
-            server_manager=self.llm_client,
-            tokenizer=self.tokenizer,
-            processor=self.processor,
-            hf_model_type=self.hf_model_type,
-            dataset_cls=self.dataset_cls,
-            data_config=DictConfigWrap(config.data),
-            job=self.job,
-            run_dir=Path(config.turnmill.run_dir),
+            **self.loop_arguments(config),
             tool_server_url=config.turnmill.get("tool_server_url"),
             journal=_journal(config),
         )
@@ -77,9 +59,6 @@ class ToolLoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
             return
         rows = verl_rows(outcome, log_probs=self.job.spec.tool_agent.logprobs)
         await self._agent_loop_postprocess(rows, validate, **row)
-
-    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        """Nothing to do: the tasks tell the rewards."""
 
     async def close(self) -> None:
         """Release trajectories and close connections."""
