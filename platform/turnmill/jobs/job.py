@@ -20,6 +20,8 @@ KIND = "AgentTrainingJob"
 # KubeRay appends to the name and allows 47 characters of its own; pods must start with a letter.
 JobName = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 
+QueueName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
 
 class Metadata(Settings):
     """What the job is called."""
@@ -58,8 +60,26 @@ class JobSpec(Settings):
     resources: ResourcesSettings = ResourcesSettings()
     """Devices and processes."""
 
+    cluster: Literal["own", "shared"] = "own"
+    """Ray cluster in Kubernetes: `own` lives as long as the run, `shared` is the team's."""
+
+    queue: QueueName | None = None
+    """Kueue's LocalQueue that the run waits in; left out, it starts at once."""
+
+    suspend: bool = False
+    """Give the devices back and wait; taken back, the run goes on from its last checkpoint."""
+
     retries: int = Field(default=0, ge=0, le=100)
     """Times a run that failed is started again from its last checkpoint."""
+
+    start_timeout_seconds: int = Field(default=3600, ge=1, le=31_536_000)
+    """Time an attempt may wait for its Ray cluster; after it the attempt counts as failed."""
+
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
+    """Time after the end of a run at which the job is deleted; left out, it stays. Run folders always stay."""
+
+    managed_by: Literal["turnmill.dev/operator", "kueue.x-k8s.io/multikueue"] = "turnmill.dev/operator"
+    """Who turns the job into a run; `kueue.x-k8s.io/multikueue` leaves it to another cluster."""
 
     tracking: TrackingSettings = TrackingSettings()
     """Trackers that get every step's numbers, besides the run folder."""

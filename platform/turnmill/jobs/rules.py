@@ -208,6 +208,13 @@ RULES: tuple[Rule, ...] = (
         way_out=lambda v: f"Try {max(1, v['spec.training.steps'] // 2)}, or set spec.retries to 0.",
     ),
     Rule(
+        path="queue",
+        holds=lambda v: v["spec.queue"] is None or v["spec.cluster"] == "own",
+        cel="!has(self.queue) || self.cluster == 'own'",
+        sentence="must be left out with spec.cluster shared: Kueue admits Ray clusters, and the team's runs already",
+        way_out=lambda v: "Take it out, or set spec.cluster to own.",
+    ),
+    Rule(
         path="training.validation.renderEpisodes",
         holds=lambda v: v["spec.training.validation.renderEpisodes"] <= v["spec.training.validation.episodes"],
         cel="self.training.validation.renderEpisodes <= self.training.validation.episodes",

@@ -64,8 +64,14 @@ class JobStatus(Settings):
     state: Annotated[str, Field(max_length=64)] | None = None
     """Conditions in one word, for lists."""
 
-    attempt: int | None = Field(default=None, ge=0)
-    """Attempts started so far."""
+    attempt: int = Field(default=0, ge=0)
+    """Attempts started so far; the last one alone may write checkpoints and trajectories."""
+
+    failed_attempts: int = Field(default=0, ge=0)
+    """Attempts that failed; attempts that were suspended do not count as `retries`."""
+
+    cluster: Annotated[str, Field(max_length=253)] | None = None
+    """Ray cluster of the last attempt."""
 
     progress: JobProgress | None = None
     """How far the job is."""

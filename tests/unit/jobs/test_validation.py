@@ -96,6 +96,7 @@ RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "retries without a checkpoint": {"retries": 1, "training__checkpointEvery": 20},
     "pictures of nothing": {"training__validation": {"episodes": 1, "renderEpisodes": 2}},
     "idle workers": {"resources__agentLoopWorkers": 33},
+    "a queue for what runs already": {"queue": "team-a", "cluster": "shared"},
 }
 
 

@@ -1,0 +1,144 @@
+"""What a team's release of the chart gives to its jobs: key `team.yaml` of the ConfigMap `turnmill-team`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs.problems import JobError
+from turnmill.jobs.settings import Settings, Word
+from turnmill.jobs.yaml_file import dotted, parse_yaml
+
+CONFIG_MAP = "turnmill-team"
+KEY = "team.yaml"
+RUNS_FOLDER = "/runs"
+
+Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+RayStartParams = dict[str, str]
+PodTemplate = dict[str, Any]
+
+
+class HeadGroup(Settings):
+    """The pod in which a run's trainer lives."""
+
+    ray_start_params: RayStartParams = Field(default_factory=dict, max_length=64)
+    """Parameters of `ray start`, as KubeRay takes them."""
+
+    template: PodTemplate
+    """The whole pod, as Kubernetes takes it; Ray runs in its first container."""
+
+
+class WorkerGroup(Settings):
+    """Pods of one kind, with one kind of accelerator."""
+
+    name: Label
+    """Name of the group, for example `h100`."""
+
+    accelerator: Word
+    """Kind of GPU as jobs name it, for example `H100`; the pods offer it to Ray as `accelerator_type:H100`."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """`cpu` stands in for GPUs with logical ones, set in `rayStartParams`."""
+
+    max_replicas: int = Field(ge=0, le=1024)
+    """Pods that one job may ask for."""
+
+    gpus_per_node: int = Field(ge=0, le=64)
+    """GPUs of a pod."""
+
+    ray_start_params: RayStartParams = Field(default_factory=dict, max_length=64)
+    """Parameters of `ray start`, as KubeRay takes them."""
+
+    template: PodTemplate
+    """The whole pod, as Kubernetes takes it; Ray runs in its first container."""
+
+
+class CleanUp(Settings):
+    """A short-lived pod that deletes what a deleted job's run left in the trajectory store."""
+
+    template: PodTemplate
+    """The whole pod, as Kubernetes takes it; the operator sets the arguments of its first container, whose entry point
+    is `turnmill` and whose environment leads to the store."""
+
+
+class TeamSettings(Settings):
+    """What a team's release of the chart gives to its jobs.
+
+    Pod templates are complete: image, environment, volumes, places, security. The operator adds what belongs to one
+    job: labels, replicas and the port of its metrics.
+    """
+
+    ray_version: Annotated[str, Field(min_length=5, max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
+    """Version of Ray in the images."""
+
+    head: HeadGroup
+    """The pod in which a run's trainer lives."""
+
+    worker_groups: Annotated[tuple[WorkerGroup, ...], Field(strict=False, min_length=1, max_length=17)]
+    """Pods that train and roll out; the first group serves jobs that name no accelerator."""
+
+    shared_cluster: Label | None = None
+    """Name of the team's RayCluster, for jobs with `cluster: shared`."""
+
+    store_url: Word | None = None
+    """The trajectory store, without its password: `redis://HOST:6379`."""
+
+    tool_server_url: Word | None = None
+    """The team's tool servers, for jobs that name none: `http://HOST:5500`."""
+
+    clean_up: CleanUp | None = None
+    """Deletes what a deleted job's run left in the trajectory store; left out, it expires there."""
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Self:
+        for field in ("name", "accelerator"):
+            values = [getattr(group, field) for group in self.worker_groups]
+            if len(set(values)) < len(values):
+                raise ValueError(f"two worker groups have the same {field}: {', '.join(values)}; keep them apart")
+        groups = {"head": self.head, **{f"workerGroups.{group.name}": group for group in self.worker_groups}}
+        for place, group in groups.items():
+            _check_template(f"{place}.template", group.template)
+        return self
+
+    def group_for(self, accelerator: str | None) -> WorkerGroup | None:
+        """The worker group with an accelerator, the first for None; None where there is no such group."""
+        groups = self.worker_groups
+        return next((group for group in groups if accelerator in (None, group.accelerator)), None)
+
+    @property
+    def accelerators(self) -> str:
+        """Every accelerator, for messages."""
+        return ", ".join(group.accelerator for group in self.worker_groups)
+
+
+def parse_team(data: Mapping[str, str]) -> TeamSettings:
+    """The settings in a ConfigMap's data; `SettingsError` with the way out."""
+    if KEY not in data:
+        raise SettingsError(f"ConfigMap {CONFIG_MAP} has no key {KEY}. Install the chart turnmill-team again.")
+    try:
+        return TeamSettings.model_validate(parse_yaml(data[KEY]).value, by_alias=True, by_name=False)
+    except JobError as error:
+        raise SettingsError(f"ConfigMap {CONFIG_MAP}, {KEY}: {error}") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{dotted(tuple(details['loc']))}: {details['msg']}" for details in error.errors()[:8])
+        raise SettingsError(
+            f"ConfigMap {CONFIG_MAP}, {KEY}: {problems}. Upgrade the chart turnmill-team to the operator's version."
+        ) from error
+
+
+def run_dir(namespace: str, name: str, uid: str) -> str:
+    """The folder of a job's run on the team's shared storage, the same in every attempt."""
+    return f"{RUNS_FOLDER}/{namespace}/{name}-{uid[:8]}"
+
+
+def _check_template(place: str, template: PodTemplate) -> None:
+    containers = (template.get("spec") or {}).get("containers") or []
+    if not containers:
+        raise ValueError(f"{place} has no container; Ray runs in the first one")
+    mounts = [mount.get("mountPath") for mount in containers[0].get("volumeMounts") or []]
+    if RUNS_FOLDER not in mounts:
+        raise ValueError(
+            f"{place} mounts nothing at {RUNS_FOLDER}, where runs keep the checkpoints that a retry starts from; "
+            "mount shared storage there"
+        )
