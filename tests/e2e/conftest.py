@@ -1,0 +1,29 @@
+"""What the tests on a cluster share; without one they are skipped and say so."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turnmill.testing.kubernetes import Namespace, fresh_namespace, why_no_cluster
+
+HERE = Path(__file__).parent
+PREFIX = os.environ.get("TURNMILL_E2E_PREFIX", "e2e")
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = why_no_cluster()
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    """A fresh namespace that admits restricted pods only."""
+    with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh:
+        yield fresh

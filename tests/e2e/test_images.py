@@ -1,0 +1,77 @@
+"""The images run as their charts have them run: without root, rights or a writable root."""
+
+from typing import Any
+
+from turnmill.testing.kubernetes import Namespace, wait_for
+
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
+def restricted_pod(name: str, image: str, **container: Any) -> dict[str, Any]:
+    main = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "securityContext": RESTRICTED,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        **container,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "restartPolicy": "Never",
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [main],
+            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
+        },
+    }
+
+
+def printed_by(namespace: Namespace, pod: dict[str, Any]) -> str:
+    """What a pod prints that runs to its end."""
+    name = pod["metadata"]["name"]
+    namespace.apply(pod)
+
+    def phase() -> str | None:
+        found = namespace.get("pod", name)
+        reached: str = found["status"]["phase"] if found else ""
+        return reached if reached in ("Succeeded", "Failed") else None
+
+    ended = wait_for(f"end of pod {name}", phase, seconds=120)
+    output = namespace.logs(name)
+    assert ended == "Succeeded", output
+    return output
+
+
+def test_the_tool_server_s_image_runs_tools_in_a_sandbox_whose_self_test_passes(namespace: Namespace):
+    tools = "python_code,ipython_code,bash_terminal,python_oj,sql,search_retrieval"
+    ready = {"httpGet": {"path": "/health", "port": 5000}, "periodSeconds": 1}
+    namespace.apply(
+        restricted_pod("tools", "turnmill/tool-server:0.1.0", args=["--tool-type", tools], readinessProbe=ready)
+    )
+
+    namespace.kubectl("wait", "--for=condition=Ready", "pod/tools", "--timeout=120s", timeout=150)
+
+    log = namespace.logs("tools")
+    assert "Sandbox ready confined=True" in log
+    assert f"tools={tools}" in log
+
+
+def test_the_tool_server_s_image_brings_what_sandboxed_programs_may_import_and_no_trainer(namespace: Namespace):
+    code = (
+        "import importlib.util as util\n"
+        "print([name for name in ('numpy', 'mpmath', 'sympy', 'torch', 'ray', 'verl') if util.find_spec(name)])"
+    )
+
+    output = printed_by(
+        namespace, restricted_pod("packages", "turnmill/tool-server:0.1.0", command=["python", "-c", code])
+    )
+
+    assert output.strip() == "['numpy', 'mpmath', 'sympy']"
