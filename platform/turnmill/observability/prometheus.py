@@ -2,14 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from types import TracebackType
 from typing import Any, Self
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary
 
+from turnmill.observability.step_parts import PARTS
 from turnmill.observability.summary import GENERATING, LEARNING, NEITHER, OUTSIDE
 
 STOP_REASONS = ("completed", "max_turns", "max_tokens", "timeout", "failed")
@@ -26,6 +28,17 @@ GAUGES = {
     "turnmill/valid_action_ratio": ("turnmill_valid_action_ratio", "Share of the step's turns with a valid action"),
     "turnmill/kl_reference": ("turnmill_kl_reference", "Mean KL divergence from the reference policy, nats per token"),
     "actor/entropy": ("turnmill_policy_entropy", "Mean entropy of the policy, nats per token"),
+    "actor/ppo_kl": ("turnmill_kl_step", "KL divergence of the step's update, nats per token"),
+    "actor/grad_norm": ("turnmill_gradient_norm", "Norm of the policy's gradient before it is clipped"),
+    "actor/pg_clipfrac": ("turnmill_clipped_ratio", "Share of tokens whose probability ratio the loss clips"),
+    "turnmill/uniform_groups_ratio": (
+        "turnmill_uniform_groups_ratio",
+        "Share of the step's groups in which all trajectories have the same reward",
+    ),
+    "training/off_policy/trajectory_staleness/max": (
+        "turnmill_staleness_steps_max",
+        "Steps between the stalest of the step's trajectories and the policy that learned from it",
+    ),
     "training/off_policy/trajectory_staleness/mean": (
         "turnmill_staleness_steps",
         "Mean steps between the policy that generated a token and the one that learned from it",
@@ -53,14 +66,33 @@ GAUGES = {
 }
 
 
-class RunMetrics:
-    """The metrics of one run, in a registry of their own."""
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What holds for a whole run."""
 
-    def __init__(self, environment: str, *, steps: int = 0, clock: Callable[[], float] = time.time) -> None:
+    environment: str
+    steps: int = 0
+    checkpoint_every: int = 0
+    max_failed_ratio: float = 0.0
+    gpus: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """GPUs that the run holds, by role and accelerator."""
+
+
+class RunMetrics:
+    """The metrics of one run, in a registry of their own; every series bears `labels`."""
+
+    def __init__(
+        self,
+        facts: RunFacts,
+        *,
+        labels: Mapping[str, str] | None = None,
+        seconds_since_progress: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         # Without this every counter would bring a second series that no panel shows.
         prometheus_client.disable_created_metrics()
-        self.registry = registry = CollectorRegistry()
-        self._environment = environment
+        self.registry = registry = LabelledRegistry(labels or {})
+        self._environment = facts.environment
         self._clock = clock
         self._checkpoint_time = clock()
         self._server: Any = None
@@ -80,7 +112,24 @@ class RunMetrics:
             "turnmill_phase_seconds", "Time a phase of a step took", ["phase"], registry=registry
         )
         self._gauges = {key: Gauge(name, help_, registry=registry) for key, (name, help_) in GAUGES.items()}
-        Gauge("turnmill_steps", "Steps the run is to take", registry=registry).set(steps)
+        self._part_seconds = Counter(
+            "turnmill_step_part_seconds_total",
+            "Time of steps by where it went; the parts sum to the steps",
+            ["part"],
+            registry=registry,
+        )
+        self._mismatches = Counter(
+            "turnmill_token_mismatches_total",
+            "Tokens learned from that the policy did not sample; must stay 0",
+            registry=registry,
+        )
+        self._evicted = Counter(
+            "turnmill_evicted_trajectories_total", "Trajectories dropped because they were too stale", registry=registry
+        )
+        self._show_facts(facts)
+        Gauge(
+            "turnmill_progress_age_seconds", "Time since anything in the run progressed", registry=registry
+        ).set_function(seconds_since_progress)
         Gauge(
             "turnmill_checkpoint_age_seconds",
             "Time since the last checkpoint, or since the start without one: what a crash would cost",
@@ -144,6 +193,25 @@ class RunMetrics:
                 self._phase_seconds.labels(phase).observe(value)
                 if phase == "save_checkpoint":
                     self.observe_checkpoint()
+            case "turnmill/step_parts", part if part in PARTS:
+                self._part_seconds.labels(part).inc(value)
+            case "turnmill", "token_mismatches":
+                self._mismatches.inc(value)
+            case "training/off_policy", "evicted_samples":
+                self._evicted.inc(value)
+
+    def _show_facts(self, facts: RunFacts) -> None:
+        registry = self.registry
+        Gauge("turnmill_steps", "Steps the run is to take", registry=registry).set(facts.steps)
+        Gauge("turnmill_checkpoint_interval_steps", "Steps between the run's checkpoints", registry=registry).set(
+            facts.checkpoint_every
+        )
+        Gauge(
+            "turnmill_failed_ratio_limit", "Share of failed episodes at which the run gives up", registry=registry
+        ).set(facts.max_failed_ratio)
+        gpus = Gauge("turnmill_gpus", "GPUs that the run holds", ["role", "accelerator"], registry=registry)
+        for (role, accelerator), count in facts.gpus.items():
+            gpus.labels(role, accelerator).set(count)
 
     def _start_at_zero(self) -> None:
         """Show the series of closed sets from the start: a rate over one that appears at 1 would miss the first."""
@@ -153,6 +221,22 @@ class RunMetrics:
             self._tokens.labels(kind)
         for phase in PHASES:
             self._phase_seconds.labels(phase)
+        for part in PARTS:
+            self._part_seconds.labels(part)
         # A mean that nobody has measured is not zero.
         for gauge in self._gauges.values():
             gauge.set(math.nan)
+
+
+class LabelledRegistry(CollectorRegistry):
+    """A registry whose every sample bears the same labels besides its own."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        super().__init__()
+        self._labels = dict(labels)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, with the labels."""
+        for metric in super().collect():
+            metric.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in metric.samples]
+            yield metric

@@ -1,5 +1,6 @@
 """What a run tells the outside while it trains: run folder, progress, Prometheus and trackers."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,18 +12,26 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import atomic_files
 from turnmill.observability.progress import Progress, write_progress
-from turnmill.observability.prometheus import RunMetrics
+from turnmill.observability.prometheus import RunFacts, RunMetrics
 from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.step_parts import step_parts
+
+ATTEMPT = "TURNMILL_ATTEMPT"
+"""Environment variable with the number of the attempt, where something outside counts them."""
 
 
 class RunRecorder:
     """Lives beside the trainer, in its process."""
 
-    def __init__(self, job: AgentTrainingJob, run_dir: Path) -> None:
+    def __init__(self, job: AgentTrainingJob, run_dir: Path, *, device: str = "cpu") -> None:
         self.job = job
         self.folder = RunFolder(run_dir)
         self.steps = job.spec.training.steps
-        self.prometheus = RunMetrics(job.spec.environment.name, steps=self.steps)
+        self.prometheus = RunMetrics(
+            run_facts(job, device),
+            labels={"training_job": job.metadata.name, "attempt": os.environ.get(ATTEMPT, "1")},
+            seconds_since_progress=self.folder.seconds_since_progress,
+        )
         if job.spec.metrics.port is not None:
             self._serve_metrics(job.spec.metrics.port)
         self._total = 0
@@ -69,6 +78,7 @@ class RunRecorder:
         """Keep the metrics of a finished step and show them."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
         numbers["turnmill/policy_version"] = float(step)
+        numbers |= {f"turnmill/step_parts/{part}": seconds for part, seconds in step_parts(numbers).items()}
         self._last |= numbers
         self._steps_taken += 1
         self._turns += numbers.get("turnmill/turns", 0.0)
@@ -101,6 +111,22 @@ class RunRecorder:
             turns_per_second=turns / elapsed if turns and elapsed else None,
             seconds_left=per_step * (self.steps - step) if per_step else None,
         )
+
+
+def run_facts(job: AgentTrainingJob, device: str) -> RunFacts:
+    """What a job says of its whole run."""
+    train, rollout = job.spec.resources.train, job.spec.resources.rollout
+    counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}
+    if job.spec.training.mode == "separate_async":
+        counts["rollout", rollout.accelerator or "any"] = rollout.replicas
+    return RunFacts(
+        environment=job.spec.environment.name,
+        steps=job.spec.training.steps,
+        checkpoint_every=job.spec.training.checkpoint_every,
+        max_failed_ratio=job.spec.training.max_failed_ratio,
+        # What holds none on a machine without GPUs is a process.
+        gpus={key: count if device == "cuda" else 0 for key, count in counts.items()},
+    )
 
 
 class StepLogger:

@@ -14,8 +14,10 @@ from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
 
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.step_parts import RELEASE
 from turnmill.training import checkpoints
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
@@ -29,11 +31,12 @@ class RunTrainer(PPOTrainer):
 
     config: Any
     global_steps: int
+    timing_raw: dict[str, float]
 
     def __init__(self, config: Any) -> None:
         self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
         self.run_dir = Path(config.turnmill.run_dir)
-        self.recorder = RunRecorder(self.job, self.run_dir)
+        self.recorder = RunRecorder(self.job, self.run_dir, device=config.trainer.device)
         self.resumed_from: checkpoints.Checkpoint | None = checkpoints.latest(self.run_dir / "checkpoints")
         if self.resumed_from is not None:
             config.trainer.resume_mode = "resume_path"
@@ -79,6 +82,10 @@ class RunTrainer(PPOTrainer):
     def on_step_begin(self) -> None:
         super().on_step_begin()
         self.recorder.begin_step(self.global_steps)
+
+    def on_sample_end(self) -> None:
+        with marked_timer(RELEASE, self.timing_raw):
+            super().on_sample_end()
 
     def on_step_end(self) -> None:
         super().on_step_end()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from turnmill.observability.prometheus import GAUGES, PHASES, RunMetrics
+from turnmill.observability.prometheus import GAUGES, PHASES, RunFacts, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -33,7 +33,7 @@ STEP = {
 
 @pytest.fixture
 def metrics() -> Iterator[RunMetrics]:
-    with RunMetrics("babyai", steps=60) as metrics:
+    with RunMetrics(RunFacts("babyai", steps=60)) as metrics:
         yield metrics
 
 
@@ -80,6 +80,34 @@ def test_a_scrape_shows_what_the_steps_brought(metrics: RunMetrics):
     assert samples[key("turnmill_steps")] == 60
 
 
+def test_every_series_bears_the_labels_of_its_run():
+    with RunMetrics(RunFacts("babyai"), labels={"training_job": "goto", "attempt": "2"}) as metrics:
+        metrics.observe_step(STEP)
+        samples = scrape(metrics.serve(0))
+
+    assert samples[key("turnmill_turns_total", training_job="goto", attempt="2")] == 128
+    assert all(("training_job", "goto") in labels for _, labels in samples)
+
+
+def test_the_parts_of_steps_and_what_must_not_happen_are_counted(metrics: RunMetrics):
+    for _ in range(2):
+        metrics.observe_step({"turnmill/step_parts/tools": 1.5, "turnmill/token_mismatches": 3.0})
+
+    assert value(metrics, "turnmill_step_part_seconds_total", part="tools") == 3
+    assert value(metrics, "turnmill_step_part_seconds_total", part="stragglers") == 0
+    assert value(metrics, "turnmill_token_mismatches_total") == 6
+
+
+def test_what_holds_for_the_whole_run_is_there_from_the_start():
+    facts = RunFacts("babyai", checkpoint_every=10, max_failed_ratio=0.2, gpus={("train", "H100"): 8})
+    metrics = RunMetrics(facts, seconds_since_progress=lambda: 7.0)
+
+    assert value(metrics, "turnmill_gpus", role="train", accelerator="H100") == 8
+    assert value(metrics, "turnmill_checkpoint_interval_steps") == 10
+    assert value(metrics, "turnmill_failed_ratio_limit") == 0.2
+    assert value(metrics, "turnmill_progress_age_seconds") == 7
+
+
 def test_a_number_that_is_not_finite_changes_nothing(metrics: RunMetrics):
     metrics.observe_step(STEP)
 
@@ -102,7 +130,7 @@ def test_phases_outside_the_known_set_make_no_series(metrics: RunMetrics):
 
 def test_the_age_of_the_checkpoint_grows_until_another_is_saved():
     now = 1000.0
-    metrics = RunMetrics("babyai", clock=lambda: now)
+    metrics = RunMetrics(RunFacts("babyai"), clock=lambda: now)
 
     now = 1030.0
     assert value(metrics, "turnmill_checkpoint_age_seconds") == 30
@@ -113,7 +141,7 @@ def test_the_age_of_the_checkpoint_grows_until_another_is_saved():
 
 
 def test_a_resumed_run_counts_from_the_checkpoint_it_goes_on_from():
-    metrics = RunMetrics("babyai", clock=lambda: 1000.0)
+    metrics = RunMetrics(RunFacts("babyai"), clock=lambda: 1000.0)
 
     metrics.observe_checkpoint(written_at=400.0)
 
@@ -123,15 +151,15 @@ def test_a_resumed_run_counts_from_the_checkpoint_it_goes_on_from():
 def test_a_port_in_use_is_refused_with_a_way_out(metrics: RunMetrics):
     port = metrics.serve(0)
 
-    with RunMetrics("babyai") as second, pytest.raises(OSError, match=rf"metrics.port \({port}\).*Try 0"):
+    with RunMetrics(RunFacts("babyai")) as second, pytest.raises(OSError, match=rf"metrics.port \({port}\).*Try 0"):
         second.serve(port)
 
 
 def test_closing_frees_the_port():
-    with RunMetrics("babyai") as first:
+    with RunMetrics(RunFacts("babyai")) as first:
         port = first.serve(0)
 
-    with RunMetrics("babyai") as second:
+    with RunMetrics(RunFacts("babyai")) as second:
         assert second.serve(port) == port
 
 

@@ -1,0 +1,63 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnmill.observability.step_parts import PARTS, step_parts
+
+TIMES = {
+    "timing_s/step": 20.0,
+    "timing_s/gen": 11.0,
+    "timing_s/release_rollout": 1.0,
+    "timing_s/old_log_prob": 1.0,
+    "timing_s/update_actor": 4.0,
+    "timing_s/update_weights": 2.0,
+    "timing_s/save_checkpoint": 0.5,
+    "timing_s/testing": 30.0,
+}
+ROLLOUT = {
+    "turnmill/rollout_slots": 4.0,
+    "turnmill/rollout_seconds/generation": 12.0,
+    "turnmill/rollout_seconds/tools": 8.0,
+    "turnmill/rollout_seconds/loop": 4.0,
+}
+
+
+def test_a_wait_for_turns_is_shared_out_by_what_its_trajectories_did():
+    parts = step_parts(TIMES | ROLLOUT)
+
+    assert parts == pytest.approx(
+        {
+            "generation": 3.0,
+            "tools": 2.0,
+            "loop": 1.0,
+            "stragglers": 4.0,
+            "weight_sync": 3.0,
+            "learning": 5.0,
+            "checkpoint": 0.5,
+            "other": 1.5,
+        }
+    )
+
+
+def test_of_trajectories_that_began_before_the_wait_no_more_counts_than_was_waited_for():
+    parts = step_parts(TIMES | ROLLOUT | {"turnmill/rollout_slots": 1.0})
+
+    assert [parts[part] for part in ("generation", "tools", "loop", "stragglers")] == pytest.approx(
+        [5.0, 10 / 3, 5 / 3, 0.0]
+    )
+
+
+def test_a_wait_that_nobody_measured_has_no_name():
+    assert step_parts(TIMES)["other"] == pytest.approx(11.5)
+
+
+seconds = st.floats(0, 1e4)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys((*TIMES, *ROLLOUT), seconds)))
+def test_the_parts_sum_to_the_step_and_none_is_negative(metrics):
+    parts = step_parts(metrics)
+
+    assert tuple(sorted(parts)) == tuple(sorted(PARTS))
+    assert sum(parts.values()) == pytest.approx(metrics.get("timing_s/step", 0.0))
+    assert all(value >= -1e-9 for value in parts.values())
