@@ -43,7 +43,7 @@ class Environment(ABC):
 
     Settings: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
     actions: tuple[str, ...]
-    """Every action by its exact words, in lower case."""
+    """Every action by its exact words; none where any text may be one, which `match_action` then judges."""
 
     default_action: str
     """Executed where a response holds no valid action."""
@@ -59,7 +59,7 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: str) -> StepResult:
-        """Execute one of `actions`."""
+        """Execute an action as `match_action` gives it."""
 
     @abstractmethod
     def instruction_prompt(self) -> str:
@@ -71,7 +71,11 @@ class Environment(ABC):
 
     def parse_action(self, text: str) -> str | None:
         """Find the action in a response; None if it holds none."""
-        answer = self.repair(final_answer(text))
+        return self.match_action(final_answer(text))
+
+    def match_action(self, answer: str) -> str | None:
+        """The action that an answer means, in the words that `step` takes; None if it means none."""
+        answer = self.repair(answer.strip().lower())
         return answer if answer in self.actions else None
 
     def repair(self, answer: str) -> str:

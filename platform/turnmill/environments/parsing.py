@@ -15,13 +15,13 @@ def has_marker(text: str) -> bool:
 
 
 def final_answer(text: str) -> str:
-    """The words after the last marker, or the whole text where there is none; stripped and in lower case."""
+    """The words after the last marker, or the whole text where there is none; without space around them."""
     for marker in MARKERS:
         if marker in text:
             # "Action: look" and "Action look" are the same answer.
             text = text.rpartition(marker)[2].lstrip().removeprefix(":")
             break
-    return text.strip().lower()
+    return text.strip()
 
 
 def plan_length(text: str, actions: Sequence[str]) -> int:

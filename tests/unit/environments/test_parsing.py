@@ -8,14 +8,14 @@ from turnmill.environments.parsing import backtrack_length, final_answer, has_ma
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("THINK: ACTION: drop is wrong\nACTION: Pick Up ", "pick up"),
+        ("THINK: ACTION: drop is wrong\nACTION: Pick Up ", "Pick Up"),
         ("ACTION: drop action: toggle", "drop action: toggle"),
         ("action: drop\naction: toggle", "toggle"),
         ("Action go forward", "go forward"),
         ("Action: go forward", "go forward"),
         ("ACTION: go forward.", "go forward."),
         ("ACTION:", ""),
-        ("  Toggle\n", "toggle"),
+        ("  Toggle\n", "Toggle"),
     ],
 )
 def test_the_answer_is_what_follows_the_last_marker(text, answer):

@@ -1,0 +1,6 @@
+"""Sokoban with GRL's rooms."""
+
+from turnmill.environments.sokoban.environment import Sokoban, SokobanOptions
+from turnmill.environments.sokoban.rooms import generate_room
+
+__all__ = ["Sokoban", "SokobanOptions", "generate_room"]
