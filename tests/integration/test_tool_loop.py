@@ -1,95 +1,34 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from aiohttp import web
-from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from turnmill.core.errors import SettingsError
-from turnmill.jobs import AgentTrainingJob
-from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
+from turnmill.rollout.tool_agent.loop import Failure
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
+from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
-from turnmill.testing.policies import LOG_PROB, ScriptedPolicy, character_tokenizer
+from turnmill.testing.policies import LOG_PROB
 from turnmill.training.trajectory_batch import row_advantages
 
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
-TOKENIZER = character_tokenizer()
-END = TOKENIZER.eos_token
-TRAINER_CONFIG = OmegaConf.create(
-    {"actor_rollout_ref": {"rollout": {"prompt_length": 512}}, "data": {"apply_chat_template_kwargs": {}}}
-)
 CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
 
 
-def job(environment: dict[str, Any] | None = None, **agent: Any) -> AgentTrainingJob:
-    settings = {"type": "tool", "stopTokens": ["</py>"], "maxTurns": 1, "toolCallTimeout": 5.0} | agent
-    return AgentTrainingJob.model_validate(
-        {
-            "apiVersion": "turnmill.dev/v1alpha1",
-            "kind": "AgentTrainingJob",
-            "metadata": {"name": "tools"},
-            "spec": {
-                "model": {"warmStart": {}},
-                "agent": settings,
-                "environment": environment or {"name": "arithmetic"},
-                "algorithm": {"type": "grpo"},
-                "training": {"steps": 1, "tasksPerStep": 4, "validation": {"episodes": 2}},
-            },
-        }
-    )
-
-
-class Table:
-    """A tool loop with a scripted policy, and what it left in the run folder."""
-
-    def __init__(self, run_dir: Path, script: Any, url: str | None, settings: AgentTrainingJob, **more: Any) -> None:
-        self.policy = ScriptedPolicy(TOKENIZER, script)
-        self.folder = RunFolder(run_dir)
-        self.folder.create()
-        self.loop = ToolLoop(
-            trainer_config=DictConfigWrap(TRAINER_CONFIG),
-            server_manager=self.policy,
-            tokenizer=TOKENIZER,
-            processor=None,
-            hf_model_type="qwen2",
-            dataset_cls=None,
-            data_config=DictConfigWrap(TRAINER_CONFIG.data),
-            job=settings,
-            run_dir=run_dir,
-            tool_server_url=url,
-            **more,
-        )
-
-    async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
-        return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
-
-    @property
-    def prompts(self) -> list[str]:
-        return [request.prompt for request in self.policy.requests]
-
-    def logged(self, *, validation: bool = False) -> list[Any]:
-        return list(TrajectoryLog(self.folder).read_turns(validation=validation))
-
-
 @pytest.fixture
-async def table(tmp_path) -> AsyncIterator[Callable[..., Table]]:
-    made: list[Table] = []
+async def table(tmp_path) -> AsyncIterator[Callable[..., ToolTable]]:
+    made: list[ToolTable] = []
 
     def make(
         script: Any, server: HttpTools | str | None, environment: dict[str, Any] | None = None, *, journal: Any = None,
         **agent: Any,
-    ) -> Table:  # fmt: skip
+    ) -> ToolTable:  # fmt: skip
         url = server.url if isinstance(server, HttpTools) else server
-        made.append(Table(tmp_path, script, url, job(environment, **agent), journal=journal))
+        made.append(ToolTable(tmp_path, script, tool_job(environment, **agent), url, journal=journal))
         return made[-1]
 
     yield make
@@ -651,15 +590,18 @@ async def test_calls_that_fail_by_force_change_nothing_for_the_other_trajectorie
 
     broken: set[str] = set()
 
+    def name_of(call: dict[str, Any]) -> str:
+        return str(call["trajectory"]).rpartition("-")[0]
+
     def forced(call: dict[str, Any]) -> Any:
-        return web.Response(status=503, text="out of order") if call["trajectory"] in broken else "[2]"
+        return web.Response(status=503, text="out of order") if name_of(call) in broken else "[2]"
 
     async with HttpTools(forced) as server:
         play = table(answer, server, toolCallMaxRetries=0)
         names = {f"uid0_{sample}_0": sample for sample in range(64)}
 
         undisturbed = {key: await play.play(sample=sample) for key, sample in names.items()}
-        broken.update(call["trajectory"] for number, call in enumerate(server.calls) if number % 100 % 7 == 3)
+        broken.update(name_of(call) for number, call in enumerate(server.calls) if number % 100 % 7 == 3)
         play.policy.requests.clear()
         disturbed = {key: await play.play(sample=sample) for key, sample in names.items()}
 

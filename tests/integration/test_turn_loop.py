@@ -1,80 +1,33 @@
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
-from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.rollout.turn_loop import MAX_FAILURES_IN_A_ROW, TurnLoop
-from turnmill.testing.policies import LOG_PROB, ScriptedPolicy, character_tokenizer
+from turnmill.rollout.turn_loop import MAX_FAILURES_IN_A_ROW
+from turnmill.testing.agent_loops import TOKENIZER, TurnTable, job_of
+from turnmill.testing.policies import LOG_PROB
 
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
-TOKENIZER = character_tokenizer()
-TRAINER_CONFIG = OmegaConf.create(
-    {"actor_rollout_ref": {"rollout": {"prompt_length": 512}}, "data": {"apply_chat_template_kwargs": {}}}
-)
 
 
 def job(*, turns: int, max_turns: int, **options: str) -> AgentTrainingJob:
     """One environment that counts, and plays `turns` turns a step."""
-    return AgentTrainingJob.model_validate(
-        {
-            "apiVersion": "turnmill.dev/v1alpha1",
-            "kind": "AgentTrainingJob",
-            "metadata": {"name": "counting"},
-            "spec": {
-                "model": {"warmStart": {}},
-                "agent": {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32},
-                "environment": {"name": "turnmill.testing.environments:Hostile", "count": 1, "options": options},
-                "training": {"steps": 1, "turnsPerStep": turns, "validation": {"episodes": 2}},
-            },
-        }
+    return job_of(
+        {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32},
+        {"name": "turnmill.testing.environments:Hostile", "count": 1, "options": options},
+        turnsPerStep=turns,
     )
 
 
-class Table:
-    """A turn loop with a scripted policy, and what it left in the run folder."""
-
-    def __init__(self, run_dir: Path, script: Any, *, turns: int, max_turns: int, **options: str) -> None:
-        self.policy = ScriptedPolicy(TOKENIZER, script)
-        self.folder = RunFolder(run_dir)
-        self.folder.create()
-        self.loop = TurnLoop(
-            trainer_config=DictConfigWrap(TRAINER_CONFIG),
-            server_manager=self.policy,
-            tokenizer=TOKENIZER,
-            processor=None,
-            hf_model_type="qwen2",
-            dataset_cls=None,
-            data_config=DictConfigWrap(TRAINER_CONFIG.data),
-            job=job(turns=turns, max_turns=max_turns, **options),
-            run_dir=run_dir,
-        )
-
-    async def play(self, step: int = 1, *, slot: int = 0, validate: bool = False) -> list[Any]:
-        return await self.loop.run(SAMPLING, slot=slot, global_steps=step, validate=validate)
-
-    @property
-    def prompts(self) -> list[str]:
-        return [request.prompt for request in self.policy.requests]
-
-    def logged(self, *, validation: bool = False) -> list[Any]:
-        return list(TrajectoryLog(self.folder).read_turns(validation=validation))
-
-
 @pytest.fixture
-async def table(tmp_path) -> AsyncIterator[Callable[..., Table]]:
-    made: list[Table] = []
+async def table(tmp_path) -> AsyncIterator[Callable[..., TurnTable]]:
+    made: list[TurnTable] = []
 
-    def make(script: Any, *, turns: int = 3, max_turns: int = 20, **options: str) -> Table:
-        made.append(Table(tmp_path, script, turns=turns, max_turns=max_turns, **options))
+    def make(script: Any, *, turns: int = 3, max_turns: int = 20, **options: str) -> TurnTable:
+        made.append(TurnTable(tmp_path, script, job(turns=turns, max_turns=max_turns, **options)))
         return made[-1]
 
     yield make
@@ -272,7 +225,7 @@ async def test_validation_leaves_the_environments_of_training_alone(table):
 
 
 async def test_every_turn_is_sampled_under_a_seed_of_its_own_that_a_rerun_repeats(table):
-    def seeds(at: Table) -> list[int]:
+    def seeds(at: TurnTable) -> list[int]:
         return [request.sampling_params["seed"] for request in at.policy.requests]
 
     once, again = table([LOOK] * 6), table([LOOK] * 6)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnmill.core.errors import SettingsError
-from turnmill.core.trajectory import Turn
+from turnmill.core.trajectory import Turn, in_full
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import Rollout, RolloutJournal
@@ -53,12 +53,13 @@ def render_rollouts(rollouts: Sequence[Rollout], *, limit: int, now: float | Non
 
 def render_rollout(rollout: Rollout) -> RenderableType:
     """One trajectory, turn by turn."""
-    title = Text.assemble((rollout.name, "bold"), f"  in flight, attempt {rollout.attempt}, {len(rollout.turns)} turns")
-    return Group(title, *(part for index, turn in enumerate(rollout.turns) for part in _turn_parts(index, turn)))
+    turns = in_full(rollout.turns)
+    title = Text.assemble((rollout.name, "bold"), f"  in flight, attempt {rollout.attempt}, {len(turns)} turns")
+    return Group(title, *(part for index, turn in enumerate(turns) for part in _turn_parts(index, turn)))
 
 
 def _row(rollout: Rollout, now: float) -> tuple[str | Text, ...]:
-    turns = rollout.turns
+    turns = in_full(rollout.turns)
     last = turns[-1] if turns else None
     return (
         Text(rollout.name),

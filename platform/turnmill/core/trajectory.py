@@ -1,6 +1,6 @@
 """The record of an episode: its turns, their tokens and rewards, and why it ended."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,6 +32,9 @@ class Turn:
     reward: float = 0.0
     done: bool = False
     policy_version: int = 0
+    unanswered: bool = False
+    """Whether its tool was still to be called when it was kept; the whole turn follows it."""
+
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What else was measured of this turn, such as `plan_length`."""
 
@@ -41,6 +44,11 @@ class Turn:
                 f"A turn has {len(self.response_ids)} response tokens and {len(self.log_probs)} log-probs: "
                 "give one for each token, or none."
             )
+
+
+def in_full(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Turns as they were kept, without those that stand there once more in full; the last one may be unanswered."""
+    return tuple(turn for turn in turns[:-1] if not turn.unanswered) + tuple(turns[-1:])
 
 
 @dataclass(frozen=True, slots=True)

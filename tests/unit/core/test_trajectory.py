@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from turnmill.core.errors import EnvironmentFailedError, RunFailedError
-from turnmill.core.trajectory import Trajectory, Turn
+from turnmill.core.trajectory import Trajectory, Turn, in_full
 
 
 def turn(reward: float = 0.0, **changes: object) -> Turn:
@@ -47,3 +47,12 @@ def test_a_failed_run_keeps_its_cause_between_processes():
     error = pickle.loads(pickle.dumps(RunFailedError("nothing moved", cause="stall")))
 
     assert (str(error), error.cause) == ("nothing moved", "stall")
+
+
+def test_a_turn_that_was_kept_before_its_tool_answered_stands_for_itself_until_the_whole_turn_follows():
+    asked, answered = turn(unanswered=True), turn(observation="4")
+
+    assert in_full([asked]) == (asked,)
+    assert in_full([asked, answered]) == (answered,)
+    assert in_full([asked, answered, answered, asked]) == (answered, answered, asked)
+    assert in_full([]) == ()

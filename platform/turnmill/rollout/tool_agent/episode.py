@@ -1,12 +1,13 @@
 """One trajectory from its prompt to its stop reason."""
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
-from turnmill.core.trajectory import StopReason, Turn
+from turnmill.core.trajectory import StopReason, Turn, in_full
 from turnmill.environments.tasks import Answer, Task
 from turnmill.rollout.tool_agent.client import ToolAnswer, ToolRequest
 from turnmill.rollout.tool_agent.context import Context, Tokens
@@ -86,7 +87,8 @@ class Episode:
         self.step = name.step
         self.validate = name.validate
         self.sampling_stream = name.sampling_stream
-        self.trajectory_id = f"{loop.run_name}-{name}"
+        # Of this playing alone: what tools did in one that nobody carries on belongs to no other.
+        self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(4)}"
         self.task = task
         self.turns: list[Turn] = []
         self.tool_info: list[Mapping[str, Any]] = []
@@ -116,14 +118,24 @@ class Episode:
             cut_side=self._agent.truncate_response_side,
             max_start=self._agent.max_start_length,
         )
-        for turn in await self._loop.journal.open(self):
-            self._take_up(turn)
-        self.figures.put("turns_carried_on", float(len(self.turns)))
+        begun = await self._loop.journal.open(self)
+        self.trajectory_id = begun.trajectory_id
+        await self._carry_on(in_full(begun.turns))
         if self._agent.call_tool_first and self.may_call_tools and not self.turns:
             await self._call_before_the_first_turn()
         while self._end is None:
             await self._turn()
         await self._loop.journal.finish(self, {"stop_reason": self._end.reason, "detail": self._end.detail})
+
+    async def _carry_on(self, turns: Sequence[Turn]) -> None:
+        """Go on after turns that were played before, in another process."""
+        self.figures.put("turns_carried_on", float(len(turns)))
+        for turn in turns:
+            said = self._said_before(turn)
+            if turn.unanswered:
+                await self._act(said)
+            else:
+                self._take_up(turn, said)
 
     # ---- turns ----
 
@@ -213,6 +225,8 @@ class Episode:
 
     async def _act(self, said: Said) -> None:
         assert said.action is not None
+        # Said anew after a restart it might be another action, beside what this one did.
+        await self._loop.journal.append(self, self._as_turn(said, unanswered=True))
         answer = await self._call(said.action)
         response_ids = said.tokens.ids
         spelled = self._loop.speller.spell(answer.text, valid=answer.valid, response_ids=response_ids)
@@ -278,8 +292,16 @@ class Episode:
     async def _keep(
         self, said: Said, *, answer: ToolAnswer | None = None, observation_ids: Sequence[int] = (), end: End | None
     ) -> None:
+        turn = self._as_turn(said, answer=answer, observation_ids=observation_ids, done=end is not None)
+        self._append(turn, answer.info if answer else {})
+        await self._loop.journal.append(self, turn)
+
+    def _as_turn(
+        self, said: Said, *, answer: ToolAnswer | None = None, observation_ids: Sequence[int] = (),
+        done: bool = False, unanswered: bool = False,
+    ) -> Turn:  # fmt: skip
         num_sampled = len(said.tokens) - len(said.appended)
-        turn = Turn(
+        return Turn(
             prompt_ids=tuple(self.prompt_ids) if not self.turns else (),
             response_ids=said.tokens.ids[:num_sampled],
             log_probs=said.tokens.log_probs[:num_sampled],
@@ -289,8 +311,9 @@ class Episode:
             action=said.action or "",
             valid=answer.valid if answer else True,
             reward=(answer.reward or 0.0) if answer else 0.0,
-            done=end is not None,
+            done=done,
             policy_version=said.versions[1],
+            unanswered=unanswered,
             metrics={
                 "num_appended": len(said.appended),
                 "oldest_version": said.versions[0],
@@ -298,29 +321,40 @@ class Episode:
                 "cut_off": said.cut_off,
             },
         )
-        self._append(turn, answer.info if answer else {})
-        await self._loop.journal.append(self, turn)
 
     def _append(self, turn: Turn, info: Mapping[str, Any]) -> None:
         self.turns.append(turn)
         self.tool_info.append(info)
 
-    def _take_up(self, turn: Turn) -> None:
-        """Go on after a turn that was played before, in another process."""
-        last = self._num_responses >= self._limits.max_turns or not self.may_call_tools
-        appended = int(turn.metrics.get("num_appended", 0))
+    def _said_before(self, turn: Turn) -> Said:
+        """The response of a turn that was played before."""
+        appended = turn.observation_ids[: int(turn.metrics.get("num_appended", 0))]
+        versions = int(turn.metrics.get("oldest_version", turn.policy_version)), turn.policy_version
         self._make_room()
-        self._context.begin_turn(Tokens.sampled(turn.response_ids, turn.log_probs))
-        self._context.add(Tokens.given(turn.observation_ids[:appended]))
-        self._context.add(self._observed(turn.observation_ids[appended:]))
-        self._versions += [int(turn.metrics.get("oldest_version", turn.policy_version)), turn.policy_version]
+        self._versions += versions
+        said = Said(
+            Tokens.sampled(turn.response_ids, turn.log_probs) + Tokens.given(appended),
+            turn.response_text,
+            turn.action or None,
+            appended,
+            versions,
+            cut_off=bool(turn.metrics.get("cut_off")),
+        )
+        if turn.response_ids:
+            self._measure_response(self._num_responses, said)
+        return said
+
+    def _take_up(self, turn: Turn, said: Said) -> None:
+        """Take a whole turn as it was played before."""
+        last = self._num_responses >= self._limits.max_turns or not self.may_call_tools
+        called = bool(turn.metrics.get("called"))
+        self._context.begin_turn(said.tokens)
+        self._context.add(self._observed(turn.observation_ids[len(said.appended) :]))
+        if called:
+            self._measure_call(ToolAnswer(turn.observation, turn.done, turn.valid, turn.reward or None))
         self._append(turn, {})
-        if turn.done and turn.metrics.get("called"):
-            self._end = TOOL_SIGNALED_DONE
-        elif turn.done:
-            action = turn.action or None
-            said = Said(Tokens(), turn.response_text, action, cut_off=bool(turn.metrics.get("cut_off")))
-            self._end = self._why_it_ends(said, last=last)
+        if turn.done:
+            self._end = TOOL_SIGNALED_DONE if called else self._why_it_ends(said, last=last)
 
     def _why_it_ends(self, said: Said, *, last: bool) -> End:
         if not self.may_call_tools:
@@ -352,6 +386,7 @@ class Episode:
         self._measure_whole(finished=finished, void=void, learned=learned)
         versions = self._versions or [0]
         return Outcome(
+            name=self.name,
             rows=self._context.rows(),
             reward=reward,
             stop_reason=self._end.reason,

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnmill.core.errors import InferenceError, StaleClaimError, StoreError
@@ -13,14 +14,26 @@ if TYPE_CHECKING:
     from turnmill.rollout.tool_agent.episode import Episode
 
 STORE_SECONDS = 10.0
+TRAJECTORY = "trajectory_id"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A trajectory as it goes on."""
+
+    trajectory_id: str
+    """What tool servers know it by."""
+
+    turns: Sequence[Turn] = ()
+    """Those that are there already."""
 
 
 class Journal(Protocol):
     """Turns of trajectories, by the name of the trajectory."""
 
-    async def open(self, episode: "Episode") -> Sequence[Turn]:
+    async def open(self, episode: "Episode") -> Begun:
         """Begin a trajectory, or take it over with the turns that are there."""
         ...
 
@@ -40,9 +53,9 @@ class Journal(Protocol):
 class NoJournal:
     """Keeps nothing: a trajectory in flight is lost with its process."""
 
-    async def open(self, episode: "Episode") -> Sequence[Turn]:
+    async def open(self, episode: "Episode") -> Begun:
         """Nothing is there."""
-        return ()
+        return Begun(episode.trajectory_id)
 
     async def append(self, episode: "Episode", turn: Turn) -> None:
         """Nothing is kept."""
@@ -69,21 +82,28 @@ class StoreJournal:
         self.num_carried_on = 0
         self.num_not_kept = 0
 
-    async def open(self, episode: "Episode") -> Sequence[Turn]:
+    async def open(self, episode: "Episode") -> Begun:
         """Begin a trajectory, or take it over with the turns that are there."""
         if self._first_step is None and not episode.validate:
             self._first_step = episode.step
-        name, about = episode.name, {"step": episode.step, "task": episode.task.number}
         try:
             if episode.validate or episode.step != self._first_step:
-                await self._journal.forget(name, deadline=deadline_in(STORE_SECONDS))
-            rollout = await self._journal.open(name, about=about, deadline=deadline_in(STORE_SECONDS))
+                await self._journal.forget(episode.name, deadline=deadline_in(STORE_SECONDS))
+            rollout = await self._take_over_or_begin(episode)
         except StoreError as error:
             self._not_kept(episode, error)
-            return ()
-        self._rollouts[name] = rollout
+            return Begun(episode.trajectory_id)
+        self._rollouts[episode.name] = rollout
         self.num_carried_on += bool(rollout.turns)
-        return rollout.turns
+        return Begun(str(rollout.about[TRAJECTORY]), rollout.turns)
+
+    async def _take_over_or_begin(self, episode: "Episode") -> Rollout:
+        deadline = deadline_in(STORE_SECONDS)
+        rollout = await self._journal.open(episode.name, deadline=deadline)
+        if rollout.turns:
+            return rollout
+        about = {"step": episode.step, "task": episode.task.number, TRAJECTORY: episode.trajectory_id}
+        return await self._journal.open(episode.name, about=about, deadline=deadline)
 
     async def append(self, episode: "Episode", turn: Turn) -> None:
         """Keep a finished turn; raises InferenceError where another process plays the trajectory now."""

@@ -41,7 +41,7 @@ class Failure:
 
 def _slot(episode: Episode) -> str:
     """What the client of the engines knows a trajectory by: it stays with one server, as a slot of turns does."""
-    return f"slot-{zlib.crc32(episode.trajectory_id.encode()) % NUM_SLOTS}"
+    return f"slot-{zlib.crc32(episode.name.encode()) % NUM_SLOTS}"
 
 
 class ToolLoop(AgentLoopBase):

@@ -1,0 +1,109 @@
+"""Agent loops without a trainer: a policy that says what it is told to, and what the loop left in its run folder."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.tool_agent.loop import ToolLoop
+from turnmill.rollout.turn_loop import TurnLoop
+from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
+
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+TOKENIZER = character_tokenizer()
+END = TOKENIZER.eos_token
+
+_CONFIG = OmegaConf.create(
+    {"actor_rollout_ref": {"rollout": {"prompt_length": 512}}, "data": {"apply_chat_template_kwargs": {}}}
+)
+
+
+class Table:
+    """An agent loop and all that it sees; the script is that of its policy."""
+
+    loop: Any
+
+    def __init__(
+        self, kind: type[AgentLoopBase], run_dir: Path, script: Any, job: AgentTrainingJob, **more: Any
+    ) -> None:
+        self.policy = ScriptedPolicy(TOKENIZER, script)
+        self.folder = RunFolder(run_dir)
+        self.folder.create()
+        self.loop = kind(
+            trainer_config=DictConfigWrap(_CONFIG),
+            server_manager=self.policy,
+            tokenizer=TOKENIZER,
+            processor=None,
+            hf_model_type="qwen2",
+            dataset_cls=None,
+            data_config=DictConfigWrap(_CONFIG.data),
+            job=job,
+            run_dir=run_dir,
+            **more,
+        )
+
+    @property
+    def prompts(self) -> list[str]:
+        """What the policy was asked, one by one."""
+        return [request.prompt for request in self.policy.requests]
+
+    def logged(self, *, validation: bool = False) -> list[TurnRecord]:
+        """The turns in the run folder."""
+        return list(TrajectoryLog(self.folder).read_turns(validation=validation))
+
+
+class TurnTable(Table):
+    """A loop that plays turns in environments."""
+
+    def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob) -> None:
+        super().__init__(TurnLoop, run_dir, script, job)
+
+    async def play(self, step: int = 1, *, slot: int = 0, validate: bool = False) -> list[Any]:
+        """A segment of a slot, or an episode of a validation."""
+        rows: list[Any] = await self.loop.run(SAMPLING, slot=slot, global_steps=step, validate=validate)
+        return rows
+
+
+class ToolTable(Table):
+    """A loop that plays trajectories with tools."""
+
+    def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob, url: str | None, **more: Any) -> None:
+        super().__init__(ToolLoop, run_dir, script, job, tool_server_url=url, **more)
+
+    async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
+        """One trajectory: its Outcome or Failure."""
+        return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
+
+
+def job_of(
+    agent: dict[str, Any], environment: dict[str, Any], *, algorithm: dict[str, Any] | None = None, **training: Any
+) -> AgentTrainingJob:
+    """A job of one step."""
+    spec = {
+        "model": {"warmStart": {}},
+        "agent": agent,
+        "environment": environment,
+        "training": {"steps": 1, "validation": {"episodes": 2}} | training,
+    }
+    return AgentTrainingJob.model_validate(
+        {
+            "apiVersion": "turnmill.dev/v1alpha1",
+            "kind": "AgentTrainingJob",
+            "metadata": {"name": "played"},
+            "spec": spec | ({"algorithm": algorithm} if algorithm else {}),
+        }
+    )
+
+
+def tool_job(environment: dict[str, Any] | None = None, **agent: Any) -> AgentTrainingJob:
+    """A job of an agent that calls a tool between <py> and </py>."""
+    return job_of(
+        {"type": "tool", "stopTokens": ["</py>"], "maxTurns": 1, "toolCallTimeout": 5.0} | agent,
+        environment or {"name": "arithmetic"},
+        algorithm={"type": "grpo"},
+        tasksPerStep=4,
+    )
