@@ -12,6 +12,7 @@ from turnmill.observability.run_folder import RunFolder
 
 TRAINING = "step"
 VALIDATION = "validation"
+ADVANTAGES = "advantages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,19 @@ class TrajectoryLog:
         for step, of_step in by_step.items():
             json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(asdict, of_step))
 
+    def append_advantages(self, step: int, advantages: Mapping[str, float]) -> None:
+        """Keep what every trajectory of a step was worth beside the others of its group, by its name."""
+        records = ({"episode": name, "advantage": value} for name, value in advantages.items())
+        json_lines.append(self._file(ADVANTAGES, step), records)
+
+    def read_advantages(self, step: int) -> dict[str, float]:
+        """The advantages of a step's trajectories, by their names; nothing where none are kept."""
+        records = json_lines.read(self._file(ADVANTAGES, step), "episode")
+        return {str(record["episode"]): float(record["advantage"]) for record in records}
+
     def rewind(self, step: int) -> None:
         """Forget what came after a step, before a run goes on from its checkpoint."""
-        for kind in (TRAINING, VALIDATION):
+        for kind in (TRAINING, VALIDATION, ADVANTAGES):
             for file in self._files(kind):
                 if _step_of(file) > step:
                     file.unlink()

@@ -138,6 +138,11 @@ class TrajectoryBatch:
             trajectories=told_trajectories(meta.keys, data["extra_fields"]),
         )
 
+    def by_trajectory(self, values_R: Tensor) -> dict[str, float]:
+        """A value of each trajectory, which all of its rows have, by the trajectory's name."""
+        values_K = values_R[last_rows(self.meta.keys)].tolist()
+        return {told["name"]: value for told, value in zip(self.trajectories, values_K, strict=True)}
+
     def write(self, advantages_R: Tensor, rewards_RG: Tensor) -> None:
         """Put advantages and rewards where verl's update and its metrics look for them."""
         advantages_RG = advantages_R[:, None] * self.mask_RG

@@ -13,6 +13,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.dataset import select
 from turnmill.training.run_trainer import RunTrainer
@@ -30,6 +31,10 @@ from turnmill.training.trajectory_batch import (
 
 class TrajectoryTrainer(RunTrainer):
     """What whole trajectories change in verl's trainer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.trajectory_log = TrajectoryLog(RunFolder(self.run_dir))
 
     def _init_dataloader(self) -> None:
         self.config.data.train_max_samples = self.job.spec.tasks_per_step
@@ -64,6 +69,7 @@ class TrajectoryTrainer(RunTrainer):
             rows.meta.keys, rewards_RG, rows.scores_RG, baseline=algorithm.baseline, normalise=algorithm.normalise
         )
         rows.write(advantages_R, rewards_RG)
+        self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(advantages_R))
         self._fill_padding(batch)
         metrics.update(trajectory_metrics(rows, self._split))
         # A batch that names its columns is handed to the update without those that were added since.

@@ -146,3 +146,14 @@ def test_processes_that_write_the_same_file_do_not_mix_their_lines(log: Trajecto
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     turns = [(turn.environment, turn.turn) for turn in log.read_turns()]
     assert sorted(turns) == [(environment, turn) for environment in range(3) for turn in range(50)]
+
+
+def test_advantages_are_kept_beside_the_turns_and_forgotten_with_them(log: TrajectoryLog):
+    log.append_advantages(1, {"t1-0-0": 0.5, "t1-0-1": -0.5})
+    log.append_advantages(2, {"t2-0-0": 1.0})
+
+    log.rewind(1)
+
+    assert log.read_advantages(1) == {"t1-0-0": 0.5, "t1-0-1": -0.5}
+    assert log.read_advantages(2) == {}
+    assert list(log.read_turns()) == []

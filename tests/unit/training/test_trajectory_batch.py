@@ -7,7 +7,7 @@ from transfer_queue import KVBatchMeta
 from turnmill.core.errors import RunFailedError
 from turnmill.rollout.tool_agent.manager import FAILED
 from turnmill.training.advantages import outcome_advantages
-from turnmill.training.trajectory_batch import figure_metrics, last_rows, row_advantages, split
+from turnmill.training.trajectory_batch import TrajectoryBatch, figure_metrics, last_rows, row_advantages, split
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
@@ -114,3 +114,14 @@ def test_figures_are_told_by_mean_greatest_and_least():
         "turnmill/tool/valid_action/max": 1.0,
         "turnmill/tool/valid_action/min": 1.0,
     }
+
+
+def test_values_of_rows_are_told_by_the_names_of_their_trajectories():
+    keys = ["uid0_0_0", "uid0_1_0", "uid0_0_1"]
+    nothing_RG = torch.zeros(3, 1)
+    rows = TrajectoryBatch(
+        batch(keys, {}), nothing_RG, nothing_RG, nothing_RG, None, torch.ones(3), torch.ones(3),
+        trajectories=({"name": "t1-0-0"}, {"name": "t1-0-1"}),
+    )  # fmt: skip
+
+    assert rows.by_trajectory(torch.tensor([1.0, -1.0, 1.0])) == {"t1-0-0": 1.0, "t1-0-1": -1.0}

@@ -17,6 +17,7 @@ MAX_TURNS_WITH_FIGURES = 8
 class Outcome:
     """How a trajectory ended that can be learned from."""
 
+    name: str
     rows: tuple[Row, ...]
     reward: float
     stop_reason: StopReason
@@ -42,6 +43,7 @@ def verl_rows(outcome: Outcome, *, log_probs: bool) -> list[AgentLoopOutput]:
         "min_global_steps": oldest,
         "max_global_steps": newest,
         "trajectory": {
+            "name": outcome.name,
             "reward": outcome.reward,
             "stop_reason": outcome.stop_reason,
             "num_rows": len(outcome.rows),
