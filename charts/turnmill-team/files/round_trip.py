@@ -1,0 +1,67 @@
+"""One tool call, its record in the trajectory store, and the metrics of a replica that counted it."""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+import uuid
+
+import redis
+
+URL = os.environ["TURNMILL_TOOL_SERVER_URL"]
+TRAJECTORY = f"helm-test-{uuid.uuid4().hex}"
+# The first that a tool takes will do.
+ACTIONS = ("<python>print(6 * 7)</python>", "```bash\necho $((6 * 7))\n```", "<answer>42</answer>")
+DEADLINE = time.monotonic() + 120
+
+
+def ask(path: str, body: object = None) -> str:
+    """Network policies need a moment to know this pod, and a call may be repeated: it has an id."""
+    data = None if body is None else json.dumps(body).encode()
+    while True:
+        try:
+            request = urllib.request.Request(URL + path, data, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.read().decode()
+        except (urllib.error.URLError, OSError) as error:
+            if time.monotonic() > DEADLINE:
+                raise SystemExit(f"{URL}{path} does not answer: {error}") from error
+            time.sleep(1)
+
+
+def call() -> None:
+    for number, action in enumerate(ACTIONS):
+        body = {"trajectory_ids": [TRAJECTORY], "actions": [action], "extra_fields": [{"call_id": f"call-{number}"}]}
+        answer = json.loads(ask("/get_observation", body))
+        if answer["valids"] == [True]:
+            print(f"call: {action!r} was answered with {answer['observations'][0]!r}")
+            return
+    raise SystemExit(f"No tool took any of {ACTIONS}: see the tool server's log.")
+
+
+def record() -> None:
+    store = redis.Redis.from_url(os.environ["TURNMILL_REDIS"], socket_timeout=10)
+    key = f"turnmill:{os.environ['RUN_NAME']}:trajectory:{{{TRAJECTORY}}}:calls"
+    recorded = store.hlen(key)
+    if not recorded:
+        raise SystemExit(f"The store has no {key}: the tool servers write elsewhere.")
+    print(f"store: {key} has {recorded} entries")
+    ask("/get_observation", {"trajectory_ids": [TRAJECTORY], "actions": [""], "finish": [True]})
+
+
+def scrape() -> None:
+    """The service leads to any replica; one of them has counted the call."""
+    while time.monotonic() < DEADLINE:
+        lines = ask("/metrics").splitlines()
+        done = [line for line in lines if line.startswith("turnmill_tool_calls_total{") and 'outcome="done"' in line]
+        if any(float(line.rsplit(" ", 1)[1]) > 0 for line in done):
+            print(f"metrics: {len(lines)} lines, the call is counted")
+            return
+        time.sleep(0.2)
+    raise SystemExit("No replica counted the call.")
+
+
+call()
+record()
+scrape()

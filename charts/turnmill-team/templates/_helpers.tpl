@@ -1,0 +1,116 @@
+{{/* Beginning of all names; leaves room for the longest ending and for the pods' own. */}}
+{{- define "turnmill-team.fullname" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "turnmill-team.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: turnmill
+{{- end -}}
+
+{{/* What tells one component's pods from all others: (list $ "tool-server"). */}}
+{{- define "turnmill-team.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ $root.Release.Name | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* An image by its settings: (list $ .Values.toolServer.image "own"); only our own images have the common registry and tag. */}}
+{{- define "turnmill-team.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- $own := eq (index . 2) "own" -}}
+{{- $name := $image.repository -}}
+{{- if and $own $root.Values.image.registry -}}
+{{- $name = printf "%s/%s" $root.Values.image.registry $name -}}
+{{- end -}}
+{{- if $image.digest -}}
+{{ $name }}@{{ $image.digest }}
+{{- else -}}
+{{ $name }}:{{ $image.tag | default (ternary ($root.Values.image.tag | default $root.Chart.AppVersion) "latest" $own) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "turnmill-team.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What `restricted` asks of a pod; every image of ours has this user, and the others take it. */}}
+{{- define "turnmill-team.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* ... and of a container. */}}
+{{- define "turnmill-team.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* Pods of one component over zones and nodes, as far as there are any: (list $ "tool-server"). */}}
+{{- define "turnmill-team.spread" -}}
+{{- $selector := include "turnmill-team.selector" . -}}
+{{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{ $selector | nindent 6 }}
+{{- end }}
+{{- end -}}
+
+{{- define "turnmill-team.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "turnmill-team.toolServer" -}}{{ include "turnmill-team.fullname" . }}-tool-server{{- end -}}
+{{- define "turnmill-team.store" -}}{{ include "turnmill-team.fullname" . }}-store{{- end -}}
+{{- define "turnmill-team.ray" -}}{{ include "turnmill-team.fullname" . }}-ray{{- end -}}
+
+{{- define "turnmill-team.toolServerUrl" -}}
+http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5000
+{{- end -}}
+
+{{/* The store's URL without its password. */}}
+{{- define "turnmill-team.storeUrl" -}}
+{{- .Values.store.external.url | default (printf "redis://%s.%s.svc:6379/0" (include "turnmill-team.store" .) .Release.Namespace) -}}
+{{- end -}}
+
+{{- define "turnmill-team.storeSecret" -}}
+{{- .Values.store.password.existingSecret | default (include "turnmill-team.store" .) -}}
+{{- end -}}
+
+{{/* What a process needs to find the store; clients put the password into the URL themselves. */}}
+{{- define "turnmill-team.storeEnv" -}}
+- name: TURNMILL_STORE_URL
+  value: {{ include "turnmill-team.storeUrl" . | quote }}
+- name: TURNMILL_STORE_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "turnmill-team.storeSecret" . }}
+      key: {{ .Values.store.password.key }}
+{{- end -}}
+
+{{/* The store's URL with the password, by way of TURNMILL_STORE_PASSWORD. */}}
+{{- define "turnmill-team.storeUrlWithPassword" -}}
+{{- $url := include "turnmill-team.storeUrl" . -}}
+{{- $scheme := index (splitList "://" $url) 0 -}}
+{{ $scheme }}://:$(TURNMILL_STORE_PASSWORD)@{{ trimPrefix (printf "%s://" $scheme) $url }}
+{{- end -}}

@@ -1,0 +1,167 @@
+{{/* Parameters of `ray start` for a worker group: (list NAME GROUP). With GPUs, Ray finds number and kind itself. */}}
+{{- define "turnmill-team.rayStartParams" -}}
+{{- $group := index . 1 -}}
+{{- $params := dict -}}
+{{- if eq $group.device "cpu" -}}
+{{- $params = dict "num-gpus" (toString $group.gpusPerNode) "resources" (printf "'{\"accelerator_type:%s\": 1}'" $group.accelerator) -}}
+{{- end -}}
+{{ toYaml (mergeOverwrite $params (deepCopy $group.rayStartParams)) }}
+{{- end -}}
+
+{{/* Resources of a worker with its GPUs. */}}
+{{- define "turnmill-team.groupResources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if eq .device "cuda" -}}
+{{- $gpus := dict "nvidia.com/gpu" (toString .gpusPerNode) -}}
+{{- $resources = mergeOverwrite $resources (dict "limits" $gpus "requests" $gpus) -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end -}}
+
+{{/* A Ray pod, head or worker: a dictionary of root, component, priority, image, resources, nodes and more. */}}
+{{- define "turnmill-team.rayTemplate" -}}
+{{- $root := .root -}}
+{{- $trainer := $root.Values.trainer -}}
+metadata:
+  labels:
+    {{- include "turnmill-team.selector" (list $root .component) | nindent 4 }}
+    {{- include "turnmill-team.labels" $root | nindent 4 }}
+    {{- with .group }}
+    turnmill.dev/group: {{ . }}
+    {{- end }}
+  annotations:
+    # Moving a pod of a run costs a restart of it.
+    cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
+spec:
+  {{- with .priority }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- include "turnmill-team.pullSecrets" $root | nindent 2 }}
+  {{- if .token }}
+  automountServiceAccountToken: true
+  {{- else }}
+  serviceAccountName: {{ $trainer.serviceAccountName | default (printf "%s-trainer" (include "turnmill-team.fullname" $root)) }}
+  automountServiceAccountToken: false
+  {{- end }}
+  enableServiceLinks: false
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 60
+  securityContext: {{ include "turnmill-team.podSecurity" $root | nindent 4 }}
+  {{- include "turnmill-team.placement" . | nindent 2 }}
+  {{- with .gpuProducts }}
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions:
+              - {key: nvidia.com/gpu.product, operator: In, values: {{ toJson . }}}
+  {{- end }}
+  {{- if .group }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels: {turnmill.dev/group: {{ .group }}}
+  {{- end }}
+  containers:
+    - name: ray
+      image: {{ .image | quote }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      env:
+        {{- include "turnmill-team.storeEnv" $root | nindent 8 }}
+        {{- if $root.Values.toolServer.enabled }}
+        - name: TURNMILL_TOOL_SERVER_URL
+          value: {{ include "turnmill-team.toolServerUrl" $root }}
+        {{- end }}
+        {{- with $trainer.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        {{- if .group }}
+        - {name: metrics, containerPort: 8080}
+        {{- else }}
+        - {name: gcs-server, containerPort: 6379}
+        - {name: dashboard, containerPort: 8265}
+        - {name: client, containerPort: 10001}
+        - {name: metrics, containerPort: 8080}
+        - {name: as-metrics, containerPort: 44217}
+        - {name: dash-metrics, containerPort: 44227}
+        {{- end }}
+      resources: {{ .resources | nindent 8 }}
+      securityContext: {{ include "turnmill-team.containerSecurity" $root | nindent 8 }}
+      volumeMounts:
+        - {name: temporary, mountPath: /tmp}
+        - {name: runs, mountPath: /runs}
+        {{- if $root.Values.storage.models.enabled }}
+        - {name: models, mountPath: /models, readOnly: true}
+        {{- end }}
+        {{- if .sharedMemory }}
+        - {name: shared-memory, mountPath: /dev/shm}
+        {{- end }}
+        {{- with $trainer.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: temporary
+      emptyDir: {sizeLimit: {{ $trainer.temporarySize }}}
+    - name: runs
+      persistentVolumeClaim: {claimName: {{ include "turnmill-team.claim" (list $root "runs") }}}
+    {{- if $root.Values.storage.models.enabled }}
+    - name: models
+      persistentVolumeClaim: {claimName: {{ include "turnmill-team.claim" (list $root "models") }}, readOnly: true}
+    {{- end }}
+    {{- with .sharedMemory }}
+    - name: shared-memory
+      emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+    {{- end }}
+    {{- with $trainer.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* The head; `token` is for the one with an autoscaler beside it. */}}
+{{- define "turnmill-team.headTemplate" -}}
+{{- $root := index . 0 -}}
+{{- $trainer := $root.Values.trainer -}}
+{{- include "turnmill-team.rayTemplate" (dict
+  "root" $root "component" "ray-head" "token" (index . 1) "priority" $trainer.priorityClassName
+  "image" (include "turnmill-team.image" (list $root $trainer.image "own"))
+  "resources" (toYaml $trainer.head.resources)
+  "nodeSelector" $trainer.head.nodeSelector "tolerations" $trainer.head.tolerations) -}}
+{{- end -}}
+
+{{/* A worker: (list $ NAME GROUP). */}}
+{{- define "turnmill-team.workerTemplate" -}}
+{{- $root := index . 0 -}}
+{{- $group := index . 2 -}}
+{{- $trainer := $root.Values.trainer -}}
+{{- $products := ternary $group.gpuProducts (list) (eq $group.device "cuda") -}}
+{{- include "turnmill-team.rayTemplate" (dict
+  "root" $root "component" "ray-worker" "group" (index . 1) "token" false
+  "priority" (ternary $trainer.priorityClassName $trainer.rolloutPriorityClassName (eq $group.purpose "train"))
+  "image" ($group.image | default (include "turnmill-team.image" (list $root $trainer.image "own")))
+  "resources" (include "turnmill-team.groupResources" $group) "sharedMemory" $group.sharedMemory
+  "nodeSelector" $group.nodeSelector "tolerations" (ternary $group.tolerations (list) (eq $group.device "cuda"))
+  "gpuProducts" $products) -}}
+{{- end -}}
+
+{{/* Names of the worker groups, the default one first. */}}
+{{- define "turnmill-team.groupNames" -}}
+{{- $groups := dict -}}
+{{- range $name, $group := .Values.trainer.groups -}}
+{{- if $group -}}{{- $_ := set $groups $name $group -}}{{- end -}}
+{{- end -}}
+{{- $first := .Values.trainer.defaultGroup -}}
+{{- if not (hasKey $groups $first) -}}
+{{- fail (printf "trainer.defaultGroup (%s) is none of trainer.groups (%s): name one of them." $first (keys $groups | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{ concat (list $first) (without (keys $groups | sortAlpha) $first) | join "," }}
+{{- end -}}
+
+{{/* The name of a claim: (list $ "runs"). */}}
+{{- define "turnmill-team.claim" -}}
+{{- $root := index . 0 -}}
+{{- $claim := index $root.Values.storage (index . 1) -}}
+{{- $claim.existingClaim | default (printf "%s-%s" (include "turnmill-team.fullname" $root) (index . 1)) -}}
+{{- end -}}
