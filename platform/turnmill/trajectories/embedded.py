@@ -38,7 +38,8 @@ class EmbeddedStore:
 
     `with EmbeddedStore() as store:` or `async with`; then `store.url`. It listens on a Unix socket in a private
     folder, or with `tcp` on a free loopback port, behind a password. What it holds is in memory: with `keep_in`, a
-    folder, it is also written there every second and read again at the next start.
+    folder, it is also written there and read again at the next start; then a server that crashes is started again.
+    One that keeps nothing stays down, so that nobody goes on with half a trajectory.
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MAX_BYTES, tcp: bool = False, keep_in: Path | None = None) -> None:
@@ -112,7 +113,8 @@ class EmbeddedStore:
             self._guardian = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", str(_GUARDIAN)),
-                    *(str(os.getpid()), str(folder), program, str(config)),
+                    *(str(os.getpid()), str(folder), "once" if self._keep_in is None else "again"),
+                    *(program, str(config)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

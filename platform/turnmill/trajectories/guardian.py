@@ -12,12 +12,16 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _STOP_MILLISECONDS = 5000
+_PAUSE_MILLISECONDS = 200
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: list[str]) -> int:
-    """`OWNER_PID FOLDER COMMAND...`: run the command until it, the owner or this process is to end."""
-    owner, folder, command = int(arguments[0]), arguments[1], arguments[2:]
+    """`OWNER_PID FOLDER once|again COMMAND...`: run the command until it, the owner or this process is to end.
+
+    With `again` a command that a signal has ended is started again: it crashed, or was killed for memory.
+    """
+    owner, folder, again, command = int(arguments[0]), arguments[1], arguments[2] == "again", arguments[3:]
     asked, ask = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(ask)
     for number in _SIGNALS:
@@ -32,9 +36,17 @@ def main(arguments: list[str]) -> int:
         return 0
     child = _start(command)
     child_fd = os.pidfd_open(child)
-    if child_fd in _ready([owner_fd, child_fd, asked], None):
-        # The folder stays: it holds the log, in which the owner finds the reason.
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while child_fd in _ready([owner_fd, child_fd, asked], None):
+        exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if exit_code >= 0 or not again:
+            # The folder stays: it holds the log, in which the owner finds the reason.
+            return exit_code
+        if _ready([owner_fd, asked], _PAUSE_MILLISECONDS):
+            shutil.rmtree(folder, ignore_errors=True)
+            return 0
+        os.close(child_fd)
+        child = _start(command)
+        child_fd = os.pidfd_open(child)
     os.kill(child, signal.SIGTERM)
     if not _ready([child_fd], _STOP_MILLISECONDS):
         os.kill(child, signal.SIGKILL)

@@ -111,6 +111,42 @@ def test_an_embedded_store_keeps_what_it_is_told_to_keep(tmp_path):
         assert client.get("key") == b"value"
 
 
+def kill_server(guardian: psutil.Process) -> None:
+    (server,) = guardian.children()
+    server.kill()
+    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_a_server_that_crashes_is_there_again_with_what_it_kept(tmp_path, tcp):
+    with EmbeddedStore(keep_in=tmp_path, tcp=tcp) as store, redis.Redis.from_url(store.url) as client:
+        (guardian,) = psutil.Process().children()
+        for number in range(3):
+            client.set(f"key-{number}", "value")
+            kill_server(guardian)
+            wait_until(lambda: answers(client))
+
+        assert sorted(client.keys()) == [b"key-0", b"key-1", b"key-2"]
+
+
+def test_a_server_that_crashes_and_kept_nothing_stays_down():
+    with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
+        client.set("key", "value")
+        (guardian,) = psutil.Process().children()
+
+        kill_server(guardian)
+
+        guardian.wait(10)
+        assert not answers(client)
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.exceptions.ConnectionError:
+        return False
+
+
 def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 100)
     long.mkdir()
