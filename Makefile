@@ -41,6 +41,7 @@ check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter
 
 crds: $(STAMP) ## Generate the custom resource definition and its reference
 	$(BIN)/turnmill crd > manifests/crds/agenttrainingjobs.turnmill.dev.yaml
+	cp manifests/crds/*.yaml charts/turnmill/files/crds/
 	$(BIN)/python -m turnmill.jobs.reference > docs/jobs.md
 
 clean: ## Delete .venv; runs/ stays

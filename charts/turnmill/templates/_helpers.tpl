@@ -1,0 +1,78 @@
+{{/* Beginning of all names. */}}
+{{- define "turnmill.fullname" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "turnmill.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: turnmill
+{{- end -}}
+
+{{/* What tells one component's pods from all others: (list $ "operator"). */}}
+{{- define "turnmill.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ $root.Release.Name | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "turnmill.image" -}}
+{{- $image := .Values.operator.image -}}
+{{- $name := $image.repository -}}
+{{- with .Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end -}}
+{{- if $image.digest -}}
+{{ $name }}@{{ $image.digest }}
+{{- else -}}
+{{ $name }}:{{ $image.tag | default .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "turnmill.operator" -}}{{ include "turnmill.fullname" . }}-operator{{- end -}}
+
+{{/* What `restricted` asks of a container. */}}
+{{- define "turnmill.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "turnmill.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* What the operator may do to jobs and what belongs to them; secrets are not among it. */}}
+{{- define "turnmill.operatorRules" -}}
+- apiGroups: [turnmill.dev]
+  resources: [agenttrainingjobs]
+  verbs: [get, list, watch, patch, delete]
+- apiGroups: [turnmill.dev]
+  resources: [agenttrainingjobs/status]
+  verbs: [patch]
+- apiGroups: [turnmill.dev]
+  resources: [agenttrainingjobs/finalizers]
+  verbs: [update]
+- apiGroups: [ray.io]
+  resources: [rayjobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, create, patch, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [turnmill-team]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
