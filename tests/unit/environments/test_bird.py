@@ -1,0 +1,145 @@
+import json
+import sqlite3
+
+import pytest
+
+from turnmill import environments
+from turnmill.core.errors import SettingsError
+from turnmill.environments.bird import Bird
+from turnmill.environments.bird.environment import _SAMPLE
+from turnmill.environments.tasks.dataset import read_rows
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+
+
+def create(**options: object) -> Bird:
+    environment = environments.create("bird", options=options)
+    assert isinstance(environment, Bird)
+    return environment
+
+
+@pytest.fixture
+def own_data(tmp_path):
+    folder = tmp_path / "databases" / "town"
+    folder.mkdir(parents=True)
+    with sqlite3.connect(folder / "town.sqlite") as connection:
+        connection.execute("CREATE TABLE house (number INTEGER, owner TEXT)")
+        connection.executemany("INSERT INTO house VALUES (?, ?)", [(1, "Ada"), (2, None), (3, "Ben")])
+    question = {"db_id": "town", "question": "Who owns a house?", "SQL": "SELECT owner FROM house"}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
+    return {"path": str(tmp_path / "questions.jsonl"), "databases": str(tmp_path / "databases")}
+
+
+def test_every_question_that_comes_along_is_answered_by_its_statement():
+    environment = create()
+    answers = {row["question"]: row["SQL"] for row in read_rows(_SAMPLE / "questions.jsonl", "path")}
+    for seed in range(30):
+        told = environment.reset(seed)
+        result = environment.step(answers[told.rpartition("] ")[2]])
+
+        assert told.startswith("[DB schema:\nCREATE TABLE author")
+        assert (result.reward, result.terminated, result.info["success"]) == (1.0, True, 1.0)
+
+
+def test_rows_count_in_any_order(own_data):
+    environment = create(**own_data)
+    environment.reset(0)
+
+    assert environment.step("SELECT owner FROM house ORDER BY number DESC").terminated
+
+
+def test_a_right_answer_is_worth_half_as_much_with_every_try(own_data):
+    environment = create(**own_data)
+    environment.reset(0)
+
+    first = environment.step("SELECT number FROM house")
+    second = environment.step("SELECT colour FROM house")
+    third = environment.step("SELECT owner FROM house")
+
+    assert (first.reward, first.observation) == (0.0, "Result mismatch.")
+    assert second.observation == "Result mismatch. SQL error: no such column: colour"
+    assert third.reward == 0.25
+
+
+def test_an_answer_without_a_block_ends_the_episode():
+    environment = create()
+    environment.reset(0)
+
+    result = environment.step(environment.default_action)
+
+    assert (result.reward, result.terminated) == (-0.5, True)
+
+
+def test_an_episode_ends_after_its_last_statement():
+    environment = create(maxSteps=2)
+    environment.reset(0)
+
+    assert not environment.step("SELECT 1").truncated
+    assert environment.step("SELECT 1").truncated
+
+
+def test_a_statement_that_takes_too_long_is_stopped():
+    environment = create(queryTimeoutSeconds=0.05)
+    environment.reset(0)
+
+    result = environment.step(ENDLESS)
+
+    assert result.observation == "Your statement took longer than 0.05 s. Try a simpler one."
+    assert not result.terminated
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE book",
+        "INSERT INTO author VALUES (9, 'x', 'y')",
+        "ATTACH '/etc/passwd' AS other",
+        "PRAGMA writable_schema = 1",
+        "VACUUM INTO '/tmp/copy'",
+        "SELECT load_extension('x')",
+        "SELECT 1; SELECT 2",
+        "SELECT zeroblob(1000000000)",
+        "SELECT \0",
+        "SELECT '\ud800'",
+    ],
+)
+def test_a_statement_that_does_more_than_read_is_an_error_and_no_more(statement):
+    environment = create()
+    environment.reset(0)
+
+    result = environment.step(statement)
+
+    assert result.observation.startswith("Result mismatch. SQL error: ")
+    assert not result.terminated
+
+
+@pytest.mark.parametrize(
+    ("answer", "statement"),
+    [
+        ("```sql\nSELECT 'Ann';\n```", "SELECT 'Ann'"),
+        ("so: ```SQL SELECT 1``` or ```sql\nSELECT 2\n```", "SELECT 1"),
+        ("SELECT 1", None),
+        ("```sql\n```", None),
+    ],
+)
+def test_a_statement_stands_in_a_block_of_sql(answer, statement):
+    assert create().match_action(answer) == statement
+
+
+def test_a_database_that_is_missing_is_told(own_data, tmp_path):
+    environment = create(path=own_data["path"], databases=str(tmp_path / "elsewhere"))
+
+    with pytest.raises(SettingsError, match=r"options\.databases: '.*town\.sqlite' is no file"):
+        environment.reset(0)
+
+
+def test_questions_and_databases_go_together(own_data):
+    with pytest.raises(SettingsError, match="Give both"):
+        create(path=own_data["path"])
+
+
+def test_a_question_without_its_statement_is_refused(own_data, tmp_path):
+    (tmp_path / "questions.jsonl").write_text('{"db_id": "town", "question": "?"}\n')
+
+    with pytest.raises(SettingsError, match="row 1 has no column 'SQL'"):
+        create(**own_data)

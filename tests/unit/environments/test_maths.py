@@ -1,0 +1,131 @@
+import json
+import random
+
+import pytest
+
+from turnmill import environments
+from turnmill.core.errors import SettingsError
+from turnmill.environments.maths.environment import SETS, Maths
+from turnmill.environments.tasks.mathematics import is_same, last_number
+
+
+def create(task: str | None = None, **options: object) -> Maths:
+    environment = environments.create("maths", task, options=options)
+    assert isinstance(environment, Maths)
+    return environment
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(*rows: dict[str, str]) -> str:
+        path = tmp_path / "problems.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### 2,400", 2400),
+        ("it is 12, no, 13.", 13),
+        ("$35", 35),
+        ("x = -4", -4),
+        ("9-5", 5),
+        ("1,234.50 dollars", 1234.5),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_of_a_text_counts(text, number):
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("said", "truth", "same"),
+    [
+        ("11/12", "\\frac{11}{12}", True),
+        ("(x+3)(x-3)", "(x-3)(x+3)", True),
+        ("0.25", "\\frac{1}{4}", True),
+        ("the answer is \\boxed{20}", "20", True),
+        ("21", "20", False),
+        ("", "20", False),
+        ("20", "", False),
+    ],
+)
+def test_expressions_are_compared_by_what_they_are_worth(said, truth, same):
+    assert is_same(said, truth) is same
+
+
+def test_an_expression_without_end_is_given_up():
+    assert not is_same("9^{9^{9^{9}}}", "20")
+
+
+@pytest.mark.parametrize("task", SETS)
+def test_problems_that_come_along_are_solved_by_their_answers(task):
+    environment = create(task)
+    for seed in range(20):
+        problem = environment.reset(seed)
+        wrong = environment.step("-17")
+        right = environment.step(environment._truth)
+
+        assert problem
+        assert (wrong.reward, wrong.terminated, wrong.observation) == (-0.1, False, "Incorrect. Please think again.")
+        assert (right.reward, right.terminated, right.observation) == (10, True, "Correct!")
+
+
+def test_a_seed_draws_the_row_that_grl_draws(file):
+    rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(100)]
+    environment = create(path=file(*rows))
+
+    assert [environment.reset(seed) for seed in range(20)] == [
+        random.Random(seed).choice(rows)["question"] for seed in range(20)
+    ]
+
+
+def test_gsm8k_takes_the_number_after_the_working(file):
+    environment = create(path=file({"question": "?", "answer": "3*400 = 1200 and 34 more #### 1,234"}))
+    environment.reset(0)
+
+    assert environment.step("I get 1234").terminated
+    assert environment.match_action("twelve") is None
+
+
+def test_a_solution_of_aime_is_read_from_its_box(file):
+    environment = create("aime24", path=file({"problem": "?", "solution": "\\boxed{204}"}))
+    environment.reset(0)
+
+    assert environment.step("204").terminated
+
+
+def test_columns_can_be_named(file):
+    environment = create("math500", path=file({"q": "1+1?", "a": "2"}), questionKey="q", answerKey="a")
+
+    assert environment.reset(0) == "1+1?"
+    assert environment.step("2").terminated
+
+
+def test_a_column_that_is_missing_is_told_with_those_that_are_there(file):
+    with pytest.raises(SettingsError, match=r"questionKey: row 1 has no column 'question'. Its columns are q, answer"):
+        create(path=file({"q": "?", "answer": "1"}))
+
+
+def test_an_episode_ends_after_its_last_answer():
+    environment = create(maxSteps=2)
+    environment.reset(0)
+
+    assert not environment.step("-17").truncated
+    assert environment.step("-17").truncated
+
+
+def test_an_unknown_set_is_answered_with_the_closest():
+    with pytest.raises(SettingsError, match=r"no task 'math50'. Did you mean 'math500'"):
+        create("math50")
+
+
+def test_no_answer_is_wrong():
+    environment = create()
+    environment.reset(0)
+
+    assert environment.step(environment.default_action).reward == -0.1
