@@ -378,6 +378,15 @@ async def test_every_call_of_a_trajectory_has_a_name_of_its_own(table, server):
     assert len({trajectory for trajectory, _ in names}) == 1
 
 
+async def test_a_call_after_an_empty_response_is_a_call_of_its_own(table, server):
+    play = table([END, END, ANSWER], server, minTurns=2, maxTurns=2)
+
+    outcome = await play.play()
+
+    assert [(call["action"], call["call_id"]) for call in server.calls] == [("</py>", "turn-0"), ("</py>", "turn-1")]
+    assert outcome.num_turns == 3
+
+
 async def test_no_control_character_is_sent(table, server):
     play = table([CALL, ANSWER], server)
     play.loop.tools.urls = (server.url + "/get_observation",)

@@ -71,6 +71,9 @@ class Said:
     cut_off: bool = False
     """Whether the limit of tokens ended it."""
 
+    spoken: bool = True
+    """Whether the policy was asked; it was not where a tool is called before the first response."""
+
 
 class Episode:
     """Plays one trajectory and keeps what it came to."""
@@ -242,7 +245,7 @@ class Episode:
         self._context.add(self._observed(spelled))
         if answer.done:
             self._end = TOOL_SIGNALED_DONE
-        await self._keep(Said(Tokens(), "", ""), answer=answer, observation_ids=spelled, end=self._end)
+        await self._keep(Said(Tokens(), "", "", spoken=False), answer=answer, observation_ids=spelled, end=self._end)
 
     def _observed(self, ids: Sequence[int]) -> Tokens:
         return Tokens.given(ids, masked=self._agent.mask_observations)
@@ -286,8 +289,8 @@ class Episode:
 
     @property
     def _num_responses(self) -> int:
-        """Turns with a response; a tool called before the first one is a turn without."""
-        return sum(bool(turn.response_ids) for turn in self.turns)
+        """Turns with a response, empty ones too; a tool called before the first one is a turn without."""
+        return sum(bool(turn.metrics.get("spoken", True)) for turn in self.turns)
 
     async def _keep(
         self, said: Said, *, answer: ToolAnswer | None = None, observation_ids: Sequence[int] = (), end: End | None
@@ -319,6 +322,7 @@ class Episode:
                 "oldest_version": said.versions[0],
                 "called": answer is not None,
                 "cut_off": said.cut_off,
+                "spoken": said.spoken,
             },
         )
 
@@ -339,8 +343,9 @@ class Episode:
             appended,
             versions,
             cut_off=bool(turn.metrics.get("cut_off")),
+            spoken=bool(turn.metrics.get("spoken", True)),
         )
-        if turn.response_ids:
+        if said.spoken:
             self._measure_response(self._num_responses, said)
         return said
 
