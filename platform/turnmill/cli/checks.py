@@ -56,11 +56,24 @@ def _tasks(values: Values) -> Iterator[Problem]:
 def warm_start(values: Values) -> Iterator[Problem]:
     """A problem if there is nobody to imitate."""
     name = values["spec.environment.name"]
+    if values["spec.model.warmStart"] is None:
+        return
     known = TEACHERS if values["spec.agent.type"] == "tool" else EXPERTS
-    if values["spec.model.warmStart"] is not None and name not in known:
+    if name not in known and not (known is TEACHERS and _teaches(name)):
         rule = f"has no expert for a warm start to imitate in {name}"
         way_out = f"Give a folder as spec.model.path, or take an environment with an expert: {', '.join(known)}."
         yield Problem("spec.model.warmStart", MISSING, rule, way_out)
+
+
+def _teaches(name: str) -> bool:
+    """Whether tasks of the user's own have demonstrations."""
+    from turnmill.environments.tasks.registry import find_source
+
+    try:
+        return hasattr(find_source(name), "demonstrations")
+    except SettingsError:
+        # Told by the check of the environment.
+        return True
 
 
 def verl_settings(values: Values) -> Iterator[Problem]:

@@ -155,6 +155,16 @@ def test_check_refuses_an_environment_that_nobody_knows(capsys):
     assert "spec.environment.name: there is no environment 'babyay'. Did you mean 'babyai'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("tasks", "code"), [("turnmill.testing.tasks:CoinFlips", 0), ("dataset", 2)])
+def test_tasks_that_demonstrate_can_be_warm_started_whoever_wrote_them(capsys, tasks, code):
+    agent = "{type: tool, stopTokens: ['</python>']}"
+    overrides = ["algorithm={type: grpo}", f"agent={agent}", f"environment={{name: '{tasks}'}}", "training={steps: 1}"]
+    overrides.append("training.tasksPerStep=4")
+
+    assert main(["check", "job.yaml", *(part for override in overrides for part in ("--set", override))]) == code
+    assert ("has no expert for a warm start" in capsys.readouterr().err) == bool(code)
+
+
 def test_check_shows_brackets_as_they_are(capsys):
     assert main(["check", "job.yaml", "--set", "tracking.loggers=[file, nobody]"]) == 2
     assert "spec.tracking.loggers[1]: 'nobody'" in capsys.readouterr().err

@@ -1,0 +1,16 @@
+"""Tasks for whole runs that are there to take part in a run, not to solve anything."""
+
+from typing import ClassVar
+
+from turnmill.environments.tasks.arithmetic import Arithmetic
+from turnmill.environments.tasks.base import Answer, Task, number_of
+
+
+class CoinFlips(Arithmetic):
+    """Arithmetic in which every other answer is worth something, whatever the policy has learned."""
+
+    name: ClassVar[str] = "turnmill.testing.tasks:CoinFlips"
+
+    def reward(self, task: Task, answer: Answer) -> float:
+        """0 or 1, as it follows from what was said."""
+        return float(number_of(task.truth, answer.whole) % 2)
