@@ -95,5 +95,21 @@ def test_sections_of_several_types_share_one_schema():
     assert "has(self.stopTokens)" in of_tool
 
 
-def test_kubectl_lists_state_step_reward_and_age():
-    assert [column["name"] for column in VERSION["additionalPrinterColumns"]] == ["State", "Step", "Reward", "Age"]
+@pytest.mark.parametrize(
+    ("priority", "names"),
+    [
+        (0, ["State", "Step", "Reward", "Rollouts/s", "Age"]),
+        (1, ["Attempt", "Failed share", "Cluster", "Checkpoint"]),
+    ],
+)
+def test_kubectl_lists_what_matters_and_with_wide_the_rest(priority: int, names: list[str]):
+    columns = VERSION["additionalPrinterColumns"]
+
+    assert [column["name"] for column in columns if column["priority"] == priority] == names
+
+
+def test_no_field_is_read_as_anything_but_its_name():
+    # kubectl reads YAML 1.1, where these words are booleans, as keys too.
+    booleans = {"y", "n", "yes", "no", "on", "off", "true", "false"}
+
+    assert [path for path, _ in nodes(SCHEMA) if path.rpartition(".")[2].lower() in booleans] == []

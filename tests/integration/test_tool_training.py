@@ -22,7 +22,7 @@ spec:
   # A clone of a few seconds: it is here to take part in a run, not to solve anything.
   model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
   agent:
-    {type: tool, stopTokens: ["</python>"], n: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
+    {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
      maxActionLength: 16, maxObsLength: 16, toolCallMaxRetries: 20}
   environment: {name: arithmetic}
   algorithm: {type: grpo, kl: {coefficient: 0.01}, minibatchTasks: 2}

@@ -125,7 +125,7 @@ def check(job_file: JobFile, overrides: Overrides = None) -> None:
     model = spec.model.path or "a tiny warm-started model"
     task = f"{spec.environment.name} {spec.environment.task or ''}".strip()
     if spec.agent.type == "tool":
-        amount = f"{spec.tasks_per_step} tasks, {spec.tool_agent.n} trajectories each"
+        amount = f"{spec.tasks_per_step} tasks, {spec.tool_agent.group_size} trajectories each"
     else:
         amount = f"{spec.turns_per_step} turns in {spec.environment.count} environments"
     _say(

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob, JobSpec
-from turnmill.jobs.rules import RULES, Rule
+from turnmill.jobs.rules import FIXED, RULES
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.status import JobStatus
 
@@ -20,7 +20,14 @@ COLUMNS = (
     ("State", "string", ".status.state"),
     ("Step", "integer", ".status.progress.step"),
     ("Reward", "number", ".status.progress.rewardMean"),
+    ("Rollouts/s", "number", ".status.progress.rolloutsPerSecond"),
     ("Age", "date", ".metadata.creationTimestamp"),
+)
+WIDE_COLUMNS = (
+    ("Attempt", "integer", ".status.attempt"),
+    ("Failed share", "number", ".status.progress.infraFailedRatio"),
+    ("Cluster", "string", ".status.cluster"),
+    ("Checkpoint", "integer", ".status.progress.checkpointStep"),
 )
 
 # What the schema of a single value means the same by, here and there.
@@ -59,7 +66,9 @@ def custom_resource_definition() -> dict[str, Any]:
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS
+                        {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+                        for priority, columns in enumerate((COLUMNS, WIDE_COLUMNS))
+                        for name, kind, path in columns
                     ],
                     "schema": {"openAPIV3Schema": _root()},
                 }
@@ -76,7 +85,10 @@ def crd_yaml() -> str:
 
 def _root() -> Schema:
     spec = structural(JobSpec)
-    spec["x-kubernetes-validations"] = [_validation(rule) for rule in RULES]
+    spec["x-kubernetes-validations"] = [
+        *(_validation(rule.validation, rule.path, rule.message) for rule in RULES),
+        *(_validation(fixed.validation, fixed.path, fixed.sentence) for fixed in FIXED),
+    ]
     status = structural(JobStatus)
     status["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     return {
@@ -94,15 +106,10 @@ def _root() -> Schema:
     }
 
 
-def _validation(rule: Rule) -> Schema:
-    """A rule across fields in CEL, with the sentence that the command line says."""
+def _validation(rule: str, path: str, message: str) -> Schema:
+    """A rule in CEL, with the sentence that the command line says."""
     # A message with values in it is made by CEL too, and numbers as text go over the API server's cost budget.
-    return {
-        "rule": rule.validation,
-        "fieldPath": f".{rule.path}",
-        "message": rule.message,
-        "reason": "FieldValueInvalid",
-    }
+    return {"rule": rule, "fieldPath": f".{path}", "message": message, "reason": "FieldValueInvalid"}
 
 
 def structural(model: type[Settings]) -> Schema:

@@ -46,6 +46,24 @@ class Rule:
         return re.sub(r" ?\(?\{[A-Za-z.]+\}\)?", "", self.sentence)
 
 
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A field that stays as it was when the run began."""
+
+    path: str
+    because: str
+
+    @property
+    def validation(self) -> str:
+        """The rule in CEL; the API server judges it when a job changes."""
+        return f"self.{self.path} == oldSelf.{self.path}"
+
+    @property
+    def sentence(self) -> str:
+        """What is said to whoever changes it."""
+        return f"must stay as it was: {self.because}. Make a job of another name"
+
+
 def broken_rules(values: Values) -> Iterator[Problem]:
     """A problem for every rule that the values break."""
     yield from (problem for rule in RULES if (problem := rule.check(values)))
@@ -100,6 +118,15 @@ def _warmup_fits(values: Values) -> bool:
     gathered = values["spec.algorithm.criticWarmup.batches"] * _turns(values)
     return drawn is None or gathered == 0 or bool(drawn <= gathered)
 
+
+FIXED = (
+    Fixed("model", "the run's checkpoints belong to this model"),
+    Fixed("environment", "the run's checkpoints and curve belong to this environment"),
+    Fixed("agent.type", "the run's checkpoints belong to this agent"),
+    Fixed("algorithm.type", "the run's checkpoints belong to this algorithm"),
+    Fixed("managedBy", "two operators must never run the same job"),
+)
+"""What identifies a run; a resumed one is held to it on the command line too."""
 
 VERLOG, TOOL = ("agent.type", "verlog"), ("agent.type", "tool")
 TURN_PPO, GRPO = ("algorithm.type", "turn_ppo"), ("algorithm.type", "grpo")
@@ -265,10 +292,10 @@ RULES: tuple[Rule, ...] = (
         only=(TOOL, GRPO),
     ),
     Rule(
-        path="agent.n",
-        holds=lambda v: v["spec.algorithm.baseline"] == "step" or v["spec.agent.n"] > 1,
+        path="agent.groupSize",
+        holds=lambda v: v["spec.algorithm.baseline"] == "step" or v["spec.agent.groupSize"] > 1,
         cel="(has(self.algorithm.baseline) && self.algorithm.baseline == 'step') || "
-        "!has(self.agent.n) || self.agent.n > 1",
+        "!has(self.agent.groupSize) || self.agent.groupSize > 1",
         sentence="must be more than 1 with spec.algorithm.baseline group: one has nothing to be compared with",
         way_out=lambda v: "Try 8, or set spec.algorithm.baseline to step.",
         only=(TOOL, GRPO),

@@ -7,11 +7,13 @@ from pydantic import Field
 
 from turnmill.jobs.settings import Settings
 
+ConditionType = Literal["Admitted", "ClusterReady", "Running", "Complete", "Failed", "Suspended"]
+
 
 class Condition(Settings):
     """One observation, shaped as Kubernetes' own conditions are."""
 
-    type: Literal["Admitted", "ClusterReady", "Running", "Complete", "Failed", "Suspended"]
+    type: ConditionType
     """State worth waiting for."""
 
     status: Literal["True", "False", "Unknown"]
@@ -68,13 +70,16 @@ class JobStatus(Settings):
     """Attempts started so far; the last one alone may write checkpoints and trajectories."""
 
     failed_attempts: int = Field(default=0, ge=0)
-    """Attempts that failed; attempts that were suspended do not count as `retries`."""
+    """Attempts that failed; one that was suspended does not count."""
 
     cluster: Annotated[str, Field(max_length=253)] | None = None
     """Ray cluster of the last attempt."""
 
     progress: JobProgress | None = None
     """How far the job is."""
+
+    next_attempt_time: datetime | None = None
+    """When the next attempt starts, after one that failed."""
 
     conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=8)] = ()
     """Observations, one of each type."""

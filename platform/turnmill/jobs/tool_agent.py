@@ -21,8 +21,8 @@ class ToolAgent(Settings):
     enable_agent: bool = True
     """Off, every trajectory is one response and no tool is called. A task's own `use_tool` goes before it."""
 
-    n: int = Field(default=8, ge=1, le=65_536)
-    """Trajectories gathered per task and step."""
+    group_size: int = Field(default=8, ge=1, le=65_536)
+    """Trajectories gathered per task and step: the group that a reward is compared with."""
 
     max_turns: int = Field(default=1, ge=0, le=100_000)
     """Tool calls of a trajectory; one more response may follow the last."""

@@ -36,7 +36,7 @@ class TrainingSettings(Settings):
     """Turns gathered for one step, spread evenly over the environments; for agents of type `verlog`."""
 
     tasks_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Tasks of one step, each tried `agent.n` times; for agents of type `tool`."""
+    """Tasks of one step, each tried `agent.groupSize` times; for agents of type `tool`."""
 
     checkpoint_every: int = Field(default=10, ge=1, le=1_000_000)
     """Steps between checkpoints; the last step always has one."""

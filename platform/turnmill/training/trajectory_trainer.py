@@ -43,7 +43,7 @@ class TrajectoryTrainer(RunTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         """Failed trajectories go here, before anything is computed of the batch."""
         self._split = split(batch)
-        self._require_whole(self._split, self.job.spec.tasks_per_step * self.job.spec.tool_agent.n)
+        self._require_whole(self._split, self.job.spec.tasks_per_step * self.job.spec.tool_agent.group_size)
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._forget_failed(self._split)
         return super()._balance_batch(self._split.survivors, metrics, **kwargs)

@@ -163,7 +163,7 @@ def _trajectories(job: AgentTrainingJob) -> dict[str, Any]:
         # verl counts a mini-batch in tasks and multiplies by the trajectories of each.
         "actor_rollout_ref.actor.ppo_mini_batch_size": spec.grpo.minibatch_tasks or spec.tasks_per_step,
         "actor_rollout_ref.actor.loss_agg_mode": LOSS_AVERAGES[spec.grpo.loss_average],
-        f"{rollout}.n": agent.n,
+        f"{rollout}.n": agent.group_size,
         f"{rollout}.val_kwargs.n": 1,
         f"{rollout}.max_model_len": agent.max_prompt_length + max_response,
         f"{rollout}.calculate_log_probs": agent.logprobs,

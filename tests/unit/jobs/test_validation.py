@@ -112,7 +112,7 @@ TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "turns for trajectories": {"training__turnsPerStep": 256},
     "no tasks": {"training__tasksPerStep": None},
     "tasks left over": {"algorithm__minibatchTasks": 5},
-    "a group of one": {"agent__n": 1},
+    "a group of one": {"agent__groupSize": 1},
     "more forced turns than turns": {"agent__minTurns": 2},
     "stop tokens twice": {"agent__actionStopTokens": "stop.txt"},
     "nothing that ends an action": {"agent__stopTokens": []},
@@ -155,7 +155,7 @@ def test_every_rule_has_a_job_that_breaks_it():
 def test_a_good_job_of_a_tool_agent_is_taken():
     spec = parse_job(tool_job()).spec
 
-    assert (spec.tool_agent.n, spec.tool_agent.stop_tokens) == (8, ("</python>",))
+    assert (spec.tool_agent.group_size, spec.tool_agent.stop_tokens) == (8, ("</python>",))
     assert spec.grpo.baseline == "group"
     assert AgentTrainingJob.model_validate_json(parse_job(tool_job()).model_dump_json(by_alias=True)).spec == spec
 
