@@ -1,0 +1,38 @@
+"""`/healthz`, `/readyz` and `/metrics`."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from turnmill_operator import metrics
+from turnmill_operator.operator_process import Operator
+
+
+@asynccontextmanager
+async def health_server(operator: Operator, port: int) -> AsyncIterator[int]:
+    """Answer until the block ends; port 0 takes a free one. Yields the port taken."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        problem = operator.why_unhealthy()
+        return web.Response(text=problem or "ok", status=503 if problem else 200)
+
+    async def readyz(_: web.Request) -> web.Response:
+        synced = operator.synced.is_set()
+        return web.Response(text="ok" if synced else "jobs have not been listed yet", status=200 if synced else 503)
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", show_metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, None, port)
+        await site.start()
+        assert runner.addresses
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

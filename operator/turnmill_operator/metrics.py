@@ -1,0 +1,90 @@
+"""What the operator tells Prometheus of itself; every metric here has a row in docs/metrics.md."""
+
+import time
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from turnmill_operator.status import State
+
+prometheus_client.disable_created_metrics()
+REGISTRY = CollectorRegistry()
+prometheus_client.ProcessCollector(registry=REGISTRY)
+
+RECONCILE_SECONDS = Histogram(
+    "turnmill_operator_reconcile_seconds",
+    "Time to bring one job in step",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    registry=REGISTRY,
+)
+RECONCILES = Counter("turnmill_operator_reconciles_total", "Jobs looked at", ["outcome"], registry=REGISTRY)
+ERRORS = Counter("turnmill_operator_errors_total", "Looks at a job that failed", ["reason"], registry=REGISTRY)
+API_REQUESTS = Counter(
+    "turnmill_operator_api_requests_total",
+    "Requests to the API server",
+    ["verb", "resource", "code"],
+    registry=REGISTRY,
+)
+CONFLICTS = Counter(
+    "turnmill_operator_apply_conflicts_total", "Writes that met another writer's", ["resource"], registry=REGISTRY
+)
+ATTEMPTS = Counter(
+    "turnmill_operator_attempts_total", "Attempts that ended", ["namespace", "outcome"], registry=REGISTRY
+)
+MISSED_EVENTS = Counter(
+    "turnmill_operator_missed_events_total",
+    "Changes that a listing found and no watch had told",
+    ["resource"],
+    registry=REGISTRY,
+)
+LEADER = Gauge("turnmill_operator_leader", "1 in the replica that acts", registry=REGISTRY)
+JOBS = Gauge("turnmill_operator_jobs", "Jobs by state", ["namespace", "state"], registry=REGISTRY)
+QUEUE_LENGTH = Gauge("turnmill_operator_queue_length", "Jobs waiting to be looked at", registry=REGISTRY)
+QUEUE_AGE = Gauge("turnmill_operator_queue_age_seconds", "Time the oldest of them has waited", registry=REGISTRY)
+LIST_AGE = Gauge("turnmill_operator_last_list_age_seconds", "Time since the last full listing", registry=REGISTRY)
+EVENT_AGE = Gauge(
+    "turnmill_operator_last_event_age_seconds", "Time since a watch last told of a change", registry=REGISTRY
+)
+
+ERROR_REASONS = ("conflict", "forbidden", "invalid", "server", "unreachable", "other")
+
+
+def start_at_zero() -> None:
+    """Show the series of closed sets from the start."""
+    for outcome in ("done", "failed"):
+        RECONCILES.labels(outcome)
+    for reason in ERROR_REASONS:
+        ERRORS.labels(reason)
+    for resource in ("agenttrainingjobs", "rayjobs"):
+        MISSED_EVENTS.labels(resource)
+        CONFLICTS.labels(resource)
+
+
+class JobCounts:
+    """The gauge of jobs by namespace and state; a namespace without jobs keeps its zeros."""
+
+    def __init__(self) -> None:
+        self._namespaces: set[str] = set()
+
+    def show(self, states: dict[tuple[str, str], int]) -> None:
+        """Replace what is shown."""
+        self._namespaces |= {namespace for namespace, _ in states}
+        for namespace in self._namespaces:
+            for state in State:
+                JOBS.labels(namespace, state).set(states.get((namespace, state), 0))
+
+
+class Age:
+    """The time since something happened last."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._at = time.monotonic()
+        gauge.set_function(self.seconds)
+
+    def touch(self) -> None:
+        """It has happened."""
+        self._at = time.monotonic()
+
+    def seconds(self) -> float:
+        """Time since."""
+        return time.monotonic() - self._at

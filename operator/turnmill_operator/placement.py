@@ -1,0 +1,79 @@
+"""Which pods a job gets, or why the team cannot give them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from turnmill.jobs.job import JobSpec
+from turnmill.jobs.team import TeamSettings, WorkerGroup
+from turnmill_operator.status import Finding, Reason
+
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Pods of each worker group, by the group's name."""
+
+    replicas: Mapping[str, int]
+
+
+def place(spec: JobSpec, team: TeamSettings) -> Placement | Finding:
+    """The pods that a job asks for, or a finding that names the value, the team's limit and the way out."""
+    train = _group("spec.resources.train.accelerator", spec.resources.train.accelerator, spec, team)
+    if isinstance(train, Finding):
+        return train
+    if (wanted := spec.resources.train.gpus_per_node) > train.gpus_per_node:
+        return Finding(
+            False,
+            Reason.TOO_MANY_GPUS,
+            f"spec.resources.train.gpusPerNode: {wanted} is more than the {train.gpus_per_node} GPUs of a node of "
+            f"{train.name}. Ask for at most {train.gpus_per_node}, and for more nodes.",
+        )
+    replicas = {train.name: spec.resources.train.nodes}
+    asked = {train.name: "spec.resources.train.nodes"}
+    if spec.training.mode == "separate_async":
+        rollout = _group("spec.resources.rollout.accelerator", spec.resources.rollout.accelerator, spec, team)
+        if isinstance(rollout, Finding):
+            return rollout
+        replicas[rollout.name] = replicas.get(rollout.name, 0) + _rollout_nodes(spec, rollout)
+        asked[rollout.name] = "spec.resources.rollout.replicas"
+    for group in team.worker_groups:
+        if (nodes := replicas.get(group.name, 0)) > group.max_replicas:
+            return Finding(
+                False,
+                Reason.TOO_MANY_NODES,
+                f"{asked[group.name]}: the job needs {nodes} nodes of {group.name}, and the team may have "
+                f"{group.max_replicas}. Ask for fewer, or raise maxReplicas of {group.name} in the team's chart.",
+            )
+    if spec.cluster == "shared" and team.shared_cluster is None:
+        return Finding(
+            False,
+            Reason.NO_SHARED_CLUSTER,
+            "spec.cluster: the team has no shared Ray cluster. Set it to own, or switch one on in the team's chart.",
+        )
+    return Placement(replicas)
+
+
+def _group(path: str, accelerator: str | None, spec: JobSpec, team: TeamSettings) -> WorkerGroup | Finding:
+    group = team.group_for(accelerator)
+    if group is None:
+        return Finding(
+            False,
+            Reason.NO_SUCH_ACCELERATOR,
+            f"{path}: {accelerator!r} is none of the team's accelerators ({team.accelerators}). Use one of them, or "
+            "add a worker group to the team's chart.",
+        )
+    if spec.resources.device == "cuda" and group.device == "cpu":
+        return Finding(
+            False,
+            Reason.NO_SUCH_DEVICE,
+            f"spec.resources.device: 'cuda', but the pods of {group.name} have no GPU. Set it to cpu or auto, or name "
+            "another accelerator.",
+        )
+    return group
+
+
+def _rollout_nodes(spec: JobSpec, group: WorkerGroup) -> int:
+    gpus = spec.resources.rollout.replicas * int(spec.verl.get(TENSOR_PARALLEL, 1))
+    return math.ceil(gpus / max(1, group.gpus_per_node))

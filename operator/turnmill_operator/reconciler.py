@@ -1,0 +1,203 @@
+"""Brings one job in step: looks, asks the pure core what should be, and does it."""
+
+import logging
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from turnmill.jobs.status import JobStatus
+from turnmill_operator import metrics
+from turnmill_operator.api import BATCH_JOBS, JOBS, PODS, RAY_JOBS, Api, ApiError
+from turnmill_operator.cache import Cache
+from turnmill_operator.notes import build_event, note_of
+from turnmill_operator.outcome import Stage, stage_of
+from turnmill_operator.plan import Plan, desired, last_attempt, owned
+from turnmill_operator.resources import RAY_JOB, clean_up_name, ray_job_name
+from turnmill_operator.status import State
+from turnmill_operator.views import (
+    FINALIZER,
+    JobView,
+    Key,
+    Observed,
+    RayJobView,
+    clean_up_view,
+    job_view,
+    ray_job_view,
+    why_waiting,
+)
+from turnmill_operator.work_queue import WorkQueue
+
+PROGRESS_SECONDS = 30.0
+PODS_AFTER, PODS_EVERY_SECONDS = timedelta(seconds=15), 30.0
+REFUSALS = frozenset({400, 403, 422})
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Looks at jobs whose keys come out of the queue."""
+
+    def __init__(self, api: Api, cache: Cache, queue: WorkQueue) -> None:
+        self._api = api
+        self._cache = cache
+        self._queue = queue
+        self._progress_written: dict[Key, float] = {}
+        self._waiting: dict[Key, tuple[float, str]] = {}
+
+    async def reconcile(self, key: Key) -> None:
+        """Bring one job in step; may be called any number of times."""
+        view = self._cache.jobs.get(key)
+        if view is None:
+            self._forget(key)
+            return
+        observed = await self._observe(view)
+        plan = desired(view, observed, _now())
+        try:
+            await self._carry_out(view, plan)
+        except _RefusedError as refused:
+            plan = desired(view, replace(observed, refusal=str(refused)), _now())
+            await self._carry_out(view, plan)
+
+    async def _observe(self, view: JobView) -> Observed:
+        key, cache = view.key, self._cache
+        observed = Observed(team=cache.teams.get(key.namespace), kuberay=cache.kuberay, ray_jobs=cache.ray_jobs(key))
+        observed = replace(observed, ray_jobs=await self._confirmed(view, observed))
+        if view.deleted_at is not None and view.has_finalizer:
+            found = await self._api.get(BATCH_JOBS, key.namespace, clean_up_name(key.name))
+            return replace(observed, clean_up=clean_up_view(found) if found else None)
+        return replace(
+            observed,
+            progress=cache.progress(key, last_attempt(view, observed)),
+            waiting=await self._why_waiting(view, observed),
+            free_port=cache.port_for(key) if view.job and view.job.spec.cluster == "shared" else None,
+        )
+
+    async def _confirmed(self, view: JobView, observed: Observed) -> tuple[RayJobView, ...]:
+        """The job's RayJobs; one that no watch has told of is looked up before anything follows from its absence."""
+        attempt = last_attempt(view, observed)
+        known = {found.name: found for found in observed.ray_jobs}
+        if view.ours:
+            for number in {attempt, attempt + 1} - {0}:
+                name = ray_job_name(view.key.name, number)
+                if name not in known and _follows_from_absence(view, observed, number):
+                    raw = await self._api.get(RAY_JOBS, view.key.namespace, name)
+                    if raw is not None:
+                        known[name] = ray_job_view(raw)
+        return tuple(known.values())
+
+    async def _why_waiting(self, view: JobView, observed: Observed) -> str:
+        """Why the pods of a cluster do not run, asked for now and then."""
+        current = next((r for r in owned(view, observed) if r.attempt == last_attempt(view, observed)), None)
+        if current is None or not current.cluster or current.suspend or stage_of(current) is not Stage.STARTING:
+            self._waiting.pop(view.key, None)
+            return ""
+        if _now() - (current.start_time or current.created_at) < PODS_AFTER:
+            self._queue.add_after(view.key, PODS_AFTER.total_seconds())
+            return ""
+        asked_at, text = self._waiting.get(view.key, (0.0, ""))
+        if time.monotonic() - asked_at >= PODS_EVERY_SECONDS:
+            selector = f"ray.io/cluster={current.cluster}"
+            text = why_waiting([pod async for pod in self._api.list(PODS, view.key.namespace, labels=selector)])
+            self._waiting[view.key] = (time.monotonic(), text)
+        self._queue.add_after(view.key, PODS_EVERY_SECONDS)
+        return text
+
+    async def _carry_out(self, view: JobView, plan: Plan) -> None:
+        key = view.key
+        if plan.hold:
+            await self._apply_job(view, finalizers=[FINALIZER])
+        for manifest in plan.apply:
+            await self._apply(manifest)
+        if plan.status is not None:
+            await self._write_status(view, plan.status)
+        for ray_job in plan.delete:
+            # In the foreground: the RayJob is gone when its pods are, and nothing of it writes to the store any more.
+            await self._api.delete(RAY_JOBS, key.namespace, ray_job.name, policy="Foreground")
+        if plan.let_go:
+            await self._apply_job(view, finalizers=[])
+        if plan.delete_job:
+            await self._api.delete(JOBS, key.namespace, key.name, uid=view.uid)
+        if plan.check_again is not None:
+            self._queue.add_after(key, (plan.check_again - _now()).total_seconds() + 0.05)
+
+    async def _apply(self, manifest: dict[str, object]) -> None:
+        try:
+            raw = await self._api.apply(manifest)
+        except ApiError as error:
+            if error.code in REFUSALS and manifest["kind"] == RAY_JOB:
+                raise _RefusedError(error.message) from error
+            if manifest["kind"] == RAY_JOB or error.code not in REFUSALS:
+                raise
+            # A namespace that is going takes nothing new; what is left in the store expires.
+            log.warning("Object refused", extra={"kind": manifest["kind"], "error": str(error)})
+            return
+        if manifest["kind"] == RAY_JOB:
+            self._cache.put_ray_job(ray_job_view(raw))
+
+    async def _write_status(self, view: JobView, status: JobStatus) -> None:
+        if _is_progress_alone(view.status, status) and (wait := self._progress_wait(view.key)) > 0:
+            self._queue.add_after(view.key, wait)
+            return
+        if (note := note_of(view.status, status)) is not None:
+            log.info(
+                "Job changed",
+                extra={
+                    "namespace": view.key.namespace,
+                    "job": view.key.name,
+                    "state": status.state,
+                    "reason": note.reason,
+                },
+            )
+            await self._api.apply(build_event(view, note, _now()))
+        await self._apply_job(view, status=status.model_dump(mode="json", by_alias=True, exclude_none=True))
+        self._progress_written[view.key] = time.monotonic()
+        _count(view, status)
+
+    async def _apply_job(self, view: JobView, **fields: object) -> None:
+        try:
+            raw = await self._api.apply_job(view.uid, view.key.namespace, view.key.name, **fields)
+        except ApiError as error:
+            if error.code == 404:
+                # It has gone meanwhile; the watch will say so.
+                return
+            raise
+        self._cache.put_job(job_view(raw))
+
+    def _progress_wait(self, key: Key) -> float:
+        return self._progress_written.get(key, -PROGRESS_SECONDS) + PROGRESS_SECONDS - time.monotonic()
+
+    def _forget(self, key: Key) -> None:
+        self._progress_written.pop(key, None)
+        self._waiting.pop(key, None)
+        self._queue.forget(key)
+
+
+class _RefusedError(Exception):
+    """The API server does not take a RayJob as it is."""
+
+
+def _follows_from_absence(view: JobView, observed: Observed, number: int) -> bool:
+    """Whether it matters that an attempt's RayJob is not known: it counts as lost, or is made."""
+    if view.deleted_at is not None:
+        return False
+    if view.status.state in (State.COMPLETE, State.FAILED):
+        return False
+    attempt = last_attempt(view, observed)
+    current = any(found.attempt == attempt for found in owned(view, observed))
+    return number == attempt or not current
+
+
+def _is_progress_alone(before: JobStatus, after: JobStatus) -> bool:
+    return after.model_copy(update={"progress": before.progress}) == before
+
+
+def _count(view: JobView, status: JobStatus) -> None:
+    """Count attempts that have ended."""
+    if status.failed_attempts > view.status.failed_attempts:
+        metrics.ATTEMPTS.labels(view.key.namespace, "failed").inc()
+    if status.state == State.COMPLETE and view.status.state != State.COMPLETE:
+        metrics.ATTEMPTS.labels(view.key.namespace, "complete").inc()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)

@@ -1,0 +1,190 @@
+"""Shapes of what the operator makes: pure functions from a job and its team to manifests."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from turnmill.jobs.job import API_VERSION, KIND
+from turnmill.jobs.team import CleanUp, HeadGroup, TeamSettings, WorkerGroup, run_dir
+from turnmill_operator.placement import Placement
+from turnmill_operator.views import (
+    ATTEMPT_LABEL,
+    HASH_ANNOTATION,
+    JOB_LABEL,
+    PORT_ANNOTATION,
+    STARTED_ANNOTATION,
+    JobView,
+    Raw,
+)
+
+Manifest = dict[str, Any]
+
+RAY_API, RAY_JOB = "ray.io/v1", "RayJob"
+ENTRYPOINT = "turnmill run --ray auto"
+METRICS_PORT = 9464
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+CLEAN_UP_SECONDS = 60
+# Ray asks for a token by itself from here on; KubeRay hands one out where it knows how.
+TOKEN_RAY_VERSION = (2, 52)
+
+
+def ray_job_name(job: str, attempt: int) -> str:
+    """The name of an attempt's RayJob: at most 47 characters, as KubeRay wants it."""
+    return f"{job}-{attempt}"
+
+
+def build_ray_job(
+    view: JobView,
+    team: TeamSettings,
+    placement: Placement,
+    *,
+    attempt: int,
+    suspend: bool,
+    started: bool,
+    ray_tokens: bool,
+    metrics_port: int = METRICS_PORT,
+) -> Manifest:
+    """The RayJob of one attempt, on a Ray cluster of its own or on the team's."""
+    assert view.job is not None
+    spec = view.job.spec
+    shared = spec.cluster == "shared"
+    body: Manifest = {
+        "entrypoint": ENTRYPOINT,
+        "submissionMode": "HTTPMode",
+        # The operator counts attempts: KubeRay's would all have the same number.
+        "backoffLimit": 0,
+        "runtimeEnvYAML": _runtime_env(view, attempt, metrics_port),
+    }
+    if shared:
+        body["clusterSelector"] = {"ray.io/cluster": team.shared_cluster}
+    else:
+        body |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 0}
+        body["rayClusterSpec"] = _cluster(view, team, placement, attempt, ray_tokens)
+    labels = _labels(view, attempt) | ({QUEUE_LABEL: spec.queue} if spec.queue else {})
+    annotations = {
+        HASH_ANNOTATION: hashlib.sha256(json.dumps([labels, body], sort_keys=True).encode()).hexdigest()[:16],
+        STARTED_ANNOTATION: "true" if started else "false",
+        PORT_ANNOTATION: str(metrics_port),
+    }
+    if not shared and spec.queue is None:
+        # KubeRay suspends no run on a cluster of others; under a queue the field is Kueue's.
+        body["suspend"] = suspend
+    return {
+        "apiVersion": RAY_API,
+        "kind": RAY_JOB,
+        "metadata": {
+            "name": ray_job_name(view.key.name, attempt),
+            "namespace": view.key.namespace,
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": [_owner(view)],
+        },
+        "spec": body,
+    }
+
+
+def build_clean_up(view: JobView, clean_up: CleanUp) -> Manifest:
+    """The Job that deletes what a run left in the trajectory store; it ends by itself, whatever happens."""
+    template = _pod(clean_up.template, _labels(view) | {"app.kubernetes.io/component": "clean-up"})
+    template["spec"]["restartPolicy"] = "Never"
+    template["spec"]["containers"][0]["args"] = ["clean-up", "--run-dir", _run_dir(view)]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": clean_up_name(view.key.name),
+            "namespace": view.key.namespace,
+            "labels": _labels(view),
+            "ownerReferences": [_owner(view)],
+        },
+        "spec": {"backoffLimit": 2, "activeDeadlineSeconds": CLEAN_UP_SECONDS, "template": template},
+    }
+
+
+def clean_up_name(job: str) -> str:
+    """The name of a job's clean-up."""
+    return f"{job}-clean-up"
+
+
+def _run_dir(view: JobView) -> str:
+    return run_dir(view.key.namespace, view.key.name, view.uid)
+
+
+def _runtime_env(view: JobView, attempt: int, metrics_port: int) -> str:
+    variables = {
+        "TURNMILL_JOB": json.dumps(view.resource, separators=(",", ":")),
+        "TURNMILL_ATTEMPT": str(attempt),
+        "TURNMILL_RUN_DIR": _run_dir(view),
+        "TURNMILL_METRICS_PORT": str(metrics_port),
+    }
+    return yaml.safe_dump({"env_vars": variables}, sort_keys=True)
+
+
+def _cluster(view: JobView, team: TeamSettings, placement: Placement, attempt: int, ray_tokens: bool) -> Manifest:
+    groups = [group for group in team.worker_groups if placement.replicas.get(group.name)]
+    tokens = tuple(map(int, team.ray_version.split(".")[:2])) >= TOKEN_RAY_VERSION
+    labels = _labels(view, attempt)
+    cluster: Manifest = {
+        "rayVersion": team.ray_version,
+        "headGroupSpec": _head(team.head, labels),
+        "workerGroupSpecs": [_workers(group, placement.replicas[group.name], labels) for group in groups],
+    }
+    if tokens and ray_tokens:
+        cluster["authOptions"] = {"mode": "token"}
+    elif tokens:
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            container = group["template"]["spec"]["containers"][0]
+            container["env"] = [*container.get("env", ()), {"name": "RAY_AUTH_MODE", "value": "disabled"}]
+    return cluster
+
+
+def _head(head: HeadGroup, labels: Mapping[str, str]) -> Manifest:
+    template = _pod(head.template, {**labels, "app.kubernetes.io/component": "head"})
+    container = template["spec"]["containers"][0]
+    port = {"name": "turnmill", "containerPort": METRICS_PORT}
+    container["ports"] = [*(known for known in container.get("ports", ()) if known.get("name") != "turnmill"), port]
+    return {"rayStartParams": dict(head.ray_start_params), "template": template}
+
+
+def _workers(group: WorkerGroup, replicas: int, labels: Mapping[str, str]) -> Manifest:
+    return {
+        "groupName": group.name,
+        # Without autoscaling KubeRay wants all three.
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), replicas),
+        "rayStartParams": dict(group.ray_start_params),
+        "template": _pod(group.template, {**labels, "app.kubernetes.io/component": group.name}),
+    }
+
+
+def _pod(template: Raw, labels: Mapping[str, str]) -> Manifest:
+    """A pod template with labels of the job's; where the template says otherwise, it knows better."""
+    pod = copy.deepcopy(dict(template))
+    metadata = pod.setdefault("metadata", {})
+    metadata["labels"] = {**labels, **metadata.get("labels", {})}
+    return pod
+
+
+def _labels(view: JobView, attempt: int | None = None) -> dict[str, str]:
+    labels = {
+        "app.kubernetes.io/name": "turnmill-run",
+        "app.kubernetes.io/instance": view.key.name,
+        "app.kubernetes.io/part-of": "turnmill",
+        "app.kubernetes.io/managed-by": "turnmill-operator",
+        JOB_LABEL: view.key.name,
+    }
+    return labels | ({ATTEMPT_LABEL: str(attempt)} if attempt else {})
+
+
+def _owner(view: JobView) -> Manifest:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": view.key.name,
+        "uid": view.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
