@@ -18,7 +18,8 @@ from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 
 # Commands import what they need themselves: `--version` and `check` answer at once.
 
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+# Done; the run failed; the file or the command is wrong; another attempt has begun; Ctrl-C or SIGTERM.
+DONE, FAILED, REFUSED, STALE_ATTEMPT, INTERRUPTED = 0, 1, 2, 3, 130
 
 app = typer.Typer(
     add_completion=False,
@@ -36,7 +37,7 @@ Overrides = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 done, 1 the run failed, 2 the file or the command is wrong, 130 interrupted."""
+    """Run a command; see the exit codes above."""
     try:
         app(args=arguments, prog_name="turnmill")
     except SystemExit as end:
@@ -67,7 +68,10 @@ def _options(
 
 @app.command()
 def run(
-    job_file: JobFile,
+    job_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="JOB.yaml", help="The job file; none with `--ray auto`.", show_default=False),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="Folder of the run; left out, the first free one of runs/NAME, runs/NAME-2 and so on."),
@@ -76,8 +80,19 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --output, or with the newest of that name.")
     ] = False,
+    ray: Annotated[
+        str,
+        typer.Option(
+            help="own: a Ray cluster of its own. auto: the one that this process is in, as the operator does."
+        ),
+    ] = "own",
 ) -> None:
     """Train as a job file says."""
+    if ray == "auto" and job_file is None and output is None and not overrides and not resume:
+        _join()
+        return
+    if ray != "own" or job_file is None:
+        raise SettingsError(_HOW_TO_RUN)
     from turnmill.cli.progress import progress_view
     from turnmill.cli.run_dirs import choose_run_dir
 
@@ -97,6 +112,34 @@ def run(
         _say(f"Interrupted. Go on with: {again}", to=_errors())
         raise typer.Exit(INTERRUPTED) from None
     _say(_outcome(run_dir), to=console)
+
+
+_HOW_TO_RUN = (
+    "`turnmill run` takes a job file, or `--ray auto` and nothing else: then the environment says what to train. "
+    "Write `turnmill run JOB.yaml`."
+)
+
+
+def _join() -> None:
+    """One attempt in a cluster: its last line is what the cluster shows of a failure."""
+    from turnmill.cli.progress import progress_view
+    from turnmill.training.attempt import Attempt
+    from turnmill.training.fence import STALE
+    from turnmill.training.join import join
+
+    attempt = Attempt.from_environment()
+    console = Console()
+    _say(f"Attempt {attempt.number} at {attempt.job.metadata.name} in {attempt.run_dir}", to=console)
+    try:
+        with _interruptible(), progress_view(console) as view:
+            join(attempt, on_progress=view)
+    except RunFailedError as error:
+        _say(f"The run failed ({error.cause}): {error}", to=_errors())
+        raise typer.Exit(STALE_ATTEMPT if error.cause == STALE else FAILED) from error
+    except KeyboardInterrupt:
+        _say("The run failed (stopped): It was told to end.", to=_errors())
+        raise typer.Exit(INTERRUPTED) from None
+    _say(f"Done: all {attempt.job.spec.training.steps} steps.", to=console)
 
 
 @contextmanager

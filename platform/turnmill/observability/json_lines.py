@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,22 @@ def read(path: Path, first_key: str) -> Iterator[dict[str, Any]]:
             record = decode(line, first_key) if line.endswith(b"\n") else None
             if record is not None:
                 yield record
+
+
+def read_tail(path: Path, first_key: str, *, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """The whole objects in the last bytes of a file, in order: the file may be long."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(0, length - max_bytes))
+        lines = file.read().split(b"\n")
+    # The first may be cut, the last is empty or half of one that is being written.
+    for line in lines[1 if length > max_bytes else 0 : -1]:
+        if (record := decode(line, first_key)) is not None:
+            yield record
 
 
 def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

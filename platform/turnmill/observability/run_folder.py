@@ -12,6 +12,8 @@ from turnmill.core.errors import RunFailedError
 from turnmill.observability import atomic_files, json_lines
 
 BEAT_INTERVAL_SECONDS = 0.1
+# Several rows of metrics.
+LAST_STEP_BYTES = 128 * 1024
 
 
 class RunFolder:
@@ -141,6 +143,12 @@ class RunFolder:
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """The metrics of every step so far, each with its `step` and the `time` it was written."""
         return json_lines.read(self.metrics, "step")
+
+    def last_step(self) -> dict[str, Any]:
+        """The metrics of the last finished step, with its `step`; empty before the first."""
+        rows = json_lines.read_tail(self.metrics, "step", max_bytes=LAST_STEP_BYTES)
+        finished = [row for row in rows if "timing_s/step" in row]
+        return finished[-1] if finished else {}
 
     def truncate_after(self, step: int) -> None:
         """Forget the metrics of later steps, and a torn last line, before a run goes on from a checkpoint."""

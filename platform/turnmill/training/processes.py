@@ -14,7 +14,7 @@ from pathlib import Path
 from turnmill.core.errors import SettingsError
 from turnmill.observability import atomic_files
 
-MARK = "TURNMILL_ATTEMPT"
+MARK = "TURNMILL_PROCESS_MARK"
 GRACE_SECONDS = 3.0
 
 

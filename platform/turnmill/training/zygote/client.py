@@ -56,6 +56,8 @@ def _connect(path: str) -> "socket.socket | None":
         try:
             connection.connect(path)
         except FileNotFoundError:
+            if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
+                return None
             # It binds its socket first thing: it is on its way.
             time.sleep(0.05)
         except OSError:

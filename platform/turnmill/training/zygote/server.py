@@ -1,7 +1,7 @@
 """The zygote: imports, then forks a process for every client that asks.
 
-`python -m turnmill.training.zygote.server SOCKET PYTHON MODULE... -- MODULE...`: the modules after `--` are imported
-when the first client has come, with the variables of PINNED as it has them.
+`python -m turnmill.training.zygote.server [--outlives-parent] SOCKET PYTHON MODULE... -- MODULE...`: the modules after
+`--` are imported when the first client has come, with the variables of PINNED as it has them.
 """
 
 import array
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from turnmill.sandboxes import kernel
+from turnmill.training.zygote.launcher import OUTLIVES
 
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
@@ -58,8 +59,7 @@ class Child:
 
 
 def main(path: str, python: str, early: list[str], late: list[str]) -> None:
-    """Serve until the parent dies or kills this process; in a forked child, run what was asked for."""
-    kernel.die_with_parent(signal.SIGKILL)
+    """Serve until this process is killed; in a forked child, run what was asked for."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(128)
@@ -255,5 +255,10 @@ def _run(request: Request) -> None:
 
 
 if __name__ == "__main__":
-    separator = sys.argv.index("--")
-    main(sys.argv[1], sys.argv[2], sys.argv[3:separator], sys.argv[separator + 1 :])
+    given = sys.argv[1:]
+    if given[0] == OUTLIVES:
+        given.pop(0)
+    else:
+        kernel.die_with_parent(signal.SIGKILL)
+    separator = given.index("--")
+    main(given[0], given[1], given[2:separator], given[separator + 1 :])

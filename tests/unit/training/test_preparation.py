@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from turnmill.core.errors import SettingsError
-from turnmill.training.launch import resolve_device
+from turnmill.training.preparation import resolve_device
 
 HAS_GPU = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
 

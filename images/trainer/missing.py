@@ -1,0 +1,30 @@
+"""Print the pins that an image lacks, one a line: of packages that it has no version of, development's left out.
+
+Usage: missing.py PINS [NAME...] ; every NAME is left out as well.
+"""
+
+import re
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+DEVELOPMENT = (
+    "ast-serialize", "execnet", "grimp", "harfile", "hatchling", "hypothesis", "hypothesis-graphql", "import-linter",
+    "iniconfig", "jsonschema-rs", "librt", "mypy", "mypy-extensions", "pathspec", "pyrate-limiter", "pytest",
+    "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff", "schemathesis", "trove-classifiers", "types-pyyaml",
+)  # fmt: skip
+
+
+def plain(name: str) -> str:
+    """A distribution's name as it is compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def main(pins: str, *left_out: str) -> None:
+    present = {plain(found.name) for found in distributions()} | set(DEVELOPMENT) | {plain(name) for name in left_out}
+    lines = Path(pins).read_text().splitlines()
+    print("\n".join(line for line in lines if plain(line.partition("==")[0]) not in present))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

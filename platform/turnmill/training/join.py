@@ -1,0 +1,110 @@
+"""Trains in a Ray cluster that exists, as one attempt of those that an operator counts."""
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from turnmill.core.errors import RunFailedError
+from turnmill.observability import logs
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.training import fence
+from turnmill.training.attempt import Attempt
+from turnmill.training.preparation import ensure_model, finish, prepare, process_environment, resolve_device
+from turnmill.training.progress_server import ProgressServer
+from turnmill.training.run_watch import Report, watch
+from turnmill.training.zygote import pod
+from turnmill.trajectories.address import JournalAddress
+
+COMPLETE, FAILED = "complete", "failed"
+# The operator asks every 10 s.
+LAST_LOOK_SECONDS = 15.0
+WARM_STARTS = ".warm-starts"
+
+
+def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
+    """Train a job to its last step, from its last checkpoint if there is one.
+
+    Raises RunFailedError with a cause, `stale_attempt` if this attempt or a later one has begun before. All processes
+    of the run belong to its Ray job and end with it.
+    """
+    report = on_progress or (lambda _: None)
+    folder = RunFolder(fence.claim(attempt.run_dir, attempt.number))
+    server = ProgressServer(folder, steps=attempt.job.spec.training.steps)
+    prepare(folder, attempt.job, resume=attempt.number > 1)
+    write_progress(folder, Progress(phase="starting"))
+    logs.configure(folder, process="launch", level=logging.WARNING)
+    ended = FAILED
+    with server.serve(attempt.metrics_port):
+        try:
+            _train(attempt, folder, report)
+            ended = COMPLETE
+        finally:
+            logs.close()
+            finish(folder)
+            server.end(ended, wait_seconds=LAST_LOOK_SECONDS)
+    return folder
+
+
+def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
+    job = attempt.job
+    device = attempt.device or resolve_device(job.spec.resources.device)
+    os.environ.update(process_environment(device))
+    # Other pods read the model: it lies on the shared claim, for all jobs of the namespace.
+    model = ensure_model(job, folder, report, cache_dir=attempt.run_dir.parent / WARM_STARTS)
+    write_progress(folder, Progress(phase="starting"))
+    with _joined(device):
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from turnmill.training.task_runner import TurnTaskRunner
+
+        # Beside this process, which passes its metrics on; it trains nothing itself.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        runner = TurnTaskRunner.options(num_cpus=0, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+        text = _with_metrics(attempt).model_dump_json(by_alias=True)
+        future = runner.run.remote(text, str(model), str(folder.path), device, _addresses(attempt, folder))
+        watch(future, job, folder, report)
+        ray.kill(runner)
+
+
+def _with_metrics(attempt: Attempt) -> Any:
+    """The job with metrics on a free port: this process shows them on the one that is known."""
+    metrics = attempt.job.spec.metrics.model_copy(update={"port": 0})
+    return attempt.job.model_copy(update={"spec": attempt.job.spec.model_copy(update={"metrics": metrics})})
+
+
+def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
+    """Where agents with tools find store and tool servers, and the run's name in the store."""
+    if attempt.job.spec.agent.type != "tool":
+        return {}
+    addresses = {"run_name": RunFolder(attempt.run_dir).run_name(), "attempt": str(attempt.number)}
+    if attempt.store_url is not None:
+        addresses["store_url"] = attempt.store_url
+        JournalAddress(attempt.store_url, addresses["run_name"]).write(folder.path)
+    if attempt.tool_server_url is not None and attempt.job.spec.tool_agent.tool_server_url is None:
+        addresses["tool_server_url"] = attempt.tool_server_url
+    return addresses
+
+
+@contextmanager
+def _joined(device: str) -> Iterator[None]:
+    import ray
+
+    runtime_env: dict[str, Any] = {"env_vars": process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
+    if device == "cpu":
+        runtime_env["py_executable"] = shlex.join(pod.python())
+    try:
+        ray.init(address="auto", runtime_env=runtime_env, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ray.exceptions.RaySystemError) as error:
+        raise RunFailedError(
+            f"There is no Ray cluster to join: {str(error).strip()} `turnmill run --ray auto` runs on the head of one.",
+            "ray",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,102 @@
+"""What comes before and after the training itself: the run folder, the model, the settings of processes."""
+
+from pathlib import Path
+
+import yaml
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.training.run_watch import Report
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is CUDA where the driver shows a GPU; raises SettingsError for CUDA where there is none."""
+    has_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
+    if device == "cuda" and not has_gpu:
+        raise SettingsError(
+            "spec.resources.device: cuda, but this machine shows no GPU (no /dev/nvidia0). Use cpu or auto."
+        )
+    if device == "auto":
+        return "cuda" if has_gpu else "cpu"
+    return device
+
+
+def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
+    """Make the run folder ready for an attempt."""
+    folder.create()
+    if resume:
+        rewind(folder)
+    folder.write_job(yaml.safe_dump(job.model_dump(by_alias=True, mode="json"), sort_keys=False))
+
+
+def rewind(folder: RunFolder) -> None:
+    """Forget what came after the last complete checkpoint."""
+    from turnmill.training import checkpoints
+
+    checkpoints.discard_incomplete(folder.checkpoints)
+    newest = checkpoints.latest(folder.checkpoints)
+    step = newest.state.step if newest else -1
+    folder.truncate_after(step)
+    TrajectoryLog(folder).rewind(step)
+
+
+def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, cache_dir: Path | None = None) -> Path:
+    """The folder of the model to start from; a warm start is made if `cache_dir` has none."""
+    spec = job.spec
+    if spec.model.path is not None:
+        return Path(spec.model.path)
+    from turnmill.training.warm_start import ensure_warm_start
+
+    assert spec.model.warm_start is not None
+
+    def tell(done: int, total: int, loss: float) -> None:
+        folder.beat()
+        progress = Progress(phase="warm start", done=done, total=total, message=f"loss {loss:.3f}")
+        write_progress(folder, progress)
+        report(progress)
+
+    return ensure_warm_start(
+        spec.model.warm_start,
+        environment=spec.environment,
+        max_turns=spec.agent.max_turns,
+        tasks=spec.agent.type == "tool",
+        cache_dir=cache_dir,
+        on_progress=tell,
+    )
+
+
+def process_environment(device: str) -> dict[str, str]:
+    """What every process of a run has in its environment."""
+    common = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VERL_LOGGING_LEVEL": "WARNING",
+        "HYDRA_FULL_ERROR": "1",
+    }
+    if device != "cpu":
+        return common
+    return common | {
+        "VERL_PLATFORM": "cpu",
+        # vLLM reads it for the CPU as: the executor may be in the engine's process.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def finish(folder: RunFolder) -> None:
+    """Tell in the run folder what came out."""
+    from turnmill.observability.report import draw_curve, summarise
+
+    folder.mark("ended")
+    folder.write_summary(summarise(folder.path))
+    if any(True for _ in folder.read_metrics()):
+        draw_curve(folder.path)

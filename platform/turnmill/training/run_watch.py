@@ -1,0 +1,59 @@
+"""Waits for the trainer of a run and tells how it ended."""
+
+from collections.abc import Callable
+from typing import Any
+
+from turnmill.core.errors import RunFailedError, TurnmillError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.progress import Progress, read_progress
+from turnmill.observability.run_folder import RunFolder
+
+POLL_SECONDS = 0.25
+Report = Callable[[Progress], None]
+
+
+def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report) -> None:
+    """Wait for the run, show how it goes, and end it if nothing goes any more."""
+    import ray
+
+    shown: Progress | None = None
+    stall_timeout = job.spec.training.stall_timeout_seconds
+    while True:
+        ready, _ = ray.wait([future], timeout=POLL_SECONDS)
+        progress = read_progress(folder)
+        if progress is not None and progress != shown:
+            report(progress)
+            shown = progress
+        if ready:
+            _result(future, folder)
+            return
+        if (failure := folder.read_failure()) is not None:
+            raise failure
+        if (silent := folder.seconds_since_progress()) > stall_timeout:
+            raise RunFailedError(
+                f"Nothing progressed for {silent:.0f} s (training.stallTimeoutSeconds is {stall_timeout:g}) "
+                f"in phase {progress.phase if progress else 'starting'!r}. See {folder.logs}; "
+                "`--resume` carries on from the last checkpoint.",
+                "stalled",
+            )
+
+
+def _result(future: Any, folder: RunFolder) -> None:
+    import ray
+
+    try:
+        ray.get(future)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, RunFailedError):
+            raise cause from None
+        if isinstance(cause, TurnmillError):
+            raise RunFailedError(str(cause), "settings") from None
+        last_line = str(error).strip().rsplit("\n", 1)[-1]
+        raise RunFailedError(f"{last_line} (whole traceback in {folder.logs})", "trainer") from error
+    except ray.exceptions.RayError as error:
+        raise RunFailedError(
+            f"The trainer's process died: {str(error).strip().splitlines()[0]} See {folder.logs}; "
+            "`--resume` carries on from the last checkpoint.",
+            "trainer_died",
+        ) from error
