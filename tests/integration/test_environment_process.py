@@ -133,6 +133,35 @@ async def test_a_reset_that_hangs_is_given_up(places):
         await process.reset(seed=0)
 
 
+async def test_a_reset_is_prepared_while_the_episode_goes_on(places):
+    process = places.hostile()
+
+    opening = await process.reset(seed=1, next_seed=2)
+
+    assert opening.observation == "seed 1 step 0"
+    assert (await process.reset(seed=2)).observation == "seed 2 step 0 prepared 2"
+
+
+async def test_a_preparation_that_raises_costs_nothing(places):
+    process = places.hostile(on_prepare="raises")
+    await process.reset(seed=1, next_seed=2)
+
+    assert (await process.act(LOOK)).observation == "seed 1 step 1"
+    assert (await process.reset(seed=2)).observation == "seed 2 step 0"
+
+
+async def test_a_preparation_that_hangs_fails_the_reset_that_it_is_for(places):
+    process = places.hostile(on_prepare="hangs", reset_seconds=1.0)
+    await places.hostile().reset(seed=0)
+    await process.reset(seed=1, next_seed=2)
+    assert (await process.act(LOOK)).observation == "seed 1 step 1"
+
+    with pytest.raises(EnvironmentFailedError, match="did not answer 'reset' within 1 s"):
+        await process.reset(seed=2)
+
+    assert (await process.reset(seed=2)).observation == "seed 2 step 0"
+
+
 @pytest.mark.parametrize(("misbehaviour", "told"), [("raises", "it hurts"), ("exits", "exit code 3")])
 async def test_an_environment_that_cannot_be_made_fails_every_reset_alike(places, misbehaviour, told):
     process = places.hostile(on_make=misbehaviour)
@@ -235,6 +264,16 @@ async def test_an_episode_carries_on_in_another_process(places):
     assert restored.opening == opening
     assert list(restored.results) == results
     assert await carried_on.act(LOOK) == await played.act(LOOK)
+
+
+@pytest.mark.parametrize("name", ["crafter", "sokoban", "tetris", "blocksworld", "maths", "bird"])
+async def test_a_prepared_reset_is_the_one_that_was_asked_for(places, name):
+    settings = WorkerSettings(name=name, max_turns=10)
+    prepared, unprepared = places.place(settings), places.place(settings)
+    await prepared.reset(seed=3, next_seed=4)
+    await prepared.act("ACTION: up")
+
+    assert await prepared.reset(seed=4, next_seed=5) == await unprepared.reset(seed=4)
 
 
 async def test_more_responses_than_an_episode_had_cannot_be_restored(places):

@@ -65,6 +65,9 @@ class Environment(ABC):
     def instruction_prompt(self) -> str:
         """Explain role, goal and actions to a model that has never seen this environment."""
 
+    def prepare(self, seed: int) -> None:  # noqa: B027 (most resets cost nothing)
+        """Get ready for the reset with this seed, in a thread beside the episode in progress."""
+
     def compact_prompt(self) -> str:
         """State the goal in a few words, for a model that was trained on this environment."""
         return self.instruction_prompt()

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from turnmill.core.errors import EnvironmentFailedError
+from turnmill.environments import registry
 from turnmill.environments.worker import WorkerSettings, encode, serve
 
 log = logging.getLogger(__name__)
 
-_PRELOADED = ("numpy", "PIL.GifImagePlugin", "turnmill.environments.babyai", "turnmill.environments.rendering")
+_PRELOADED = ("numpy", "PIL.GifImagePlugin", "turnmill.environments.rendering")
 _LARGEST_COMMAND_BYTES = 128 * 1024
 _PARENT_POLL_SECONDS = 5.0
 _STOP_SECONDS = 5.0
@@ -170,6 +171,8 @@ class _Server:
         self.connections: dict[int, socket.socket] = {}
         """The children's ends of their sockets, to tell of their deaths."""
 
+        self._preloaded: set[str] = set()
+
     def run(self) -> None:
         """Obey until the parent hangs up or is gone."""
         wake_read, wake_write = os.pipe()
@@ -202,6 +205,7 @@ class _Server:
         return True
 
     def _fork(self, key: int, connection: socket.socket, settings: dict[str, Any], path: list[str]) -> None:
+        self._preload(str(settings.get("name")))
         server_pid = os.getpid()
         try:
             pid = os.fork()
@@ -213,6 +217,13 @@ class _Server:
             sys.path[:] = path
             _become_worker(connection, settings, server_pid)
         self.pids[key], self.connections[key] = pid, connection
+
+    def _preload(self, name: str) -> None:
+        """Import what the child will need, once for all of them."""
+        if name not in self._preloaded:
+            self._preloaded.add(name)
+            registry.preload(name)
+            _share()
 
     def _reap(self) -> None:
         """Tell of every child that died, and end what it left behind."""
@@ -286,10 +297,14 @@ def main(control_descriptor: int, parent_pid: int) -> None:
     control.set_inheritable(False)
     for module in _PRELOADED:
         importlib.import_module(module)
-    # What is loaded here is shared with every child for as long as nobody writes to it.
+    _share()
+    _Server(control, parent_pid).run()
+
+
+def _share() -> None:
+    """What is loaded so far is shared with every child for as long as nobody writes to it."""
     gc.collect()
     gc.freeze()
-    _Server(control, parent_pid).run()
 
 
 if __name__ == "__main__":

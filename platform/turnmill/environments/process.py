@@ -68,9 +68,13 @@ class EnvironmentProcess:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def reset(self, seed: int) -> Opening:
-        """Begin the episode that `seed` stands for, in a fresh process if there is none."""
-        return await self._begin({"do": "reset", "seed": seed}, self.reset_timeout_seconds, _OPENING)
+    async def reset(self, seed: int, *, next_seed: int | None = None) -> Opening:
+        """Begin the episode that `seed` stands for, in a fresh process if there is none.
+
+        `next_seed` is the one of the reset after this, which is prepared while the episode goes on.
+        """
+        request = {"do": "reset", "seed": seed, "next_seed": next_seed}
+        return await self._begin(request, self.reset_timeout_seconds, _OPENING)
 
     async def act(self, response_text: str) -> ActionResult:
         """Execute the action in a response."""

@@ -1,5 +1,6 @@
 """Finding environments by name: this package's modules, entry points and import paths."""
 
+import contextlib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -66,6 +67,13 @@ def create(
     except ValidationError as error:
         raise SettingsError(_explain(environment_class, error)) from None
     return environment_class(task, max_turns, settings)
+
+
+def preload(name: str) -> None:
+    """Import an environment of turnmill's own, if the name is one; those of others are left to who makes them."""
+    if name in _module_names():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"turnmill.environments.{name}")
 
 
 def _module_names() -> set[str]:

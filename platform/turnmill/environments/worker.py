@@ -4,15 +4,18 @@ A message is its length in 4 bytes, most significant first, then that many bytes
 """
 
 import base64
+import contextlib
 import json
 import os
 import socket
 import struct
+import threading
 from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from turnmill.environments.base import Environment
 from turnmill.environments.episode import TurnEnvironment
 from turnmill.environments.registry import create
 from turnmill.environments.rendering import to_png
@@ -59,14 +62,44 @@ def serve(connection: socket.socket, settings: WorkerSettings) -> None:
         connection.sendall(encode({"error": _words(error)}))
         return
     connection.sendall(encode({"ready": os.getpid()}))
+    preparation = _Preparation(episode)
     with connection.makefile("rb") as requests:
         while header := requests.read(LENGTH.size):
             request = json.loads(requests.read(LENGTH.unpack(header)[0]))
+            if request.get("do") != "act":
+                preparation.wait()
             try:
                 reply = {"result": answer(episode, request, settings)}
             except Exception as error:
                 reply = {"error": _words(error)}
             connection.sendall(encode(reply))
+            if isinstance(seed := request.get("next_seed"), int):
+                preparation.begin(seed)
+
+
+class _Preparation:
+    """Hides what a reset costs: the next one is prepared while the policy thinks."""
+
+    def __init__(self, episode: TurnEnvironment) -> None:
+        self._environment = episode.environment
+        self._thread: threading.Thread | None = None
+
+    def begin(self, seed: int) -> None:
+        """Prepare a reset with this seed, where the environment knows how to."""
+        if type(self._environment).prepare is not Environment.prepare:
+            self._thread = threading.Thread(target=self._prepare, args=(seed,), daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being prepared."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _prepare(self, seed: int) -> None:
+        # What goes wrong here goes wrong again at the reset, which tells of it.
+        with contextlib.suppress(Exception):
+            self._environment.prepare(seed)
 
 
 def answer(episode: TurnEnvironment, request: dict[str, Any], settings: WorkerSettings) -> Any:

@@ -47,6 +47,10 @@ class EpisodePlan:
         digest = hashlib.blake2b(f"{self.run_seed}/{self.slot}/{episode}".encode(), digest_size=4).digest()
         return VALIDATION_SEEDS + int.from_bytes(digest, "big") % (MAX_SEED - VALIDATION_SEEDS)
 
+    def next_seed(self, episode: int) -> int | None:
+        """The seed of the episode after this one; None where there is none."""
+        return self.seed(episode + 1) if self.stream == "training" else None
+
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
@@ -108,7 +112,9 @@ class Slot:
     async def ready(self) -> None:
         """See to it that an episode is in progress. Raises EnvironmentFailedError."""
         if not self._in_episode:
-            opening = await self._process.reset(self.plan.seed(self.episode))
+            opening = await self._process.reset(
+                self.plan.seed(self.episode), next_seed=self.plan.next_seed(self.episode)
+            )
             self._begin(opening)
 
     def messages(self) -> list[dict[str, str]]:

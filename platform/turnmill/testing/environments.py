@@ -26,6 +26,9 @@ class HostileOptions(EnvironmentOptions):
     on_reset: Misbehaviour = "none"
     """What it does at a reset."""
 
+    on_prepare: Misbehaviour = "none"
+    """What it does where the reset after this one is prepared."""
+
     on_step: Misbehaviour = "none"
     """What it does at a step whose action is `hurt`."""
 
@@ -43,7 +46,13 @@ class Hostile(Environment):
         self.misbehave = options
         self.num_steps = 0
         self.seed = 0
+        self.prepared = ""
         _do(options.on_make)
+
+    def prepare(self, seed: int) -> None:
+        """Tell with the next observations which reset is prepared."""
+        _do(self.misbehave.on_prepare)
+        self.prepared = f" prepared {seed}"
 
     def reset(self, seed: int) -> str:
         """Begin to count."""
@@ -74,7 +83,7 @@ class Hostile(Environment):
         return np.full((8, 8, 3), self.num_steps * 10, dtype=np.uint8)
 
     def _observation(self) -> str:
-        return f"seed {self.seed} step {self.num_steps}"
+        return f"seed {self.seed} step {self.num_steps}{self.prepared}"
 
 
 def _do(misbehaviour: Misbehaviour) -> None:

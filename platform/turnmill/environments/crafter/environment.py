@@ -1,0 +1,159 @@
+"""Crafter: gather, build, fight and stay alive in a small world, told in words."""
+
+import random
+import re
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
+from turnmill.environments.crafter.game import CrafterGame
+from turnmill.environments.crafter.text import describe
+from turnmill.environments.registry import register
+
+ACTIONS = {
+    "noop": "do nothing",
+    "move west": "turn west, and go there if the ground is free",
+    "move east": "turn east, and go there if the ground is free",
+    "move north": "turn north, and go there if the ground is free",
+    "move south": "turn south, and go there if the ground is free",
+    "do": "gather, mine, drink, eat or attack what you face",
+    "sleep": "sleep until your energy is back; choose a safe place",
+    "place stone": "put a stone in front of you; takes 1 stone",
+    "place table": "put a table in front of you; takes wood",
+    "place furnace": "put a furnace in front of you; takes stone, and a table nearby",
+    "place plant": "plant a sapling on the grass in front of you; takes 1 sapling",
+    "make wood pickaxe": "takes 1 wood, and a table nearby",
+    "make stone pickaxe": "takes 1 wood and 1 stone, and a table nearby",
+    "make iron pickaxe": "takes 1 wood, 1 coal and 1 iron, and a table and a furnace nearby",
+    "make wood sword": "takes 1 wood, and a table nearby",
+    "make stone sword": "takes 1 wood and 1 stone, and a table nearby",
+    "make iron sword": "takes 1 wood, 1 coal and 1 iron, and a table and a furnace nearby",
+}
+"""Actions in Crafter's order, and what they do."""
+
+ACHIEVEMENTS = (
+    "collect wood", "place table", "eat cow", "collect sapling", "collect drink", "make wood pickaxe",
+    "make wood sword", "place plant", "defeat zombie", "collect stone", "place stone", "eat plant", "defeat skeleton",
+    "make stone pickaxe", "make stone sword", "wake up", "place furnace", "collect coal", "collect iron",
+    "make iron pickaxe", "make iron sword", "collect diamond",
+)  # fmt: skip
+"""From the easy to the hard."""
+
+_DIAGONAL = re.compile(r"move (north|south) ?(west|east)")
+_SEVERAL_STEPS = re.compile(r"(move (?:north|south|west|east)) [0-9]{1,3} steps?")
+_DOING = re.compile(r"(?:collect|mine|chop|cut|drink|attack|hit|defeat|eat)(?: [a-z]+){0,3}")
+_REMARK = re.compile(r" ?\([^)]*\)")
+_SYNONYMS = {
+    "make table": "place table",
+    "make crafting table": "place table",
+    "make furnace": "place furnace",
+}
+
+Side = Annotated[int, Field(ge=9, le=256)]
+
+
+class CrafterOptions(EnvironmentOptions):
+    """The size of the world and how long it lasts."""
+
+    area: list[Side] = Field(default=[64, 64], min_length=2, max_length=2)
+    """Columns and rows of the world."""
+
+    view: list[Annotated[int, Field(ge=5, le=31)]] = Field(default=[9, 9], min_length=2, max_length=2)
+    """Columns and rows that the player sees, two rows of which the picture gives to the inventory."""
+
+    length: int = Field(default=10_000, ge=1)
+    """Steps of the game after which an episode ends; asleep, many go by in one turn."""
+
+
+@register
+class Crafter(Environment):
+    """Crafter with its own rewards: 1 for a first achievement, a tenth for health won or lost."""
+
+    name: ClassVar[str] = "crafter"
+    Settings: ClassVar[type[EnvironmentOptions]] = CrafterOptions
+    actions = tuple(ACTIONS)
+    default_action = "noop"
+
+    def __init__(self, task: str | None, max_turns: int, options: CrafterOptions) -> None:
+        super().__init__(task, max_turns, options)
+        self._game = self._make()
+        self._prepared: tuple[int, CrafterGame] | None = None
+        self._spare: CrafterGame | None = None
+        self._achieved: dict[str, int] = {}
+        self._seed = self._num_steps = 0
+
+    def prepare(self, seed: int) -> None:
+        """Make the world of a seed while another one is played in."""
+        game = self._spare or self._make()
+        self._spare = None
+        game.reset(seed=seed)
+        self._prepared = (seed, game)
+
+    def reset(self, seed: int) -> str:
+        """Begin in the world of a seed."""
+        if self._prepared is not None and self._prepared[0] == seed:
+            self._spare, self._game = self._game, self._prepared[1]
+            seen = self._game.observe()
+        else:
+            seen, _ = self._game.reset(seed=seed)
+        self._prepared = None
+        self._seed, self._num_steps = seed, 0
+        self._achieved = seen["achievements"]
+        return describe(seen)
+
+    def step(self, action: str) -> StepResult:
+        """Execute one action; one who falls asleep plays on when awake."""
+        self._num_steps += 1
+        seen, reward, terminated, truncated, _ = self._game.step(self.actions.index(action))
+        while seen["sleeping"] and not (terminated or truncated):
+            seen, more, terminated, truncated, _ = self._game.step(self.actions.index("noop"))
+            reward += more
+        self._achieved = seen["achievements"]
+        num_achieved = sum(count > 0 for count in self._achieved.values())
+        return StepResult(describe(seen), reward, terminated, truncated, info={"achievements": float(num_achieved)})
+
+    def instruction_prompt(self) -> str:
+        """Explain the actions, what there is to achieve still, and what needs what."""
+        actions = "\n".join(f"{action}: {description}" for action, description in ACTIONS.items())
+        missing = [name for name in ACHIEVEMENTS if not self._achieved.get(name.replace(" ", "_"))]
+        return (
+            "You are a player of Crafter, a small world in which you gather, build, fight and stay alive.\n\n"
+            f"These are the actions you can take, each with what it does:\n{actions}\n\n"
+            f"These achievements are still to be had:\n{', '.join(missing) or 'none'}\n\n"
+            "What to know:\n"
+            "- Trees give wood, grass now and then a sapling; water quenches thirst; cows and ripe plants feed you.\n"
+            "- Stone and coal need a wooden pickaxe, iron a stone one, diamonds an iron one.\n"
+            "- Zombies live on grass and hurt more while you sleep; skeletons live in caves and shoot arrows.\n"
+            "- Lava kills. Food, drink and energy run out: at zero they take your health.\n\n"
+            "Plan before you act: look at what you face, what you have, and what is missing.\n\n"
+            "PLAY!"
+        )
+
+    def compact_prompt(self) -> str:
+        """State the goal."""
+        return "goal: stay alive and achieve all you can"
+
+    def match_action(self, answer: str) -> str | None:
+        """The first line without a full stop; what surely means an action is read as that action."""
+        words = answer.strip().lower().partition("\n")[0].strip()
+        words = words[:-1] if words.endswith((".", ",")) else words
+        words = _REMARK.sub("", words.replace("_", " ").replace("-", " ")).strip()
+        if several := _SEVERAL_STEPS.fullmatch(words):
+            words = several[1]
+        if diagonal := _DIAGONAL.fullmatch(words):
+            # One of the two, by a draw that is the same when the episode is played again.
+            words = f"move {random.Random(f'{self._seed}/{self._num_steps}').choice(diagonal.groups())}"
+        words = _SYNONYMS.get(words, words)
+        if words not in ACTIONS and _DOING.fullmatch(words):
+            words = "do"
+        return words if words in ACTIONS else None
+
+    def render(self) -> np.ndarray:
+        """Draw what the player sees."""
+        return self._game.render()
+
+    def _make(self) -> CrafterGame:
+        options = self.options
+        return CrafterGame(area=tuple(options.area), view=tuple(options.view), length=options.length)

@@ -1,0 +1,179 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from turnmill import environments
+from turnmill.environments.crafter import Crafter, CrafterGame
+from turnmill.environments.crafter.text import describe
+
+
+def create(**options: object) -> Crafter:
+    environment = environments.create("crafter", options={"area": [24, 24], **options})
+    assert isinstance(environment, Crafter)
+    return environment
+
+
+PLAYED = (
+    "import hashlib\n"
+    "from turnmill import environments\n"
+    "played = environments.create('crafter', options={'area': [32, 32]})\n"
+    "told = [played.reset(11)]\n"
+    "told += [played.step(('move west', 'do', 'move north', 'sleep')[n % 4]).observation for n in range(300)]\n"
+    "print(hashlib.sha256(repr(told).encode()).hexdigest())\n"
+)
+
+
+def seen(**changes: object) -> dict[str, object]:
+    inventory = {"health": 9, "food": 8, "drink": 7, "energy": 6, "wood": 0, "sapling": 1}
+    return {
+        "surroundings": [("grass", 0, 1), ("tree", -2, 1), ("tree", 3, 0), ("zombie", 0, -4), ("grass", 1, 0)],
+        "facing": "grass",
+        "inventory": inventory,
+        "sleeping": False,
+        "dead": False,
+        **changes,
+    }
+
+
+def test_the_nearest_of_each_kind_is_told_with_distance_and_direction():
+    assert describe(seen()) == (
+        "You see:\n- grass 1 step to your east\n- tree 3 steps to your east\n- zombie 4 steps to your north\n\n"
+        "You face grass at your front.\n\n"
+        "Your status:\n- health: 9/9\n- food: 8/9\n- drink: 7/9\n- energy: 6/9\n\n"
+        "Your inventory:\n- sapling: 1"
+    )
+
+
+def test_sleep_death_and_the_edge_of_the_world_are_told():
+    assert describe(seen(sleeping=True)).startswith("You are sleeping.\n\nYou see:")
+    assert describe(seen(dead=True, facing=None)).startswith("You died.")
+    assert "You face nothing at your front." in describe(seen(facing=None))
+    assert describe(seen(surroundings=[])).startswith("You see nothing around you.")
+
+
+def test_a_seed_means_one_world_in_every_process():
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", PLAYED],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert len(told) == 1
+
+
+def test_looking_at_the_picture_changes_nothing():
+    one, other = create(), create()
+    one.reset(5)
+    other.reset(5)
+    for turn in range(200):
+        action = one.actions[1 + turn % 5]
+        picture = other.render()
+        assert one.step(action) == other.step(action)
+
+    assert picture.shape == (288, 288, 3)
+    assert picture.std() > 0
+
+
+def test_a_prepared_world_is_the_same_and_is_used_once():
+    prepared, unprepared = create(), create()
+    prepared.reset(1)
+    prepared.prepare(2)
+    prepared.step("move west")
+
+    openings = [prepared.reset(2), prepared.reset(2), prepared.reset(3)]
+
+    assert openings == [unprepared.reset(2), unprepared.reset(2), unprepared.reset(3)]
+
+
+def test_whoever_falls_asleep_acts_again_when_awake():
+    environment = create()
+    environment.reset(0)
+    player = environment._game._game._player
+    player.inventory["energy"] = 3
+
+    result = environment.step("sleep")
+
+    assert not player.sleeping
+    assert result.terminated or player.inventory["energy"] > 3
+    assert environment._game._game._step > 10
+
+
+def test_an_achievement_brings_one_and_leaves_the_list():
+    environment = create()
+    environment.reset(0)
+    environment._game._game._player.inventory["sapling"] = 1
+    facing = environment._game._game._player.pos + np.array(environment._game._game._player.facing)
+    environment._game._game._world[facing] = "grass"
+    assert "place plant" in environment.instruction_prompt().split("achievements")[1]
+
+    result = environment.step("place plant")
+
+    assert result.reward == pytest.approx(1.0)
+    assert result.info["achievements"] == 1.0
+    assert ", place plant" not in environment.instruction_prompt()
+
+
+def test_the_length_of_a_game_truncates_and_death_terminates():
+    environment = create(length=2)
+    environment.reset(0)
+    environment.step("noop")
+    assert environment.step("noop").truncated
+    mortal = create()
+    mortal.reset(0)
+    mortal._game._game._player.inventory["health"] = 0
+    mortal._game._game._player.inventory["food"] = 0
+
+    assert mortal.step("noop").terminated
+
+
+@pytest.mark.parametrize(
+    ("answer", "action"),
+    [
+        ("Move West.", "move west"),
+        ("Do,", "do"),
+        ("do (chop the tree)", "do"),
+        ("Place_Stone\nand then more", "place stone"),
+        ("Move North 3 Steps", "move north"),
+        ("Collect Wood", "do"),
+        ("drink from water", "do"),
+        ("attack", "do"),
+        ("Make Crafting Table", "place table"),
+        ("make furnace", "place furnace"),
+        ("make iron sword", "make iron sword"),
+        ("move", None),
+        ("dig", None),
+        ("", None),
+    ],
+)
+def test_what_surely_means_an_action_is_read_as_one(answer, action):
+    assert create().match_action(answer) == action
+
+
+def test_a_diagonal_move_is_one_of_its_two_by_a_draw_that_repeats():
+    environment = create()
+    drawn = set()
+    for seed in range(20):
+        environment.reset(seed)
+        drawn.add(environment.match_action("Move North-West"))
+        assert environment.match_action("move northwest") == environment.match_action("Move North West")
+
+    assert drawn == {"move north", "move west"}
+
+
+def test_the_game_has_gymnasiums_interface():
+    game = CrafterGame(area=(24, 24))
+
+    seen_first, _ = game.reset(seed=3)
+    again, _ = game.reset(seed=3)
+    observation, reward, terminated, truncated, info = game.step(0)
+
+    assert seen_first == again
+    assert set(observation) == set(again)
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert set(info) == {"achievements"}
