@@ -11,6 +11,7 @@ from typing import Any, Self
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary
 
+from turnmill.core.errors import EpisodeError
 from turnmill.observability.step_parts import PARTS
 from turnmill.observability.summary import GENERATING, LEARNING, NEITHER, OUTSIDE
 
@@ -217,6 +218,8 @@ class RunMetrics:
         """Show the series of closed sets from the start: a rate over one that appears at 1 would miss the first."""
         for stop_reason in STOP_REASONS:
             self._episodes.labels(self._environment, stop_reason)
+        for cause in causes(EpisodeError):
+            self._failures.labels(cause)
         for kind in ("prompt", "response"):
             self._tokens.labels(kind)
         for phase in PHASES:
@@ -226,6 +229,11 @@ class RunMetrics:
         # A mean that nobody has measured is not zero.
         for gauge in self._gauges.values():
             gauge.set(math.nan)
+
+
+def causes(error: type[EpisodeError]) -> set[str]:
+    """What may end an episode: the causes of an error and of those that descend from it."""
+    return {error.cause}.union(*map(causes, error.__subclasses__()))
 
 
 class LabelledRegistry(CollectorRegistry):

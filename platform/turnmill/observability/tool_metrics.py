@@ -1,11 +1,13 @@
 """What a tool server tells Prometheus; every metric here has a row in docs/metrics.md."""
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
 CallOutcome = Literal["done", "invalid", "unmatched", "replayed", "tool_error", "failed", "cancelled"]
@@ -73,6 +75,18 @@ class ToolMetrics:
             registry=registry,
         )
         self.sandbox_runs = Counter("turnmill_sandbox_runs_total", "Runs in the sandbox", registry=registry)
+        self.sandbox_in_flight = Gauge(
+            "turnmill_sandbox_runs_in_flight",
+            "Runs in the sandbox that have not ended, those that wait for a place included",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        self.sandbox_limit = Gauge(
+            "turnmill_sandbox_runs_limit",
+            "Runs in the sandbox at once; others wait",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
         self.sandbox_seconds = Histogram(
             "turnmill_sandbox_run_seconds", "Time of a run in the sandbox", buckets=SECONDS_BUCKETS, registry=registry
         )
@@ -98,6 +112,8 @@ class ToolMetrics:
             ["direction"],
             registry=registry,
         )
+        self.store = StoreHealth()
+        registry.register(self.store)
         self._start_at_zero()
         self.show(tools)
 
@@ -108,6 +124,8 @@ class ToolMetrics:
         forget_ended_workers(Path(os.environ[WORKERS_FOLDER_VARIABLE]))
         together = CollectorRegistry()
         MultiProcessCollector(together)
+        # The worker that answers has asked the store itself: no other one's answer is as fresh.
+        together.register(self.store)
         return prometheus_client.generate_latest(together)
 
     def show(self, tools: tuple[str, ...]) -> None:
@@ -131,6 +149,46 @@ class ToolMetrics:
                 self.store_operations.labels(operation, outcome)
         for direction in ("read", "written"):
             self.store_bytes.labels(direction)
+
+
+class StoreHealth:
+    """What the trajectory store tells of itself; asked for at each scrape."""
+
+    def __init__(self) -> None:
+        self._info: Mapping[str, Any] | None = None
+
+    def show(self, info: Mapping[str, Any] | None) -> None:
+        """Take in the answer to Redis' INFO; None where there was none."""
+        self._info = info
+
+    def collect(self) -> Iterator[Metric]:
+        """Whether it answers and, if so, how it fares."""
+        yield GaugeMetricFamily("turnmill_store_up", "Whether the trajectory store answers", self._info is not None)
+        told = self._info or {}
+        keys = sum(fields["keys"] for name, fields in told.items() if name.startswith("db") and "keys" in fields)
+        gauges = (
+            ("memory_bytes", "Memory that the store has taken", told.get("used_memory")),
+            ("memory_limit_bytes", "Memory that the store may take; 0 for any", told.get("maxmemory")),
+            ("keys", "Keys in the store", keys if told else None),
+            ("connections", "Clients that are connected to the store", told.get("connected_clients")),
+            ("aof_failing", "Whether the last write to the append-only file failed", _aof_failing(told)),
+        )
+        for name, help_, value in gauges:
+            yield GaugeMetricFamily(f"turnmill_store_{name}", help_, value)
+        counters = (
+            ("evicted_keys", "Keys that the store threw away to make room", told.get("evicted_keys")),
+            ("aof_delayed_writes", "Writes that waited for the disk of the append-only file", _aof_delayed(told)),
+        )
+        for name, help_, value in counters:
+            yield CounterMetricFamily(f"turnmill_store_{name}", help_, value)
+
+
+def _aof_failing(told: Mapping[str, Any]) -> bool | None:
+    return told.get("aof_last_write_status", "ok") != "ok" if told else None
+
+
+def _aof_delayed(told: Mapping[str, Any]) -> int | None:
+    return told.get("aof_delayed_fsync", 0) if told else None
 
 
 def forget_ended_workers(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request, Response
@@ -44,8 +44,16 @@ DeadlineSeconds = Annotated[
 class Worker:
     """One process of a server: what it does, what it holds back, and whether it takes more."""
 
-    def __init__(self, settings: ServerSettings, calls: Calls, metrics: ToolMetrics) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        calls: Calls,
+        metrics: ToolMetrics,
+        *,
+        before_scrape: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.settings = settings
+        self._before_scrape = before_scrape
         self.calls = calls
         self.metrics = metrics
         self.admission = Admission(settings.max_concurrent_requests)
@@ -132,6 +140,12 @@ class Worker:
             uptime_seconds=self.uptime_seconds,
         )
 
+    async def scrape(self) -> bytes:
+        """What Prometheus is told."""
+        if self._before_scrape is not None:
+            await self._before_scrape()
+        return self.metrics.text()
+
     def json_metrics(self) -> dict[str, Any]:
         """verl-tool's metrics; what is cached there is recorded in the store here."""
         return {
@@ -181,7 +195,7 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
         """Tell Prometheus; verl-tool's JSON object with `Accept: application/json`."""
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(worker.json_metrics())
-        return Response(worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await worker.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     if completions is not None:
         add_completions(app, completions)

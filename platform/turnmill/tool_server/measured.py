@@ -4,10 +4,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.core.errors import StoreError
+from turnmill.observability.tool_metrics import StoreHealth, ToolMetrics
 from turnmill.sandboxes.base import Outcome, Sandbox, Task
 from turnmill.tool_server.calls import CallStore
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.store import TrajectoryStore
+
+STORE_ANSWER_SECONDS = 1.0
+"""Of a scrape, which Prometheus gives up after ten by default."""
 
 
 class MeasuredSandbox:
@@ -19,7 +25,8 @@ class MeasuredSandbox:
 
     async def run(self, task: Task) -> Outcome:
         """Run a task and count it."""
-        outcome = await self._sandbox.run(task)
+        with self._metrics.sandbox_in_flight.track_inprogress():
+            outcome = await self._sandbox.run(task)
         self._metrics.sandbox_runs.inc()
         self._metrics.sandbox_seconds.observe(outcome.seconds)
         if outcome.limit is not None:
@@ -29,6 +36,14 @@ class MeasuredSandbox:
     async def close(self) -> None:
         """Close the sandbox."""
         await self._sandbox.close()
+
+
+async def look_at_store(store: TrajectoryStore, health: StoreHealth) -> None:
+    """Ask the store how it fares; one that does not answer in time is down."""
+    try:
+        health.show(await store.info(deadline=deadline_in(STORE_ANSWER_SECONDS)))
+    except StoreError:
+        health.show(None)
 
 
 class MeasuredStore:

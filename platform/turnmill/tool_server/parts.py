@@ -5,6 +5,7 @@ import os
 from collections import ChainMap
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -15,7 +16,7 @@ from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
 from turnmill.tool_server.app import Worker, build_app
 from turnmill.tool_server.calls import Calls
 from turnmill.tool_server.completions import Completions
-from turnmill.tool_server.measured import MeasuredSandbox, MeasuredStore
+from turnmill.tool_server.measured import MeasuredSandbox, MeasuredStore, look_at_store
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.tool_loop import ToolLoop
 from turnmill.tool_server.tool_set import FINISH, ToolSet
@@ -59,7 +60,8 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
             workers_per_tool=settings.workers_per_tool,
             store_wait_seconds=settings.store_wait_seconds,
         )
-        worker = Worker(settings, calls, metrics)
+        metrics.sandbox_limit.set(settings.max_sandboxes)
+        worker = Worker(settings, calls, metrics, before_scrape=partial(look_at_store, store, metrics.store))
         yield worker, build_app(worker, open_completions(settings, calls, stack))
 
 

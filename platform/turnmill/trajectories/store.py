@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -189,6 +190,11 @@ class TrajectoryStore:
     async def ping(self, *, deadline: float) -> None:
         """Return if the store answers."""
         await self._client.command("PING", deadline=deadline)
+
+    async def info(self, *, deadline: float) -> Mapping[str, Any]:
+        """What Redis tells of itself, in its own words."""
+        told: Mapping[str, Any] = await self._client.command("INFO", deadline=deadline)
+        return told
 
     async def close(self) -> None:
         """Close the connections; claims that are held run out by themselves."""

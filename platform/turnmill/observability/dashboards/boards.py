@@ -1,0 +1,25 @@
+"""Every board."""
+
+from turnmill.observability.dashboards import (
+    cost,
+    hardware,
+    learning,
+    operators,
+    rollout,
+    staleness,
+    step_time,
+    store,
+    tool_servers,
+)
+
+BOARDS = (
+    rollout.BOARD,
+    learning.BOARD,
+    step_time.BOARD,
+    staleness.BOARD,
+    tool_servers.BOARD,
+    store.BOARD,
+    operators.BOARD,
+    hardware.BOARD,
+    cost.BOARD,
+)

@@ -1,0 +1,155 @@
+"""Draws boards: Grafana's dashboard JSON, by its own builders."""
+
+import json
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+
+from turnmill.observability.dashboards.board import Board, Panel, Source
+
+PREFIX = "turnmill-"
+HEIGHT, NUMBER_HEIGHT = 8, 4
+ALL = models.VariableOption(selected=True, text="All", value="$__all")
+DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+LABELS = {
+    "namespace": "Namespace",
+    "training_job": "Job",
+    "job": "Scrape job",
+    "ray_io_cluster": "Ray cluster",
+}
+
+
+def to_json(board: Board) -> str:
+    """The board as Grafana imports it."""
+    return json.dumps(build(board), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+
+
+def build(board: Board) -> models.Dashboard:
+    """The board in Grafana's own words."""
+    built = (
+        dashboard.Dashboard(board.title)
+        .uid(f"{PREFIX}{board.name}")
+        .description(board.says)
+        .tags(["turnmill"])
+        .readonly()
+        .refresh("30s")
+        .time("now-6h", "now")
+        .timezone("browser")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .link(_links())
+        .with_variable(_datasource_variable())
+    )
+    for variable in _variables(board):
+        built = built.with_variable(variable)
+    for row in board.rows:
+        built = built.with_row(dashboard.Row(row.title))
+        for panel in row.panels:
+            built = built.with_panel(_panel(panel))
+    return _numbered(built.build())
+
+
+def _numbered(built: models.Dashboard) -> models.Dashboard:
+    # Grafana numbers panels when it saves; a provisioned board is never saved.
+    for number, panel in enumerate(built.panels or [], start=1):
+        panel.id_val = number
+    return built
+
+
+def _links() -> dashboard.DashboardLink:
+    return (
+        dashboard.DashboardLink("turnmill")
+        .type(models.DashboardLinkType.DASHBOARDS)
+        .tags(["turnmill"])
+        .as_dropdown(True)
+        .include_vars(True)
+        .keep_time(True)
+    )
+
+
+def _datasource_variable() -> dashboard.DatasourceVariable:
+    current = models.VariableOption(selected=True, text="default", value="default")
+    return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus").current(current)
+
+
+def _variables(board: Board) -> list[dashboard.QueryVariable | dashboard.CustomVariable]:
+    anchors: dict[str, Source] = {}
+    for source in board.sources:
+        for label in source.labels:
+            anchors.setdefault(label, source)
+    variables: list[dashboard.QueryVariable | dashboard.CustomVariable] = [
+        _label_variable(label, source) for label, source in anchors.items()
+    ]
+    return [*variables, _window_variable()] if _reads_windows(board) else variables
+
+
+def _reads_windows(board: Board) -> bool:
+    return any("$window" in query.expression for panel in board.panels for query in panel.queries)
+
+
+def _label_variable(label: str, source: Source) -> dashboard.QueryVariable:
+    # Those before it narrow the choice.
+    before = source.labels[: source.labels.index(label)]
+    matchers = ", ".join(f'{name}=~"${name}"' for name in before)
+    query = (
+        f"label_values({source.anchor}{{{matchers}}}, {label})" if before else f"label_values({source.anchor}, {label})"
+    )
+    return (
+        dashboard.QueryVariable(label)
+        .label(LABELS[label])
+        .datasource(DATASOURCE)
+        .query({"query": query, "refId": label})
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        # Series that lack the label count as well: a machine of one's own has no namespaces.
+        .all_value(".*")
+        .current(ALL)
+    )
+
+
+def _window_variable() -> dashboard.CustomVariable:
+    current = models.VariableOption(selected=True, text="15m", value="15m")
+    return (
+        dashboard.CustomVariable("window")
+        .label("Rates over")
+        .description("Longer than a step: the counters of a run grow once per step.")
+        .values("5m,15m,1h,6h")
+        .current(current)
+    )
+
+
+def _panel(panel: Panel) -> timeseries.Panel | stat.Panel:
+    built = stat.Panel() if panel.kind == "number" else _lines(panel)
+    height = NUMBER_HEIGHT if panel.kind == "number" else HEIGHT
+    built = built.title(panel.title).description(panel.says).unit(panel.unit).datasource(DATASOURCE)
+    built = built.span(panel.width).height(height)
+    if panel.max is not None:
+        built = built.min(0).max(panel.max)
+    if panel.alarming_from is not None:
+        built = built.thresholds(_thresholds(panel.alarming_from))
+    for number, query in enumerate(panel.queries):
+        target = (
+            prometheus.Dataquery().expr(query.expression).legend_format(query.legend).ref_id(chr(ord("A") + number))
+        )
+        target = target.instant() if panel.kind == "number" else target.range()
+        built = built.with_target(target.datasource(DATASOURCE))
+    return built
+
+
+def _lines(panel: Panel) -> timeseries.Panel:
+    legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.LIST).show_legend(True)
+    built = timeseries.Panel().legend(legend.placement(common_models.LegendPlacement.BOTTOM))
+    built = built.fill_opacity(60 if panel.kind == "stacked" else 8).line_width(1)
+    if panel.kind == "stacked":
+        built = built.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+    return built.tooltip(
+        common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI).sort(common_models.SortOrder.DESCENDING)
+    )
+
+
+def _thresholds(alarming_from: float) -> dashboard.ThresholdsConfig:
+    steps = [models.Threshold(color="green", value=None), models.Threshold(color="red", value=alarming_from)]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)

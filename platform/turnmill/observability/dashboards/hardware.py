@@ -1,0 +1,141 @@
+"""What GPUs, engines and machines do; the series are Ray's, and vLLM's by way of Ray."""
+
+from turnmill.observability.dashboards.board import RAY, RECENT, Board, Row, lines, quantile, stacked
+
+GPU_MEMORY = RAY("ray_node_gram_used")
+GPU_MEMORY_FREE = RAY("ray_node_gram_available")
+CACHE_HITS = RAY("ray_vllm_prefix_cache_hits_total")
+CACHE_QUERIES = RAY("ray_vllm_prefix_cache_queries_total")
+
+GPUS = Row(
+    "GPUs",
+    (
+        lines(
+            "GPU use",
+            "Mean share of time in which a GPU computes, by kind and by the name of its node's group.",
+            "percent",
+            (f"avg by (GpuDeviceName) ({RAY('ray_node_gpus_utilization')})", "{{GpuDeviceName}}"),
+            max=100,
+        ),
+        lines(
+            "GPU memory",
+            "GPU memory that is taken and that is free, by kind.",
+            "mbytes",
+            (f"sum by (GpuDeviceName) ({GPU_MEMORY})", "{{GpuDeviceName}}: taken"),
+            (f"sum by (GpuDeviceName) ({GPU_MEMORY_FREE})", "{{GpuDeviceName}}: free"),
+        ),
+        lines(
+            "Power",
+            "Power that the GPUs draw, by kind; low power at full use means that they wait for memory.",
+            "mwatt",
+            (f"sum by (GpuDeviceName) ({RAY('ray_node_gpu_power_milliwatts')})", "{{GpuDeviceName}}"),
+        ),
+    ),
+)
+
+ENGINES = Row(
+    "Inference engines",
+    (
+        lines(
+            "Requests",
+            "Turns that are being generated, and turns that wait for a place in an engine.",
+            "none",
+            (f"sum({RAY('ray_vllm_num_requests_running')})", "running"),
+            (f"sum({RAY('ray_vllm_num_requests_waiting')})", "waiting"),
+        ),
+        lines(
+            "Tokens",
+            "Tokens per second that the engines read and generate.",
+            "suffix: /s",
+            (f"sum(rate({RAY('ray_vllm_prompt_tokens_total')}[{RECENT}]))", "read"),
+            (f"sum(rate({RAY('ray_vllm_generation_tokens_total')}[{RECENT}]))", "generated"),
+        ),
+        lines(
+            "Key-value cache",
+            "Share of the key-value cache that is taken, mean and fullest engine; full, turns are preempted.",
+            "percentunit",
+            (f"avg({RAY('ray_vllm_kv_cache_usage_perc')})", "mean"),
+            (f"max({RAY('ray_vllm_kv_cache_usage_perc')})", "fullest"),
+            max=1,
+        ),
+        lines(
+            "Prefix cache hits",
+            "Share of prompt tokens whose keys and values were there from an earlier turn.",
+            "percentunit",
+            (f"sum(rate({CACHE_HITS}[{RECENT}])) / sum(rate({CACHE_QUERIES}[{RECENT}]))", "hits"),
+            max=1,
+        ),
+        lines(
+            "Preemptions",
+            "Turns per second that lose their place in an engine and are computed again.",
+            "suffix: /s",
+            (f"sum(rate({RAY('ray_vllm_num_preemptions_total')}[{RECENT}]))", "preemptions"),
+        ),
+        lines(
+            "Time of a turn",
+            "Time to the first token, per further token and to the last one: 99th percentile.",
+            "s",
+            (quantile(0.99, RAY("ray_vllm_time_to_first_token_seconds_bucket")), "first token"),
+            (quantile(0.99, RAY("ray_vllm_request_time_per_output_token_seconds_bucket")), "per further token"),
+            (quantile(0.99, RAY("ray_vllm_e2e_request_latency_seconds_bucket")), "whole turn"),
+        ),
+    ),
+)
+
+MACHINES = Row(
+    "Machines",
+    (
+        lines(
+            "Processors",
+            "Share of its processors that each node uses.",
+            "percent",
+            (f"max by (instance) ({RAY('ray_node_cpu_utilization')})", "{{instance}}"),
+        ),
+        lines(
+            "Memory",
+            "Share of the memory of each node that is taken.",
+            "percentunit",
+            (f"max by (instance) ({RAY('ray_node_mem_used')} / {RAY('ray_node_mem_total')})", "{{instance}}"),
+            max=1,
+        ),
+        stacked(
+            "Object store",
+            "Bytes in Ray's object store, by where they lie; what is spilled to disk slows everything.",
+            "bytes",
+            (f"sum by (Location) ({RAY('ray_object_store_memory')})", "{{Location}}"),
+        ),
+        stacked(
+            "Tasks",
+            "Ray tasks by state.",
+            "none",
+            (f"sum by (State) ({RAY('ray_tasks')})", "{{State}}"),
+        ),
+        stacked(
+            "Actors",
+            "Ray actors by state: every process of a run is one.",
+            "none",
+            (f"sum by (State) ({RAY('ray_actors')})", "{{State}}"),
+        ),
+        lines(
+            "Workers lost",
+            "Workers per hour that Ray killed for want of memory, and that ended unexpectedly.",
+            "none",
+            (
+                f"sum(rate({RAY('ray_memory_manager_worker_eviction_total')}[{RECENT}])) * 3600",
+                "out of memory",
+            ),
+            (
+                f"sum(rate({RAY('ray_node_manager_unexpected_worker_failure_total')}[{RECENT}])) * 3600",
+                "unexpected",
+            ),
+        ),
+    ),
+)
+
+BOARD = Board(
+    "hardware",
+    "Turnmill / Hardware",
+    "What GPUs, inference engines and machines do.",
+    (RAY,),
+    (GPUS, ENGINES, MACHINES),
+)

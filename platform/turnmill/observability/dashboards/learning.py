@@ -1,0 +1,121 @@
+"""Whether the policy learns, and whether what it learns from can be trusted."""
+
+from turnmill.observability.dashboards.board import RUN, Board, Row, lines, number
+
+
+def of_run(metric: str) -> tuple[str, str]:
+    """A gauge of each run."""
+    return RUN(metric), "{{training_job}}"
+
+
+CURVE = Row(
+    "Does it learn?",
+    (
+        lines(
+            "Solved",
+            "Share of trajectories that were solved: in training, which explores, and in validation on other tasks.",
+            "percentunit",
+            (RUN("turnmill_success_ratio"), "{{training_job}}: training"),
+            (RUN("turnmill_validation_success_ratio"), "{{training_job}}: validation"),
+            width=12,
+            max=1,
+        ),
+        lines(
+            "Reward",
+            "Mean reward of a trajectory; what infrastructure broke is left out.",
+            "none",
+            (RUN("turnmill_reward_mean"), "{{training_job}}: training"),
+            (RUN("turnmill_validation_reward_mean"), "{{training_job}}: validation"),
+            width=12,
+        ),
+        lines(
+            "Groups without a signal",
+            "Share of groups in which all trajectories have one reward, so that nothing is learned from them; "
+            "with agents of type `tool`.",
+            "percentunit",
+            of_run("turnmill_uniform_groups_ratio"),
+            width=12,
+            max=1,
+        ),
+        lines(
+            "Turns of a trajectory",
+            "Mean turns in training and in validation; fewer for the same reward is progress.",
+            "none",
+            (RUN("turnmill_episode_length_turns"), "{{training_job}}: training"),
+            (RUN("turnmill_validation_episode_length_turns"), "{{training_job}}: validation"),
+            width=12,
+        ),
+    ),
+)
+
+UPDATE = Row(
+    "Is the update sound?",
+    (
+        lines(
+            "KL from the reference",
+            "How far the policy has moved from the model it started as, in nats per token.",
+            "none",
+            of_run("turnmill_kl_reference"),
+        ),
+        lines(
+            "KL of a step",
+            "How far one step moves the policy, in nats per token; a jump comes before a collapse.",
+            "none",
+            of_run("turnmill_kl_step"),
+        ),
+        lines(
+            "Entropy",
+            "Entropy of the policy in nats per token; near 0 it has stopped exploring.",
+            "none",
+            of_run("turnmill_policy_entropy"),
+        ),
+        lines(
+            "Gradient norm",
+            "Norm of the policy's gradient before it is clipped.",
+            "none",
+            of_run("turnmill_gradient_norm"),
+        ),
+        lines(
+            "Clipped tokens",
+            "Share of tokens whose probability ratio the loss clips; above a fifth the steps are too large.",
+            "percentunit",
+            of_run("turnmill_clipped_ratio"),
+            max=1,
+        ),
+        lines(
+            "Disagreement of engine and trainer",
+            "Mean difference between a sampled token's probability in the engine and in the trainer.",
+            "none",
+            of_run("turnmill_rollout_probability_difference"),
+        ),
+    ),
+)
+
+TRUST = Row(
+    "Can it be trusted?",
+    (
+        number(
+            "Trained tokens that nobody sampled",
+            "Tokens that were learned from and that the policy did not sample; anything but 0 is a fault.",
+            "none",
+            (f"sum by (training_job) ({RUN('turnmill_token_mismatches_total')})", "{{training_job}}"),
+            width=12,
+            alarming_from=1,
+        ),
+        number(
+            "Weight updates",
+            "Updates behind the policy that acts.",
+            "none",
+            of_run("turnmill_policy_version"),
+            width=12,
+        ),
+    ),
+)
+
+BOARD = Board(
+    "learning",
+    "Turnmill / Learning",
+    "Whether the policy learns, and whether what it learns from can be trusted.",
+    (RUN,),
+    (CURVE, UPDATE, TRUST),
+)

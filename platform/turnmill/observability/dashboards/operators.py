@@ -1,0 +1,134 @@
+"""Whether the operator keeps the cluster in step with the jobs."""
+
+from turnmill.observability.dashboards.board import (
+    CLUSTER,
+    OPERATOR,
+    RECENT,
+    Board,
+    Row,
+    lines,
+    number,
+    quantile,
+    stacked,
+)
+
+RECONCILES = OPERATOR("turnmill_operator_reconciles_total")
+BUCKETS = OPERATOR("turnmill_operator_reconcile_seconds_bucket")
+JOBS = OPERATOR("turnmill_operator_jobs")
+
+NOW = Row(
+    "Now",
+    (
+        number(
+            "Leaders",
+            "Replicas that hold the lease: one, or nothing is reconciled.",
+            "none",
+            (f"sum({OPERATOR('turnmill_operator_leader')})", "leaders"),
+        ),
+        number(
+            "Replicas",
+            "Replicas that answer Prometheus.",
+            "none",
+            (f"count({OPERATOR('turnmill_operator_leader')})", "replicas"),
+        ),
+        number(
+            "Jobs",
+            "Jobs that the leader knows.",
+            "none",
+            (f"sum({JOBS})", "jobs"),
+        ),
+        number(
+            "Oldest waiting",
+            "How long the job has waited that waits longest to be reconciled.",
+            "s",
+            (f"max({OPERATOR('turnmill_operator_queue_age_seconds')})", "oldest"),
+            alarming_from=60,
+        ),
+        number(
+            "Since the last event",
+            "Time since the API server last told anything, bookmarks included; it grows where a watch is dead.",
+            "s",
+            (f"max({OPERATOR('turnmill_operator_last_event_age_seconds')})", "age"),
+            alarming_from=600,
+        ),
+        number(
+            "Time to reconcile",
+            "99th percentile of the time that one look at a job takes.",
+            "s",
+            (quantile(0.99, BUCKETS), "p99"),
+            alarming_from=5,
+        ),
+    ),
+)
+
+WORK = Row(
+    "Work",
+    (
+        stacked(
+            "Jobs by state",
+            "Jobs by the state that `kubectl get atj` shows.",
+            "none",
+            (f"sum by (state) ({JOBS})", "{{state}}"),
+        ),
+        lines(
+            "Reconciled",
+            "Looks at a job per second, by how they ended.",
+            "ops",
+            (f"sum by (outcome) (rate({RECONCILES}[{RECENT}]))", "{{outcome}}"),
+        ),
+        lines(
+            "Time to reconcile",
+            "Median and 99th percentile of the time that one look at a job takes.",
+            "s",
+            (quantile(0.5, BUCKETS), "p50"),
+            (quantile(0.99, BUCKETS), "p99"),
+        ),
+        lines(
+            "Errors",
+            "Errors per second by reason.",
+            "ops",
+            (f"sum by (reason) (rate({OPERATOR('turnmill_operator_errors_total')}[{RECENT}]))", "{{reason}}"),
+        ),
+        lines(
+            "Requests to the API server",
+            "Requests per second by verb, and applies that met another field manager.",
+            "reqps",
+            (f"sum by (verb) (rate({OPERATOR('turnmill_operator_api_requests_total')}[{RECENT}]))", "{{verb}}"),
+            (f"sum(rate({OPERATOR('turnmill_operator_apply_conflicts_total')}[{RECENT}]))", "conflicts"),
+        ),
+        lines(
+            "Memory",
+            "Memory of each replica.",
+            "bytes",
+            (OPERATOR("process_resident_memory_bytes"), "{{pod}}{{instance}}"),
+        ),
+    ),
+)
+
+KUBERAY = Row(
+    "KubeRay",
+    (
+        lines(
+            "RayJobs by state",
+            "RayJobs by what KubeRay says of their deployment.",
+            "none",
+            (f"sum by (deployment_status) ({CLUSTER('kuberay_job_deployment_status')})", "{{deployment_status}}"),
+            width=12,
+        ),
+        lines(
+            "Time until a Ray cluster is ready",
+            "Time that KubeRay took to provide the Ray cluster of each run.",
+            "s",
+            (CLUSTER("kuberay_cluster_provisioned_duration_seconds"), "{{name}}"),
+            width=12,
+        ),
+    ),
+)
+
+BOARD = Board(
+    "operator",
+    "Turnmill / Operator",
+    "Whether the operator keeps the cluster in step with the jobs.",
+    (OPERATOR, CLUSTER),
+    (NOW, WORK, KUBERAY),
+)

@@ -1,0 +1,170 @@
+"""How fast trajectories are gathered, and how they end."""
+
+from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines, number, stacked
+
+EPISODES = RUN("turnmill_episodes_total")
+FAILED = RUN("turnmill_episodes_total", 'stop_reason="failed"')
+ENDED = RUN("turnmill_episodes_total", 'stop_reason!="failed"')
+TOKENS = RUN("turnmill_tokens_total")
+RESPONSE_TOKENS = RUN("turnmill_tokens_total", 'kind="response"')
+TURNS = RUN("turnmill_turns_total")
+
+PROGRESS = Row(
+    "Progress",
+    (
+        number(
+            "Step",
+            "The step that each run has finished last.",
+            "none",
+            (f"max by (training_job) ({RUN('turnmill_step')})", "{{training_job}}"),
+        ),
+        number(
+            "Done",
+            "Share of its steps that each run has taken.",
+            "percentunit",
+            (
+                f"max by (training_job) ({RUN('turnmill_step')}) / max by (training_job) ({RUN('turnmill_steps')})",
+                "{{training_job}}",
+            ),
+            max=1,
+        ),
+        number(
+            "Attempt",
+            "How often each run was started; more than 1 means that it failed and went on from its last checkpoint.",
+            "none",
+            (
+                f"count by (training_job) (count by (training_job, attempt) ({RUN('turnmill_steps')}))",
+                "{{training_job}}",
+            ),
+        ),
+        number(
+            "Since anything progressed",
+            "Time since the last turn or phase of a step; it grows while a run hangs.",
+            "s",
+            (f"min by (training_job) ({RUN('turnmill_progress_age_seconds')})", "{{training_job}}"),
+            alarming_from=300,
+        ),
+        number(
+            "Since the last checkpoint",
+            "What a crash would cost at this moment.",
+            "s",
+            (f"min by (training_job) ({RUN('turnmill_checkpoint_age_seconds')})", "{{training_job}}"),
+        ),
+        number(
+            "Failed by infrastructure",
+            "Share of trajectories that something around them broke; they reach neither reward nor loss.",
+            "percentunit",
+            (f"sum(rate({FAILED}[{WINDOW}])) / sum(rate({EPISODES}[{WINDOW}]))", "failed"),
+            max=1,
+            alarming_from=0.05,
+        ),
+    ),
+)
+
+FLOW = Row(
+    "Flow",
+    (
+        stacked(
+            "Trajectories by stop reason",
+            "Trajectories that the agent or a limit ended, by why; those that infrastructure ended are beside.",
+            "suffix: /s",
+            (f"sum by (stop_reason) (rate({ENDED}[{WINDOW}]))", "{{stop_reason}}"),
+        ),
+        stacked(
+            "Trajectories failed by infrastructure",
+            "Trajectories that something around them broke, by what; anything that stays above zero deserves a look.",
+            "suffix: /s",
+            (f"sum by (cause) (rate({RUN('turnmill_episode_failures_total')}[{WINDOW}]))", "{{cause}}"),
+        ),
+        lines(
+            "Failed share and its limit",
+            "Share of trajectories that infrastructure ended, and the share at which a run gives up.",
+            "percentunit",
+            (
+                f"sum by (training_job) (rate({FAILED}[{WINDOW}]))"
+                f" / sum by (training_job) (rate({EPISODES}[{WINDOW}]))",
+                "{{training_job}}",
+            ),
+            (f"min by (training_job) ({RUN('turnmill_failed_ratio_limit')})", "{{training_job}}: limit"),
+            (RUN("turnmill_failed_ratio"), "{{training_job}}: last step"),
+            max=1,
+        ),
+        lines(
+            "Turns",
+            "Turns that were trained on, per second of the whole step.",
+            "suffix: /s",
+            (f"sum by (training_job) (rate({TURNS}[{WINDOW}]))", "{{training_job}}"),
+        ),
+        lines(
+            "Tokens",
+            "Tokens that the policy read (prompt) and generated (response), per second of the whole step.",
+            "suffix: /s",
+            (f"sum by (kind) (rate({TOKENS}[{WINDOW}]))", "{{kind}}"),
+        ),
+        lines(
+            "Generated tokens per GPU",
+            "Generated tokens per second and GPU that the run holds, training ones included.",
+            "suffix: /s",
+            (
+                f"sum by (training_job) (rate({RESPONSE_TOKENS}[{WINDOW}]))"
+                f" / (sum by (training_job) ({RUN('turnmill_gpus')}) > 0)",
+                "{{training_job}}",
+            ),
+        ),
+    ),
+)
+
+SHAPE = Row(
+    "Shape of a trajectory",
+    (
+        lines(
+            "Turns of a trajectory",
+            "Mean turns of the step's trajectories.",
+            "none",
+            (RUN("turnmill_episode_length_turns"), "{{training_job}}"),
+        ),
+        lines(
+            "Tokens of a turn",
+            "Mean tokens that the policy generates in a turn.",
+            "none",
+            (
+                f"sum by (training_job) (rate({RESPONSE_TOKENS}[{WINDOW}]))"
+                f" / sum by (training_job) (rate({TURNS}[{WINDOW}]))",
+                "{{training_job}}",
+            ),
+        ),
+        lines(
+            "Valid actions",
+            "Share of turns whose response holds a valid action.",
+            "percentunit",
+            (RUN("turnmill_valid_action_ratio"), "{{training_job}}"),
+            max=1,
+        ),
+        lines(
+            "Tool calls of a trajectory",
+            "Mean tool calls of a trajectory; with agents of type `tool`.",
+            "none",
+            (RUN("turnmill_tool_calls_per_trajectory"), "{{training_job}}"),
+        ),
+        lines(
+            "Wait for a tool call",
+            "Mean time that a trajectory waits for a tool call with all its tries; with agents of type `tool`.",
+            "s",
+            (RUN("turnmill_tool_call_wait_seconds"), "{{training_job}}"),
+        ),
+        lines(
+            "Turns carried on",
+            "Mean turns of a trajectory that an attempt before has played; with agents of type `tool`.",
+            "none",
+            (RUN("turnmill_turns_carried_on"), "{{training_job}}"),
+        ),
+    ),
+)
+
+BOARD = Board(
+    "rollout",
+    "Turnmill / Rollout",
+    "How fast trajectories are gathered, how they end, and what breaks them.",
+    (RUN,),
+    (PROGRESS, FLOW, SHAPE),
+)

@@ -1,0 +1,59 @@
+"""How old the policy is that trajectories come from."""
+
+from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines
+
+UPDATES = RUN("turnmill_phase_seconds_count", 'phase="update_weights"')
+
+AGE = Row(
+    "Age of what is learned from",
+    (
+        lines(
+            "Staleness",
+            "Steps between the policy that generated a trajectory and the one that learns from it: mean and stalest.",
+            "none",
+            (RUN("turnmill_staleness_steps"), "{{training_job}}: mean"),
+            (RUN("turnmill_staleness_steps_max"), "{{training_job}}: stalest"),
+            width=12,
+        ),
+        lines(
+            "Dropped for their age",
+            "Trajectories per second that were dropped because they were too stale: work for nothing.",
+            "suffix: /s",
+            (
+                f"sum by (training_job) (rate({RUN('turnmill_evicted_trajectories_total')}[{WINDOW}]))",
+                "{{training_job}}",
+            ),
+            width=12,
+        ),
+        lines(
+            "Disagreement of engine and trainer",
+            "Mean difference of a sampled token's probability between engine and trainer; it grows with age.",
+            "none",
+            (RUN("turnmill_rollout_probability_difference"), "{{training_job}}"),
+        ),
+        lines(
+            "Clipped tokens",
+            "Share of tokens whose probability ratio the loss clips; it grows with age.",
+            "percentunit",
+            (RUN("turnmill_clipped_ratio"), "{{training_job}}"),
+            max=1,
+        ),
+        lines(
+            "Weight updates",
+            "Weight updates per hour that reach the policy that acts.",
+            "none",
+            (
+                f"sum by (training_job) (rate({UPDATES}[{WINDOW}])) * 3600",
+                "{{training_job}}",
+            ),
+        ),
+    ),
+)
+
+BOARD = Board(
+    "staleness",
+    "Turnmill / Staleness",
+    "How old the policy is that trajectories come from, and what that does to learning.",
+    (RUN,),
+    (AGE,),
+)

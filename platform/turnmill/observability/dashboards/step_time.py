@@ -1,0 +1,131 @@
+"""Where the time of a step goes, and why GPUs idle."""
+
+from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines, number, quantile, stacked
+
+PARTS = RUN("turnmill_step_part_seconds_total")
+USEFUL = 'part=~"generation|learning"'
+STEPS = RUN("turnmill_step_seconds_count")
+
+
+def share(matchers: str) -> str:
+    """Share of the steps' time that went to some parts."""
+    return f"sum(rate({RUN('turnmill_step_part_seconds_total', matchers)}[{WINDOW}])) / sum(rate({PARTS}[{WINDOW}]))"
+
+
+IDLE = Row(
+    "Do the GPUs work?",
+    (
+        number(
+            "Neither generating nor learning",
+            "Share of the steps in which the GPUs of a run do nothing that brings it on.",
+            "percentunit",
+            (f"1 - {share(USEFUL)}", "idle"),
+            width=6,
+            max=1,
+            alarming_from=0.5,
+        ),
+        number(
+            "Waiting for tools",
+            "Share of the steps that passed while tools or environments acted.",
+            "percentunit",
+            (share('part="tools"'), "tools"),
+            width=6,
+            max=1,
+            alarming_from=0.3,
+        ),
+        number(
+            "Waiting for stragglers",
+            "Share of the steps that places for trajectories stood idle until the last one ended.",
+            "percentunit",
+            (share('part="stragglers"'), "stragglers"),
+            width=6,
+            max=1,
+            alarming_from=0.3,
+        ),
+        number(
+            "Weight sync",
+            "Share of the steps that handing over the weights took.",
+            "percentunit",
+            (share('part="weight_sync"'), "weight sync"),
+            width=6,
+            max=1,
+            alarming_from=0.1,
+        ),
+        stacked(
+            "Where the time of a step goes",
+            "Share of the steps by part; the parts sum to the whole.",
+            "percentunit",
+            (
+                f"sum by (part) (rate({PARTS}[{WINDOW}])) / ignoring (part) group_left () sum(rate({PARTS}[{WINDOW}]))",
+                "{{part}}",
+            ),
+            width=12,
+            max=1,
+        ),
+        stacked(
+            "Time of a step by part",
+            "Seconds of a mean step by part; the parts sum to the time of the step.",
+            "s",
+            (
+                f"sum by (part) (rate({PARTS}[{WINDOW}])) / ignoring (part) group_left () sum(rate({STEPS}[{WINDOW}]))",
+                "{{part}}",
+            ),
+            width=12,
+        ),
+    ),
+)
+
+DETAIL = Row(
+    "Steps and their phases",
+    (
+        lines(
+            "Time of a step",
+            "Median and 90th percentile of the time a step takes.",
+            "s",
+            (
+                quantile(0.5, RUN("turnmill_step_seconds_bucket"), by="training_job", window=WINDOW),
+                "{{training_job}}: p50",
+            ),
+            (
+                quantile(0.9, RUN("turnmill_step_seconds_bucket"), by="training_job", window=WINDOW),
+                "{{training_job}}: p90",
+            ),
+        ),
+        lines(
+            "Steps per hour",
+            "Steps that each run finishes in an hour.",
+            "none",
+            (f"sum by (training_job) (rate({STEPS}[{WINDOW}])) * 3600", "{{training_job}}"),
+        ),
+        lines(
+            "Time of a phase",
+            "Mean time of each phase of a step, as the trainer names it.",
+            "s",
+            (
+                f"sum by (phase) (rate({RUN('turnmill_phase_seconds_sum')}[{WINDOW}]))"
+                f" / sum by (phase) (rate({RUN('turnmill_phase_seconds_count')}[{WINDOW}]))",
+                "{{phase}}",
+            ),
+        ),
+        lines(
+            "Work that a crash would cost",
+            "Time since the last checkpoint, and the time that passes between two at the pace of the run.",
+            "s",
+            (f"min by (training_job) ({RUN('turnmill_checkpoint_age_seconds')})", "{{training_job}}: since the last"),
+            (
+                f"min by (training_job) ({RUN('turnmill_checkpoint_interval_steps')})"
+                f" * sum by (training_job) (rate({RUN('turnmill_step_seconds_sum')}[{WINDOW}]))"
+                f" / sum by (training_job) (rate({STEPS}[{WINDOW}]))",
+                "{{training_job}}: between two",
+            ),
+        ),
+    ),
+)
+
+BOARD = Board(
+    "step-time",
+    "Turnmill / Step time",
+    "Where the time of a step goes, and why GPUs idle.",
+    (RUN,),
+    (IDLE, DETAIL),
+)

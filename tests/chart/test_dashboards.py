@@ -1,0 +1,232 @@
+"""The boards of Grafana: what is generated, and rules that every panel and query keeps."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+
+from turnmill.observability.dashboards.board import CLUSTER, OPERATOR, RAY, RUN, TOOL_SERVER, Board, Panel, Query
+from turnmill.observability.dashboards.boards import BOARDS
+from turnmill.observability.dashboards.foreign import FOREIGN, KUBE_STATE, KUBERAY, PYTHON, VLLM
+from turnmill.observability.dashboards.foreign import OPERATOR as OPERATOR_SERIES
+from turnmill.observability.dashboards.foreign import RAY as RAY_SERIES
+from turnmill.observability.dashboards.grafana import to_json
+from turnmill.observability.prometheus import RunFacts, RunMetrics
+from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.testing import promql
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "manifests" / "dashboards"
+
+UNITS = {"none", "short", "percent", "percentunit", "s", "h", "bytes", "mbytes", "Bps", "ops", "reqps", "mwatt"}
+OF_TARGETS = {"namespace", "pod", "job", "instance"}
+OF_SOURCE = {RUN: {"training_job", "attempt"}, RAY: {"ray_io_cluster"}}
+COUNTERS = ("_total", "_bucket", "_count", "_sum")
+NO_COUNTERS = {"ray_node_mem_total"}
+SHOWN_AS_TOTALS = {"turnmill_token_mismatches_total", "turnmill_store_evicted_keys_total"}
+"""Counters that must stay 0: what they have reached is what matters."""
+
+QUERIES = [
+    pytest.param(board, panel, query, id=f"{board.name}: {panel.title}: {query.legend}")
+    for board in BOARDS
+    for panel in board.panels
+    for query in panel.queries
+]
+PANELS = [pytest.param(panel, id=f"{board.name}: {panel.title}") for board in BOARDS for panel in board.panels]
+NAMED = [pytest.param(board, id=board.name) for board in BOARDS]
+
+every_query = pytest.mark.parametrize(("board", "panel", "query"), QUERIES)
+every_panel = pytest.mark.parametrize("panel", PANELS)
+every_board = pytest.mark.parametrize("board", NAMED)
+
+
+def series_of(families: Iterator[Metric]) -> dict[str, set[str]]:
+    """The series that an exporter serves, each with its labels."""
+    found: dict[str, set[str]] = {}
+    for family in families:
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def run_series() -> dict[str, set[str]]:
+    facts = RunFacts("babyai", gpus={("train", "H100"): 8})
+    return series_of(RunMetrics(facts, labels={"training_job": "goto", "attempt": "1"}).registry.collect())
+
+
+def tool_series() -> dict[str, set[str]]:
+    metrics = ToolMetrics(("python_code",))
+    metrics.store.show({"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0})
+    return series_of(metrics.registry.collect())
+
+
+SERIES = {
+    **{name: (RUN, labels) for name, labels in run_series().items()},
+    **{name: (TOOL_SERVER, labels) for name, labels in tool_series().items()},
+    **{name: (RAY, set(labels)) for name, labels in (RAY_SERIES | VLLM).items()},
+    **{name: (CLUSTER, set(labels)) for name, labels in (KUBERAY | KUBE_STATE).items()},
+    **{name: (OPERATOR, set(labels)) for name, labels in (OPERATOR_SERIES | PYTHON).items()},
+}
+
+
+def test_the_boards_in_the_repository_are_those_that_make_dashboards_writes():
+    written = {path.name: path.read_text() for path in FOLDER.iterdir()}
+
+    assert written == {f"{board.name}.json": to_json(board) for board in BOARDS}
+
+
+# ---- queries ----
+
+
+@every_query
+def test_a_query_reads_series_that_exist_by_labels_that_they_have(board: Board, panel: Panel, query: Query):
+    asked = promql.reads(query.expression)
+
+    assert asked.names <= set(SERIES)
+    known = [SERIES[name][1] | OF_TARGETS | OF_SOURCE.get(SERIES[name][0], set()) for name in asked.names]
+    assert asked.labels <= set.union(*known)
+    for name, labels in asked.selectors:
+        source, own = SERIES[name]
+        assert labels <= own | OF_TARGETS | OF_SOURCE.get(source, set())
+
+
+@every_query
+def test_a_query_is_filtered_by_the_variables_of_what_it_reads(board: Board, panel: Panel, query: Query):
+    for name, labels in promql.reads(query.expression).selectors:
+        source = SERIES[name][0]
+
+        assert labels >= set(source.labels)
+        assert source in board.sources
+
+
+@every_query
+def test_counters_are_read_as_rates_and_gauges_are_not(board: Board, panel: Panel, query: Query):
+    asked = promql.reads(query.expression)
+
+    counters = {name for name in asked.names if name.endswith(COUNTERS)} - NO_COUNTERS
+    assert asked.counted <= counters
+    assert counters - asked.counted <= SHOWN_AS_TOTALS
+    assert asked.quantiles_without_le == 0
+
+
+@every_query
+def test_a_rate_takes_its_range_from_a_variable(board: Board, panel: Panel, query: Query):
+    ranges = set(re.findall(r"\[([^\]:]+)", query.expression))
+
+    assert ranges <= {"$__rate_interval", "$window", "$__range"}
+
+
+@every_query
+def test_a_legend_names_labels_that_the_result_has(board: Board, panel: Panel, query: Query):
+    named = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+    asked = promql.reads(query.expression)
+
+    of_series = set.union(*(SERIES[name][1] | OF_TARGETS | {"training_job"} for name in asked.names))
+    assert named <= (asked.labels or of_series)
+
+
+# ---- panels ----
+
+
+@every_panel
+def test_a_panel_has_a_unit_and_one_sentence(panel: Panel):
+    assert panel.title
+    assert re.fullmatch(r"[A-Z0-9].+\.", panel.says)
+    assert panel.unit in UNITS or panel.unit.startswith("suffix: ")
+
+
+@every_panel
+def test_lines_of_a_panel_have_names_of_their_own(panel: Panel):
+    legends = [query.legend for query in panel.queries]
+
+    assert len(set(legends)) == len(legends)
+
+
+# ---- boards ----
+
+
+@every_board
+def test_a_board_knows_every_variable_that_it_uses_and_uses_every_one(board: Board):
+    drawn = json.loads(to_json(board))
+
+    known = {variable["name"] for variable in drawn["templating"]["list"]}
+    used = set().union(*(promql.variables_in(query.expression) for panel in board.panels for query in panel.queries))
+    assert known == {name for name in used if not name.startswith("__")} | {"datasource"}
+
+
+@every_board
+def test_all_of_a_board_comes_from_the_data_source_that_is_chosen(board: Board):
+    drawn = json.loads(to_json(board))
+
+    panels = [panel for panel in drawn["panels"] if panel["type"] != "row"]
+    sources = [panel["datasource"] for panel in panels]
+    sources += [target["datasource"] for panel in panels for target in panel["targets"]]
+    sources += [v["datasource"] for v in drawn["templating"]["list"] if v["type"] == "query"]
+    assert {(source["type"], source["uid"]) for source in sources} == {("prometheus", "${datasource}")}
+
+
+@every_board
+def test_panels_lie_side_by_side_and_none_over_another(board: Board):
+    places = [panel["gridPos"] for panel in json.loads(to_json(board))["panels"]]
+
+    cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+
+
+def test_boards_have_names_of_their_own():
+    drawn = [json.loads(to_json(board)) for board in BOARDS]
+
+    assert len({board["uid"] for board in drawn}) == len({board["title"] for board in drawn}) == len(BOARDS)
+
+
+def test_every_metric_of_ours_is_on_a_board():
+    drawn = {name for _, _, query in (q.values for q in QUERIES) for name in promql.reads(query.expression).names}
+
+    ours = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in SERIES}
+    shown = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in drawn}
+    assert {name for name in ours - shown if name.startswith("turnmill_")} == set()
+
+
+# ---- series of others ----
+
+
+def test_the_documentation_lists_every_series_of_others():
+    text = (ROOT / "docs" / "metrics.md").read_text()
+
+    assert [name for name in FOREIGN if f"`{name.removesuffix('_bucket')}`" not in text] == []
+
+
+def source_of(module: str) -> str:
+    """The text of an installed module, without importing it."""
+    folder, _, rest = module.partition(".")
+    found = util.find_spec(folder)
+    assert found is not None
+    assert found.submodule_search_locations
+    return Path(found.submodule_search_locations[0], *rest.split(".")).with_suffix(".py").read_text()
+
+
+def words_of(module: str) -> set[str]:
+    """Every word in the strings of an installed module."""
+    strings = (n.value for n in ast.walk(ast.parse(source_of(module))) if isinstance(n, ast.Constant))
+    return {word for text in strings if isinstance(text, str) for word in re.findall(r"[\w:]+", text)}
+
+
+@pytest.mark.parametrize("name", RAY_SERIES)
+def test_ray_as_installed_serves_its_series(name: str):
+    told = words_of("ray.dashboard.modules.reporter.reporter_agent")
+    shown = words_of("ray.dashboard.modules.metrics.dashboards.default_dashboard_panels")
+
+    assert name.removeprefix("ray_") in told or name in shown
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_vllm_as_installed_serves_its_series(name: str):
+    bare = "vllm:" + name.removeprefix("ray_vllm_").removesuffix("_total").removesuffix("_bucket")
+
+    assert bare in words_of("vllm.v1.metrics.loggers")
