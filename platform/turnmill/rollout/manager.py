@@ -6,12 +6,11 @@ from typing import Any
 
 import ray
 from tensordict import TensorDict
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from turnmill.core.errors import RunFailedError
 from turnmill.rollout.slot import SlotState
 from turnmill.rollout.turn_loop import TurnLoop
-from turnmill.rollout.worker import LoopWorker
+from turnmill.rollout.worker import LoopManager, LoopWorker
 
 # More fill the engine's batches better, and each takes a process of 7 MB.
 VALIDATION_EPISODES_AT_ONCE = 128
@@ -53,12 +52,10 @@ class TurnLoopWorker(LoopWorker):
         await self.turn_loop.close()
 
 
-class TurnLoopManager(AgentLoopManagerTQ):
+class TurnLoopManager(LoopManager):
     """Sends every slot to the worker that holds its environment."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(TurnLoopWorker)
+    worker_class = TurnLoopWorker
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start the agent loops of these rows and return; their rows go to the TransferQueue."""
@@ -83,7 +80,3 @@ class TurnLoopManager(AgentLoopManagerTQ):
         workers = self.agent_loop_workers
         parts = [[state for state in states if state.index % len(workers) == i] for i in range(len(workers))]
         ray.get([worker.restore.remote(part) for worker, part in zip(workers, parts, strict=True)], timeout=600)
-
-    def close(self) -> None:
-        """End every environment process."""
-        ray.get([worker.close.remote() for worker in self.agent_loop_workers], timeout=10)

@@ -1,13 +1,17 @@
-"""What agent loop workers of ours add to verl's, whatever their loops play."""
+"""What agent loop workers of ours and their managers add to verl's, whatever their loops play."""
 
+import asyncio
 import os
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import ray
 import torch
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
@@ -40,3 +44,48 @@ class LoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         """Nothing to do: environments and tasks give the rewards."""
+
+    async def stay(self) -> None:
+        """Return never: it ends with the process."""
+        await asyncio.Event().wait()
+
+
+class LoopManager(AgentLoopManagerTQ):
+    """Has the run end where one of its workers dies: verl would wait for the rows of the dead one."""
+
+    worker_class: ClassVar[type[LoopWorker]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(self.worker_class)
+        self._closing = threading.Event()
+
+    async def _init_agent_loop_workers(self) -> None:
+        await super()._init_agent_loop_workers()
+        threading.Thread(target=self._watch, args=(list(self.agent_loop_workers),), daemon=True).start()
+
+    def _watch(self, workers: list[Any]) -> None:
+        try:
+            ray.get([worker.__ray_ready__.remote() for worker in workers])
+        except ray.exceptions.RayError:
+            # The trainer's first call raises what was wrong with it.
+            return
+        (ended, *_), _ = ray.wait([worker.stay.remote() for worker in workers])
+        try:
+            ray.get(ended)
+        except ray.exceptions.RayError as error:
+            if self._closing.is_set():
+                return
+            folder = RunFolder(self.config.turnmill.run_dir)
+            folder.write_failure(
+                RunFailedError(
+                    f"An agent loop worker died: {str(error).strip().splitlines()[0]} See {folder.logs}; "
+                    "`--resume` carries on from the last checkpoint.",
+                    "agent_loop_died",
+                )
+            )
+
+    def close(self) -> None:
+        """Have the workers let go of what they hold."""
+        self._closing.set()
+        ray.get([worker.close.remote() for worker in self.agent_loop_workers], timeout=20)

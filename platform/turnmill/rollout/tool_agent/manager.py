@@ -9,7 +9,6 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from tensordict import TensorDict
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from turnmill.core.errors import RunFailedError, TurnmillError
 from turnmill.jobs import AgentTrainingJob
@@ -17,7 +16,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal, StoreJournal
 from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
 from turnmill.rollout.tool_agent.rows import verl_rows
-from turnmill.rollout.worker import LoopWorker
+from turnmill.rollout.worker import LoopManager, LoopWorker
 from turnmill.trajectories.journal import RolloutJournal
 
 FAILED = "failed"
@@ -65,13 +64,11 @@ class ToolLoopWorker(LoopWorker):
         await self.tool_loop.close()
 
 
-class ToolLoopManager(AgentLoopManagerTQ):
+class ToolLoopManager(LoopManager):
     """Spreads the trajectories in flight over the workers."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(ToolLoopWorker)
-        self._limited = False
+    worker_class = ToolLoopWorker
+    _limited = False
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start the agent loops of these tasks and return; their rows go to the TransferQueue."""
@@ -91,10 +88,6 @@ class ToolLoopManager(AgentLoopManagerTQ):
             ray.get([w.allow.remote(share) for w, share in zip(self.agent_loop_workers, shares, strict=False)])
             self._limited = True
         return list(self.agent_loop_workers[: len(shares)])
-
-    def close(self) -> None:
-        """Release what the workers hold."""
-        ray.get([worker.close.remote() for worker in self.agent_loop_workers], timeout=20)
 
 
 def shares_of(limit: int | None, num_workers: int) -> list[int] | None:
