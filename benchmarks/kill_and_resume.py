@@ -4,12 +4,13 @@
 """
 
 import argparse
-import json
 import random
 import time
 from pathlib import Path
 
-from runs import EXAMPLE, kill_after, measure, table, turnmill
+from runs import EXAMPLE, measure, table
+
+from turnmill.testing.whole_runs import WholeRun
 
 
 def main() -> None:
@@ -21,34 +22,22 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/benchmarks/kill_and_resume"))
     options = parser.parse_args()
     moments = random.Random(options.seed)
-    run_dir = options.output / str(int(time.time()))
+    run = WholeRun(options.job, options.output / str(int(time.time())))
     settings = ("--set", "training.checkpointEvery=1")
     rows = []
     for number in range(options.kills):
-        process = turnmill(options.job, run_dir, *settings, *(("--resume",) if number else ()))
+        attempt = run.start(*settings, *(("--resume",) if number else ()))
         # Every moment counts alike, the start, a checkpoint that is being written and the warm-up among them.
         moment = moments.uniform(5, options.longest)
-        kill_after(process, moment)
-        rows.append([number + 1, f"{moment:.0f}", last_step(run_dir), checkpoint(run_dir)])
-    end = measure(options.job, run_dir, *settings, "--resume")
-    steps = [row["step"] for row in metrics(run_dir)]
+        time.sleep(moment)
+        attempt.kill()
+        last_step = max((row["step"] for row in run.metrics), default="-")
+        rows.append([number + 1, f"{moment:.0f}", last_step, max(run.checkpoints(), default="-")])
+    end = measure(options.job, run.folder, *settings, "--resume")
+    steps = [row["step"] for row in run.metrics]
     print(table(["kill", "after s", "step in metrics", "checkpoint"], rows))
     print(f"exit code {end.exit_code}, steps {steps}, each once: {len(steps) == len(set(steps))}")
     print(f"success {end.summary['success_first']:.3f} before, {end.summary['success_final']:.3f} after")
-
-
-def metrics(run_dir: Path) -> list[dict[str, float]]:
-    path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def last_step(run_dir: Path) -> object:
-    return max((row["step"] for row in metrics(run_dir)), default="-")
-
-
-def checkpoint(run_dir: Path) -> object:
-    complete = run_dir.glob("checkpoints/global_step_*/complete.json")
-    return max((int(path.parent.name.rsplit("_", 1)[1]) for path in complete), default="-")
 
 
 if __name__ == "__main__":

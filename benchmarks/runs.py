@@ -1,16 +1,14 @@
 """Runs jobs as a user does, and watches what they take."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from turnmill.testing.whole_runs import WholeRun
 
 EXAMPLE = Path("manifests/examples/babyai-goto-cpu.yaml")
 SAMPLE_SECONDS = 3.0
@@ -26,39 +24,23 @@ class Measured:
     summary: dict[str, Any]
 
 
-def turnmill(job: Path, run_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a run; its output goes to RUN_DIR.out."""
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "turnmill.cli.main", "run", str(job), "--output", str(run_dir), *arguments]
-    with Path(f"{run_dir}.out").open("ab") as output:
-        return subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-
-
 def measure(job: Path, run_dir: Path, *arguments: str) -> Measured:
     """Run a job to its end."""
     started = time.monotonic()
-    process = turnmill(job, run_dir, *arguments)
-    memory = MemoryWatch(process.pid, run_dir)
-    code = process.wait()
+    with WholeRun(job, run_dir) as run:
+        process = run.start(*arguments).process
+        memory = MemoryWatch(process.pid, run)
+        code = process.wait()
     seconds = time.monotonic() - started
     summary = run_dir / "summary.json"
     return Measured(code, seconds, memory.stop(), json.loads(summary.read_text()) if summary.exists() else {})
 
 
-def kill_after(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Kill the process that was started, and nothing else: what it leaves behind is the next attempt's to clear."""
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
 class MemoryWatch:
     """The largest memory of all processes of a run together; pages that they share count once (PSS)."""
 
-    def __init__(self, pid: int, run_dir: Path) -> None:
-        self._pid, self._record = pid, run_dir / "attempt.json"
+    def __init__(self, pid: int, run: WholeRun) -> None:
+        self._pid, self._run = pid, run
         self._peak = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -72,26 +54,12 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._ended.wait(SAMPLE_SECONDS):
-            try:
-                mark = json.loads(self._record.read_text())["mark"]
-            except (OSError, ValueError):
-                continue
-            self._peak = max(self._peak, sum(_pss(entry) for entry in self._processes(f"TURNMILL_ATTEMPT={mark}")))
-
-    def _processes(self, mark: str) -> list[Path]:
-        found = [Path(f"/proc/{self._pid}")]
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(entry)
-            except OSError:
-                continue
-        return found
+            self._peak = max(self._peak, sum(map(_pss, [self._pid, *self._run.processes()])))
 
 
-def _pss(entry: Path) -> int:
+def _pss(pid: int) -> int:
     try:
-        lines = (entry / "smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,13 @@ def alive(pid: int) -> bool:
     with suppress(OSError):
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     return False
+
+
+def kill_now(pids: Iterable[int]) -> None:
+    """Kill processes; those that are gone already do not matter."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def eventually(holds: Callable[[], Any], seconds: float = 30.0) -> Any:

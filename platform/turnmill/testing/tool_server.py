@@ -1,6 +1,7 @@
 """A trajectory store in memory, and tools to try a tool server with."""
 
 import asyncio
+from pathlib import Path
 from typing import ClassVar
 
 from turnmill.core.errors import StaleClaimError
@@ -130,6 +131,36 @@ class Count(Tool):
         # Without a lock, calls of one trajectory would meet here.
         await asyncio.sleep(0)
         return ToolResult(str(number), change=Change(written={"number": str(number).encode()}))
+
+
+class Tally(Tool):
+    """Answers any action, in its time, with how many calls of the trajectory took effect.
+
+    Setting TALLY_FILE: where each call leaves its trajectory, so that others see what is under way.
+    """
+
+    name: ClassVar[str] = "turnmill.testing.tool_server:Tally"
+    stateful: ClassVar[bool] = True
+    seconds = 0.4
+
+    def usage(self) -> str:
+        """One line."""
+        return "anything"
+
+    def parse(self, action: str) -> str | None:
+        """All of it."""
+        return action
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Count."""
+        self._note(call.trajectory_id)
+        await asyncio.sleep(self.seconds)
+        number = int(call.state.get("number", b"0")) + 1
+        return ToolResult(str(number), change=Change(written={"number": str(number).encode()}))
+
+    def _note(self, trajectory_id: str) -> None:
+        with Path(self.context.settings["TALLY_FILE"]).open("a") as file:
+            file.write(f"{trajectory_id}\n")
 
 
 class Gate(Tool):

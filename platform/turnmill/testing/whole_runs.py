@@ -1,0 +1,133 @@
+"""Whole runs as a user starts them: real processes, watched and killed from outside."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from turnmill.observability.run_folder import RunFolder
+from turnmill.testing.server_process import kill_now
+from turnmill.training import processes
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A job and its run folder; it may be started again after it ended or was killed. `with` ends what still runs."""
+
+    job: Path
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    attempts: list["Attempt"] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for attempt in self.attempts:
+            attempt.kill()
+
+    def start(self, *arguments: str) -> "Attempt":
+        """`turnmill run`; what it says goes to FOLDER.out."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "turnmill.cli.main", "run", str(self.job), "--output", str(self.folder)]
+        with self.output.open("ab") as output:
+            process = subprocess.Popen(
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | self.environment,
+                start_new_session=True,
+            )
+        self.attempts.append(Attempt(self, process))
+        return self.attempts[-1]
+
+    def train(self, *arguments: str, seconds: float = 900) -> None:
+        """Run it to its end, which must be a good one."""
+        self.start(*arguments).wait(seconds)
+
+    @property
+    def output(self) -> Path:
+        """What all attempts said."""
+        return Path(f"{self.folder}.out")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Those of the steps so far, in the order in which they were written."""
+        return list(RunFolder(self.folder).read_metrics())
+
+    def checkpoints(self) -> list[int]:
+        """The steps with a complete checkpoint."""
+        complete = self.folder.glob("checkpoints/global_step_*/complete.json")
+        return sorted(int(path.parent.name.rpartition("_")[2]) for path in complete)
+
+    def mark(self) -> str:
+        """What the processes of the attempt under way carry; empty where there is none."""
+        try:
+            return str(json.loads((self.folder / "attempt.json").read_text())["mark"])
+        except (OSError, ValueError):
+            return ""
+
+    def processes(self, word: str = "") -> list[int]:
+        """Processes of the attempt under way, those with this word in their command line."""
+        mark = self.mark()
+        return [pid for pid in processes.find_marked(mark) if word in _command_line(pid)] if mark else []
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run."""
+
+    run: WholeRun
+    process: subprocess.Popen[bytes]
+
+    def wait_for(self, fact: Callable[[], Any], seconds: float = 600) -> None:
+        """Return once a fact holds; the run must not end before."""
+        deadline = time.monotonic() + seconds
+        while not fact():
+            assert self.process.poll() is None, f"the run ended before it got there:\n{self._said()}"
+            assert time.monotonic() < deadline, f"the run did not get there:\n{self._said()}"
+            time.sleep(0.02)
+
+    def wait(self, seconds: float = 900, *, code: int = 0) -> None:
+        """Return when it has ended with this exit code."""
+        try:
+            ended = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        assert ended == code, f"exit code {ended} instead of {code}:\n{self._said()}"
+
+    def kill(self) -> None:
+        """Kill every process of the run at once, as a machine that goes down does."""
+        mark = self.run.mark()
+        self.process.kill()
+        self.process.wait()
+        while mark and (left := processes.find_marked(mark)):
+            kill_now(left)
+            time.sleep(0.02)
+
+    def kill_some(self, word: str) -> Sequence[int]:
+        """Kill the processes of the run with this word in their command line; there must be one."""
+        found = self.run.processes(word)
+        assert found, f"no process of the run has {word!r} in its command line"
+        kill_now(found)
+        return found
+
+    def _said(self) -> str:
+        return self.run.output.read_text(errors="replace")[-5000:]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
