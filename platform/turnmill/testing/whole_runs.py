@@ -71,15 +71,22 @@ class WholeRun:
 
     def mark(self) -> str:
         """What the processes of the attempt under way carry; empty where there is none."""
-        try:
-            return str(json.loads((self.folder / "attempt.json").read_text())["mark"])
-        except (OSError, ValueError):
-            return ""
+        return str(self._record().get("mark", ""))
+
+    def folders(self) -> list[Path]:
+        """What goes with the attempt under way, outside the run's folder."""
+        return [Path(folder) for folder in self._record().get("folders", ())]
 
     def processes(self, word: str = "") -> list[int]:
         """Processes of the attempt under way, those with this word in their command line."""
         mark = self.mark()
         return [pid for pid in processes.find_marked(mark) if word in _command_line(pid)] if mark else []
+
+    def _record(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.folder / "attempt.json").read_text()))
+        except (OSError, ValueError):
+            return {}
 
 
 @dataclass(frozen=True)

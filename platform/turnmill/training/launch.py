@@ -92,7 +92,7 @@ def _train(
     write_progress(folder, starting)
     report(starting)
     # Of this attempt alone: the next one begins by ending whatever is left of it.
-    with services(job, folder) as addresses, _ray_cluster(job, device, owner, folder):
+    with services(job, folder, owner) as addresses, _ray_cluster(job, device, owner, folder):
         import ray
 
         from turnmill.training.task_runner import TurnTaskRunner
@@ -144,7 +144,8 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
             _temp_dir=str(temp_dir),
             runtime_env=runtime_env,
         )
-    except (ray.exceptions.RaySystemError, RuntimeError, OSError) as error:
+    except Exception as error:
+        # A bare one where the machine is too busy for Ray to start in time.
         raise RunFailedError(
             f"Ray did not start: {str(error).strip()} Try again; if it stays so, memory, disk or ports may be short.",
             "ray",

@@ -16,6 +16,7 @@ from pathlib import Path
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
+from turnmill.training.processes import Owner
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.embedded import EmbeddedStore
 
@@ -26,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def services(job: AgentTrainingJob, folder: RunFolder) -> Iterator[Mapping[str, str]]:
+def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Mapping[str, str]]:
     """Addresses of the tool server and the store of a run; what the user does not give is started for it."""
     if job.spec.agent.type != "tool":
         yield {}
         return
-    with _store(folder) as store_url:
+    with _store(folder, owner) as store_url:
         JournalAddress(store_url, folder.run_name()).write(folder.path)
         agent = job.spec.tool_agent
         if agent.tool_server_url is not None or not agent.enable_agent:
@@ -46,13 +47,14 @@ def services(job: AgentTrainingJob, folder: RunFolder) -> Iterator[Mapping[str, 
 
 
 @contextmanager
-def _store(folder: RunFolder) -> Iterator[str]:
+def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
     if (given := os.environ.get(STORE_VARIABLE)) is not None:
         yield given
         return
     kept = folder.path / "store"
     kept.mkdir(exist_ok=True)
     with EmbeddedStore(keep_in=kept) as store:
+        owner.remember_folder(store.folder)
         yield store.url
 
 

@@ -56,6 +56,12 @@ class EmbeddedStore:
         assert self._url is not None, "the store is not started"
         return self._url
 
+    @property
+    def folder(self) -> Path:
+        """Its private folder; left behind only where it is killed together with its owner and its guardian."""
+        assert self._folder is not None, "the store is not started"
+        return self._folder
+
     def start(self) -> None:
         """Start it and wait until it answers."""
         program = find_server()
