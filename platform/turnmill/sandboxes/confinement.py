@@ -54,6 +54,9 @@ CONFIGURATION = tuple(
 )
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 OPEN_FILES = 256
+_ASIDE = "/aside"
+"""An empty folder of the root of one's own, for a mount on its way."""
+
 LOCKED_BYTES = 64 * 1024
 
 _READ = kernel.EXECUTE | kernel.READ_FILE | kernel.READ_DIR
@@ -72,6 +75,9 @@ class Barriers:
     own_root: bool = False
     """A root of read-only mounts in which only what is listed exists."""
 
+    own_mounts: bool = False
+    """Where Landlock is missing, as in gVisor: of that root, each task sees its own workspace alone."""
+
     own_user: bool = False
     """A user of its own for every task."""
 
@@ -88,6 +94,7 @@ class Barriers:
             signals=self.scoped_signals or self.pid_namespace or self.own_user,
             attributes=self.own_user,
             truncate=self.landlock_abi >= 3 or self.own_user,
+            first_process=not self.own_mounts,
         )
 
 
@@ -125,7 +132,8 @@ def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tupl
     except OSError:
         try:
             kernel.unshare(flags | kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
-            Path("/proc/self/setgroups").write_text("deny")
+            with suppress(PermissionError):  # gVisor has no such file, and maps a group without it.
+                Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         except OSError:
@@ -186,11 +194,26 @@ def _change_root(folder: str, packages: list[str]) -> None:
     for path in (*readable_paths(packages), *list_only_paths(packages), *DEVICES):
         _show(root, path)
     os.makedirs(f"{root}/tmp", exist_ok=True)
+    os.mkdir(root + _ASIDE)
     for path in ("/proc", f"{folder}/tasks"):
         os.makedirs(root + path, exist_ok=True)
         kernel.mount(path, root + path, "", kernel.MS_BIND | kernel.MS_REC)
     os.symlink("/proc/self/fd", f"{root}/dev/fd")
     kernel.pivot_root(root)
+
+
+def _hide_other_tasks(workspace: str) -> None:
+    """Leave a read-only view in which other workspaces and /proc do not exist."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    tasks = os.path.dirname(workspace)
+    kernel.mount(workspace, _ASIDE, "", kernel.MS_BIND)
+    for path in (tasks, "/proc"):
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=111,size=4k")
+    os.mkdir(workspace)
+    kernel.mount(_ASIDE, workspace, "", kernel.MS_BIND)
+    kernel.unmount(_ASIDE)
+    for path in ("/", tasks, "/proc"):
+        kernel.remount_read_only(path)
 
 
 def _show(root: str, path: str) -> None:
@@ -273,11 +296,15 @@ def confine(
         os.close(descriptor)
     if user is not None:
         change_user(user)
+    if barriers.own_mounts:
+        _hide_other_tasks(workspace)
     if barriers.confined:
         kernel.drop_capabilities()
     kernel.die_with_parent(signal.SIGKILL)
     kernel.forbid_new_privileges()
-    if barriers.confined:
+    if barriers.own_mounts:
+        kernel.install_filter(prepared or build_filter(barriers.permissions, os.getpid()))
+    elif barriers.confined:
         own = os.open(workspace, os.O_PATH | os.O_CLOEXEC)
         everything = [*rules, (own, kernel.file_rights(barriers.landlock_abi))]
         scopes = kernel.SCOPE_SIGNALS | kernel.SCOPE_ABSTRACT_SOCKETS
@@ -293,12 +320,13 @@ def apply_limits(limits: Limits, *, base_bytes: int, other_processes: int) -> No
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_MEMLOCK: LOCKED_BYTES,
-        resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: limits.processes + other_processes,
     }
     for kind, bound in bounds.items():
         _limit(kind, bound, bound)
+    with suppress(ValueError):  # gVisor does not let it be set; the filter refuses such queues in any case.
+        _limit(resource.RLIMIT_MSGQUEUE, 0, 0)
     # The signal comes first; who ignores it is killed a second later.
     _limit(resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1)
 

@@ -4,6 +4,7 @@ Each raises OSError, named for what was tried. What is called by number has the 
 """
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterable
@@ -16,7 +17,8 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 # Rights of Landlock to files. Which of them a kernel knows depends on its ABI version.
@@ -119,7 +121,11 @@ def drop_capabilities() -> None:
     """Give up every capability."""
     header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
     _checked(_libc.capset(header, bytes(24)), "capset")
-    _prctl("ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    try:
+        _prctl("ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # gVisor has none.
+            raise
 
 
 def unshare(flags: int) -> None:
@@ -139,18 +145,32 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def make_read_only(target: str) -> None:
-    """A mount and all mounts beneath it."""
+    """A mount and all mounts beneath it; the mount alone in gVisor, whose containers have none beneath."""
     attributes = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
-    _syscall(
-        f"mount_setattr {target}", _MOUNT_SETATTR, -100, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes)
-    )
+    path = os.fsencode(target)
+    try:
+        _syscall(f"mount_setattr {target}", _MOUNT_SETATTR, -100, path, _AT_RECURSIVE, attributes, len(attributes))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        remount_read_only(target)
+
+
+def remount_read_only(target: str) -> None:
+    """A mount, without those beneath it."""
+    mount("none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID)
+
+
+def unmount(target: str) -> None:
+    """Take away the mount on top."""
+    _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(folder: str) -> None:
     """Make a mount the root and drop what was there."""
     os.chdir(folder)
     _checked(_libc.pivot_root(b".", b"."), "pivot_root")
-    _checked(_libc.umount2(b".", MNT_DETACH), "umount")
+    unmount(".")
     os.chdir("/")
 
 

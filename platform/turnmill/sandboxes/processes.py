@@ -1,5 +1,6 @@
 """The descendants of a supervisor: what they use together, and how all of them are ended."""
 
+import errno
 import os
 import signal
 import time
@@ -43,6 +44,44 @@ def _children(process: str) -> Iterator[int]:
         for thread in os.listdir(f"/proc/{process}/task"):
             with suppress(OSError):
                 yield from map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+
+
+class End:
+    """When a child has ended, as far as a poll can tell: then `happened` says whether it was that child."""
+
+    def __init__(self, child: int) -> None:
+        self._child = child
+        self._told: int | None = None
+        try:
+            self.descriptor = os.pidfd_open(child)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            # gVisor has no such call, and a thread that waits could be signalled by the task.
+            self.descriptor, self._told = os.pipe()
+            os.set_blocking(self.descriptor, False)
+            os.set_blocking(self._told, False)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+            if self.happened():
+                os.write(self._told, b"!")
+
+    def happened(self) -> bool:
+        """Whether it has ended; it may still have to be waited for."""
+        if self._told is not None:
+            with suppress(BlockingIOError):
+                os.read(self.descriptor, 4096)
+        try:
+            return os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def close(self) -> None:
+        """Look no longer."""
+        if self._told is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._told)
+        os.close(self.descriptor)
 
 
 def usage(pids: list[int]) -> Usage:

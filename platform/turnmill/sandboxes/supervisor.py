@@ -163,9 +163,9 @@ class Run:
 
     def watch(self, connection: socket.socket, alive: int) -> None:
         """Move bytes until the program ends, reaches a limit, or server or zygote are gone."""
-        ended = os.pidfd_open(self.child)
+        ended = processes.End(self.child)
         poll = select.poll()
-        for descriptor in (*self.output, ended, alive, connection.fileno()):
+        for descriptor in (*self.output, ended.descriptor, alive, connection.fileno()):
             poll.register(descriptor, select.POLLIN)
         if isinstance(self.task.program, Function):
             poll.register(self.pipes.value[0], select.POLLIN)
@@ -181,7 +181,7 @@ class Run:
             if connection.fileno() in ready or alive in ready:
                 self.cancelled = True
                 break
-            if self._move(ready, poll) or ended in ready:
+            if self._move(ready, poll) or (ended.descriptor in ready and ended.happened()):
                 break
             now = time.monotonic()
             if now >= deadline:
@@ -194,7 +194,7 @@ class Run:
                 pause = min(2 * pause, _LAST_LOOK_SECONDS)
                 look = time.monotonic() + pause
         self.seconds = time.monotonic() - self.started
-        os.close(ended)
+        ended.close()
 
     def _move(self, ready: dict[int, int], poll: select.poll) -> bool:
         """Move what can be moved; says whether a limit on output is reached."""

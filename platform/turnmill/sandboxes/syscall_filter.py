@@ -23,6 +23,9 @@ _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE = 1, 2, 10,
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _PR_SET_SECCOMP = 22
+_EVERYTHING = 0xFFFFFFFF
+"""-1 as the pid of a signal."""
+
 
 # Numbers on x86_64 and aarch64; None where an architecture has no such call.
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
@@ -182,6 +185,9 @@ class Permissions:
     truncate: bool = True
     """Landlock guards truncation."""
 
+    first_process: bool = True
+    """The kernel keeps the first process of a pid namespace from signals of the others; gVisor does not."""
+
 
 def number_of(name: str, machine: str | None = None) -> int | None:
     """A system call's number on this machine, or on another."""
@@ -255,6 +261,9 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         blocks["utimensat"] = [_load_argument(1), *_only(0), _load_argument(1, high=True), *_only(0), *_ok()]
     if not permissions.truncate:
         blocks["truncate"] = refuse
+    if not permissions.first_process:
+        blocks |= dict.fromkeys(_SIGNALS, _unless(0, 1, _EVERYTHING))
+        blocks["pidfd_open"] = _unless(0, 1)
     if not permissions.signals:
         blocks["pidfd_open"] = blocks["pidfd_send_signal"] = blocks["tkill"] = refuse
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):

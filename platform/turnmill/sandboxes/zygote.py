@@ -72,17 +72,19 @@ class Zygote:
         network = options["network"]
         if not options["confined"]:
             return Barriers(confined=False, network=network)
-        if kernel.landlock_abi() == 0:
-            raise RuntimeError("Landlock is missing: it takes Linux 5.13 with `landlock` among its security modules")
+        abi = kernel.landlock_abi()
         pid, net, root = False, False, False
         if options["namespaces"]:
             pid, net, root = enter_namespaces(self.folder, self.packages, network=network)
+        if abi == 0 and not (pid and root):
+            raise RuntimeError("Landlock is missing: it takes Linux 5.13 with `landlock` among its security modules")
         return Barriers(
             network=network,
-            landlock_abi=kernel.landlock_abi(),
+            landlock_abi=abi,
             pid_namespace=pid,
             network_namespace=net,
             own_root=root,
+            own_mounts=abi == 0,
             own_user=users_work(),
         )
 

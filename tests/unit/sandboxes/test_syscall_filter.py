@@ -158,3 +158,14 @@ def test_no_two_calls_share_a_number():
     for column in range(2):
         numbers = [pair[column] for pair in _NUMBERS.values() if pair[column] is not None]
         assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("name", ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open"])
+def test_where_the_kernel_does_not_protect_the_first_process_of_a_namespace_the_filter_does(name):
+    assert judge(name, 1, first_process=False) == errno.EPERM
+    assert judge(name, 7, first_process=False) == ALLOWED
+    assert judge(name, 1) == ALLOWED
+
+
+def test_where_the_kernel_does_not_protect_it_nothing_signals_everything():
+    assert judge("kill", -1, first_process=False) == errno.EPERM

@@ -1,7 +1,7 @@
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnmill.sandboxes import wire
@@ -37,11 +37,13 @@ outcomes = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(tasks)
 def test_a_task_arrives_as_it_was_sent(task):
     assert wire.unpack_task(*wire.read(io.BytesIO(wire.pack_task(task)).read)) == task
 
 
+@settings(deadline=None)
 @given(outcomes)
 def test_an_outcome_arrives_as_it_was_sent(outcome):
     assert wire.unpack_outcome(*wire.read(io.BytesIO(wire.pack_outcome(outcome)).read)) == outcome
