@@ -1,25 +1,17 @@
 """Faults on a link to a server: latency, silence, cuts and resets, made by toxiproxy-server."""
 
-import os
-import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import httpx
 
-CLUSTER = "TURNMILL_CLUSTER"
-"""Environment variable with the path of a script whose command `tools FOLDER` unpacks toxiproxy-server there."""
-
-TOOLS = "TURNMILL_TOOLS"
-"""Environment variable with the folder that the tools are unpacked to, and looked for first."""
+from turnmill.testing.programs import find_program
 
 PROGRAM = "toxiproxy-server"
 START_SECONDS = 10.0
@@ -28,29 +20,9 @@ Direction = Literal["upstream", "downstream"]
 """To the server, and back from it."""
 
 
-@cache
 def toxiproxy_server() -> Path | None:
     """The program, or None where there is none."""
-    if found := shutil.which(PROGRAM):
-        return Path(found)
-    cluster = os.environ.get(CLUSTER)
-    folder = Path(os.environ.get(TOOLS) or Path(tempfile.gettempdir()) / f"turnmill-tools-{os.getuid()}")
-    if not (folder / PROGRAM).exists():
-        if not cluster:
-            return None
-        _unpack(cluster, folder)
-    return folder / PROGRAM
-
-
-def _unpack(cluster: str, folder: Path) -> None:
-    """Unpack beside the folder and move: tests in other processes see all of it or nothing."""
-    fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    subprocess.run([cluster, "tools", str(fresh)], check=True, capture_output=True, timeout=120)
-    try:
-        fresh.rename(folder)
-    except OSError:
-        # Another process was faster.
-        shutil.rmtree(fresh)
+    return find_program(PROGRAM)
 
 
 class Link:
