@@ -19,7 +19,7 @@ def test_an_example_lacks_nothing_but_perhaps_its_model_and_its_tasks(file: Path
     assert set(problems) <= {"spec.model.path", "spec.environment.options.path"}
 
 
-@pytest.mark.parametrize("name", ["babyai-goto-cpu", "tool-arithmetic-cpu"])
+@pytest.mark.parametrize("name", ["babyai-goto-cpu", "babyai-goto-separate-cpu", "tool-arithmetic-cpu"])
 def test_the_examples_for_a_cpu_need_no_download(name: str):
     (file,) = (file for file in EXAMPLES if file.stem == name)
 

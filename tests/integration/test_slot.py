@@ -60,7 +60,7 @@ async def test_a_slot_goes_on_from_a_snapshot_as_if_nothing_had_happened(slot, t
     await play(killed, RESPONSES[:turns_before])
     resumed = slot()
 
-    await resumed.restore(killed.snapshot())
+    await resumed.restore(killed.snapshot(after=0))
     after = await play(resumed, RESPONSES[turns_before:])
 
     assert after == undisturbed[turns_before:]
@@ -71,10 +71,23 @@ async def test_a_resumed_episode_keeps_its_number_turn_and_reward(slot):
     killed, resumed = slot(), slot()
     await play(killed, RESPONSES[:2])
 
-    await resumed.restore(killed.snapshot())
+    await resumed.restore(killed.snapshot(after=0))
 
     assert (resumed.episode_name, resumed.turn) == (killed.episode_name, 2)
     assert resumed.reward == killed.reward == pytest.approx(-0.1)
+
+
+async def test_a_slot_ahead_of_learning_remembers_where_later_steps_began(slot):
+    ahead = slot()
+    states = {}
+    for step in (1, 2, 3):
+        ahead.begin_segment(step)
+        states[step] = ahead.snapshot(after=step)
+        await play(ahead, RESPONSES[step - 1 : step])
+
+    assert [ahead.snapshot(after=step) for step in (1, 2)] == [states[2], states[3]]
+    assert ahead.snapshot(after=3).turns_played == 3
+    assert [states[step].turns_played for step in (1, 2, 3)] == [0, 1, 2]
 
 
 async def test_an_episode_that_cannot_be_carried_on_is_dropped_and_the_next_begins(slot):

@@ -4,10 +4,13 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
+from turnmill.training.ahead import StepReplayBuffer
+from turnmill.training.task_runner import classes_of
 from turnmill.training.verl_config import build_verl_config, compose_defaults
 from turnmill.training.verl_names import unknown_names
 from turnmill.training.warm_start.tokenizer import build_tokenizer
@@ -44,7 +47,7 @@ def defaults():
 
 
 def example(name: str, model: Path, *overrides: str) -> AgentTrainingJob:
-    instead = [f"spec.model.path={model}"] if name.endswith("-gpu") else []
+    instead = [] if name.endswith("-cpu") else [f"spec.model.path={model}"]
     return load_job(EXAMPLES / f"{name}.yaml", [*instead, *overrides])
 
 
@@ -59,6 +62,7 @@ def config_of(job: AgentTrainingJob, model: Path, device: str):
     [
         *(("babyai-goto-cpu", "cpu"), ("babyai-goto-gpu", "cuda"), ("babyai-goto-gpu", "cpu")),
         *(("tool-arithmetic-cpu", "cpu"), ("tool-math-gpu", "cuda"), ("tool-math-gpu", "cpu")),
+        *(("babyai-goto-separate-cpu", "cpu"), ("babyai-goto-h100-a40", "cuda")),
     ],
 )
 def test_verl_takes_the_examples(name, device, model):
@@ -105,6 +109,53 @@ def test_groups_of_trajectories_reach_the_dataclasses_of_verl(model):
     assert config.algorithm.adv_estimator == "grpo"
     assert config.data.train_batch_size == 128
     assert not need_reference_policy(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "backend"),
+    [("babyai-goto-separate-cpu", "cpu", "gloo"), ("babyai-goto-h100-a40", "cuda", "nccl")],
+)
+def test_rollout_with_machines_of_its_own_reaches_the_dataclasses_of_verl(name, device, backend, model):
+    config = config_of(example(name, model), model, device)
+
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    assert config.trainer.v1.trainer_mode == "separate_async"
+    assert config.actor_rollout_ref.hybrid_engine is False
+    assert (rollout.nnodes, rollout.n_gpus_per_node) == ((1, 1) if device == "cpu" else (8, 1))
+    assert rollout.checkpoint_engine.backend == backend
+
+
+@pytest.mark.parametrize("kind", ["babyai-goto-cpu", "tool-arithmetic-cpu"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_path):
+    job = example(kind, model, f"spec.training.mode={mode}")
+    config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
+    OmegaConf.set_struct(config, False)
+    OmegaConf.resolve(config)
+    minibatch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    trainer_class, _ = classes_of(job)
+
+    trainer = trainer_class(config)
+
+    assert isinstance(trainer, TRAINER_REGISTRY[mode])
+    assert isinstance(trainer.replay_buffer, StepReplayBuffer) is (mode != "sync")
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == minibatch
+
+
+def test_a_step_takes_the_rows_that_were_asked_for_for_it(model, tmp_path):
+    job = example("babyai-goto-cpu", model, "spec.training.mode=colocate_async")
+    config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
+    OmegaConf.set_struct(config, False)
+    OmegaConf.resolve(config)
+    buffer = classes_of(job)[0](config).replay_buffer
+    buffer.prompt_global_steps["train"] = {"early": 2, "this": 3, "broken": 3, "late": 4, "on its way": 3}
+    buffer.finished_keys["train"] = {"early", "this", "late"}
+    buffer.failure_keys["train"] = {"broken"}
+    buffer.step = 3
+
+    ready = buffer._sampleable_terminal_keys("train", buffer._terminal_eviction_reasons(3, "train"))
+
+    assert ready == {"this", "broken"}
 
 
 def test_the_user_has_the_last_word(model):
@@ -168,7 +219,8 @@ def test_names_inside_of_a_mapping_are_looked_at(defaults):
 def test_every_name_that_turnmill_itself_sets_is_known(model, defaults):
     lora = "spec.model.lora={rank: 8, alpha: 16, targetModules: [q_proj]}"
     job = example("babyai-goto-cpu", model, lora)
-    for each, device in ((job, "cpu"), (job, "cuda"), (example("tool-arithmetic-cpu", model), "cpu")):
+    others = [example(name, model) for name in ("tool-arithmetic-cpu", "babyai-goto-separate-cpu")]
+    for each, device in ((job, "cpu"), (job, "cuda"), *((other, "cpu") for other in others)):
         config = OmegaConf.to_container(build_verl_config(each, model=model, run_dir=Path("run"), device=device))
         del config["turnmill"]
 

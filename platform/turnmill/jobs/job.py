@@ -115,6 +115,12 @@ class JobSpec(Settings):
         return self.algorithm
 
     @property
+    def rollout_accelerator(self) -> str | None:
+        """The accelerator of the machines that roll out."""
+        separate = self.training.mode == "separate_async"
+        return self.resources.rollout.accelerator if separate else self.resources.train.accelerator
+
+    @property
     def turns_per_step(self) -> int:
         """Turns of a step, which every job has that learns from turns."""
         assert self.training.turns_per_step is not None

@@ -81,6 +81,10 @@ def _processes(values: Values) -> int:
     return int(values["spec.resources.train.nodes"] * values["spec.resources.train.gpusPerNode"])
 
 
+def _is_separate(values: Values) -> bool:
+    return bool(values["spec.training.mode"] == "separate_async")
+
+
 def _given(values: Values, path: str) -> int:
     """A number that may be left out; another rule says so where it must not."""
     if (number := values[path]) is None:
@@ -132,6 +136,7 @@ VERLOG, TOOL = ("agent.type", "verlog"), ("agent.type", "tool")
 TURN_PPO, GRPO = ("algorithm.type", "turn_ppo"), ("algorithm.type", "grpo")
 # A field of one type alone has no default in the API server, where all types share one schema.
 _MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
+_SEPARATE = "self.training.mode == 'separate_async'"
 _PROCESSES = "(self.resources.train.nodes * self.resources.train.gpusPerNode)"
 
 RULES: tuple[Rule, ...] = (
@@ -216,11 +221,23 @@ RULES: tuple[Rule, ...] = (
         only=(VERLOG, TURN_PPO),
     ),
     Rule(
-        path="training.mode",
-        holds=lambda v: v["spec.training.mode"] != "separate_async",
-        cel="self.training.mode != 'separate_async'",
-        sentence="must not be separate_async: this version cannot give training and rollout machines of their own",
-        way_out=lambda v: "Use sync or colocate_async.",
+        path="resources.rollout.replicas",
+        holds=lambda v: _is_separate(v) or v["spec.resources.rollout.replicas"] == 1,
+        cel=f"{_SEPARATE} || self.resources.rollout.replicas == 1",
+        sentence="is for spec.training.mode separate_async: in the other modes every GPU of "
+        "spec.resources.train has an engine",
+        way_out=lambda v: "Leave it out, or set spec.training.mode to separate_async.",
+    ),
+    Rule(
+        path="resources.rollout.accelerator",
+        holds=lambda v: (
+            _is_separate(v) or v["spec.resources.rollout.accelerator"] in (None, v["spec.resources.train.accelerator"])
+        ),
+        cel=f"{_SEPARATE} || !has(self.resources.rollout.accelerator) || (has(self.resources.train.accelerator) && "
+        "self.resources.rollout.accelerator == self.resources.train.accelerator)",
+        sentence="must be that of spec.resources.train with spec.training.mode {training.mode}: "
+        "both share their devices",
+        way_out=lambda v: "Leave it out, or set spec.training.mode to separate_async.",
     ),
     Rule(
         path="training.checkpointEvery",
@@ -327,14 +344,6 @@ RULES: tuple[Rule, ...] = (
         "(has(self.agent.stopTokens) && self.agent.stopTokens.size() > 0) || has(self.agent.actionStopTokens)",
         sentence="must name a string that ends an action: without one no tool is ever called",
         way_out=lambda v: "Try [</python>], or set spec.agent.enableMtrl to true for an action in every turn.",
-        only=(TOOL,),
-    ),
-    Rule(
-        path="training.mode",
-        holds=lambda v: v["spec.training.mode"] != "colocate_async",
-        cel="self.training.mode != 'colocate_async'",
-        sentence="must be sync with spec.agent.type tool: trajectories in flight do not cross steps",
-        way_out=lambda v: "Use sync.",
         only=(TOOL,),
     ),
     Rule(

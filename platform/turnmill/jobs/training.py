@@ -45,7 +45,12 @@ class TrainingSettings(Settings):
     """Checkpoints that are kept; older ones are deleted once a newer one is complete."""
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
-    """`sync` alternates rollout and learning, `colocate_async` overlaps them on the same devices."""
+    """`sync` alternates rollout and learning, `colocate_async` overlaps them on the same devices, `separate_async`
+    gives each devices of its own."""
+
+    max_staleness: int = Field(default=1, ge=1, le=64)
+    """Steps that rollout may be ahead of learning in the asynchronous modes; no token is learned from that comes from a
+    policy older than that."""
 
     seed: Seed = 0
     """Seed of environments, sampling and training."""

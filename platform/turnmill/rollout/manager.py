@@ -37,9 +37,9 @@ class TurnLoopWorker(LoopWorker):
             raise
         await self._agent_loop_postprocess(rows, validate, **row)
 
-    async def snapshot(self) -> list[SlotState]:
-        """What it takes to carry every slot on in another process."""
-        return [slot.snapshot() for slot in self.turn_loop.slots.values()]
+    async def snapshot(self, after: int) -> list[SlotState]:
+        """What it takes to carry every slot on after a step, in another process."""
+        return [slot.snapshot(after) for slot in self.turn_loop.slots.values()]
 
     async def restore(self, states: list[SlotState]) -> None:
         """Carry slots on from a snapshot."""
@@ -70,9 +70,9 @@ class TurnLoopManager(LoopManager):
             ]
         )
 
-    def snapshot(self) -> list[SlotState]:
-        """The state of every slot."""
-        parts = ray.get([worker.snapshot.remote() for worker in self.agent_loop_workers], timeout=60)
+    def snapshot(self, after: int) -> list[SlotState]:
+        """The state of every slot after a step."""
+        parts = ray.get([worker.snapshot.remote(after) for worker in self.agent_loop_workers], timeout=60)
         return sorted((state for part in parts for state in part), key=lambda state: state.index)
 
     def restore(self, states: list[SlotState]) -> None:

@@ -78,6 +78,7 @@ class Slot:
 
         self.reward = 0.0
         self._responses: list[str] = []
+        self._starts: dict[int, SlotState] = {}
         self._in_episode = False
         self._over = False
         self._just_acted = self._truncated = False
@@ -165,7 +166,18 @@ class Slot:
             return None
         return "max_turns" if self._truncated else "completed"
 
-    def snapshot(self) -> SlotState:
+    def begin_segment(self, step: int) -> None:
+        """The turns from here on are for a step; where it began is kept until no checkpoint can ask for it any more."""
+        self._starts[step] = self._state()
+        for old in sorted(self._starts)[: -(self.spec.training.max_staleness + 1)]:
+            del self._starts[old]
+
+    def snapshot(self, after: int) -> SlotState:
+        """The state after all turns of a step, and before those of later ones."""
+        later = [step for step in self._starts if step > after]
+        return self._starts[min(later)] if later else self._state()
+
+    def _state(self) -> SlotState:
         """The state between two turns."""
         return SlotState(self.index, self.episode, self.turns_played, tuple(self._responses))
 

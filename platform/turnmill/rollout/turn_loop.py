@@ -56,6 +56,7 @@ class TurnLoop(AgentLoopBase):
     async def _gather(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
         """A fixed number of turns and the bootstrap row; turns of an episode that failed are played again."""
         async with slot.lock:
+            slot.begin_segment(step)
             rows: list[TurnRow] = []
             failures: list[str] = []
             failed_in_a_row = 0

@@ -13,10 +13,19 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
 
 _VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+def placed(worker: type["LoopWorker"], config: Any) -> Any:
+    """The worker as an actor, beside the engines that it asks."""
+    accelerator = AgentTrainingJob.model_validate_json(config.turnmill.job).spec.rollout_accelerator
+    if accelerator is None:
+        return ray.remote(worker)
+    return ray.remote(num_cpus=0, resources={ray_resource(accelerator): RESOURCE_SHARE})(worker)
 
 
 class LoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
@@ -57,7 +66,7 @@ class LoopManager(AgentLoopManagerTQ):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(self.worker_class)
+        self.agent_loop_workers_class = placed(self.worker_class, self.config)
         self._closing = threading.Event()
 
     async def _init_agent_loop_workers(self) -> None:

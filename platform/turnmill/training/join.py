@@ -11,7 +11,7 @@ from turnmill.core.errors import RunFailedError
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
-from turnmill.training import fence
+from turnmill.training import accelerators, fence
 from turnmill.training.attempt import Attempt
 from turnmill.training.preparation import ensure_model, finish, prepare, process_environment, resolve_device
 from turnmill.training.progress_server import ProgressServer
@@ -62,6 +62,9 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
 
         from turnmill.training.task_runner import TurnTaskRunner
 
+        # Pods may still be on their way, of a group that scales from zero above all.
+        accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
+        folder.beat()
         # Beside this process, which passes its metrics on; it trains nothing itself.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         runner = TurnTaskRunner.options(num_cpus=0, scheduling_strategy=here).remote()  # type: ignore[attr-defined]

@@ -19,12 +19,14 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
-from turnmill.training import processes
+from turnmill.training import accelerators, processes
 from turnmill.training.preparation import ensure_model, finish, prepare, process_environment, resolve_device, rewind
 from turnmill.training.run_watch import Report, watch
 from turnmill.training.services import services
 from turnmill.training.zygote import Zygote, modules
 
+# What this machine lacks does not come; what it has, Ray may take a moment to hand out.
+LOCAL_DEVICES_SECONDS = 10.0
 # Another try would end the same way.
 FINAL_CAUSES = frozenset({"settings", "failed_ratio", "environment"})
 log = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ def _train(
     with services(job, folder, owner) as addresses, _ray_cluster(job, device, owner, folder):
         import ray
 
+        accelerators.require(job, wait_seconds=LOCAL_DEVICES_SECONDS)
         from turnmill.training.task_runner import TurnTaskRunner
 
         runner = TurnTaskRunner.remote()  # type: ignore[attr-defined]
@@ -134,9 +137,8 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
     try:
         ray.init(
             address="local",
-            num_cpus=max(16, os.cpu_count() or 1),
-            # Without GPUs verl's placement still counts them: a logical resource, one per training process.
-            num_gpus=job.spec.resources.train.gpus_per_node if device == "cpu" else None,
+            # Without GPUs verl's placement still counts them: a logical resource, one per process that stands for one.
+            **accelerators.local_resources(job, logical_gpus=device == "cpu", cpus=os.cpu_count() or 1),
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,

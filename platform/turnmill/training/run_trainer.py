@@ -10,6 +10,7 @@ import transfer_queue as tq
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
+from verl.single_controller.ray import ResourcePoolManager
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainer
@@ -20,6 +21,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.step_parts import RELEASE
 from turnmill.training import checkpoints
 from turnmill.training.dataset import rows_as_columns, select
+from turnmill.training.placement import PlacedPools
 from turnmill.training.recorder import RunRecorder, StepLogger
 
 # verl's 2 s would be most of a small step.
@@ -32,6 +34,7 @@ class RunTrainer(PPOTrainer):
     config: Any
     global_steps: int
     timing_raw: dict[str, float]
+    resource_pool_manager: ResourcePoolManager
 
     def __init__(self, config: Any) -> None:
         self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
@@ -60,6 +63,11 @@ class RunTrainer(PPOTrainer):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
+        self.resource_pool_manager = PlacedPools(
+            self.resource_pool_manager.resource_pool_spec,
+            self.mapping,
+            accelerator=self.job.spec.resources.train.accelerator,
+        )
         if self.config.trainer.device == "cpu":
             from turnmill.training.verl_cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
 

@@ -41,7 +41,7 @@ class TurnTaskRunner:
         trainer: Any = None
         succeeded = False
         try:
-            trainer_class, manager_class = _classes(job)
+            trainer_class, manager_class = classes_of(job)
             trainer = trainer_class(config=config)
             trainer.init()
             manager = _agent_loops(manager_class, config, trainer)
@@ -54,17 +54,17 @@ class TurnTaskRunner:
             tq.close()
 
 
-def _classes(job: "AgentTrainingJob") -> tuple[Any, Any]:
+def classes_of(job: "AgentTrainingJob") -> tuple[Any, Any]:
     """The trainer and the manager of agent loops for a kind of agent."""
     if job.spec.agent.type == "tool":
         from turnmill.rollout.tool_agent.manager import ToolLoopManager
-        from turnmill.training.trajectory_trainer import TrajectoryTrainerSync
+        from turnmill.training import trajectory_trainer
 
-        return TrajectoryTrainerSync, ToolLoopManager
+        return trajectory_trainer.TRAINERS[job.spec.training.mode], ToolLoopManager
     from turnmill.rollout.manager import TurnLoopManager
-    from turnmill.training.trainer import TRAINERS
+    from turnmill.training import trainer
 
-    return TRAINERS[job.spec.training.mode], TurnLoopManager
+    return trainer.TRAINERS[job.spec.training.mode], TurnLoopManager
 
 
 def _agent_loops(manager_class: Any, config: Any, trainer: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSync
+from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
@@ -20,6 +20,7 @@ from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.advantages import dual_discount_gae, whiten
+from turnmill.training.ahead import ColocateAsync, SeparateAsync
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
 from turnmill.training.dataset import select
 from turnmill.training.run_trainer import RunTrainer
@@ -238,7 +239,7 @@ class TurnTrainer(RunTrainer):
         return validation_metrics(as_matrix(data["turn_facts"]))
 
     def _slot_states(self) -> tuple[Any, ...]:
-        return tuple(self.agent_loop_manager.snapshot())
+        return tuple(self.agent_loop_manager.snapshot(self.global_steps))
 
 
 class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
@@ -249,8 +250,16 @@ class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
         return self.llm_server_manager.get_client(client_cls=SlotClient)
 
 
-class TurnTrainerColocateAsync(TurnTrainer, PPOTrainerColocateAsync):
-    """Rollout goes on while the policy learns, on the same devices."""
+class TurnTrainerColocateAsync(TurnTrainer, ColocateAsync):
+    """Turns, with rollout going on while the policy learns."""
 
 
-TRAINERS = {"sync": TurnTrainerSync, "colocate_async": TurnTrainerColocateAsync}
+class TurnTrainerSeparateAsync(TurnTrainer, SeparateAsync):
+    """Turns, with devices of their own for rollout and learning."""
+
+
+TRAINERS = {
+    "sync": TurnTrainerSync,
+    "colocate_async": TurnTrainerColocateAsync,
+    "separate_async": TurnTrainerSeparateAsync,
+}

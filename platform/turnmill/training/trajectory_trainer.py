@@ -15,6 +15,7 @@ from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.llm_client import SlotClient
+from turnmill.training.ahead import ColocateAsync, SeparateAsync
 from turnmill.training.dataset import select
 from turnmill.training.run_trainer import RunTrainer
 from turnmill.training.trajectory_batch import (
@@ -104,3 +105,18 @@ class TrajectoryTrainerSync(TrajectoryTrainer, PPOTrainerSync):
     def get_llm_client(self) -> SlotClient:
         """The client that agent loops generate with."""
         return self.llm_server_manager.get_client(client_cls=SlotClient)
+
+
+class TrajectoryTrainerColocateAsync(TrajectoryTrainer, ColocateAsync):
+    """Trajectories, with rollout going on while the policy learns."""
+
+
+class TrajectoryTrainerSeparateAsync(TrajectoryTrainer, SeparateAsync):
+    """Trajectories, with devices of their own for rollout and learning."""
+
+
+TRAINERS = {
+    "sync": TrajectoryTrainerSync,
+    "colocate_async": TrajectoryTrainerColocateAsync,
+    "separate_async": TrajectoryTrainerSeparateAsync,
+}

@@ -12,6 +12,8 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.training.verl_names import unknown_names
 
 NEVER = 10**9
+# What carries weights to engines on devices of their own.
+WEIGHT_TRANSFER = {"cpu": "gloo", "cuda": "nccl"}
 LOSS_AVERAGES = {"token": "token-mean", "trajectory": "seq-mean-token-mean"}
 
 
@@ -30,7 +32,7 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
     """
     config = compose_defaults()
     _refuse_unknown(config, job.spec.verl)
-    settings = _base(job, model, run_dir) | (_cpu() if device == "cpu" else _cuda())
+    settings = _base(job, model, run_dir) | (_cpu() if device == "cpu" else _cuda()) | _mode(job, device)
     with open_dict(config):
         for name, value in (settings | dict(job.spec.verl)).items():
             OmegaConf.update(config, name, value, merge=True)
@@ -76,8 +78,6 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
         "trainer.nnodes": spec.resources.train.nodes,
         "trainer.n_gpus_per_node": spec.resources.train.gpus_per_node,
         "trainer.use_v1": True,
-        "trainer.v1.trainer_mode": spec.training.mode,
-        "trainer.v1.sampler.max_off_policy_strategy": "wait",
         # Environments give the rewards.
         "reward.num_workers": 0,
     }
@@ -203,6 +203,31 @@ def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
         f"{rollout}.log_prob_use_dynamic_bsz": True,
         f"{rollout}.agent.num_workers": spec.resources.agent_loop_workers,
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
+    }
+
+
+def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
+    """How rollout and learning share time and devices."""
+    spec, rollout, v1 = job.spec, "actor_rollout_ref.rollout", "trainer.v1"
+    settings: dict[str, Any] = {f"{v1}.trainer_mode": spec.training.mode}
+    if spec.training.mode == "sync":
+        return settings
+    settings |= {
+        f"{v1}.sampler.custom_sampler.path": "pkg://turnmill.training.ahead",
+        f"{v1}.sampler.custom_sampler.name": "StepReplayBuffer",
+        # A step takes its own rows and no others: how old they may be follows from when they are asked for.
+        f"{v1}.sampler.max_off_policy_threshold": None,
+    }
+    if spec.training.mode == "colocate_async":
+        return settings
+    return settings | {
+        # No engine on the devices that learn.
+        "actor_rollout_ref.hybrid_engine": False,
+        f"{rollout}.nnodes": spec.resources.rollout.replicas,
+        f"{rollout}.n_gpus_per_node": 1,
+        f"{v1}.separate_async.parameter_sync_step": 1,
+        f"{rollout}.checkpoint_engine.backend": WEIGHT_TRANSFER[device],
+        f"{rollout}.checkpoint_engine.custom_backend_module": "turnmill.training.weight_transfer",
     }
 
 

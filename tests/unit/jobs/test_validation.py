@@ -92,7 +92,10 @@ RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "a minibatch left over": {"algorithm__minibatchTurns": 100},
     "a process without turns": {"resources__train__gpusPerNode": 3},
     "more warm-up turns than gathered": {"algorithm__criticWarmup": {"batches": 1, "turnsPerStep": 257}},
-    "separate machines": {"training__mode": "separate_async"},
+    "engines beside those that learn": {"resources__rollout": {"replicas": 2}},
+    "one device with two accelerators": {
+        "resources": {"train": {"accelerator": "H100"}, "rollout": {"accelerator": "A40"}}
+    },
     "retries without a checkpoint": {"retries": 1, "training__checkpointEvery": 20},
     "pictures of nothing": {"training__validation": {"episodes": 1, "renderEpisodes": 2}},
     "idle workers": {"resources__agentLoopWorkers": 33},
@@ -116,7 +119,6 @@ TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "more forced turns than turns": {"agent__minTurns": 2},
     "stop tokens twice": {"agent__actionStopTokens": "stop.txt"},
     "nothing that ends an action": {"agent__stopTokens": []},
-    "a step that overlaps the next": {"training__mode": "colocate_async"},
     "pictures of trajectories": {"training__validation__renderEpisodes": 1},
     "idle workers": {"resources__agentLoopWorkers": 17},
 }
@@ -140,6 +142,26 @@ def test_a_rule_across_fields_of_a_tool_agent_is_held(change: dict[str, Any]):
 )
 def test_agent_algorithm_and_step_go_together(data: dict[str, Any], paths: list[str]):
     assert [problem.split(":")[0] for problem in refused(data)] == paths
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"train": {"accelerator": "H100"}, "rollout": {"accelerator": "A40", "replicas": 4}},
+        {"train": {"accelerator": "H100"}, "rollout": {"accelerator": "H100"}},
+        {},
+    ],
+)
+def test_rollout_may_have_machines_of_its_own(resources: dict[str, Any]):
+    spec = parse_job(job(training__mode="separate_async", resources=resources)).spec
+
+    assert spec.rollout_accelerator == resources.get("rollout", {}).get("accelerator")
+
+
+def test_rollout_is_on_the_machines_that_learn_in_the_other_modes():
+    spec = parse_job(job(resources={"train": {"accelerator": "H100"}, "rollout": {"accelerator": "H100"}})).spec
+
+    assert spec.rollout_accelerator == "H100"
 
 
 def test_every_rule_has_a_job_that_breaks_it():

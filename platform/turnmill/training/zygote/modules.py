@@ -8,6 +8,7 @@ LATE = (
     "turnmill.rollout.turn_loop",
     "turnmill.rollout.tool_agent.manager",
     "turnmill.training.trajectory_trainer",
+    "turnmill.training.weight_transfer",
     "turnmill.training.verl_cpu.workers",
     "turnmill.training.verl_cpu.vllm_worker",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",

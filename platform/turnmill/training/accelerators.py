@@ -1,0 +1,102 @@
+"""The devices that a job asks for: on machines with which accelerator, how many, and whether a Ray cluster has them."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
+
+PREFIX = ray_resource("")
+# verl reserves so many logical CPUs beside every GPU, for the processes that share it.
+CPUS_PER_TRAINING_GPU, CPUS_PER_ENGINE_GPU = 3, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Equal machines that a job needs at the same time."""
+
+    field: str
+    """The section of the job that asks for them."""
+
+    machines: int
+    gpus: int
+    """On each of them."""
+
+    cpus_per_gpu: int
+    accelerator: str | None = None
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What verl reserves for one GPU."""
+        bundle: dict[str, float] = {"CPU": self.cpus_per_gpu, "GPU": 1}
+        return bundle if self.accelerator is None else bundle | {ray_resource(self.accelerator): RESOURCE_SHARE}
+
+    def __str__(self) -> str:
+        of = f" ({self.accelerator})" if self.accelerator else ""
+        return f"{self.machines} machine{'s' * (self.machines > 1)} with {self.gpus} GPU{'s' * (self.gpus > 1)}{of}"
+
+
+def demands(job: AgentTrainingJob) -> tuple[Demand, ...]:
+    """What must be there for a job to start."""
+    train, rollout = job.spec.resources.train, job.spec.resources.rollout
+    training = Demand(
+        "spec.resources.train", train.nodes, train.gpus_per_node, CPUS_PER_TRAINING_GPU, train.accelerator
+    )
+    if job.spec.training.mode != "separate_async":
+        return (training,)
+    return training, Demand("spec.resources.rollout", rollout.replicas, 1, CPUS_PER_ENGINE_GPU, rollout.accelerator)
+
+
+def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> dict[str, Any]:
+    """What Ray is told that this machine has: every accelerator of the job, whatever stands in for it."""
+    asked = demands(job)
+    reserved = sum(each.machines * each.gpus * each.cpus_per_gpu for each in asked)
+    return {
+        "num_cpus": max(16, cpus, 8 + reserved + job.spec.resources.agent_loop_workers),
+        "num_gpus": sum(each.machines * each.gpus for each in asked) if logical_gpus else None,
+        "resources": {ray_resource(each.accelerator): 1 for each in asked if each.accelerator},
+    }
+
+
+def require(job: AgentTrainingJob, *, wait_seconds: float) -> None:
+    """Return once the Ray cluster has all that a job asks for, free and at the same time.
+
+    Raises RunFailedError with cause `resources` where it has not in time. What is asked for here is what a cluster that
+    scales by itself goes by.
+    """
+    import ray
+
+    deadline = time.monotonic() + wait_seconds
+    groups = [(each, _reserve(each)) for each in demands(job) for _ in range(each.machines)]
+    try:
+        missing = [each for each, group in groups if not group.wait(max(1, deadline - time.monotonic()))]
+        if missing:
+            raise RunFailedError(missing_message(missing, ray.nodes(), wait_seconds), "resources")
+    finally:
+        for _, group in groups:
+            ray.util.remove_placement_group(group)
+
+
+def _reserve(demand: Demand) -> Any:
+    import ray
+
+    return ray.util.placement_group([demand.bundle] * demand.gpus, strategy="STRICT_PACK")
+
+
+def missing_message(missing: Iterable[Demand], nodes: Iterable[Mapping[str, Any]], waited: float) -> str:
+    """What is asked for, what there is, and the way out; `nodes` as Ray lists them."""
+    wanted = "; ".join(f"{each.field} asks for {each}" for each in dict.fromkeys(missing))
+    there = [describe(node["Resources"]) for node in nodes if node["Alive"] and node["Resources"].get("GPU")]
+    return (
+        f"{wanted}: not free within {waited:.0f} s. The Ray cluster has {', '.join(there) or 'no machine with a GPU'}. "
+        "Ask for an accelerator and a number that it has, wait for other runs to end, or add machines."
+    )
+
+
+def describe(resources: Mapping[str, float]) -> str:
+    """A machine in words: its accelerator and how many of its GPUs there are."""
+    names = sorted(name.removeprefix(PREFIX) for name in resources if name.startswith(PREFIX))
+    return f"{resources.get('GPU', 0):g} x {' or '.join(names) or 'GPU of no name'} ({resources.get('CPU', 0):g} CPUs)"

@@ -1,0 +1,117 @@
+"""Rollout ahead of learning: every step has rows of its own, asked for at most so many steps before it learns."""
+
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.debug.metrics import calculate_debug_metrics
+
+from turnmill.training import placement
+from turnmill.training.dataset import select
+
+DIFFERENCES = "training/rollout_probs_diff_"
+
+
+class StepReplayBuffer(ReplayBuffer):
+    """Hands out the rows that were asked for for a step, once all of them are there."""
+
+    step = 0
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The rows of a step; those of later steps wait for it."""
+        self.step = global_steps
+        return super().sample(global_steps, partition_id, batch_size)
+
+    def _sampleable_terminal_keys(self, partition_id: str, *args: Any) -> set[str]:
+        steps = self.prompt_global_steps[partition_id]
+        ended = super()._sampleable_terminal_keys(partition_id, *args)
+        return {key for key in ended if steps[key] == self.step}
+
+
+class AheadOfLearning(PPOTrainer):
+    """Asks for the rows of the next steps while a step learns; mixed into the asynchronous modes.
+
+    The policy that rolls a step out is at most `maxStaleness` steps older than the one that learns from it. What a
+    stopped run had asked for beyond its checkpoint is asked for again by the next: no step has rows of two attempts.
+    """
+
+    config: Any
+    global_steps: int
+    trainer_mode: str
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._asked_for: int | None = None
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Have this step and the next ones rolled out."""
+        if self._asked_for is None:
+            self._asked_for = self.global_steps - 1
+        ahead = self.job.spec.training.max_staleness
+        while self._asked_for < min(self.global_steps + ahead, self.total_training_steps):
+            self._asked_for += 1
+            self._ask_for(self._asked_for)
+        return {}
+
+    def _ask_for(self, step: int) -> None:
+        learning, self.global_steps = self.global_steps, step
+        try:
+            self._add_batch_to_generate()
+        finally:
+            self.global_steps = learning
+
+    def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
+        """Nothing: the first step asks for its rows and for those after it."""
+
+    def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
+        """Nothing: the first step of an attempt asks for its rows."""
+        return 0
+
+    def _save_checkpoint(self) -> None:
+        # In the asynchronous modes verl would keep the rows in flight as well.
+        mode, self.trainer_mode = self.trainer_mode, "sync"
+        super()._save_checkpoint()
+        self.trainer_mode = mode
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        computed = super()._compute_old_log_prob(batch, metrics)
+        self._compare_fresh_rows(batch, metrics)
+        return computed
+
+    def _compare_fresh_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Of two policies the probabilities differ anyway: rollout and trainer are compared on rows of one."""
+        for name in [name for name in metrics if name.startswith(DIFFERENCES)]:
+            del metrics[name]
+        version = max(0, self.global_steps - 1)
+        fresh = select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
+        metrics["turnmill/fresh_rows"] = float(len(fresh.keys))
+        if fresh.keys and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            fields = ["old_log_probs", "rollout_log_probs", "response_mask", "responses"]
+            data = tq.kv_batch_get(keys=fresh.keys, partition_id=fresh.partition_id, select_fields=fields)
+            metrics.update(calculate_debug_metrics(DataProto(batch=data.to_padded_tensor())))
+
+
+class ColocateAsync(AheadOfLearning, PPOTrainerColocateAsync):
+    """Rollout goes on while the policy learns, on the same devices."""
+
+
+class SeparateAsync(AheadOfLearning, PPOTrainerSeparateAsync):
+    """Rollout and learning have devices of their own; weights cross by network after every step."""
+
+    def __init__(self, config: Any) -> None:
+        # verl wants one mini-batch per weight sync, counted in prompts; ours are counted in rows.
+        actor = config.actor_rollout_ref.actor
+        wanted, actor.ppo_mini_batch_size = actor.ppo_mini_batch_size, config.data.train_batch_size
+        super().__init__(config)
+        actor.ppo_mini_batch_size = wanted
+        placement.place_engines(self.job.spec.resources.rollout.accelerator)
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        # All updates of a step start from the same weights: nothing is to be put aside for later ones.
+        computed = PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        self._compare_fresh_rows(batch, metrics)
+        return computed

@@ -1,0 +1,45 @@
+"""Which devices a run works on: verl's resource pools, held to the accelerators that a job asks for."""
+
+from dataclasses import dataclass
+
+from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
+
+from turnmill.jobs.resources import ray_resource
+
+
+@dataclass
+class PlacedPools(ResourcePoolManager):
+    """verl's pools, each bundle on a machine with this accelerator."""
+
+    accelerator: str | None = None
+
+    def create_resource_pool(self) -> None:
+        """Make the pools; their bundles are reserved when the first worker needs one."""
+        super().create_resource_pool()
+        for pool in self.resource_pool_dict.values():
+            _hold(pool, self.accelerator)
+
+
+def place_engines(accelerator: str | None) -> None:
+    """Have verl start engines of their own on machines with this accelerator, in this process from now on."""
+
+    class PlacedReplica(vLLMReplica):
+        @property
+        def resource_pool(self) -> RayResourcePool | None:
+            return self._resource_pool
+
+        @resource_pool.setter
+        def resource_pool(self, pool: RayResourcePool | None) -> None:
+            # Between making a pool and reserving its bundles verl leaves no other place to say where.
+            if pool is not None:
+                _hold(pool, accelerator)
+            self._resource_pool = pool
+
+    RolloutReplicaRegistry.register("vllm", lambda: PlacedReplica)
+
+
+def _hold(pool: RayResourcePool, accelerator: str | None) -> None:
+    if accelerator is not None:
+        pool.accelerator_type = ray_resource(accelerator)

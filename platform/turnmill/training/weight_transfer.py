@@ -1,0 +1,126 @@
+"""Weights over the network with gloo: how they reach engines on other machines where there are no GPUs.
+
+verl imports this module in every process that sends or receives (`checkpoint_engine.custom_backend_module`).
+"""
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroupGloo, TCPStore
+from verl.checkpoint_engine.base import (
+    CheckpointEngine,
+    CheckpointEngineRegistry,
+    TensorMeta,
+    merge_weight_chunks,
+    split_weight_chunks,
+)
+
+TIMEOUT_SECONDS = 120.0
+SENDER = 0
+
+Bucket = list[tuple[TensorMeta, Tensor]]
+
+
+@CheckpointEngineRegistry.register("gloo")
+class GlooWeights(CheckpointEngine):
+    """One sender, the first training process, and every process that feeds an engine; connected anew for each sync."""
+
+    def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.bucket_size = bucket_size
+        self.is_master = is_master
+        self.timeout = timedelta(seconds=timeout_seconds)
+        self._store: TCPStore | None = None
+        self._group: Any = None
+
+    def prepare(self) -> dict[str, Any]:
+        """Where the others find the sender."""
+        if not self.is_master:
+            return {}
+        self._store = TCPStore(_address(), 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
+        return {"host": _address(), "port": self._store.port}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """The first training process sends, the engines' processes receive, other training processes stay out."""
+        world_size = 1 + rollout_world_size
+
+        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
+            return {"rank": ranks, "world_size": [world_size] * len(ranks), "sender": [metadata[0]] * len(ranks)}
+
+        return arguments([SENDER] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world_size)))
+
+    def init_process_group(self, rank: int, world_size: int, sender: dict[str, Any]) -> None:
+        """Connect to all the others; returns when they are there."""
+        if rank < 0:
+            return
+        if self._store is None:
+            self._store = TCPStore(sender["host"], sender["port"], is_master=False, timeout=self.timeout)
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        # By default gloo listens where the host's name points to, which need not be reachable from other machines.
+        options._devices = [gloo.create_device(hostname=_address())]
+        options._timeout = self.timeout
+        self._group = gloo(self._store, rank, world_size, options)
+
+    def finalize(self) -> None:
+        """Part until the next sync."""
+        self._group = self._store = None
+
+    @torch.no_grad()
+    async def send_weights(self, weights: Iterable[tuple[str, Tensor]], global_steps: int | None = None) -> None:
+        """Send all weights, a bucket at a time; processes that stay out take part in gathering them."""
+        bucket: Bucket = []
+        size = 0
+        async for meta, chunk in split_weight_chunks(weights, self.bucket_size):
+            if self._group is None:
+                continue
+            if size + meta.chunk_size > self.bucket_size:
+                await asyncio.to_thread(self._send, bucket)
+                bucket, size = [], 0
+            bucket.append((meta, chunk.cpu()))
+            size += meta.chunk_size
+        if self._group is not None:
+            await asyncio.to_thread(self._send, bucket)
+            await asyncio.to_thread(self._send, [])
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
+        """All weights, as they come."""
+        async for name, weight in merge_weight_chunks(self._chunks(), self.bucket_size):
+            yield name, weight
+
+    async def _chunks(self) -> AsyncIterator[tuple[TensorMeta, Tensor]]:
+        while bucket := await asyncio.to_thread(self._receive):
+            for chunk in bucket:
+                yield chunk
+
+    def _send(self, bucket: Bucket) -> None:
+        about = torch.frombuffer(bytearray(pickle.dumps([meta for meta, _ in bucket])), dtype=torch.uint8)
+        data = torch.cat([chunk for _, chunk in bucket]) if bucket else torch.empty(0, dtype=torch.uint8)
+        self._broadcast(torch.tensor([about.numel(), data.numel()]))
+        self._broadcast(torch.cat([about, data]))
+
+    def _receive(self) -> Bucket:
+        sizes = torch.zeros(2, dtype=torch.int64)
+        self._broadcast(sizes)
+        message = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+        self._broadcast(message)
+        about, data = message.split(sizes.tolist())
+        metas: list[TensorMeta] = pickle.loads(about.numpy().tobytes())
+        chunks = data.split([meta.chunk_size for meta in metas]) if metas else ()
+        # As numbers, chunks must begin where numbers of their size can.
+        return [(meta, chunk.clone()) for meta, chunk in zip(metas, chunks, strict=True)]
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        self._group.broadcast(tensor, SENDER).wait(self.timeout)
+
+
+def _address() -> str:
+    return str(ray.util.get_node_ip_address().strip("[]"))

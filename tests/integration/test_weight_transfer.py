@@ -1,0 +1,108 @@
+"""Weights cross between processes' ends of the gloo transfer; threads stand for the processes."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from turnmill.training.weight_transfer import GlooWeights
+
+BUCKET_BYTES = 4096
+
+
+@pytest.fixture
+def side_by_side() -> Iterator[Callable[..., list[Any]]]:
+    """Calls each of several functions in a thread of its own and gives their results, or their errors."""
+    with ThreadPoolExecutor(8) as threads:
+
+        def run(*functions: Callable[[], Any]) -> list[Any]:
+            futures = [threads.submit(function) for function in functions]
+            return [future.exception(timeout=60) or future.result() for future in futures]
+
+        yield run
+
+
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "odd": torch.rand(3).to(torch.bfloat16),
+        "small": torch.rand(7, 5),
+        "larger than a bucket": torch.rand(60, 70),
+        "last": torch.arange(4),
+    }
+
+
+def connected(
+    side_by_side: Callable[..., list[Any]], *, num_training: int = 1, seconds: float = 30
+) -> list[GlooWeights]:
+    """Training processes, then two receivers, as verl connects them."""
+    ends = [GlooWeights(BUCKET_BYTES, is_master=rank == 0, timeout_seconds=seconds) for rank in range(num_training)]
+    ends += [GlooWeights(BUCKET_BYTES, timeout_seconds=seconds) for _ in range(2)]
+    senders, receivers = GlooWeights.build_topology(num_training, 2, [end.prepare() for end in ends])
+    arguments = [
+        {name: values[i] for name, values in part.items()}
+        for part, size in ((senders, num_training), (receivers, 2))
+        for i in range(size)
+    ]
+    errors = side_by_side(
+        *(lambda e=end, a=each: e.init_process_group(**a) for end, each in zip(ends, arguments, strict=True))
+    )
+    assert errors == [None] * len(ends)
+    return ends
+
+
+def send(end: GlooWeights) -> Callable[[], None]:
+    return lambda: asyncio.run(end.send_weights(iter(weights().items())))
+
+
+def receive(end: GlooWeights) -> Callable[[], dict[str, torch.Tensor]]:
+    async def all_of_it() -> dict[str, torch.Tensor]:
+        return {name: weight.clone() async for name, weight in end.receive_weights()}
+
+    return lambda: asyncio.run(all_of_it())
+
+
+def test_every_receiver_gets_the_weights_sync_after_sync(side_by_side):
+    for _ in range(2):
+        sender, *receivers = connected(side_by_side)
+
+        _, *received = side_by_side(send(sender), *map(receive, receivers))
+
+        for each in received:
+            assert list(each) == list(weights())
+            for name, weight in weights().items():
+                torch.testing.assert_close(each[name], weight, rtol=0, atol=0)
+        for end in (sender, *receivers):
+            end.finalize()
+
+
+def test_training_processes_beside_the_first_take_part_in_gathering_and_send_nothing(side_by_side):
+    sender, other, *receivers = connected(side_by_side, num_training=2)
+    gathered = iter(weights().items())
+
+    _, _, *received = side_by_side(
+        send(sender), lambda: asyncio.run(other.send_weights(gathered)), *map(receive, receivers)
+    )
+
+    assert next(gathered, None) is None
+    assert [list(each) for each in received] == [list(weights())] * 2
+
+
+def test_a_receiver_that_goes_away_is_an_error_and_no_wait(side_by_side):
+    sender, first, second = connected(side_by_side, seconds=3)
+    second.finalize()
+
+    errors = side_by_side(send(sender), receive(first))
+
+    assert any(isinstance(error, RuntimeError) for error in errors)
+
+
+def test_a_receiver_that_never_comes_is_an_error_in_time():
+    sender = GlooWeights(BUCKET_BYTES, is_master=True, timeout_seconds=1)
+    place = sender.prepare()
+
+    with pytest.raises(RuntimeError):
+        sender.init_process_group(0, 2, place)

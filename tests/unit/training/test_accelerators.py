@@ -1,0 +1,77 @@
+from typing import Any
+
+import pytest
+
+from turnmill.jobs import AgentTrainingJob, parse_job
+from turnmill.training.accelerators import demands, describe, local_resources, missing_message
+
+
+def job(mode: str, **resources: Any) -> AgentTrainingJob:
+    return parse_job(
+        {
+            "apiVersion": "turnmill.dev/v1alpha1",
+            "kind": "AgentTrainingJob",
+            "metadata": {"name": "small"},
+            "spec": {
+                "model": {"path": "/m"},
+                "environment": {"name": "babyai", "task": "goto", "count": 4},
+                "training": {"steps": 2, "turnsPerStep": 256, "mode": mode},
+                "resources": resources,
+            },
+        }
+    )
+
+
+SEPARATE = job(
+    "separate_async",
+    train={"accelerator": "H100", "nodes": 2, "gpusPerNode": 8},
+    rollout={"accelerator": "A40", "replicas": 4},
+)
+
+
+def test_a_job_with_machines_of_its_own_for_rollout_needs_both_kinds():
+    training, rollout = demands(SEPARATE)
+
+    assert (training.machines, training.gpus, training.accelerator) == (2, 8, "H100")
+    assert (rollout.machines, rollout.gpus, rollout.accelerator) == (4, 1, "A40")
+    assert rollout.bundle == {"CPU": 2, "GPU": 1, "accelerator_type:A40": 1e-4}
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_the_other_modes_need_one_kind(mode: str):
+    (training,) = demands(job(mode, train={"gpusPerNode": 2}))
+
+    assert training.bundle == {"CPU": 3, "GPU": 1}
+
+
+def test_one_machine_stands_for_all_that_a_job_asks_for():
+    resources = local_resources(SEPARATE, logical_gpus=True, cpus=2)
+
+    assert resources["num_gpus"] == 2 * 8 + 4
+    assert resources["num_cpus"] >= 3 * 16 + 2 * 4
+    assert set(resources["resources"]) == {"accelerator_type:H100", "accelerator_type:A40"}
+
+
+def test_real_gpus_are_counted_by_ray_itself():
+    assert local_resources(SEPARATE, logical_gpus=False, cpus=64)["num_gpus"] is None
+
+
+def test_what_is_missing_is_named_beside_what_is_there():
+    nodes = [
+        {"Alive": True, "Resources": {"GPU": 8.0, "CPU": 96.0, "accelerator_type:H100": 1.0}},
+        {"Alive": False, "Resources": {"GPU": 1.0, "accelerator_type:A40": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+    ]
+
+    message = missing_message(demands(SEPARATE)[1:], nodes, 30)
+
+    assert message.startswith("spec.resources.rollout asks for 4 machines with 1 GPU (A40): not free within 30 s.")
+    assert "The Ray cluster has 8 x H100 (96 CPUs)." in message
+
+
+def test_a_cluster_without_gpus_says_so():
+    assert "has no machine with a GPU" in missing_message(demands(SEPARATE), [], 0)
+
+
+def test_a_machine_of_no_known_accelerator_is_described():
+    assert describe({"GPU": 2.0, "CPU": 8.0}) == "2 x GPU of no name (8 CPUs)"
