@@ -212,6 +212,8 @@ async def test_a_validation_episode_whose_environment_dies_is_played_again(table
 
     assert at.prompts[2:] == at.prompts[:2]
     assert (row.facts.episode_length, row.facts.failures, row.facts.reward) == (2, 1, 1)
+    logged = [(turn.episode, turn.turn, turn.failed_cause) for turn in at.logged(validation=True)]
+    assert logged == [("v0-0", 0, None), ("v0-0", 1, "environment"), ("v0-0", 0, None), ("v0-0", 1, None)]
 
 
 async def test_validation_leaves_the_environments_of_training_alone(table):

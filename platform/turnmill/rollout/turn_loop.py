@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,6 @@ class TurnLoop(AgentLoopBase):
     async def _gather(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
         """A fixed number of turns and the bootstrap row; turns of an episode that failed are played again."""
         async with slot.lock:
-            slot.begin_segment(step)
             rows: list[TurnRow] = []
             failures: list[str] = []
             failed_in_a_row = 0
@@ -163,14 +163,13 @@ class TurnLoop(AgentLoopBase):
                 turns.append(await self._turn(slot, sampling_params))
             except EpisodeError as error:
                 failures.append(error.cause)
+                self._record_failure(slot, step, error, turns=turns, validation=True)
                 _give_up_after_too_many(len(failures), error)
                 await slot.abandon(again=True)
                 turns = []
                 continue
             slot.finish_turn(keep=True)
-        self.log.append(
-            [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)], validation=True
-        )
+        self.log.append(self._turn_records(slot, turns, step), validation=True)
         if slot.index < self.job.spec.training.validation.render_episodes:
             await self._render(slot, step)
         return turn_row(turns[-1], slot=slot, time=0, episode=turns, failures=failures)
@@ -185,6 +184,9 @@ class TurnLoop(AgentLoopBase):
 
     def _record(self, slot: Slot, turn: Turn, step: int) -> None:
         self.log.append([self._turn_record(slot, turn, step, slot.turn)])
+
+    def _turn_records(self, slot: Slot, turns: Sequence[Turn], step: int) -> list[TurnRecord]:
+        return [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)]
 
     def _turn_record(self, slot: Slot, turn: Turn, step: int, number: int) -> TurnRecord:
         return TurnRecord(
@@ -206,13 +208,16 @@ class TurnLoop(AgentLoopBase):
             observation=turn.observation,
         )
 
-    def _record_failure(self, slot: Slot, step: int, error: EpisodeError) -> None:
-        record = TurnRecord(
+    def _record_failure(
+        self, slot: Slot, step: int, error: EpisodeError, *, turns: Sequence[Turn] = (), validation: bool = False
+    ) -> None:
+        """How an episode ended, after those of its turns that are not in the log yet."""
+        end = TurnRecord(
             episode=slot.episode_name, environment=slot.index, turn=slot.turn, step=step, policy_version=0,
             prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
             observation=str(error), failed_cause=error.cause,
         )  # fmt: skip
-        self.log.append([record])
+        self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
 
 
 def replace_time(row: TurnRow, time: int) -> TurnRow:
