@@ -6,7 +6,7 @@ JOB ?= manifests/examples/babyai-goto-cpu.yaml
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit check crds clean
+.PHONY: help install run test unit check crds dashboards charts clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -43,6 +43,16 @@ crds: $(STAMP) ## Generate the custom resource definition and its reference
 	$(BIN)/turnmill crd > manifests/crds/agenttrainingjobs.turnmill.dev.yaml
 	cp manifests/crds/*.yaml charts/turnmill/files/crds/
 	$(BIN)/python -m turnmill.jobs.reference > docs/jobs.md
+
+dashboards: $(STAMP) ## Generate the boards of Grafana, and put them and the alerts into the charts
+	$(BIN)/python -m turnmill.observability.dashboards manifests/dashboards
+	mkdir -p charts/turnmill/files/dashboards charts/turnmill/files/alerts charts/turnmill-team/files/alerts
+	cp manifests/dashboards/*.json charts/turnmill/files/dashboards/
+	cp manifests/alerts/operator.yaml charts/turnmill/files/alerts/
+	cp manifests/alerts/team.yaml charts/turnmill-team/files/alerts/
+
+charts: ## Generate the READMEs of the charts; helm-docs must be in PATH
+	helm-docs --chart-search-root charts --log-level=warning
 
 clean: ## Delete .venv; runs/ stays
 	rm -rf $(VENV)

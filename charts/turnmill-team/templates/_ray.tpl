@@ -3,7 +3,8 @@
 {{- $group := index . 1 -}}
 {{- $params := dict -}}
 {{- if eq $group.device "cpu" -}}
-{{- $params = dict "num-gpus" (toString $group.gpusPerNode) "resources" (printf "'{\"accelerator_type:%s\": 1}'" $group.accelerator) -}}
+{{- /* CPUs are logical as well: a run has a dozen actors, and each takes one. */ -}}
+{{- $params = dict "num-cpus" "16" "num-gpus" (toString $group.gpusPerNode) "resources" (printf `"{\"accelerator_type:%s\": 1}"` $group.accelerator) -}}
 {{- end -}}
 {{ toYaml (mergeOverwrite $params (deepCopy $group.rayStartParams)) }}
 {{- end -}}
@@ -68,6 +69,10 @@ spec:
     - name: ray
       image: {{ .image | quote }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- if eq .device "cpu" }}
+      # KubeRay runs it before Ray: it imports once, in the background, what every process of a run needs.
+      args: [python -m turnmill.training.zygote]
+      {{- end }}
       env:
         {{- include "turnmill-team.storeEnv" $root | nindent 8 }}
         {{- if $root.Values.toolServer.enabled }}
@@ -124,8 +129,9 @@ spec:
 {{- define "turnmill-team.headTemplate" -}}
 {{- $root := index . 0 -}}
 {{- $trainer := $root.Values.trainer -}}
+{{- $default := index $trainer.groups $trainer.defaultGroup -}}
 {{- include "turnmill-team.rayTemplate" (dict
-  "root" $root "component" "ray-head" "token" (index . 1) "priority" $trainer.priorityClassName
+  "root" $root "component" "ray-head" "device" $default.device "token" (index . 1) "priority" $trainer.priorityClassName
   "image" (include "turnmill-team.image" (list $root $trainer.image "own"))
   "resources" (toYaml $trainer.head.resources)
   "nodeSelector" $trainer.head.nodeSelector "tolerations" $trainer.head.tolerations) -}}
@@ -138,7 +144,7 @@ spec:
 {{- $trainer := $root.Values.trainer -}}
 {{- $products := ternary $group.gpuProducts (list) (eq $group.device "cuda") -}}
 {{- include "turnmill-team.rayTemplate" (dict
-  "root" $root "component" "ray-worker" "group" (index . 1) "token" false
+  "root" $root "component" "ray-worker" "group" (index . 1) "device" $group.device "token" false
   "priority" (ternary $trainer.priorityClassName $trainer.rolloutPriorityClassName (eq $group.purpose "train"))
   "image" ($group.image | default (include "turnmill-team.image" (list $root $trainer.image "own")))
   "resources" (include "turnmill-team.groupResources" $group) "sharedMemory" $group.sharedMemory

@@ -1,0 +1,328 @@
+"""What the charts render, with their defaults and with every example of values."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from turnmill.jobs.team import parse_team
+from turnmill.testing.charts import (
+    CHARTS,
+    OPERATOR,
+    TEAM,
+    of_kind,
+    options,
+    pod_templates,
+    render,
+    try_helm,
+    values_files,
+)
+from turnmill.testing.programs import find_program, why_no_program
+
+ROOT = CHARTS.parent
+CASES = [(chart, file) for chart in (OPERATOR, TEAM) for file in (None, *values_files(chart))]
+
+pytestmark = pytest.mark.skipif(why_no_program("helm") is not None, reason=why_no_program("helm") or "")
+
+each_case = pytest.mark.parametrize(
+    ("chart", "file"), CASES, ids=[f"{chart.name}-{file.stem if file else 'defaults'}" for chart, file in CASES]
+)
+
+
+def rendered(chart: Path, file: Path | None = None) -> list[dict[str, Any]]:
+    return render(chart, files=[file] if file else [])
+
+
+@each_case
+def test_helm_finds_nothing_to_complain_about(chart, file):
+    done = try_helm("lint", "--strict", str(chart), *options(files=[file] if file else []))
+
+    assert done.returncode == 0, done.stdout
+
+
+@each_case
+def test_objects_have_names_of_their_own_that_kubernetes_takes(chart, file):
+    objects = rendered(chart, file)
+
+    keys = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+    assert len(keys) == len(set(keys))
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", name) for _, _, name in keys)
+
+
+@each_case
+def test_every_pod_is_restricted_bounded_and_without_a_token_it_does_not_need(chart, file):
+    for place, template in [pod for found in rendered(chart, file) for pod in pod_templates(found)]:
+        spec = template["spec"]
+        needs_token = "operator" in place or place.endswith("-ray head")
+
+        assert spec["automountServiceAccountToken"] is needs_token or place == "RayCluster", place
+        assert spec["securityContext"]["runAsNonRoot"], place
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, place
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), place
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"], place
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, place
+            assert not container["securityContext"]["allowPrivilegeEscalation"], place
+            assert {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"]["requests"]), place
+            assert {"memory", "ephemeral-storage"} <= set(container["resources"]["limits"]), place
+        for volume in spec.get("volumes", []):
+            assert volume.get("emptyDir", {"sizeLimit": ""}).get("sizeLimit") is not None, place
+
+
+@each_case
+def test_what_serves_has_probes(chart, file):
+    for found in rendered(chart, file):
+        if found["kind"] in ("Deployment", "StatefulSet"):
+            for container in found["spec"]["template"]["spec"]["containers"]:
+                assert {"readinessProbe", "livenessProbe"} <= set(container)
+
+
+@pytest.mark.parametrize(
+    ("chart", "values", "message"),
+    [
+        (TEAM, {"toolServer.replica": 2}, "additional properties 'replica' not allowed"),
+        (TEAM, {"toolserver": {}}, "additional properties 'toolserver' not allowed"),
+        (TEAM, {"toolServer.drainSeconds": 0}, "minimum: got 0, want 1"),
+        (TEAM, {"store.external.url": "redis://:secret@host:6379"}, "does not match pattern"),
+        (TEAM, {"trainer.groups.h100.gpus": 8}, "additional properties 'gpus' not allowed"),
+        (TEAM, {"trainer.groups.h100.device": "tpu"}, "must be one of 'cuda', 'cpu'"),
+        (TEAM, {"trainer.groups.h100": None}, "trainer.defaultGroup (h100) is none of trainer.groups (a40)"),
+        (OPERATOR, {"operator.replicas": -1}, "minimum: got -1, want 0"),
+        (OPERATOR, {"crd.enabled": True}, "additional properties 'crd' not allowed"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_place(chart, values, message):
+    done = try_helm("template", "team-a", str(chart), *options(values))
+
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("chart", [OPERATOR, TEAM], ids=lambda chart: chart.name)
+def test_the_schema_is_closed_and_knows_every_value(chart):
+    schema = json.loads((chart / "values.schema.json").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+
+    assert unknown(values, schema, schema) == []
+    assert open_objects(schema["properties"]) == ["global"]
+
+
+def unknown(values: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], place: str = "") -> list[str]:
+    """Values without a schema, and schemas without a value."""
+    properties = schema.get("properties", {})
+    found = [f"{place}{name}" for name in set(values) ^ (set(properties) - {"global"})]
+    for name, value in values.items():
+        below = properties.get(name, {})
+        if isinstance(value, dict) and "properties" in below:
+            found += unknown(value, below, root, f"{place}{name}.")
+    return found
+
+
+def open_objects(properties: dict[str, Any]) -> list[str]:
+    """Objects that take any property; maps say what their entries are."""
+    found = []
+    for name, schema in properties.items():
+        if schema.get("type") == "object" and "additionalProperties" not in schema:
+            found.append(name)
+        found += open_objects(schema.get("properties", {}))
+    return found
+
+
+@pytest.mark.parametrize("chart", [OPERATOR, TEAM], ids=lambda chart: chart.name)
+def test_an_example_sets_every_value(chart):
+    everything = yaml.safe_load((chart / "ci" / "everything-values.yaml").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+
+    assert unset(values, everything) == []
+
+
+def unset(values: dict[str, Any], example: dict[str, Any], place: str = "") -> list[str]:
+    found = []
+    for name, value in values.items():
+        if name not in example:
+            found.append(f"{place}{name}")
+        elif isinstance(value, dict) and value and place + name not in ("trainer.groups", "quota.hard"):
+            found += unset(value, example[name] or {}, f"{place}{name}.")
+    return found
+
+
+@pytest.mark.parametrize("file", [None, *values_files(TEAM)], ids=lambda file: file.stem if file else "defaults")
+def test_the_operator_can_read_what_the_team_s_chart_tells_it(file):
+    objects = rendered(TEAM, file)
+    (config,) = of_kind(objects, "ConfigMap", "turnmill-team")
+
+    team = parse_team(config["data"])
+
+    groups = {group.name: group for group in team.worker_groups}
+    assert set(groups) <= {"h100", "a40", "l4"}
+    for group in groups.values():
+        limits = group.template["spec"]["containers"][0]["resources"]["limits"]
+        if group.device == "cpu":
+            assert group.ray_start_params["num-gpus"] == str(group.gpus_per_node)
+            assert f"accelerator_type:{group.accelerator}" in group.ray_start_params["resources"]
+        else:
+            assert limits["nvidia.com/gpu"] == str(group.gpus_per_node)
+
+
+def test_jobs_that_name_no_accelerator_go_to_the_default_group():
+    objects = render(TEAM, {"trainer.defaultGroup": "a40"})
+    (config,) = of_kind(objects, "ConfigMap", "turnmill-team")
+
+    assert parse_team(config["data"]).worker_groups[0].name == "a40"
+
+
+def test_gpu_groups_go_to_nodes_with_their_product():
+    (config,) = of_kind(render(TEAM), "ConfigMap", "turnmill-team")
+
+    spec = parse_team(config["data"]).worker_groups[0].template["spec"]
+
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][0]["key"] == "nvidia.com/gpu.product"
+    assert "NVIDIA-H100-80GB-HBM3" in term["matchExpressions"][0]["values"]
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
+
+
+def test_the_store_s_password_is_in_a_secret_and_nowhere_else():
+    objects = render(TEAM)
+    (secret,) = of_kind(objects, "Secret")
+    password = secret["data"]["password"]
+
+    others = json.dumps([found for found in objects if found["kind"] != "Secret"])
+
+    assert len(password) > 40
+    assert password not in others
+
+
+def test_an_external_store_replaces_our_own():
+    objects = rendered(TEAM, TEAM / "ci" / "external-store-values.yaml")
+
+    assert not of_kind(objects, "StatefulSet")
+    assert not of_kind(objects, "Secret")
+    (tools,) = of_kind(objects, "Deployment")
+    env = {entry["name"]: entry for entry in tools["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["TURNMILL_REDIS"]["value"] == "rediss://:$(TURNMILL_STORE_PASSWORD)@redis.example.com:6380/0"
+    (policy,) = of_kind(objects, "NetworkPolicy", "team-a-tool-servers")
+    assert policy["spec"]["egress"] == [
+        {"to": [{"ipBlock": {"cidr": "192.0.2.10/32"}}], "ports": [{"port": 6380, "protocol": "TCP"}]}
+    ]
+
+
+def test_the_autoscaler_goes_by_calls_in_flight_and_falls_back_on_cpu():
+    (scaler,) = of_kind(render(TEAM), "HorizontalPodAutoscaler")
+    assert [metric["type"] for metric in scaler["spec"]["metrics"]] == ["Pods", "Resource"]
+
+    (fallback,) = of_kind(render(TEAM, {"toolServer.autoscaling.callsInFlight": 0}), "HorizontalPodAutoscaler")
+    assert [metric["type"] for metric in fallback["spec"]["metrics"]] == ["Resource"]
+
+
+def test_the_kubelet_waits_longer_than_a_drain_takes():
+    (tools,) = of_kind(render(TEAM, {"toolServer.drainSeconds": 600, "toolServer.lameDuckSeconds": 7}), "Deployment")
+    spec = tools["spec"]["template"]["spec"]
+
+    assert "--grace-seconds=600" in spec["containers"][0]["args"]
+    assert spec["containers"][0]["lifecycle"]["preStop"] == {"sleep": {"seconds": 7}}
+    assert spec["terminationGracePeriodSeconds"] > 607
+
+
+def test_monitors_come_only_where_their_api_is_installed():
+    kinds = {"PodMonitor", "PrometheusRule"}
+    for chart in (OPERATOR, TEAM):
+        without = {found["kind"] for found in render(chart, apis=[])}
+        with_api = {found["kind"] for found in render(chart)}
+
+        assert not kinds & without
+        assert "PodMonitor" in with_api
+
+
+def test_the_operator_reads_no_secrets():
+    for file in (None, *values_files(OPERATOR)):
+        for role in [found for found in rendered(OPERATOR, file) if found["kind"] in ("Role", "ClusterRole")]:
+            for rule in role["rules"]:
+                assert "secrets" not in rule["resources"]
+                assert "*" not in rule["resources"] + rule["verbs"] + rule["apiGroups"]
+
+
+def test_an_operator_for_namespaces_has_nothing_that_belongs_to_the_cluster():
+    objects = rendered(OPERATOR, OPERATOR / "ci" / "one-namespace-values.yaml")
+
+    assert {found["kind"] for found in objects}.isdisjoint(
+        {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass"}
+    )
+    roles = of_kind(objects, "Role", "team-a-operator")
+    assert sorted(role["metadata"]["namespace"] for role in roles) == ["team-a", "team-b"]
+
+
+def test_the_custom_resource_stays_when_the_release_goes():
+    (kept,) = of_kind(render(OPERATOR), "CustomResourceDefinition")
+    assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+    (dropped,) = of_kind(render(OPERATOR, {"crds.keep": False}), "CustomResourceDefinition")
+    assert "annotations" not in dropped["metadata"]
+    assert kept["spec"] == dropped["spec"]
+
+
+def test_the_priorities_are_trainer_then_rollout_then_tools():
+    values = {found["metadata"]["name"]: found["value"] for found in of_kind(render(OPERATOR), "PriorityClass")}
+
+    assert values["turnmill-trainer"] > values["turnmill-rollout"] > values["turnmill-tools"]
+
+
+def test_nothing_comes_in_or_goes_out_that_no_policy_names():
+    policies = {found["metadata"]["name"]: found["spec"] for found in of_kind(render(TEAM), "NetworkPolicy")}
+
+    assert policies["team-a-default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for name, policy in policies.items():
+        peers = [peer for rule in policy.get("ingress", []) for peer in rule["from"]]
+        assert all("namespaceSelector" in peer or "podSelector" in peer for peer in peers), name
+        assert all(peer.get("namespaceSelector") != {} for peer in peers), name
+
+
+@pytest.mark.parametrize(
+    ("source", "copies"),
+    [
+        ("manifests/crds", "charts/turnmill/files/crds"),
+        ("manifests/dashboards", "charts/turnmill/files/dashboards"),
+    ],
+)
+def test_what_the_charts_carry_is_what_the_manifests_say(source, copies):
+    assert texts(ROOT / copies) == texts(ROOT / source)
+
+
+def test_the_alerts_that_the_charts_carry_are_those_of_the_manifests():
+    carried = texts(OPERATOR / "files" / "alerts") | texts(TEAM / "files" / "alerts")
+
+    assert carried == texts(ROOT / "manifests" / "alerts")
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*") if path.is_file()}
+
+
+@pytest.mark.skipif(why_no_program("helm-docs") is not None, reason=why_no_program("helm-docs") or "")
+@pytest.mark.parametrize("chart", [OPERATOR, TEAM], ids=lambda chart: chart.name)
+def test_the_readme_is_generated(chart):
+    program = find_program("helm-docs")
+    done = subprocess.run(
+        [program, "--chart-search-root", chart, "--dry-run", "--log-level=error"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert (chart / "README.md").read_text().strip() == done.stdout.strip(), "run `make charts`"
+
+
+@pytest.mark.skipif(why_no_program("helm-unittest") is not None, reason=why_no_program("helm-unittest") or "")
+@pytest.mark.parametrize("chart", [OPERATOR, TEAM], ids=lambda chart: chart.name)
+def test_the_charts_own_suites_pass(chart):
+    program = find_program("helm-unittest")
+    done = subprocess.run(
+        [program, "--strict", chart], capture_output=True, text=True, check=False, timeout=120, env={"CI": "true"}
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
