@@ -1,6 +1,7 @@
-"""The main job over several seeds: success, time, memory, and where the time of a step goes.
+"""A job over several seeds: success, time and memory. The seed makes the model, its warm start and the run.
 
 .venv/bin/python benchmarks/main_job.py --seeds 0 1 2
+.venv/bin/python benchmarks/main_job.py --job manifests/examples/tool-arithmetic-cpu.yaml --seeds 0 1 2
 """
 
 import argparse
@@ -18,8 +19,21 @@ import sys
 from turnmill.jobs import load_job
 from turnmill.training.warm_start import ensure_warm_start
 spec = load_job(sys.argv[1], [f"model.warmStart.seed={sys.argv[2]}"]).spec
-ensure_warm_start(spec.model.warm_start, environment=spec.environment, max_turns=spec.agent.max_turns)
+ensure_warm_start(
+    spec.model.warm_start, environment=spec.environment, max_turns=spec.agent.max_turns,
+    tasks=spec.agent.type == "tool",
+)
 """
+COLUMNS = {
+    "exit code": "{:.0f}",
+    "success before": "{:.3f}",
+    "after": "{:.3f}",
+    "warm start s": "{:.0f}",
+    "run s": "{:.0f}",
+    "to first step s": "{:.0f}",
+    "neither": "{:.1%}",
+    "memory GB": "{:.2f}",
+}
 
 
 def main() -> None:
@@ -28,56 +42,40 @@ def main() -> None:
     parser.add_argument("--job", type=Path, default=EXAMPLE)
     parser.add_argument("--output", type=Path, default=Path("runs/benchmarks/main_job"))
     options = parser.parse_args()
-    results = {
-        seed: one(options.job, options.output / f"seed-{seed}-{int(time.time())}", seed) for seed in options.seeds
-    }
-    show(results)
+    results: dict[int, tuple[float, Measured]] = {}
+    for seed in options.seeds:
+        results[seed] = one(options.job, options.output / f"{options.job.stem}-{seed}-{int(time.time())}", seed)
+        # After each: what is known stays known if a later one is interrupted.
+        print(table_of(results), flush=True)
+    print(json.dumps({seed: run.summary for seed, (_, run) in results.items()}))
+    sys.exit(any(run.exit_code for _, run in results.values()))
 
 
 def one(job: Path, run_dir: Path, seed: int) -> tuple[float, Measured]:
     """Seconds of the warm start (near 0 where it is kept), and the run."""
     started = time.monotonic()
-    subprocess.run([sys.executable, "-c", WARM_START, str(job), str(seed)], check=True)
+    # What is wrong with it the run tells as well.
+    subprocess.run([sys.executable, "-c", WARM_START, str(job), str(seed)], check=False)
     warm_start = time.monotonic() - started
     return warm_start, measure(job, run_dir, "--set", f"training.seed={seed}", "--set", f"model.warmStart.seed={seed}")
 
 
-def show(results: dict[int, tuple[float, Measured]]) -> None:
-    rows = []
-    for warm_start, run in results.values():
-        summary = run.summary
-        rows.append(
-            [
-                run.exit_code,
-                summary["success_first"],
-                summary["success_final"],
-                warm_start,
-                run.seconds,
-                summary["seconds_to_first_step"],
-                summary["overhead_share"],
-                run.peak_bytes / 1e9,
-            ]
-        )
-    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    names = [*(f"seed {seed}" for seed in results), "median"]
-    header = [
-        "",
-        "exit code",
-        "success before",
-        "after",
-        "warm start s",
-        "run s",
-        "to first step s",
-        "neither",
-        "memory GB",
-    ]
-    formats = ["{:.0f}", "{:.3f}", "{:.3f}", "{:.0f}", "{:.0f}", "{:.0f}", "{:.1%}", "{:.2f}"]
-    cells = [
-        [name, *(form.format(value) for form, value in zip(formats, row, strict=True))]
-        for name, row in zip(names, [*rows, medians], strict=True)
-    ]
-    print(table(header, cells))
-    print(json.dumps({seed: run.summary for seed, (_, run) in results.items()}))
+def table_of(results: dict[int, tuple[float, Measured]]) -> str:
+    rows = {f"seed {seed}": figures(warm_start, run) for seed, (warm_start, run) in results.items()}
+    known = [[value for value in column if value is not None] for column in zip(*rows.values(), strict=True)]
+    rows["median"] = [statistics.median(column) if column else None for column in known]
+    return table(["", *COLUMNS], [[name, *map(cell, COLUMNS.values(), values)] for name, values in rows.items()])
+
+
+def figures(warm_start: float, run: Measured) -> list[float | None]:
+    summary = run.summary
+    success = summary.get("success_first"), summary.get("success_final")
+    times = warm_start, run.seconds, summary.get("seconds_to_first_step"), summary.get("overhead_share")
+    return [run.exit_code, *success, *times, run.peak_bytes / 1e9]
+
+
+def cell(form: str, value: float | None) -> str:
+    return "–" if value is None else form.format(value)
 
 
 if __name__ == "__main__":
