@@ -1,5 +1,6 @@
 """Trains in a Ray cluster that exists, as one attempt of those that an operator counts."""
 
+import asyncio
 import logging
 import os
 import shlex
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from turnmill.core.errors import RunFailedError
+from turnmill.core.errors import RunFailedError, StaleClaimError, StoreError
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
@@ -17,11 +18,15 @@ from turnmill.training.preparation import ensure_model, finish, prepare, process
 from turnmill.training.progress_server import ProgressServer
 from turnmill.training.run_watch import Report, watch
 from turnmill.training.zygote import pod
-from turnmill.trajectories.address import JournalAddress
+from turnmill.trajectories.address import JournalAddress, with_password
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.journal import RolloutJournal
 
 COMPLETE, FAILED = "complete", "failed"
 # The operator asks every 10 s.
 LAST_LOOK_SECONDS = 15.0
+# A store whose pod is on its way back.
+STORE_SECONDS = 60.0
 WARM_STARTS = ".warm-starts"
 
 
@@ -88,9 +93,23 @@ def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
     if attempt.store_url is not None:
         addresses["store_url"] = attempt.store_url
         JournalAddress(attempt.store_url, addresses["run_name"]).write(folder.path)
+        asyncio.run(_take_run(attempt.store_url, addresses["run_name"], attempt.number))
     if attempt.tool_server_url is not None and attempt.job.spec.tool_agent.tool_server_url is None:
         addresses["tool_server_url"] = attempt.tool_server_url
     return addresses
+
+
+async def _take_run(store_url: str, run: str, attempt: int) -> None:
+    """From here on the store takes nothing from earlier attempts."""
+    journal = RolloutJournal.from_url(with_password(store_url), run, attempt=attempt)
+    try:
+        await journal.take_run(deadline=deadline_in(STORE_SECONDS))
+    except StaleClaimError as error:
+        raise RunFailedError(str(error), fence.STALE) from error
+    except StoreError as error:
+        raise RunFailedError(str(error), "store") from error
+    finally:
+        await journal.close()
 
 
 @contextmanager

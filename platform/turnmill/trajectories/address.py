@@ -6,10 +6,14 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote, urlsplit
 
 from turnmill.observability import atomic_files
 
 FILE = "journal.json"
+
+PASSWORD = "TURNMILL_STORE_PASSWORD"
+"""Environment variable with the store's password, where the URL that goes about holds none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +38,12 @@ class JournalAddress:
             return cls(**json.loads((run_dir / FILE).read_text()))
         except FileNotFoundError:
             return None
+
+
+def with_password(url: str) -> str:
+    """The URL with the password of the environment, unless it names one or there is none."""
+    parts, password = urlsplit(url), os.environ.get(PASSWORD)
+    if not password or parts.password:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()

@@ -18,6 +18,7 @@ from turnmill.trajectories.settings import StoreSettings
 OPEN = scripts.load("journal_open")
 APPEND = scripts.load("journal_append")
 FINISH = scripts.load("journal_finish", allow_oom=True)
+TAKE_RUN = scripts.load("run_take")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +55,55 @@ class RolloutJournal:
         await journal.finish(rollout, {"stop_reason": "completed"}, deadline=deadline_in(10))
 
     Every operation may be sent again: none takes effect twice. Each raises StoreUnavailableError at its deadline.
+
+    Where attempts at the run are counted, `attempt` says which one this is: `take_run` makes those before it stale.
     """
 
-    def __init__(self, client: StoreClient, run: str, settings: StoreSettings | None = None) -> None:
+    def __init__(
+        self, client: StoreClient, run: str, settings: StoreSettings | None = None, *, attempt: int | None = None
+    ) -> None:
         self._client = client
+        self._run = run
         self._keys = Keys(run)
         self._settings = settings or StoreSettings()
+        self._attempt = attempt
 
     @classmethod
-    def from_url(cls, url: str, run: str, settings: StoreSettings | None = None) -> Self:
+    def from_url(cls, url: str, run: str, settings: StoreSettings | None = None, *, attempt: int | None = None) -> Self:
         """A journal with connections of its own; `close` closes them."""
         settings = settings or StoreSettings()
-        return cls(StoreClient(url, max_connections=settings.max_connections), run, settings)
+        return cls(StoreClient(url, max_connections=settings.max_connections), run, settings, attempt=attempt)
+
+    async def take_run(self, *, deadline: float) -> None:
+        """Make earlier attempts at the run stale: they open nothing more, and what they have open is taken from them.
+
+        Raises StaleClaimError where a later attempt has done so.
+        """
+        assert self._attempt is not None
+        newest = await self._client.run(
+            TAKE_RUN, self._keys.attempt, self._attempt, self._milliseconds(finished=False), deadline=deadline
+        )
+        if int(newest) > self._attempt:
+            raise self._stale(newest)
+        for rollout in await self.live(deadline=deadline):
+            await self.open(rollout.name, deadline=deadline)
 
     async def open(self, name: str, *, about: Mapping[str, Any] | None = None, deadline: float) -> Rollout:
         """Begin a rollout, or take it over with what it has: whoever had it open can no longer write.
 
-        Without `about`, what was told before stays.
+        Without `about`, what was told before stays. Raises StaleClaimError for an older attempt at the run.
         """
+        await self._require_newest(deadline)
         arguments = (
             secrets.token_hex(8),
             _packed(about) if about is not None else b"",
             self._milliseconds(finished=False),
+            self._attempt or 0,
         )
-        fields, turns = await self._client.run(OPEN, self._keys.journal(name), *arguments, deadline=deadline)
+        answer, *rest = await self._client.run(OPEN, self._keys.journal(name), *arguments, deadline=deadline)
+        if answer != b"opened":
+            raise self._stale(rest[0])
+        fields, turns = rest
         return _rollout(name, dict(zip(fields[::2], fields[1::2], strict=True)), turns)
 
     async def append(self, rollout: Rollout, turn: Turn, *, deadline: float) -> Rollout:
@@ -134,6 +160,20 @@ class RolloutJournal:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+    async def _require_newest(self, deadline: float) -> None:
+        if self._attempt is None:
+            return
+        expiry = self._milliseconds(finished=False)
+        newest = await self._client.command("GETEX", self._keys.attempt, "PX", expiry, deadline=deadline)
+        if int(newest or 0) > self._attempt:
+            raise self._stale(newest)
+
+    def _stale(self, newest: bytes | int) -> StaleClaimError:
+        return StaleClaimError(
+            f"Attempt {self._attempt} at run {self._run!r} is stale: attempt {int(newest)} has begun, "
+            "and one alone may write."
+        )
 
     def _milliseconds(self, *, finished: bool) -> int:
         seconds = self._settings.finished_seconds if finished else self._settings.expiry_seconds

@@ -31,6 +31,11 @@ class Keys:
         return unquote(key[key.index("{") + 1 : key.rindex("}")], errors="surrogatepass")
 
     @property
+    def attempt(self) -> str:
+        """The newest attempt at the run."""
+        return f"{PREFIX}:{self._run}:attempt"
+
+    @property
     def every_trajectory(self) -> str:
         """The pattern of the keys that `trajectory` makes, and of no other."""
         return f"{PREFIX}:{self._run}:trajectory:{{*}}"

@@ -127,3 +127,70 @@ async def test_a_rollout_that_grows_too_large_is_refused(new_journal):
         await journal.append(rollout, Turn(prompt_ids=tuple(range(200)), response_ids=(1,)), deadline=soon())
 
     assert (await journal.read("rollout", deadline=soon())).turns == ()
+
+
+@pytest.fixture
+async def attempt_at_run(redis_url, request):
+    journals = []
+
+    def at(number):
+        journals.append(RolloutJournal.from_url(redis_url, request.node.name, attempt=number))
+        return journals[-1]
+
+    yield at
+    for journal in journals:
+        await journal.close()
+
+
+async def test_a_stale_attempt_at_the_run_opens_no_rollout(attempt_at_run):
+    stale = attempt_at_run(1)
+    await stale.take_run(deadline=soon())
+    await attempt_at_run(2).take_run(deadline=soon())
+
+    with pytest.raises(StaleClaimError, match=r"Attempt 1 at run .* is stale: attempt 2 has begun"):
+        await stale.open("step-4/prompt-1/sample-0", deadline=soon())
+
+    assert await stale.names(deadline=soon()) == []
+
+
+async def test_a_stale_attempt_at_the_run_writes_nothing_to_what_it_has_open(attempt_at_run):
+    stale, newest = attempt_at_run(1), attempt_at_run(2)
+    await stale.take_run(deadline=soon())
+    rollout = await stale.append(await stale.open("sample-0", deadline=soon()), FIRST, deadline=soon())
+    await newest.take_run(deadline=soon())
+
+    with pytest.raises(StaleClaimError):
+        await stale.append(rollout, SECOND, deadline=soon())
+    with pytest.raises(StaleClaimError):
+        await stale.finish(rollout, {"stop_reason": "completed"}, deadline=soon())
+
+    carried_on = await newest.open("sample-0", deadline=soon())
+    assert carried_on.turns == (FIRST,)
+    assert not carried_on.finished
+
+
+async def test_a_stale_attempt_that_was_slow_to_open_takes_nothing_over(attempt_at_run):
+    # It looked before the newer attempt began, and opens after it.
+    slow, newest = attempt_at_run(1), attempt_at_run(2)
+    await newest.open("sample-0", deadline=soon())
+
+    with pytest.raises(StaleClaimError):
+        await slow.open("sample-0", deadline=soon())
+
+    kept = await newest.read("sample-0", deadline=soon())
+    assert kept is not None
+    assert kept.attempt == 1
+
+
+async def test_an_older_attempt_at_the_run_does_not_take_it(attempt_at_run):
+    await attempt_at_run(3).take_run(deadline=soon())
+
+    with pytest.raises(StaleClaimError, match="attempt 3 has begun"):
+        await attempt_at_run(2).take_run(deadline=soon())
+
+
+async def test_the_same_attempt_may_take_the_run_again(attempt_at_run):
+    await attempt_at_run(2).take_run(deadline=soon())
+    await attempt_at_run(2).take_run(deadline=soon())
+
+    assert (await attempt_at_run(2).open("sample-0", deadline=soon())).turns == ()

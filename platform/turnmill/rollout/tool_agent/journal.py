@@ -83,13 +83,18 @@ class StoreJournal:
         self.num_not_kept = 0
 
     async def open(self, episode: "Episode") -> Begun:
-        """Begin a trajectory, or take it over with the turns that are there."""
+        """Begin a trajectory, or take it over with the turns that are there.
+
+        Raises InferenceError where a later attempt at the run has begun.
+        """
         if self._first_step is None and not episode.validate:
             self._first_step = episode.step
         try:
             if episode.validate or episode.step != self._first_step:
                 await self._journal.forget(episode.name, deadline=deadline_in(STORE_SECONDS))
             rollout = await self._take_over_or_begin(episode)
+        except StaleClaimError as error:
+            raise InferenceError(f"{episode.name} is not this attempt's: {error}") from error
         except StoreError as error:
             self._not_kept(episode, error)
             return Begun(episode.trajectory_id)

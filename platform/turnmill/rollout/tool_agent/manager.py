@@ -17,6 +17,7 @@ from turnmill.rollout.tool_agent.journal import Journal, NoJournal, StoreJournal
 from turnmill.rollout.tool_agent.loop import Failure, ToolLoop
 from turnmill.rollout.tool_agent.rows import verl_rows
 from turnmill.rollout.worker import LoopManager, LoopWorker
+from turnmill.trajectories.address import with_password
 from turnmill.trajectories.journal import RolloutJournal
 
 FAILED = "failed"
@@ -99,10 +100,11 @@ def shares_of(limit: int | None, num_workers: int) -> list[int] | None:
 
 
 def _journal(config: Any) -> Journal:
-    url = config.turnmill.get("store_url")
-    if url is None:
+    given = config.turnmill
+    if (url := given.get("store_url")) is None:
         return NoJournal()
-    return StoreJournal(RolloutJournal.from_url(url, RunFolder(config.turnmill.run_dir).run_name()))
+    run, attempt = given.get("run_name") or RunFolder(given.run_dir).run_name(), given.get("attempt")
+    return StoreJournal(RolloutJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None))
 
 
 def _as_run_failure(error: Exception) -> RunFailedError:
