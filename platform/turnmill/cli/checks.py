@@ -8,7 +8,7 @@ from turnmill.jobs.problems import MISSING, Problem
 from turnmill.jobs.values import BrokenValueError, Values
 
 # The warm start imitates an expert, and only these environments bring one.
-EXPERTS = ("babyai", "sokoban")
+EXPERTS = ("babaisai", "babyai", "sokoban")
 TEACHERS = ("arithmetic",)
 
 
