@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from turnmill.testing.kubernetes import Namespace, fresh_namespace, why_no_cluster
+from turnmill.testing.team_jobs import Team, operated_team
 
 HERE = Path(__file__).parent
 PREFIX = os.environ.get("TURNMILL_E2E_PREFIX", "e2e")
@@ -22,8 +23,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
+@pytest.fixture(scope="session")
+def prefix() -> str:
+    """The beginning of every namespace's name."""
+    return PREFIX
+
+
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
     """A fresh namespace that admits restricted pods only."""
     with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh:
         yield fresh
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    """An operator and a team's place, for the jobs of one module."""
+    with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh, operated_team(fresh) as team:
+        yield team

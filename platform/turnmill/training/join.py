@@ -14,7 +14,7 @@ from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.training import accelerators, fence
 from turnmill.training.attempt import Attempt
-from turnmill.training.preparation import ensure_model, finish, prepare, process_environment, resolve_device
+from turnmill.training.preparation import finish, prepare, process_environment, resolve_device
 from turnmill.training.progress_server import ProgressServer
 from turnmill.training.run_watch import Report, watch
 from turnmill.training.zygote import pod
@@ -58,23 +58,24 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
     job = attempt.job
     device = attempt.device or resolve_device(job.spec.resources.device)
     os.environ.update(process_environment(device))
-    # Other pods read the model: it lies on the shared claim, for all jobs of the namespace.
-    model = ensure_model(job, folder, report, cache_dir=attempt.run_dir.parent / WARM_STARTS)
-    write_progress(folder, Progress(phase="starting"))
     with _joined(device):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from turnmill.training.task_runner import TurnTaskRunner
 
-        # Pods may still be on their way, of a group that scales from zero above all.
-        accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
-        folder.beat()
         # Beside this process, which passes its metrics on; it trains nothing itself.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         runner = TurnTaskRunner.options(num_cpus=0, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
         text = _with_metrics(attempt).model_dump_json(by_alias=True)
-        future = runner.run.remote(text, str(model), str(folder.path), device, _addresses(attempt, folder))
+        # Other pods read the model: it lies on the shared claim, for all jobs of the namespace.
+        warm_starts = attempt.run_dir.parent / WARM_STARTS
+        model = watch(runner.make_model.remote(text, str(folder.path), str(warm_starts)), job, folder, report)
+        write_progress(folder, Progress(phase="starting"))
+        # Pods may still be on their way, of a group that scales from zero above all.
+        accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
+        folder.beat()
+        future = runner.run.remote(text, model, str(folder.path), device, _addresses(attempt, folder))
         watch(future, job, folder, report)
         ray.kill(runner)
 

@@ -12,8 +12,8 @@ POLL_SECONDS = 0.25
 Report = Callable[[Progress], None]
 
 
-def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report) -> None:
-    """Wait for the run, show how it goes, and end it if nothing goes any more."""
+def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report) -> Any:
+    """Wait for a call of the trainer's and return its value; show how the run goes, end it if nothing goes any more."""
     import ray
 
     shown: Progress | None = None
@@ -25,8 +25,7 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
             report(progress)
             shown = progress
         if ready:
-            _result(future, folder)
-            return
+            return _result(future, folder)
         if (failure := folder.read_failure()) is not None:
             raise failure
         if (silent := folder.seconds_since_progress()) > stall_timeout:
@@ -38,11 +37,11 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
             )
 
 
-def _result(future: Any, folder: RunFolder) -> None:
+def _result(future: Any, folder: RunFolder) -> Any:
     import ray
 
     try:
-        ray.get(future)
+        return ray.get(future)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, RunFailedError):

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 class TurnTaskRunner:
     """Builds the configuration, the trainer and the agent loops, and trains; one per run."""
 
+    def make_model(self, job_json: str, run_dir: str, cache_dir: str) -> str:
+        """The folder of the model to start from; a warm start is made here unless `cache_dir` has it."""
+        from turnmill.jobs import AgentTrainingJob
+        from turnmill.observability.run_folder import RunFolder
+        from turnmill.training.preparation import ensure_model
+
+        job = AgentTrainingJob.model_validate_json(job_json)
+        return str(ensure_model(job, RunFolder(run_dir), lambda _: None, cache_dir=Path(cache_dir)))
+
     def run(self, job_json: str, model: str, run_dir: str, device: str, addresses: Mapping[str, str]) -> None:
         """Train to the last step; raises what went wrong."""
         import torch

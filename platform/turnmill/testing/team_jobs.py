@@ -1,0 +1,172 @@
+"""An operator and a team's place on a cluster, installed with their charts, and what a test does with its jobs."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnmill.testing import charts
+from turnmill.testing.charts import helm, options, try_helm
+from turnmill.testing.kubernetes import Namespace, wait_for
+from turnmill.testing.team_release import RELEASE, STORE, pod, team_release
+
+ROOT = Path(__file__).parents[3]
+CRD = ROOT / "manifests" / "crds" / "agenttrainingjobs.turnmill.dev.yaml"
+RELEASE_OF_OPERATOR = "turnmill"
+OPERATOR_PODS = "app.kubernetes.io/component=operator"
+READER = "reader"
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A namespace with an operator, tool servers, a store and shared storage."""
+
+    namespace: Namespace
+
+    def submit(self, example: str, name: str, **changes: Any) -> "SubmittedJob":
+        """Apply an example under a name of its own; `changes` are values by dotted fields of its spec."""
+        manifest = yaml.safe_load((ROOT / "manifests" / "examples" / example).read_text())
+        manifest["metadata"]["name"] = name
+        for path, value in changes.items():
+            *folders, last = path.split("__")
+            section = manifest["spec"]
+            for folder in folders:
+                section = section.setdefault(folder, {})
+            section[last] = value
+        self.namespace.apply(manifest)
+        return SubmittedJob(self, name)
+
+    def pods(self, selector: str) -> list[str]:
+        """The names of pods that are not on their way out."""
+        pods = self.namespace.list("pods", selector)
+        return [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def kill(self, selector: str) -> list[str]:
+        """Kill every pod of a selector at once, as a node that dies takes them; returns their names."""
+        names = self.pods(selector)
+        assert names, f"no pod with {selector}"
+        self.namespace.kubectl("delete", "pod", *names, "--grace-period=0", "--force", "--wait=false")
+        return names
+
+    def store_keys(self) -> list[str]:
+        """Every key of the trajectory store."""
+        script = 'REDISCLI_AUTH="$(cat /etc/store-password/password)" redis-cli --scan'
+        return self.namespace.run_in(f"{STORE}-0", "sh", "-c", script).split()
+
+    def read(self, path: str) -> str:
+        """A file on the storage of runs."""
+        return self.namespace.run_in(READER, "cat", path)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedJob:
+    """A job that is in the cluster."""
+
+    team: Team
+    name: str
+
+    @property
+    def labels(self) -> str:
+        """The selector of everything that belongs to it."""
+        return f"turnmill.dev/job={self.name}"
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        """The resource as it is."""
+        found = self.team.namespace.get("agenttrainingjob", self.name)
+        assert found is not None, f"there is no job {self.name}"
+        return found
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """How far it is."""
+        return self.resource.get("status", {}).get("progress") or {}
+
+    def condition(self, kind: str) -> Mapping[str, Any]:
+        """A condition; empty where there is none of its type."""
+        conditions = self.resource.get("status", {}).get("conditions", ())
+        return next((condition for condition in conditions if condition["type"] == kind), {})
+
+    def wait_for_step(self, step: int, *, seconds: float) -> None:
+        """Wait until a step is done; raises AssertionError where the job fails before."""
+        wait_for(f"step {step} of {self.name}", lambda: self._went_on(step), seconds=seconds)
+
+    def _went_on(self, step: int) -> bool:
+        resource = self.resource
+        self._require_no_failure(resource)
+        return int(resource.get("status", {}).get("progress", {}).get("step", 0)) >= step
+
+    def wait_until_complete(self, *, seconds: float) -> list[float]:
+        """Wait for the end; returns the rewards that the status showed, step by step."""
+        rewards: dict[int, float] = {}
+
+        def ended() -> bool:
+            resource = self.resource
+            self._require_no_failure(resource)
+            progress = resource.get("status", {}).get("progress") or {}
+            if "rewardMean" in progress:
+                rewards[progress["step"]] = progress["rewardMean"]
+            return bool(_is_true(resource, "Complete"))
+
+        wait_for(f"end of {self.name}", ended, seconds=seconds)
+        return [rewards[step] for step in sorted(rewards)]
+
+    def _require_no_failure(self, resource: Mapping[str, Any]) -> None:
+        if failed := _is_true(resource, "Failed"):
+            raise AssertionError(f"{self.name} failed: {failed['reason']}: {failed['message']}")
+
+    def pod(self, kind: str) -> str:
+        """The name of its one running pod of a kind: `head` or `worker`, or a worker group."""
+        selector = f"ray.io/node-type={kind}" if kind in ("head", "worker") else f"ray.io/group={kind}"
+        names = self.team.pods(f"{self.labels},{selector}")
+        assert len(names) == 1, f"{kind}: {names}"
+        return names[0]
+
+    @property
+    def run_dir(self) -> str:
+        """Its folder on the storage of runs."""
+        metadata = self.resource["metadata"]
+        return f"/runs/{self.team.namespace.name}/{self.name}-{metadata['uid'][:8]}"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """What its run wrote down of every step."""
+        return [json.loads(line) for line in self.team.read(f"{self.run_dir}/metrics.jsonl").splitlines()]
+
+    def summary(self) -> dict[str, Any]:
+        """What came out of its run."""
+        found: dict[str, Any] = json.loads(self.team.read(f"{self.run_dir}/summary.json"))
+        return found
+
+
+def _is_true(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    conditions = resource.get("status", {}).get("conditions", ())
+    return next((found for found in conditions if (found["type"], found["status"]) == (kind, "True")), {})
+
+
+@contextmanager
+def operated_team(namespace: Namespace, values: dict[str, Any] | None = None) -> Iterator[Team]:
+    """Both charts, installed for this namespace alone, and a pod that reads the storage of runs."""
+    namespace.kubectl("apply", "--server-side", "--force-conflicts", "--filename", str(CRD))
+    own = {"operator": {"namespaces": [namespace.name], "replicas": 2}}
+    where = [RELEASE_OF_OPERATOR, str(charts.OPERATOR), f"--namespace={namespace.name}"]
+    helm("upgrade", "--install", *where, *options(own, [charts.OPERATOR / "ci" / "one-namespace-values.yaml"]))
+    policies = {"networkPolicy": {"operatorNamespace": namespace.name}}
+    with team_release(namespace, policies | (values or {})):
+        volume = {"name": "runs", "persistentVolumeClaim": {"claimName": f"{RELEASE}-runs"}}
+        reader = pod(READER, {}, volumes=[volume])
+        reader["spec"]["containers"][0]["volumeMounts"] = [{"name": "runs", "mountPath": "/runs", "readOnly": True}]
+        namespace.apply(reader)
+        namespace.kubectl("wait", "--for=condition=Ready", f"pod/{READER}", "--timeout=60s", timeout=70)
+        namespace.kubectl(
+            "rollout", "status", f"deployment/{RELEASE_OF_OPERATOR}-operator", "--timeout=120s", timeout=130
+        )
+        try:
+            yield Team(namespace)
+        finally:
+            # Jobs go first: the operator ends what they have begun.
+            namespace.try_kubectl("delete", "agenttrainingjobs", "--all", "--timeout=120s", timeout=150)
+            try_helm("uninstall", RELEASE_OF_OPERATOR, f"--namespace={namespace.name}", "--ignore-not-found", "--wait")
