@@ -1,0 +1,92 @@
+"""Trajectories that call tool servers: run in a pod by `team_release.Caller`, with httpx alone.
+
+Every call appends its number to a file of the trajectory's shell. A call that gets no answer, or 503, is sent again
+with its id. In the end the file tells which calls took effect, and how often.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter
+
+import httpx
+
+PAUSE_SECONDS = 0.2
+
+
+async def main() -> None:
+    options = parse()
+    problems: Counter[str] = Counter()
+    seconds: list[float] = []
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=options.trajectories)
+    client = httpx.AsyncClient(base_url=options.url, timeout=60, limits=limits)
+    async with client, asyncio.TaskGroup() as group:
+        runs = [group.create_task(trajectory(client, options, problems, seconds)) for _ in range(options.trajectories)]
+    files = [run.result() for run in runs]
+    seconds.sort()
+    report = {
+        "calls": sum(expected for expected, _ in files),
+        "lost": sum(len(set(range(expected)) - set(seen)) for expected, seen in files),
+        "repeated": sum(len(seen) - len(set(seen)) for _, seen in files),
+        "in_order": all(seen == sorted(seen) for _, seen in files),
+        "sent_again": problems,
+        "p50_seconds": seconds[len(seconds) // 2],
+        "max_seconds": seconds[-1],
+    }
+    print(json.dumps(report))
+
+
+async def trajectory(
+    client: httpx.AsyncClient, options: argparse.Namespace, problems: Counter[str], seconds: list[float]
+) -> tuple[int, list[int]]:
+    """How many calls were made, and the numbers that the file has in the end."""
+    name = f"caller-{uuid.uuid4().hex}"
+    deadline = time.monotonic() + options.seconds
+    number = 0
+    while number < options.calls and time.monotonic() < deadline:
+        begun = time.monotonic()
+        await call(client, name, number, f"sleep {options.sleep}; echo {number} >> calls", problems, options.patience)
+        seconds.append(time.monotonic() - begun)
+        number += 1
+        await asyncio.sleep(options.pause)
+    text = await call(client, name, number, "cat calls", problems, options.patience)
+    await client.post("/get_observation", json={"trajectory_ids": [name], "actions": [""], "finish": [True]})
+    return number, [int(word) for word in text.split() if word.isdigit()]
+
+
+async def call(
+    client: httpx.AsyncClient, name: str, number: int, command: str, problems: Counter[str], patience: float
+) -> str:
+    """The observation, however often it takes."""
+    action = f"```bash\n{command}\n```"
+    body = {"trajectory_ids": [name], "actions": [action], "extra_fields": [{"call_id": f"call-{number}"}]}
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            response = await client.post("/get_observation", json=body)
+            if response.status_code == 200:
+                return str(response.json()["observations"][0])
+            problem = f"{response.status_code} {response.json().get('cause', '')}"
+        except httpx.TransportError as error:
+            problem = type(error).__name__
+        problems[problem] += 1
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"call {number} of {name}: {problem}, and no answer within {patience:g} s")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--trajectories", type=int, default=8)
+    parser.add_argument("--calls", type=int, default=10**9)
+    parser.add_argument("--seconds", type=float, default=10**9)
+    parser.add_argument("--sleep", default="0.5")
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--patience", type=float, default=60.0)
+    return parser.parse_args()
+
+
+asyncio.run(main())

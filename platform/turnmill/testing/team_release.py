@@ -1,0 +1,192 @@
+"""A team's release on a cluster for tests, and calls to its tool servers from a pod of it."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from turnmill.testing.charts import TEAM, helm, options, try_helm
+from turnmill.testing.kubernetes import Namespace, wait_for
+
+RELEASE = "team"
+CPU_VALUES = TEAM / "ci" / "cpu-values.yaml"
+TOOL_SERVER, STORE = f"{RELEASE}-tool-server", f"{RELEASE}-store"
+TOOL_SERVER_PODS = "app.kubernetes.io/component=tool-server"
+IMAGE = "turnmill/tool-server:0.1.0"
+CALLER = Path(__file__).with_name("call_tool_servers.py")
+
+READY_SECONDS = 180.0
+
+
+class TeamRelease:
+    """The chart, installed in a namespace."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+
+    def install(self, values: dict[str, Any] | None = None) -> None:
+        """Install, or upgrade to these values, and wait until everything is ready."""
+        where = [RELEASE, str(TEAM), f"--namespace={self.namespace.name}"]
+        helm("upgrade", "--install", *where, *options(values, [CPU_VALUES]))
+        open_host_paths(self.namespace)
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Return when the store and all replicas serve."""
+        for kind, name in (("statefulset", STORE), ("deployment", TOOL_SERVER)):
+            self.namespace.kubectl(
+                "rollout", "status", f"{kind}/{name}", f"--timeout={READY_SECONDS:g}s", timeout=READY_SECONDS + 10
+            )
+
+    def test(self) -> str:
+        """What `helm test` prints."""
+        return helm("test", RELEASE, f"--namespace={self.namespace.name}", "--logs")
+
+    def uninstall(self) -> None:
+        """Take the release away, if it is there."""
+        try_helm("uninstall", RELEASE, f"--namespace={self.namespace.name}", "--ignore-not-found", "--wait")
+
+    def tool_server_pods(self) -> list[dict[str, Any]]:
+        """The replicas that are not on their way out."""
+        return [
+            pod
+            for pod in self.namespace.list("pods", TOOL_SERVER_PODS)
+            if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
+        ]
+
+    def num_ready(self) -> int:
+        """Replicas that serve."""
+        deployment = self.namespace.get("deployment", TOOL_SERVER)
+        ready: int = (deployment or {}).get("status", {}).get("readyReplicas", 0)
+        return ready
+
+    def values_of(self, metric: str) -> dict[str, float]:
+        """A series of each replica, from its own /metrics, by the pod's name."""
+        found = {}
+        for pod in self.tool_server_pods():
+            name, code = (
+                pod["metadata"]["name"],
+                "import urllib.request as u; print(u.urlopen('http://127.0.0.1:5000/metrics').read().decode())",
+            )
+            for line in self.namespace.run_in(name, "python", "-c", code).splitlines():
+                if line.startswith(f"{metric} "):
+                    found[name] = float(line.rsplit(" ", 1)[1])
+        return found
+
+
+@contextmanager
+def team_release(namespace: Namespace, values: dict[str, Any] | None = None) -> Iterator[TeamRelease]:
+    """A release that goes again."""
+    release = TeamRelease(namespace)
+    try:
+        release.install(values)
+        yield release
+    finally:
+        release.uninstall()
+
+
+def open_host_paths(namespace: Namespace) -> None:
+    """Let pods without root write to volumes that are folders of the node, where the node is this machine."""
+
+    def bound() -> list[str] | None:
+        claims = namespace.list("persistentvolumeclaims")
+        volumes = [claim["spec"].get("volumeName") for claim in claims]
+        return volumes if claims and all(volumes) else None
+
+    for volume in wait_for("volumes", bound, seconds=60):
+        found = namespace.get("persistentvolume", volume) or {}
+        path = Path(found.get("spec", {}).get("hostPath", {}).get("path", ""))
+        if path.parts and path.is_dir():
+            path.chmod(0o777)
+
+
+def pod(name: str, labels: dict[str, str], *command: str, image: str = IMAGE, **spec: Any) -> dict[str, Any]:
+    """A restricted pod that runs Python."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "main",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": list(command or ("sleep", "infinity")),
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+                }
+            ],
+            **spec,
+        },
+    }
+
+
+RAY_LABELS = {"ray.io/is-ray-node": "yes"}
+"""By which the chart's policies know the pods of runs."""
+
+
+class Caller:
+    """Trajectories that call the tool servers, in a pod that stands for one of a run."""
+
+    def __init__(self, namespace: Namespace, name: str = "caller") -> None:
+        self.namespace = namespace
+        self.name = name
+
+    def start(self) -> None:
+        """Return when the pod may reach the tool servers; policies need a moment to know it."""
+        self.namespace.apply(pod(self.name, RAY_LABELS))
+        self.namespace.kubectl("wait", "--for=condition=Ready", f"pod/{self.name}", "--timeout=60s", timeout=70)
+        wait_for(
+            "way to the tool servers",
+            lambda: can_connect(self.namespace, self.name, TOOL_SERVER, 5000) or None,
+            seconds=60,
+        )
+
+    def begin(self, **options: Any) -> subprocess.Popen[str]:
+        """Start calling; the report comes with `finish`."""
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        command = ["kubectl", "--namespace", self.namespace.name, "exec", "--stdin", self.name, "--"]
+        process = subprocess.Popen(
+            [*command, "python", "-", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(CALLER.read_text())
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def finish(self, process: subprocess.Popen[str], *, seconds: float) -> dict[str, Any]:
+        """What the trajectories saw."""
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        report: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return report
+
+
+def can_connect(namespace: Namespace, pod_name: str, host: str, port: int) -> bool:
+    """Whether a pod gets a TCP connection."""
+    code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=3)"
+    return namespace.try_kubectl("exec", pod_name, "--", "python", "-c", code).returncode == 0
+
+
+def seconds_until(what: str, look: Any, *, seconds: float) -> float:
+    """How long a fact took to become true."""
+    begun = time.monotonic()
+    wait_for(what, look, seconds=seconds)
+    return time.monotonic() - begun

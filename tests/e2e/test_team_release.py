@@ -1,0 +1,188 @@
+"""A team's release on a real cluster: its tool servers under bursts, drains and upgrades, and who is kept out."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from turnmill.testing.kubernetes import fresh_namespace, wait_for
+from turnmill.testing.programs import why_no_program
+from turnmill.testing.team_release import (
+    RAY_LABELS,
+    STORE,
+    TOOL_SERVER,
+    Caller,
+    TeamRelease,
+    can_connect,
+    pod,
+    team_release,
+)
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+URL = f"http://{TOOL_SERVER}:5000"
+
+pytestmark = pytest.mark.skipif(why_no_program("helm") is not None, reason=why_no_program("helm") or "")
+
+
+@pytest.fixture(scope="module")
+def release(prefix: str) -> Iterator[TeamRelease]:
+    """One release for all tests; each leaves it as it found it."""
+    with fresh_namespace(prefix, labels=RESTRICTED) as namespace, team_release(namespace) as installed:
+        yield installed
+
+
+@pytest.fixture(scope="module")
+def caller(release: TeamRelease) -> Caller:
+    started = Caller(release.namespace)
+    started.start()
+    return started
+
+
+def assert_nothing_lost_or_repeated(report: dict[str, Any]) -> None:
+    assert report["calls"] > 0
+    assert (report["lost"], report["repeated"], report["in_order"]) == (0, 0, True), report
+
+
+def test_helm_test_makes_a_call_finds_its_record_and_scrapes_a_metric(release: TeamRelease):
+    said = release.test()
+
+    assert "was answered with" in said
+    assert "has 1 entries" in said
+    assert "the call is counted" in said
+
+
+def calls_seen_by_the_autoscaler(release: TeamRelease) -> str | None:
+    """Calls in flight per replica; Prometheus needs a moment to find a release."""
+    scaler = release.namespace.get("horizontalpodautoscaler", TOOL_SERVER) or {}
+    metrics = scaler.get("status", {}).get("currentMetrics") or []
+    return next((found["pods"]["current"]["averageValue"] for found in metrics if found.get("type") == "Pods"), None)
+
+
+def test_a_burst_brings_replicas_and_its_end_takes_them_without_a_call_lost_or_repeated(
+    release: TeamRelease, caller: Caller
+):
+    served = release.namespace.try_kubectl("get", "--raw", "/apis/custom.metrics.k8s.io/v1beta2")
+    if served.returncode:
+        pytest.skip("needs custom metrics, such as prometheus-adapter's")
+    wait_for("the autoscaler's metric", lambda: calls_seen_by_the_autoscaler(release), seconds=180)
+    assert release.num_ready() == 1
+
+    burst = caller.begin(url=URL, trajectories=16, seconds=45, sleep=0.7)
+    wait_for("more replicas", lambda: release.num_ready() > 1 or None, seconds=60)
+    assert_nothing_lost_or_repeated(caller.finish(burst, seconds=120))
+
+    rest = caller.begin(url=URL, trajectories=2, seconds=100, sleep=0.2, pause=3)
+    wait_for("one replica", lambda: len(release.tool_server_pods()) == 1 or None, seconds=240)
+    assert_nothing_lost_or_repeated(caller.finish(rest, seconds=180))
+
+
+def test_a_replica_that_goes_answers_its_running_call_and_then_goes(release: TeamRelease, caller: Caller):
+    (replica,) = release.tool_server_pods()
+    url = f"http://{replica['status']['podIP']}:5000"
+
+    running = caller.begin(url=url, trajectories=1, calls=1, sleep=6, patience=0)
+    wait_for("running call", lambda: release.values_of("turnmill_tool_calls_in_flight").get(name(replica)), seconds=30)
+    release.namespace.kubectl("delete", "pod", name(replica), "--wait=false")
+    # The call is answered; the next one, to a replica that is gone, is not.
+    _, errors = running.communicate(timeout=60)
+
+    assert "call 1 of" in errors
+    wait_for("end of the replica", lambda: release.namespace.get("pod", name(replica)) is None or None, seconds=15)
+    release.wait_until_ready()
+
+
+def test_an_upgrade_to_another_image_during_calls_loses_none(release: TeamRelease, caller: Caller):
+    before = {name(replica) for replica in release.tool_server_pods()}
+
+    calls = caller.begin(url=URL, trajectories=6, seconds=40, sleep=0.5)
+    wait_for("calls", lambda: sum(release.values_of("turnmill_tool_calls_in_flight").values()) or None, seconds=30)
+    release.install({"toolServer.image.repository": "docker.io/turnmill/tool-server"})
+    after = {name(replica) for replica in release.tool_server_pods()}
+    report = caller.finish(calls, seconds=120)
+
+    assert before.isdisjoint(after)
+    assert_nothing_lost_or_repeated(report)
+
+
+def test_the_store_keeps_what_was_recorded_when_its_pod_goes(release: TeamRelease, caller: Caller):
+    calls = caller.begin(url=URL, trajectories=4, seconds=25, sleep=0.3)
+    wait_for("calls", lambda: sum(release.values_of("turnmill_tool_calls_in_flight").values()) or None, seconds=30)
+    release.namespace.kubectl("delete", "pod", f"{STORE}-0", "--wait=false")
+
+    assert_nothing_lost_or_repeated(caller.finish(calls, seconds=180))
+    release.wait_until_ready()
+
+
+def test_another_team_s_pods_reach_neither_store_nor_tool_servers_nor_metrics(
+    release: TeamRelease, caller: Caller, prefix: str
+):
+    (replica, *_) = release.tool_server_pods()
+    team = release.namespace.name
+    targets = [
+        (f"{STORE}.{team}.svc", 6379),
+        (f"{TOOL_SERVER}.{team}.svc", 5000),
+        (replica["status"]["podIP"], 5000),
+    ]
+    assert all(can_connect(release.namespace, caller.name, host, port) for host, port in targets)
+
+    with fresh_namespace(prefix, labels=RESTRICTED) as other:
+        for stranger, labels in (("stranger", {}), ("pretender", RAY_LABELS)):
+            other.apply(pod(stranger, labels))
+            other.kubectl("wait", "--for=condition=Ready", f"pod/{stranger}", "--timeout=60s", timeout=70)
+            assert can_connect(other, stranger, "kube-dns.kube-system.svc", 53)
+            assert not any(can_connect(other, stranger, host, port) for host, port in targets), stranger
+
+
+def test_a_pod_of_the_team_that_no_policy_names_reaches_nothing(release: TeamRelease):
+    release.namespace.apply(pod("unnamed", {}))
+    release.namespace.kubectl("wait", "--for=condition=Ready", "pod/unnamed", "--timeout=60s", timeout=70)
+
+    assert can_connect(release.namespace, "unnamed", "kube-dns.kube-system.svc", 53)
+    assert not can_connect(release.namespace, "unnamed", STORE, 6379)
+    assert not can_connect(release.namespace, "unnamed", TOOL_SERVER, 5000)
+
+
+def test_a_tool_server_reaches_the_store_and_nothing_else(release: TeamRelease):
+    (replica, *_) = release.tool_server_pods()
+
+    assert can_connect(release.namespace, name(replica), STORE, 6379)
+    for host, port in (("kubernetes.default.svc", 443), ("prometheus.monitoring.svc", 9090)):
+        assert not can_connect(release.namespace, name(replica), host, port), host
+
+
+def test_prometheus_has_the_metrics_of_every_replica(release: TeamRelease):
+    team = release.namespace.name
+    query = f'/api/v1/query?query=turnmill_tool_calls_in_flight{{namespace="{team}"}}'
+    proxy = "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy"
+    if release.namespace.try_kubectl("get", "--raw", f"{proxy}/api/v1/status/buildinfo").returncode:
+        pytest.skip("needs Prometheus as the service prometheus in the namespace monitoring")
+
+    def scraped() -> set[str] | None:
+        found = json.loads(release.namespace.kubectl("get", "--raw", proxy + query))["data"]["result"]
+        pods = {series["metric"]["pod"] for series in found}
+        return pods if pods >= {name(replica) for replica in release.tool_server_pods()} else None
+
+    wait_for("metrics of every replica", scraped, seconds=90)
+
+
+def name(found: dict[str, Any]) -> str:
+    found_name: str = found["metadata"]["name"]
+    return found_name
+
+
+def test_an_uninstalled_release_leaves_only_what_it_says(release: TeamRelease):
+    release.uninstall()
+
+    def left() -> list[str]:
+        kinds = (
+            "deployments,statefulsets,services,secrets,persistentvolumeclaims,networkpolicies,horizontalpodautoscalers"
+        )
+        listed = release.namespace.list(kinds, "app.kubernetes.io/part-of=turnmill")
+        return [f"{found['kind']}/{name(found)}" for found in listed]
+
+    deadline = time.monotonic() + 60
+    while left() and time.monotonic() < deadline:
+        time.sleep(1)
+    assert left() == []
