@@ -12,9 +12,10 @@ import kopf
 
 from turnmill.core.errors import TurnmillError
 from turnmill.jobs.crd import GROUP, PLURAL, VERSION
+from turnmill.jobs.job import KIND
 from turnmill_operator import metrics
 from turnmill_operator.resources import Manifest
-from turnmill_operator.views import Raw
+from turnmill_operator.views import Key, Raw
 
 FIELD_MANAGER = "turnmill-operator"
 REQUEST_SECONDS, CONNECT_SECONDS = 30.0, 10.0
@@ -130,15 +131,17 @@ class Api:
         resource = BY_KIND[manifest["kind"]]
         return await self._apply(resource, resource.path(metadata["namespace"], metadata["name"]), manifest)
 
-    async def apply_job(self, view_uid: str, namespace: str, name: str, **fields: Any) -> Raw:
-        """Server-side apply of a part of a job that is ours: `status`, or `finalizers` of its metadata."""
-        # The uid makes sure that a job that has gone is not made anew, and a namesake not mistaken for it.
-        metadata: dict[str, Any] = {"name": name, "namespace": namespace, "uid": view_uid}
+    async def apply_job(self, key: Key, uid: str, version: int, **fields: Any) -> Raw:
+        """Server-side apply of a part of a job that is ours: `status`, or `finalizers` of its metadata.
+
+        A conflict where the job is another by now, or has changed since it was read.
+        """
+        metadata = {"name": key.name, "namespace": key.namespace, "uid": uid, "resourceVersion": str(version)}
         subresource = "status" if "status" in fields else None
         if "finalizers" in fields:
-            metadata["finalizers"] = fields.pop("finalizers")
-        body = {"apiVersion": JOBS.group_version, "kind": "AgentTrainingJob", "metadata": metadata, **fields}
-        return await self._apply(JOBS, JOBS.path(namespace, name, subresource), body)
+            metadata |= {"finalizers": fields.pop("finalizers")}
+        body = {"apiVersion": JOBS.group_version, "kind": KIND, "metadata": metadata, **fields}
+        return await self._apply(JOBS, JOBS.path(key.namespace, key.name, subresource), body)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str | None = None, policy: str = "Background"

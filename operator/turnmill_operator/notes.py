@@ -19,6 +19,7 @@ TOLD_BY: dict[str, ConditionType] = {
     State.FAILED: "Failed",
     State.SUSPENDED: "Suspended",
 }
+WAITING = (State.SUSPENDING, State.SUSPENDED)
 WARNINGS = (State.NOT_ADMITTED, State.RETRYING, State.FAILED)
 
 
@@ -42,7 +43,7 @@ def note_of(before: JobStatus, after: JobStatus) -> Note | None:
             assert told is not None
             return Note(told.reason, told.message, state in WARNINGS, after.attempt)
         return None
-    if after.attempt > before.attempt and state == State.STARTING:
+    if state == State.STARTING and (after.attempt > before.attempt or before.state in WAITING):
         return Note("AttemptStarted", f"Attempt {after.attempt} starts.", False, after.attempt)
     return None
 

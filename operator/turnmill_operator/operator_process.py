@@ -1,4 +1,4 @@
-"""The operator's process: watches fill a cache, workers reconcile while a Lease is held, listings find what was lost."""
+"""The operator's process: watches fill a cache, workers act while a Lease is held, listings find what was lost."""
 
 import asyncio
 import logging

@@ -117,6 +117,8 @@ class _Course:
         current = self.current
         if current is None:
             return self._between_attempts()
+        if self._is_counted(current):
+            return replace(self._between_attempts(), delete=(current, *self._older_than(current.attempt)))
         spec = self.spec
         stage = outcome.stage_of(current)
         if stage is Stage.SUCCEEDED:
@@ -157,6 +159,10 @@ class _Course:
 
     # Between attempts
 
+    def _is_counted(self, current: RayJobView) -> bool:
+        """Whether the attempt has been counted as failed, and its RayJob only waits to be deleted."""
+        return self.status.next_attempt_time is not None and current.attempt == self.status.attempt
+
     def _between_attempts(self) -> Plan:
         spec, attempt = self.spec, self.attempt
         if attempt > 0 and not self._is_settled():
@@ -165,7 +171,7 @@ class _Course:
                 return self._failed(lost, None)
         due = self.status.next_attempt_time
         if spec is not None and spec.suspend and (attempt > 0 or self._is_stopped_by_deletion(spec)):
-            return self._report(State.SUSPENDED, _suspended(), next_attempt_time=None)
+            return self._report(State.SUSPENDED, _suspended())
         if due is not None and self.now < due:
             return Plan(check_again=due)
         return self._start(attempt + 1)
@@ -198,7 +204,6 @@ class _Course:
             {"Suspended": Finding(False, Reason.STOPPING)} if suspended else _starting("The RayJob has been made."),
             attempt=attempt,
             cluster=None,
-            next_attempt_time=None,
         )
         return replace(report, hold=self._needs_hold(), apply=(made,), delete=self._older_than(attempt))
 
@@ -250,7 +255,8 @@ class _Course:
 
     def _refuse(self, finding: Finding) -> Plan:
         """Say why the next attempt cannot start; a change of the job, the team or the cluster brings us here again."""
-        return self._report(State.NOT_ADMITTED, {"Admitted": finding})
+        due = self.status.next_attempt_time
+        return self._report(State.NOT_ADMITTED, {"Admitted": finding}, next_attempt_time=due)
 
     # Suspending
 
@@ -345,7 +351,7 @@ class _Course:
             "Running": Finding(False, Reason.ENDED, message),
             "Failed": Finding(True, failure.reason, f"{message} {_way_out(failure, failed, retries)}"),
         }
-        report = self._report(State.FAILED, findings, attempt=attempt, failed_attempts=failed, next_attempt_time=None)
+        report = self._report(State.FAILED, findings, attempt=attempt, failed_attempts=failed)
         return replace(report, delete=(*delete, *self._older_than(attempt)))
 
     # Common
@@ -365,7 +371,6 @@ class _Course:
             failed_attempts=self.status.failed_attempts,
             cluster=self.status.cluster,
             progress=self._progress(),
-            next_attempt_time=self.status.next_attempt_time,
         )
         status = build_status(
             replace(report, **changes), before=self.status, generation=self.view.generation, now=self.now

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -34,13 +35,19 @@ REFUSALS = frozenset({400, 403, 422})
 log = logging.getLogger(__name__)
 
 
+def _now() -> datetime:
+    """The time as conditions have it."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
 class Reconciler:
     """Looks at jobs whose keys come out of the queue."""
 
-    def __init__(self, api: Api, cache: Cache, queue: WorkQueue) -> None:
+    def __init__(self, api: Api, cache: Cache, queue: WorkQueue, clock: Callable[[], datetime] = _now) -> None:
         self._api = api
         self._cache = cache
         self._queue = queue
+        self._now = clock
         self._progress_written: dict[Key, float] = {}
         self._waiting: dict[Key, tuple[float, str]] = {}
 
@@ -51,12 +58,15 @@ class Reconciler:
             self._forget(key)
             return
         observed = await self._observe(view)
-        plan = desired(view, observed, _now())
         try:
-            await self._carry_out(view, plan)
+            await self._carry_out(view, desired(view, observed, self._now()))
         except _RefusedError as refused:
-            plan = desired(view, replace(observed, refusal=str(refused)), _now())
-            await self._carry_out(view, plan)
+            observed = replace(observed, refusal=str(refused))
+            await self._carry_out(view, desired(view, observed, self._now()))
+        except ApiError:
+            if key in self._cache.jobs:
+                raise
+            # The job has gone meanwhile.
 
     async def _observe(self, view: JobView) -> Observed:
         key, cache = view.key, self._cache
@@ -91,7 +101,7 @@ class Reconciler:
         if current is None or not current.cluster or current.suspend or stage_of(current) is not Stage.STARTING:
             self._waiting.pop(view.key, None)
             return ""
-        if _now() - (current.start_time or current.created_at) < PODS_AFTER:
+        if self._now() - (current.start_time or current.created_at) < PODS_AFTER:
             self._queue.add_after(view.key, PODS_AFTER.total_seconds())
             return ""
         asked_at, text = self._waiting.get(view.key, (0.0, ""))
@@ -105,7 +115,7 @@ class Reconciler:
     async def _carry_out(self, view: JobView, plan: Plan) -> None:
         key = view.key
         if plan.hold:
-            await self._apply_job(view, finalizers=[FINALIZER])
+            view = await self._apply_job(view, finalizers=[FINALIZER])
         for manifest in plan.apply:
             await self._apply(manifest)
         if plan.status is not None:
@@ -118,7 +128,7 @@ class Reconciler:
         if plan.delete_job:
             await self._api.delete(JOBS, key.namespace, key.name, uid=view.uid)
         if plan.check_again is not None:
-            self._queue.add_after(key, (plan.check_again - _now()).total_seconds() + 0.05)
+            self._queue.add_after(key, (plan.check_again - self._now()).total_seconds() + 0.05)
 
     async def _apply(self, manifest: dict[str, object]) -> None:
         try:
@@ -148,20 +158,30 @@ class Reconciler:
                     "reason": note.reason,
                 },
             )
-            await self._api.apply(build_event(view, note, _now()))
+            await self._api.apply(build_event(view, note, self._now()))
         await self._apply_job(view, status=status.model_dump(mode="json", by_alias=True, exclude_none=True))
         self._progress_written[view.key] = time.monotonic()
         _count(view, status)
 
-    async def _apply_job(self, view: JobView, **fields: object) -> None:
+    async def _apply_job(self, view: JobView, **fields: object) -> JobView:
+        """Write a part of the job, provided that it is still as it was read."""
         try:
-            raw = await self._api.apply_job(view.uid, view.key.namespace, view.key.name, **fields)
+            raw = await self._api.apply_job(view.key, view.uid, view.version, **fields)
         except ApiError as error:
-            if error.code == 404:
-                # It has gone meanwhile; the watch will say so.
-                return
+            if error.code in (404, 409):
+                await self._refresh(view.key)
             raise
-        self._cache.put_job(job_view(raw))
+        after = job_view(raw)
+        self._cache.put_job(after)
+        return after
+
+    async def _refresh(self, key: Key) -> None:
+        """Read a job anew that is not as a watch has told."""
+        raw = await self._api.get(JOBS, key.namespace, key.name)
+        if raw is None:
+            self._cache.drop_job(key)
+        else:
+            self._cache.put_job(job_view(raw))
 
     def _progress_wait(self, key: Key) -> float:
         return self._progress_written.get(key, -PROGRESS_SECONDS) + PROGRESS_SECONDS - time.monotonic()
@@ -197,7 +217,3 @@ def _count(view: JobView, status: JobStatus) -> None:
         metrics.ATTEMPTS.labels(view.key.namespace, "failed").inc()
     if status.state == State.COMPLETE and view.status.state != State.COMPLETE:
         metrics.ATTEMPTS.labels(view.key.namespace, "complete").inc()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)

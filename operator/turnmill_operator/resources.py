@@ -26,6 +26,8 @@ Manifest = dict[str, Any]
 RAY_API, RAY_JOB = "ray.io/v1", "RayJob"
 ENTRYPOINT = "turnmill run --ray auto"
 METRICS_PORT = 9464
+# KubeRay adds Ray's own ports only to a head that names none.
+HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "turnmill": METRICS_PORT}
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CLEAN_UP_SECONDS = 60
 # Ray asks for a token by itself from here on; KubeRay hands one out where it knows how.
@@ -145,8 +147,10 @@ def _cluster(view: JobView, team: TeamSettings, placement: Placement, attempt: i
 def _head(head: HeadGroup, labels: Mapping[str, str]) -> Manifest:
     template = _pod(head.template, {**labels, "app.kubernetes.io/component": "head"})
     container = template["spec"]["containers"][0]
-    port = {"name": "turnmill", "containerPort": METRICS_PORT}
-    container["ports"] = [*(known for known in container.get("ports", ()) if known.get("name") != "turnmill"), port]
+    ports = list(container.get("ports", ()))
+    taken = {port.get("name") for port in ports} | {port["containerPort"] for port in ports}
+    missing = [(name, port) for name, port in HEAD_PORTS.items() if not {name, port} & taken]
+    container["ports"] = [*ports, *({"name": name, "containerPort": port} for name, port in missing)]
     return {"rayStartParams": dict(head.ray_start_params), "template": template}
 
 

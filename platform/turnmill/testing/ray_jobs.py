@@ -1,0 +1,191 @@
+"""Objects of the API server as the operator reads them, and a KubeRay that runs no Ray."""
+
+import copy
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import yaml
+
+Raw = dict[str, Any]
+
+NAMESPACE, UID = "team-a", "0123456789abcdef"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+JOB_LABEL, ATTEMPT_LABEL = "turnmill.dev/job", "turnmill.dev/attempt"
+
+
+def at(seconds: float) -> datetime:
+    """A moment after the start of everything."""
+    return START + timedelta(seconds=seconds)
+
+
+def stamp(time: datetime) -> str:
+    """The moment as the API server writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def raw_job(name: str = "job", *, status: Raw | None = None, **changes: Any) -> Raw:
+    """A job that is admitted, with changes such as `training__steps=3` below `spec`."""
+    spec: Raw = {
+        "model": {"warmStart": {}},
+        "agent": {"prompt": "compact"},
+        "environment": {"name": "babyai"},
+        "training": {"steps": 20, "turnsPerStep": 256},
+    }
+    for path, value in changes.items():
+        *sections, field = path.split("__")
+        node = spec
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[field] = value
+    return {
+        "apiVersion": "turnmill.dev/v1alpha1",
+        "kind": "AgentTrainingJob",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": UID,
+            "generation": 1,
+            "resourceVersion": "1",
+            "creationTimestamp": stamp(START),
+        },
+        "spec": spec,
+        **({"status": status} if status else {}),
+    }
+
+
+def pod_template(**container: Any) -> Raw:
+    """A pod as a team's chart gives it."""
+    ray = {"name": "ray", "image": "trainer", "volumeMounts": [{"name": "runs", "mountPath": "/runs"}], **container}
+    return {"spec": {"containers": [ray], "volumes": [{"name": "runs", "emptyDir": {}}]}}
+
+
+def raw_team(**changes: Any) -> Raw:
+    """A team's ConfigMap: two groups of two pods each, with logical GPUs."""
+    group = {"device": "cpu", "maxReplicas": 2, "gpusPerNode": 1, "rayStartParams": {"num-gpus": "1"}}
+    team = {
+        "rayVersion": "2.60.0",
+        "head": {"template": pod_template()},
+        "workerGroups": [
+            {"name": "h100", "accelerator": "H100", "template": pod_template(), **group},
+            {"name": "a40", "accelerator": "A40", "template": pod_template(), **group},
+        ],
+        **changes,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "turnmill-team", "namespace": NAMESPACE},
+        "data": {"team.yaml": yaml.safe_dump(team)},
+    }
+
+
+def raw_ray_job(attempt: int = 1, *, job: str = "job", uid: str = UID, suspend: bool = False, **status: Any) -> Raw:
+    """A RayJob of an attempt, with a status of KubeRay's such as `jobStatus="RUNNING"`."""
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {
+            "name": f"{job}-{attempt}",
+            "namespace": NAMESPACE,
+            "resourceVersion": "1",
+            "creationTimestamp": stamp(START),
+            "labels": {JOB_LABEL: job, ATTEMPT_LABEL: str(attempt)},
+            "annotations": {
+                "turnmill.dev/started": "false" if suspend else "true",
+                "turnmill.dev/metrics-port": "9464",
+            },
+            "ownerReferences": [{"uid": uid, "controller": True}],
+        },
+        "spec": {"suspend": suspend},
+        **({"status": status} if status else {}),
+    }
+
+
+class KubeRayDouble:
+    """Jobs and RayJobs of one namespace. KubeRay's part of the work is done by `step`, and ends as it was told."""
+
+    def __init__(self, job: Raw, outcomes: list[str]) -> None:
+        self.now = START
+        self.job: Raw | None = job
+        self.ray_jobs: dict[str, Raw] = {}
+        self.started: list[str] = []
+        """RayJobs that were let run, in order, each time that they were."""
+        self.deleted: list[str] = []
+        self._outcomes = outcomes
+        self._version = 1
+
+    def apply(self, manifest: Raw) -> Raw:
+        """Create a RayJob, or change one."""
+        name = manifest["metadata"]["name"]
+        known = self.ray_jobs.get(name, {})
+        found = copy.deepcopy(manifest)
+        found["metadata"]["creationTimestamp"] = known.get("metadata", {}).get("creationTimestamp", stamp(self.now))
+        if "status" in known:
+            found["status"] = known["status"]
+        if known and known["spec"] == found["spec"]:
+            return known
+        self.ray_jobs[name] = self._renewed(found)
+        return self.ray_jobs[name]
+
+    def write_job(self, **fields: Any) -> Raw | None:
+        """Replace the job's status, or its finalizers."""
+        if self.job is not None:
+            if "finalizers" in fields:
+                self.job = self._renewed({**self.job, "metadata": {**self.job["metadata"], **fields}})
+            else:
+                self.job = self._renewed({**self.job, **fields})
+        return self.job
+
+    def change(self, **spec: Any) -> None:
+        """A user changes the job."""
+        if self.job is not None:
+            metadata = {**self.job["metadata"], "generation": self.job["metadata"]["generation"] + 1}
+            self.job = self._renewed({**self.job, "metadata": metadata, "spec": {**self.job["spec"], **spec}})
+
+    def delete(self, name: str) -> None:
+        """Delete a RayJob."""
+        if self.ray_jobs.pop(name, None) is not None:
+            self.deleted.append(name)
+
+    def step(self) -> None:
+        """KubeRay takes every RayJob one step further."""
+        for name, ray_job in list(self.ray_jobs.items()):
+            before = ray_job.get("status", {})
+            after = self._next(name, ray_job, before)
+            if after != before:
+                self.ray_jobs[name] = self._renewed({**ray_job, "status": after})
+
+    def _next(self, name: str, ray_job: Raw, status: Raw) -> Raw:
+        deployment = status.get("jobDeploymentStatus", "")
+        suspend = ray_job["spec"].get("suspend", False)
+        match deployment:
+            case "Complete" | "Failed":
+                return status
+            case "" | "Suspended" if not suspend:
+                self.started.append(name)
+                return {
+                    "jobDeploymentStatus": "Initializing",
+                    "startTime": stamp(self.now),
+                    "rayClusterName": f"{name}-c",
+                }
+            case "Initializing" | "Running" | "" if suspend:
+                return {"jobDeploymentStatus": "Suspending"}
+            case "Suspending":
+                return {"jobDeploymentStatus": "Suspended"}
+            case "Initializing":
+                return {**status, "jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "dashboardURL": "head:8265"}
+            case "Running":
+                return {**status, **self._end(name)}
+            case _:
+                return status
+
+    def _end(self, name: str) -> Raw:
+        outcome = self._outcomes[min(self.started.index(name), len(self._outcomes) - 1)]
+        if outcome == "SUCCEEDED":
+            return {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
+        message = f"Job entrypoint command failed with exit code {outcome}, last available logs: boom"
+        return {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed", "message": message}
+
+    def _renewed(self, raw: Raw) -> Raw:
+        self._version += 1
+        return {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(self._version)}}

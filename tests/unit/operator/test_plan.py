@@ -1,0 +1,510 @@
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from turnmill.jobs.status import JobProgress, JobStatus
+from turnmill.testing.ray_jobs import START, UID, at, pod_template, raw_job, raw_ray_job, raw_team, stamp
+from turnmill_operator.plan import Plan, desired
+from turnmill_operator.status import condition
+from turnmill_operator.views import CleanUpView, Observed, Progress, job_view, ray_job_view, team_view
+
+TEAM = team_view(raw_team())
+SHARED_TEAM = team_view(raw_team(sharedCluster="team"))
+CLEAN_UP_TEAM = team_view(raw_team(cleanUp={"template": pod_template()}))
+
+RUNNING = {"jobStatus": "RUNNING", "jobDeploymentStatus": "Running", "rayClusterName": "job-1-abcde"}
+SUCCEEDED = {"jobStatus": "SUCCEEDED", "jobDeploymentStatus": "Complete"}
+FAILED = {
+    "jobStatus": "FAILED",
+    "jobDeploymentStatus": "Failed",
+    "reason": "AppFailed",
+    "message": "Job entrypoint command failed with exit code 1, last available logs: CUDA error",
+}
+
+
+def look(
+    job: dict[str, Any],
+    *ray_jobs: dict[str, Any],
+    team: Any = TEAM,
+    now: datetime = START,
+    status: JobStatus | None = None,
+    **observed: Any,
+) -> Plan:
+    view = job_view(job)
+    view = view if status is None else replace(view, status=status)
+    return desired(view, Observed(team=team, ray_jobs=tuple(map(ray_job_view, ray_jobs)), **observed), now)
+
+
+def status_after(job: dict[str, Any], *ray_jobs: dict[str, Any], **options: Any) -> JobStatus:
+    """The status after a look, from where the job has started its first attempt."""
+    status = look(job, *ray_jobs, **{"status": STARTED, **options}).status
+    assert status is not None
+    return status
+
+
+def reasons(status: JobStatus | None) -> dict[str, tuple[str, str]]:
+    assert status is not None
+    return {found.type: (found.status, found.reason) for found in status.conditions}
+
+
+def message(status: JobStatus | None, kind: Any) -> str:
+    assert status is not None
+    found = condition(status, kind)
+    assert found is not None
+    return found.message
+
+
+STARTED = look(raw_job()).status
+assert STARTED is not None
+
+
+def test_a_job_starts_its_first_attempt():
+    plan = look(raw_job())
+
+    (ray_job,) = plan.apply
+    assert ray_job["metadata"]["name"] == "job-1"
+    assert plan.status is not None
+    assert (plan.status.state, plan.status.attempt, plan.status.observed_generation) == ("Starting", 1, 1)
+    assert reasons(plan.status) == {
+        "Admitted": ("True", "Admitted"),
+        "ClusterReady": ("False", "WaitingForPods"),
+        "Running": ("False", "WaitingForCluster"),
+        "Complete": ("False", "NotFinished"),
+        "Failed": ("False", "NotFinished"),
+        "Suspended": ("False", "NotSuspended"),
+    }
+
+
+def test_a_second_look_changes_nothing():
+    first = look(raw_job())
+
+    second = look(raw_job(), raw_ray_job(), status=first.status, now=at(5))
+
+    assert second.apply == ()
+    assert second.delete == ()
+    assert second.status is not None
+    assert look(raw_job(), raw_ray_job(), status=second.status, now=at(9)).status is None
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "no team": ({}, {"team": None}, "NoTeam", "Namespace team-a has no ConfigMap turnmill-team. Install the chart"),
+    "a broken team": ({}, {"team": team_view({"data": {}})}, "BrokenTeam", "has no key team.yaml"),
+    "no KubeRay": ({}, {"kuberay": None}, "NoKubeRay", "Install KubeRay 1.4 or later"),
+    "an unknown accelerator": (
+        {"resources__train": {"accelerator": "B200"}},
+        {},
+        "NoSuchAccelerator",
+        "spec.resources.train.accelerator: 'B200' is none of the team's accelerators (H100, A40). Use one of them",
+    ),
+    "GPUs without any": (
+        {"resources__device": "cuda"},
+        {},
+        "NoSuchDevice",
+        "spec.resources.device: 'cuda', but the pods of h100 have no GPU. Set it to cpu or auto",
+    ),
+    "too many GPUs": (
+        {"resources__train": {"gpusPerNode": 4}},
+        {},
+        "TooManyGpus",
+        "spec.resources.train.gpusPerNode: 4 is more than the 1 GPUs of a node of h100. Ask for at most 1",
+    ),
+    "too many nodes": (
+        {"resources__train": {"nodes": 4}},
+        {},
+        "TooManyNodes",
+        "spec.resources.train.nodes: the job needs 4 nodes of h100, and the team may have 2. Ask for fewer",
+    ),
+    "no shared cluster": ({"cluster": "shared"}, {}, "NoSharedCluster", "the team has no shared Ray cluster. Set it"),
+    "no free port": (
+        {"cluster": "shared"},
+        {"team": SHARED_TEAM},
+        "NoFreePort",
+        "The team's shared Ray cluster has no free port for metrics.",
+    ),
+    "a broken rule": ({"agent__prompt": "cot"}, {}, "InvalidSpec", "spec.agent.prompt: 'cot' must be compact with"),
+    "a refused RayJob": (
+        {},
+        {"refusal": "exceeded quota"},
+        "RayJobRefused",
+        "does not take the RayJob: exceeded quota",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "observed", "reason", "says"), REFUSALS.values(), ids=REFUSALS)
+def test_a_job_that_cannot_run_says_why(change: dict[str, Any], observed: dict[str, Any], reason: str, says: str):
+    plan = look(raw_job(**change), **observed)
+
+    assert plan.apply == ()
+    assert plan.status is not None
+    assert plan.status.state == "NotAdmitted"
+    assert reasons(plan.status)["Admitted"] == ("False", reason)
+    assert says in message(plan.status, "Admitted")
+
+
+def test_a_job_starts_once_its_team_is_there():
+    refused = look(raw_job(), team=None)
+
+    plan = look(raw_job(), status=refused.status)
+
+    assert [made["metadata"]["name"] for made in plan.apply] == ["job-1"]
+    assert reasons(plan.status)["Admitted"] == ("True", "Admitted")
+
+
+def test_a_run_goes_on_without_the_team_that_it_came_from():
+    running = status_after(raw_job(), raw_ray_job(**RUNNING), team=None)
+
+    assert reasons(running)["Running"] == ("True", "Started")
+
+
+def test_the_rayjob_of_a_namesake_is_waited_for():
+    plan = look(raw_job(), raw_ray_job(uid="of-another-job"))
+
+    assert plan.apply == ()
+    assert reasons(plan.status)["Admitted"] == ("False", "NameTaken")
+
+
+def test_conditions_follow_the_rayjob():
+    ray_jobs = [
+        raw_ray_job(jobDeploymentStatus="Initializing"),
+        raw_ray_job(jobDeploymentStatus="Running", jobStatus="PENDING"),
+        raw_ray_job(**RUNNING),
+        raw_ray_job(**SUCCEEDED),
+    ]
+
+    told = [status_after(raw_job(), ray_job) for ray_job in ray_jobs]
+
+    assert [status.state for status in told] == ["Starting", "Starting", "Running", "Complete"]
+    assert [[reasons(status)[kind] for kind in ("ClusterReady", "Running", "Complete")] for status in told] == [
+        [("False", "WaitingForPods"), ("False", "WaitingForCluster"), ("False", "NotFinished")],
+        [("True", "Ready"), ("False", "WaitingForRun"), ("False", "NotFinished")],
+        [("True", "Ready"), ("True", "Started"), ("False", "NotFinished")],
+        [("False", "Released"), ("False", "Ended"), ("True", "ReachedLastStep")],
+    ]
+
+
+def test_a_conditions_time_is_that_of_its_last_change():
+    first = status_after(raw_job(), raw_ray_job(**RUNNING), now=at(10))
+    second = status_after(
+        raw_job(),
+        raw_ray_job(**RUNNING),
+        status=first,
+        now=at(20),
+        progress=Progress(JobProgress(step=1)),
+    )
+
+    found = condition(second, "Running")
+    assert found is not None
+    assert (found.reason, found.last_transition_time) == ("Training", at(10))
+
+
+def test_pods_that_do_not_run_are_told_in_their_own_words():
+    waiting = status_after(raw_job(), raw_ray_job(rayClusterName="c"), waiting="Insufficient nvidia.com/gpu")
+
+    assert reasons(waiting)["ClusterReady"] == ("False", "PodsNotReady")
+    assert "Insufficient nvidia.com/gpu. See `kubectl describe pods -l ray.io/cluster=c`" in message(
+        waiting, "ClusterReady"
+    )
+
+
+def test_a_complete_job_shows_its_last_step():
+    status = status_after(
+        raw_job(), raw_ray_job(**SUCCEEDED), progress=Progress(JobProgress(step=17, steps=20, reward_mean=0.8))
+    )
+
+    assert status.progress == JobProgress(step=20, steps=20, reward_mean=0.8, checkpoint_step=20)
+
+
+def test_progress_is_reported():
+    progress = JobProgress(step=3, steps=20, reward_mean=0.4, rollouts_per_second=1.5)
+
+    status = status_after(raw_job(), raw_ray_job(**RUNNING), progress=Progress(progress))
+
+    assert status.progress == progress
+    assert reasons(status)["Running"] == ("True", "Training")
+
+
+# Failures and retries
+
+
+def test_a_failed_attempt_is_followed_by_another_after_a_while():
+    job = raw_job(retries=2)
+
+    failed = look(job, raw_ray_job(**FAILED), status=STARTED, now=at(100))
+
+    assert failed.status is not None
+    assert (failed.status.state, failed.status.attempt, failed.status.failed_attempts) == ("Retrying", 1, 1)
+    assert failed.status.next_attempt_time == failed.check_again == at(110)
+    assert [found.name for found in failed.delete] == ["job-1"]
+    assert "Attempt 1 failed: Job entrypoint command failed with exit code 1" in message(failed.status, "Running")
+    assert look(job, status=failed.status, now=at(109)).apply == ()
+    (ray_job,) = look(job, status=failed.status, now=at(110)).apply
+    assert ray_job["metadata"]["name"] == "job-2"
+
+
+def test_retries_wait_longer_and_longer():
+    waits = []
+    for failed in range(7):
+        status = STARTED.model_copy(update={"failed_attempts": failed})
+        due = status_after(raw_job(retries=100), raw_ray_job(**FAILED), status=status).next_attempt_time
+        assert due is not None
+        waits.append((due - at(0)).total_seconds())
+
+    assert waits == [10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_job_without_retries_left_has_failed():
+    plan = look(raw_job(), raw_ray_job(**FAILED), status=STARTED)
+
+    assert plan.status is not None
+    assert plan.status.state == "Failed"
+    assert reasons(plan.status)["Failed"] == ("True", "RunFailed")
+    assert reasons(plan.status)["Complete"] == ("False", "NotFinished")
+    assert plan.delete == ()
+    assert "Set spec.retries" in message(plan.status, "Failed")
+
+
+FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "its settings": ({**FAILED, "message": "failed with exit code 2, logs"}, "SettingsRefused", "Failed"),
+    "a RayJob that is none": ({"jobDeploymentStatus": "ValidationFailed", "message": "no"}, "RayJobRefused", "Failed"),
+    "a lost head": ({**FAILED, "message": "failed with exit code 3, logs"}, "HeadLost", "Retrying"),
+    "somebody": ({"jobStatus": "STOPPED", "jobDeploymentStatus": "Complete"}, "RunStopped", "Retrying"),
+    "its submission": ({"jobDeploymentStatus": "Failed", "reason": "SubmissionFailed"}, "SubmissionFailed", "Retrying"),
+    "a deadline": ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "StartTimeout", "Retrying"),
+    "an error": (FAILED, "RunFailed", "Retrying"),
+}
+
+
+@pytest.mark.parametrize(("ray_status", "reason", "state"), FAILURES.values(), ids=FAILURES)
+def test_what_another_attempt_would_repeat_is_not_tried_again(ray_status: dict[str, Any], reason: str, state: str):
+    with_retries = status_after(raw_job(retries=1), raw_ray_job(**ray_status))
+    without = status_after(raw_job(), raw_ray_job(**ray_status))
+
+    assert with_retries.state == state
+    assert reasons(without)["Failed"] == ("True", reason)
+
+
+def test_a_rayjob_that_vanished_counts_as_a_failed_attempt():
+    status = status_after(raw_job(retries=1))
+
+    assert (status.state, status.failed_attempts) == ("Retrying", 1)
+    assert "its RayJob is gone" in message(status, "Running")
+
+
+def test_an_attempt_without_a_cluster_in_time_has_failed():
+    job = raw_job(startTimeoutSeconds=60)
+    starting = raw_ray_job(jobDeploymentStatus="Initializing", startTime=stamp(at(10)))
+
+    before = look(job, starting, status=STARTED, now=at(69))
+    after = look(job, starting, status=STARTED, now=at(70))
+
+    assert before.check_again == at(70)
+    assert reasons(after.status)["Failed"] == ("True", "StartTimeout")
+    assert [found.name for found in after.delete] == ["job-1"]
+
+
+def test_waiting_in_a_queue_takes_no_time_from_an_attempt():
+    job = raw_job(startTimeoutSeconds=60, queue="q")
+    queued = raw_ray_job(suspend=True, jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
+    admitted = raw_ray_job(jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
+
+    assert status_after(job, queued, now=at(9000)).state == "Queued"
+    assert status_after(job, admitted, now=at(9000)).state == "Starting"
+
+
+def trained(**options: Any) -> JobStatus:
+    return status_after(raw_job(), raw_ray_job(**RUNNING), progress=Progress(JobProgress(step=3)), **options)
+
+
+@pytest.mark.parametrize(
+    ("progress", "lost_at"),
+    [
+        (Progress(JobProgress(step=3), refused_since=at(100)), at(220)),
+        (Progress(JobProgress(step=3), silent_since=at(100)), at(1000)),
+    ],
+)
+def test_a_run_that_stops_answering_is_lost(progress: Progress, lost_at: datetime):
+    options = {"status": trained(), "progress": progress}
+
+    assert look(raw_job(), raw_ray_job(**RUNNING), now=at(110), **options).check_again == lost_at
+    lost = look(raw_job(), raw_ray_job(**RUNNING), now=lost_at, **options)
+    assert reasons(lost.status)["Failed"] == ("True", "RunLost")
+    assert [found.name for found in lost.delete] == ["job-1"]
+
+
+def test_a_run_that_never_answered_may_be_out_of_reach():
+    status = status_after(raw_job(), raw_ray_job(**RUNNING), progress=Progress(refused_since=at(0)), now=at(9000))
+
+    assert status.state == "Running"
+
+
+# Suspending and resuming
+
+
+def test_a_job_that_is_made_suspended_gets_a_suspended_rayjob():
+    plan = look(raw_job(suspend=True))
+
+    (ray_job,) = plan.apply
+    assert ray_job["spec"]["suspend"] is True
+    told = status_after(raw_job(suspend=True), raw_ray_job(suspend=True, jobDeploymentStatus="Suspended"))
+    assert (told.state, reasons(told)["Suspended"]) == ("Suspended", ("True", "SuspendedBySpec"))
+
+
+def test_what_has_never_run_is_resumed_under_its_number():
+    plan = look(raw_job(), raw_ray_job(suspend=True, jobDeploymentStatus="Suspended"), status=STARTED)
+
+    (ray_job,) = plan.apply
+    assert (ray_job["metadata"]["name"], ray_job["spec"]["suspend"]) == ("job-1", False)
+
+
+def test_a_suspended_rayjob_that_has_never_run_follows_the_job():
+    suspended = raw_ray_job(suspend=True, jobDeploymentStatus="Suspended")
+
+    plan = look(raw_job(suspend=True, training__steps=30), suspended, status=STARTED)
+
+    (ray_job,) = plan.apply
+    assert '"steps":30' in ray_job["spec"]["runtimeEnvYAML"]
+
+
+def test_a_run_is_suspended_and_resumed_under_a_new_number():
+    stopping = look(raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED)
+    (ray_job,) = stopping.apply
+    assert (ray_job["metadata"]["name"], ray_job["spec"]["suspend"]) == ("job-1", True)
+    assert ray_job["metadata"]["annotations"]["turnmill.dev/started"] == "true"
+
+    suspended = raw_ray_job(jobDeploymentStatus="Suspended")
+    suspended["spec"]["suspend"] = True
+    told = look(raw_job(suspend=True), suspended, status=stopping.status)
+    assert (told.status and told.status.state, told.apply) == ("Suspended", ())
+
+    resumed = look(raw_job(), suspended, status=told.status)
+    assert [made["metadata"]["name"] for made in resumed.apply] == ["job-2"]
+    assert [found.name for found in resumed.delete] == ["job-1"]
+    assert resumed.status is not None
+    assert (resumed.status.attempt, resumed.status.failed_attempts) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "team"), [({"queue": "q"}, TEAM), ({"cluster": "shared"}, SHARED_TEAM)], ids=["queue", "shared"]
+)
+def test_a_run_whose_rayjob_cannot_be_suspended_is_stopped_by_deletion(change: dict[str, Any], team: Any):
+    job, options = raw_job(suspend=True, **change), {"team": team, "free_port": 9464}
+
+    stopping = look(job, raw_ray_job(**RUNNING), status=STARTED, **options)
+    assert ([found.name for found in stopping.delete], stopping.apply) == (["job-1"], ())
+
+    told = look(job, status=stopping.status, **options)
+    assert told.status is not None
+    assert (told.status.state, told.status.failed_attempts) == ("Suspended", 0)
+
+    resumed = look(raw_job(**change), status=told.status, **options)
+    assert [made["metadata"]["name"] for made in resumed.apply] == ["job-2"]
+
+
+def test_a_run_that_kueue_evicts_goes_on_under_a_new_number():
+    running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
+    evicted = raw_ray_job(jobDeploymentStatus="Suspended")
+    evicted["spec"]["suspend"] = True
+
+    plan = look(raw_job(queue="q"), evicted, status=running)
+
+    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+    assert plan.status is not None
+    assert plan.status.failed_attempts == 0
+
+
+def test_a_job_suspended_between_attempts_waits():
+    failed = status_after(raw_job(retries=1), raw_ray_job(**FAILED))
+
+    suspended = look(raw_job(retries=1, suspend=True), status=failed, now=at(9000))
+
+    assert suspended.apply == ()
+    assert suspended.status is not None
+    assert (suspended.status.state, suspended.status.failed_attempts) == ("Suspended", 1)
+
+
+def test_a_run_that_ends_while_it_is_suspended_has_ended():
+    assert status_after(raw_job(suspend=True), raw_ray_job(**SUCCEEDED)).state == "Complete"
+    assert status_after(raw_job(suspend=True), raw_ray_job(**FAILED)).state == "Failed"
+
+
+# The end
+
+
+@pytest.mark.parametrize("ray_status", [SUCCEEDED, FAILED])
+def test_nothing_happens_after_the_end(ray_status: dict[str, Any]):
+    ended = status_after(raw_job(), raw_ray_job(**ray_status))
+
+    for ray_jobs in ((), (raw_ray_job(**RUNNING),), (raw_ray_job(**FAILED),)):
+        assert look(raw_job(), *ray_jobs, status=ended, team=None, now=at(99999)) == Plan()
+
+
+def test_a_job_goes_when_its_time_is_over():
+    job = raw_job(ttlSecondsAfterFinished=60)
+    ended = status_after(job, raw_ray_job(**SUCCEEDED), now=at(100))
+
+    assert look(job, status=ended, now=at(159)) == Plan(check_again=at(160))
+    assert look(job, status=ended, now=at(160)) == Plan(delete_job=True)
+
+
+def test_a_job_of_another_manager_is_left_alone():
+    job = raw_job(managedBy="kueue.x-k8s.io/multikueue")
+
+    assert look(job, raw_ray_job(**RUNNING)) == Plan()
+
+
+# Deletion
+
+
+def deleted_job(seconds: float = 0, *, held: bool = True) -> dict[str, Any]:
+    job = raw_job()
+    job["metadata"] |= {"deletionTimestamp": stamp(at(seconds))}
+    if held:
+        job["metadata"]["finalizers"] = ["turnmill.dev/clean-up"]
+    return job
+
+
+def test_a_job_is_held_before_anything_of_it_exists_if_there_is_something_to_clean_up():
+    assert look(raw_job(), team=CLEAN_UP_TEAM).hold
+    assert not look(raw_job(), team=TEAM).hold
+
+
+def test_a_deleted_job_stops_its_run_then_empties_the_store_then_goes():
+    running = raw_ray_job(**RUNNING)
+    stop = look(deleted_job(), running, team=CLEAN_UP_TEAM)
+    assert ([found.name for found in stop.delete], stop.let_go) == (["job-1"], False)
+
+    running["metadata"]["deletionTimestamp"] = stamp(at(0))
+    wait = look(deleted_job(), running, team=CLEAN_UP_TEAM, status=stop.status)
+    assert wait == Plan(check_again=at(120))
+
+    empty = look(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status)
+    (clean_up,) = empty.apply
+    assert clean_up["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "clean-up",
+        "--run-dir",
+        f"/runs/team-a/job-{UID[:8]}",
+    ]
+
+    wait = look(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status, clean_up=CleanUpView(finished=False))
+    assert wait == Plan(check_again=at(120))
+    assert look(deleted_job(), team=CLEAN_UP_TEAM, clean_up=CleanUpView(finished=True)) == Plan(let_go=True)
+
+
+@pytest.mark.parametrize("team", [None, TEAM, CLEAN_UP_TEAM])
+def test_a_deleted_job_goes_in_time_whatever_happens(team: Any):
+    assert look(deleted_job(), raw_ray_job(**RUNNING), team=team, now=at(120)).let_go
+
+
+def test_a_deleted_job_that_nobody_holds_needs_nothing():
+    assert look(deleted_job(held=False), raw_ray_job(**RUNNING)) == Plan()
+
+
+def test_older_attempts_are_cleared_away():
+    plan = look(raw_job(), raw_ray_job(1), raw_ray_job(2, **RUNNING), status=STARTED)
+
+    assert [found.name for found in plan.delete] == ["job-1"]
+    assert plan.status is not None
+    assert plan.status.attempt == 2
