@@ -13,12 +13,12 @@ from prometheus_client import Metric
 from turnmill.observability.dashboards.board import CLUSTER, OPERATOR, RAY, RUN, TOOL_SERVER, Board, Panel, Query
 from turnmill.observability.dashboards.boards import BOARDS
 from turnmill.observability.dashboards.foreign import FOREIGN, KUBE_STATE, KUBERAY, PYTHON, VLLM
-from turnmill.observability.dashboards.foreign import OPERATOR as OPERATOR_SERIES
 from turnmill.observability.dashboards.foreign import RAY as RAY_SERIES
 from turnmill.observability.dashboards.grafana import to_json
 from turnmill.observability.prometheus import RunFacts, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.testing import promql
+from turnmill_operator import metrics as operator_metrics
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "manifests" / "dashboards"
@@ -65,19 +65,29 @@ def tool_series() -> dict[str, set[str]]:
     return series_of(metrics.registry.collect())
 
 
+def operator_series() -> dict[str, set[str]]:
+    operator_metrics.start_at_zero()
+    operator_metrics.JOBS.labels("a", "Running")
+    operator_metrics.ATTEMPTS.labels("a", "failed")
+    operator_metrics.API_REQUESTS.labels("get", "rayjobs", "200")
+    return series_of(operator_metrics.REGISTRY.collect())
+
+
 SERIES = {
     **{name: (RUN, labels) for name, labels in run_series().items()},
     **{name: (TOOL_SERVER, labels) for name, labels in tool_series().items()},
     **{name: (RAY, set(labels)) for name, labels in (RAY_SERIES | VLLM).items()},
     **{name: (CLUSTER, set(labels)) for name, labels in (KUBERAY | KUBE_STATE).items()},
-    **{name: (OPERATOR, set(labels)) for name, labels in (OPERATOR_SERIES | PYTHON).items()},
+    **{name: (OPERATOR, set(labels)) for name, labels in PYTHON.items()},
+    **{name: (OPERATOR, labels) for name, labels in operator_series().items()},
 }
 
 
 def test_the_boards_in_the_repository_are_those_that_make_dashboards_writes():
     written = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    in_chart = {path.name: path.read_text() for path in (ROOT / "charts/turnmill/files/dashboards").iterdir()}
 
-    assert written == {f"{board.name}.json": to_json(board) for board in BOARDS}
+    assert written == in_chart == {f"{board.name}.json": to_json(board) for board in BOARDS}
 
 
 # ---- queries ----

@@ -75,6 +75,7 @@ class RunFacts:
     steps: int = 0
     checkpoint_every: int = 0
     max_failed_ratio: float = 0.0
+    stall_timeout_seconds: float = 0.0
     gpus: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """GPUs that the run holds, by role and accelerator."""
 
@@ -210,6 +211,9 @@ class RunMetrics:
         Gauge(
             "turnmill_failed_ratio_limit", "Share of failed episodes at which the run gives up", registry=registry
         ).set(facts.max_failed_ratio)
+        Gauge(
+            "turnmill_stall_timeout_seconds", "Time without progress after which the attempt fails", registry=registry
+        ).set(facts.stall_timeout_seconds)
         gpus = Gauge("turnmill_gpus", "GPUs that the run holds", ["role", "accelerator"], registry=registry)
         for (role, accelerator), count in facts.gpus.items():
             gpus.labels(role, accelerator).set(count)

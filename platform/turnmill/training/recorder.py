@@ -124,6 +124,7 @@ def run_facts(job: AgentTrainingJob, device: str) -> RunFacts:
         steps=job.spec.training.steps,
         checkpoint_every=job.spec.training.checkpoint_every,
         max_failed_ratio=job.spec.training.max_failed_ratio,
+        stall_timeout_seconds=job.spec.training.stall_timeout_seconds,
         # What holds none on a machine without GPUs is a process.
         gpus={key: count if device == "cuda" else 0 for key, count in counts.items()},
     )

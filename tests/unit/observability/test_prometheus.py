@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from turnmill.observability.prometheus import GAUGES, PHASES, RunFacts, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill_operator import metrics as operator_metrics
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -164,7 +165,8 @@ def test_closing_frees_the_port():
 
 
 def test_the_documentation_lists_every_metric_and_no_other(metrics: RunMetrics):
-    families = [*metrics.registry.collect(), *ToolMetrics().registry.collect()]
+    registries = metrics.registry, ToolMetrics().registry, operator_metrics.REGISTRY
+    families = [f for r in registries for f in r.collect() if f.name.startswith("turnmill_")]
     exist = {family.name + ("_total" if family.type == "counter" else ""): family.type for family in families}
 
     listed = dict(re.findall(r"^\| `(turnmill_\w+)` \| (\w+) \|", DOCS.read_text(), flags=re.MULTILINE))

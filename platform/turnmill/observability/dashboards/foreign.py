@@ -50,19 +50,6 @@ KUBE_STATE: Mapping[str, tuple[str, ...]] = {
 }
 """Of kube-state-metrics."""
 
-OPERATOR: Mapping[str, tuple[str, ...]] = {
-    "turnmill_operator_leader": (),
-    "turnmill_operator_jobs": ("namespace", "state"),
-    "turnmill_operator_reconcile_seconds_bucket": ("le",),
-    "turnmill_operator_reconciles_total": ("outcome",),
-    "turnmill_operator_errors_total": ("reason",),
-    "turnmill_operator_queue_age_seconds": (),
-    "turnmill_operator_last_event_age_seconds": (),
-    "turnmill_operator_apply_conflicts_total": (),
-    "turnmill_operator_api_requests_total": ("verb", "resource", "code"),
-}
-"""Of turnmill's operator, which this package must not import."""
-
 PYTHON: Mapping[str, tuple[str, ...]] = {"process_resident_memory_bytes": ()}
 """Of prometheus-client, for every process of Python's."""
 

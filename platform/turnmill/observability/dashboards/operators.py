@@ -4,6 +4,7 @@ from turnmill.observability.dashboards.board import (
     CLUSTER,
     OPERATOR,
     RECENT,
+    WINDOW,
     Board,
     Row,
     lines,
@@ -95,6 +96,36 @@ WORK = Row(
             "reqps",
             (f"sum by (verb) (rate({OPERATOR('turnmill_operator_api_requests_total')}[{RECENT}]))", "{{verb}}"),
             (f"sum(rate({OPERATOR('turnmill_operator_apply_conflicts_total')}[{RECENT}]))", "conflicts"),
+        ),
+        lines(
+            "Jobs that wait",
+            "Jobs that wait to be reconciled; a queue that only grows is an operator that stands still.",
+            "none",
+            (f"max({OPERATOR('turnmill_operator_queue_length')})", "waiting"),
+        ),
+        lines(
+            "Attempts that ended",
+            "Attempts per hour that ended in each namespace, by how.",
+            "none",
+            (
+                f"sum by (namespace, outcome) (rate({OPERATOR('turnmill_operator_attempts_total')}[{WINDOW}])) * 3600",
+                "{{namespace}}: {{outcome}}",
+            ),
+        ),
+        lines(
+            "Missed changes",
+            "Changes per hour that a listing found and no watch had told; above 0 the watch is dead.",
+            "none",
+            (
+                f"sum by (resource) (rate({OPERATOR('turnmill_operator_missed_events_total')}[{RECENT}])) * 3600",
+                "{{resource}}",
+            ),
+        ),
+        lines(
+            "Last listing",
+            "Time since the last full listing, which is repeated every five minutes.",
+            "s",
+            (f"max({OPERATOR('turnmill_operator_last_list_age_seconds')})", "age"),
         ),
         lines(
             "Memory",

@@ -108,6 +108,13 @@ DETAIL = Row(
             ),
         ),
         lines(
+            "Time without progress",
+            "Time since the last turn or phase of a step, and the time at which the attempt fails and is tried again.",
+            "s",
+            (f"min by (training_job) ({RUN('turnmill_progress_age_seconds')})", "{{training_job}}"),
+            (f"min by (training_job) ({RUN('turnmill_stall_timeout_seconds')})", "{{training_job}}: limit"),
+        ),
+        lines(
             "Work that a crash would cost",
             "Time since the last checkpoint, and the time that passes between two at the pace of the run.",
             "s",
