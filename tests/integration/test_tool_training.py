@@ -1,15 +1,16 @@
-"""Whole runs of agents with tools, as a user starts them."""
+"""Whole runs of agents with tools, as a user starts them, and what is broken under them."""
 
-import json
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import EpisodeRecord, TrajectoryLog
+from turnmill.testing.faulty_proxy import ERROR_TEXT, FaultyProxy
+from turnmill.testing.server_process import ServerProcess
+from turnmill.testing.survivors import Played
+from turnmill.testing.whole_runs import Attempt, WholeRun
 from turnmill.training import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -24,81 +25,137 @@ spec:
   agent:
     {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
      maxActionLength: 16, maxObsLength: 16, toolCallMaxRetries: 20}
-  environment: {name: arithmetic}
+  environment: {name: "turnmill.testing.tasks:CoinFlips"}
   algorithm: {type: grpo, kl: {coefficient: 0.01}, minibatchTasks: 2}
   training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
   resources: {device: cpu}
 """
+TURNS = 4
+TALLIED = f"""{{type: tool, toolType: "turnmill.testing.tool_server:Tally", stopTokens: ["</python>"], groupSize: 4,
+  minTurns: {TURNS}, maxTurns: {TURNS}, maxPromptLength: 32, maxResponseLength: 112, maxActionLength: 8,
+  maxObsLength: 8, toolCallMaxRetries: 20}}"""
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB)
-    return path
+def run(tmp_path: Path) -> Iterator[WholeRun]:
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB)
+    with WholeRun(job, tmp_path / "run", {"TALLY_FILE": str(tmp_path / "tally")}) as run:
+        yield run
 
 
-def command(job: Path, run_dir: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "turnmill.cli.main", "run", str(job), "--output", str(run_dir), *arguments]
+def episodes(run: WholeRun) -> list[EpisodeRecord]:
+    return list(TrajectoryLog(RunFolder(run.folder)).read_episodes())
 
 
-def rows(run_dir: Path) -> list[dict[str, float]]:
-    path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def in_mid_step(run: WholeRun, step: int) -> Callable[[], bool]:
+    """Whether some calls of this step's trajectories, and not all, have been made."""
+    tally = Path(run.environment["TALLY_FILE"])
+
+    def holds() -> bool:
+        made = tally.read_text().splitlines() if tally.exists() else []
+        return sum(f"-t{step}-" in trajectory for trajectory in made) >= 20
+
+    return holds
 
 
-def tool_servers(run_dir: Path) -> list[int]:
-    """The tool server that the run has started, by its process."""
-    mark = json.loads((run_dir / "attempt.json").read_text())["mark"]
-    found = []
-    for pid in processes.find_marked(mark):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"tool-server" in words:
-            found.append(pid)
-    return found
+def break_in_mid_step(run: WholeRun, attempt: Attempt, step: int, word: str) -> None:
+    attempt.wait_for(in_mid_step(run, step))
+    attempt.kill_some(word)
 
 
-def wait_for(fact: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 600) -> None:
-    deadline = time.monotonic() + seconds
-    while not fact():
-        assert process.poll() is None, "the run ended before it got there"
-        assert time.monotonic() < deadline, "the run did not get there"
-        time.sleep(0.05)
+def require_each_step_once_and_each_effect_once(run: WholeRun, steps: int) -> None:
+    assert [row["step"] for row in run.metrics] == list(range(steps + 1))
+    assert all(row.get("training/rollout_probs_diff_mean", 0) < 1e-4 for row in run.metrics)
+    played = episodes(run)
+    assert len(played) == 16 * steps + 2 * 8
+    assert not [episode.failed_cause for episode in played if episode.failed_cause]
+    for episode in played:
+        assert [turn.observation for turn in episode.turns[:-1]] == [str(turn + 1) for turn in range(TURNS)]
 
 
-def test_a_run_goes_on_when_its_tool_server_is_killed_and_leaves_nothing_behind(job, tmp_path):
-    run_dir = tmp_path / "run"
-    process = subprocess.Popen(
-        command(job, run_dir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    wait_for(lambda: any(row["step"] >= 1 for row in rows(run_dir)), process)
-    mark = json.loads((run_dir / "attempt.json").read_text())["mark"]
-    for pid in tool_servers(run_dir):
-        processes._signal(pid, signal.SIGKILL)
+def carried_on(run: WholeRun, step: int) -> float:
+    (row,) = (row for row in run.metrics if row["step"] == step)
+    return float(row["turnmill/tool/turns_carried_on/max"])
 
-    output, _ = process.communicate(timeout=600)
 
-    assert process.returncode == 0, output
-    steps = {int(row["step"]): row for row in rows(run_dir)}
-    assert max(steps) == 3
-    assert steps[3]["turnmill/trajectories"] == 16
-    assert steps[3]["turnmill/tool/num_tool_calls/min"] == 1
-    # What is trained is what was sampled.
-    assert all(row.get("training/rollout_probs_diff_mean", 0) < 1e-4 for row in steps.values())
+def test_a_run_that_is_killed_as_a_whole_carries_its_trajectories_on(run):
+    attempt = run.start("--set", f"agent={TALLIED}")
+    attempt.wait_for(in_mid_step(run, 2))
+    mark, folders = run.mark(), run.folders()
+    attempt.kill()
+
+    run.train("--resume", "--set", f"agent={TALLIED}")
+
+    require_each_step_once_and_each_effect_once(run, steps=3)
+    assert carried_on(run, 2) >= 1
+    assert carried_on(run, 3) == 0
+    assert processes.find_marked(mark) == []
+    # Those of Ray and of the store.
+    assert len(folders) == 2
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_a_run_that_is_tried_again_carries_its_trajectories_on(run):
+    attempt = run.start("--set", f"agent={TALLIED}", "--set", "retries=2", "--set", "training.checkpointEvery=1")
+    mark = ""
+
+    break_in_mid_step(run, attempt, 1, "TurnTaskRunner")
+    break_in_mid_step(run, attempt, 2, "ToolLoopWorker")
+    mark = run.mark()
+    attempt.wait()
+
+    # Step 1 has no checkpoint to go on from: it begins with the run.
+    require_each_step_once_and_each_effect_once(run, steps=3)
+    assert carried_on(run, 2) >= 1
     assert processes.find_marked(mark) == []
 
 
-def test_too_many_failures_end_a_run_with_the_reason(job, tmp_path):
-    run_dir = tmp_path / "run"
+def test_a_run_goes_on_when_its_tool_server_and_its_store_are_killed(run):
+    attempt = run.start("--set", f"agent={TALLIED}")
 
-    done = subprocess.run(
-        [*command(job, run_dir), "--set", "agent.toolServerUrl=http://127.0.0.1:9", "--set", "agent.toolCallTimeout=1"],
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    break_in_mid_step(run, attempt, 1, "tool-server")
+    break_in_mid_step(run, attempt, 2, "unixsocket:")
+    mark = run.mark()
+    attempt.wait()
 
-    assert done.returncode == 1
-    assert "failed_ratio" in done.stdout + done.stderr
-    assert "tool_connection: 8" in done.stdout + done.stderr
+    require_each_step_once_and_each_effect_once(run, steps=3)
+    assert processes.find_marked(mark) == []
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[FaultyProxy]:
+    """A proxy that fails every seventh call, in front of a real tool server."""
+    server = ServerProcess(tmp_path / "server.log", "--tool_type", "python_code")
+    try:
+        with FaultyProxy(server.wait_until_ready().url, share=0.15) as proxy:
+            yield proxy
+    finally:
+        server.close()
+
+
+def test_calls_that_fail_by_force_change_no_advantage_and_are_in_no_context(run, proxy):
+    run.train(
+        *("--set", f"agent.toolServerUrl={proxy.url}", "--set", "agent.toolCallMaxRetries=1"),
+        *("--set", "agent.groupSize=8", "--set", "training.tasksPerStep=8", "--set", "algorithm.kl.coefficient=0"),
+    )
+
+    played = Played.read(run.folder)
+    failed_calls = {trajectory for trajectory, _ in proxy.failed if trajectory.startswith("t")}
+    assert set(played.failed) == failed_calls
+    assert 0.08 < len(played.failed) / (3 * 64) < 0.22
+    assert len(set(played.advantages.values())) > 10
+    assert played.advantages.keys() == played.survivors.keys()
+    assert played.largest_difference() < 1e-6
+    assert played.error_tokens((ERROR_TEXT, "Tool call error", "Tool server connection error")) == 0
+    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
+    assert sum(row.get("turnmill/episodes/failed", 0) for row in run.metrics) == len(played.failed)
+
+
+def test_too_many_failures_end_a_run_with_the_reason(run):
+    attempt = run.start("--set", "agent.toolServerUrl=http://127.0.0.1:9", "--set", "agent.toolCallTimeout=1")
+
+    attempt.wait(code=1)
+
+    assert "failed_ratio" in run.output.read_text()
+    assert "tool_connection: 8" in run.output.read_text()
