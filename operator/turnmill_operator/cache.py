@@ -1,12 +1,13 @@
 """What the operator knows of the cluster between two looks: filled by watches, listings and its own writes."""
 
 from collections import Counter
+from datetime import datetime
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.team import TeamSettings
+from turnmill_operator.outcome import is_over
+from turnmill_operator.status import State, ended_at
 from turnmill_operator.views import JobView, Key, KubeRay, Progress, RayJobView
-
-FIRST_PORT, NUM_PORTS = 9464, 100
 
 
 class Cache:
@@ -18,7 +19,6 @@ class Cache:
         self.kuberay: KubeRay | None = None
         self._ray_jobs: dict[Key, dict[str, RayJobView]] = {}
         self._progress: dict[Key, tuple[int, Progress]] = {}
-        self._ports: dict[Key, int] = {}
 
     def put_job(self, view: JobView) -> bool:
         """Take in a job; tells whether it was news."""
@@ -32,7 +32,6 @@ class Cache:
         """A job has gone; what it owned goes with it."""
         self.jobs.pop(key, None)
         self._progress.pop(key, None)
-        self._ports.pop(key, None)
 
     def put_ray_job(self, view: RayJobView) -> bool:
         """Take in a RayJob; tells whether it was news."""
@@ -67,18 +66,32 @@ class Cache:
         known = self._progress.get(key)
         return known[1] if known is not None and known[0] == attempt else Progress()
 
-    def port_for(self, key: Key) -> int | None:
-        """A port for the metrics of a job's run that no other run of the namespace's shared cluster has."""
-        taken = {port for other, port in self._ports.items() if other.namespace == key.namespace and other != key}
-        for view in self.ray_jobs():
-            if view.namespace == key.namespace and view.job != key.name and not view.own_cluster:
-                taken.add(view.metrics_port)
-        mine = self._ports.get(key)
-        if mine is None or mine in taken:
-            mine = next((port for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if port not in taken), None)
-        if mine is not None:
-            self._ports[key] = mine
-        return mine
+    def ahead_of(self, view: JobView) -> str:
+        """The job that goes before this one on the team's shared cluster: the one that runs, else the oldest."""
+
+        def order(other: JobView) -> tuple[bool, datetime, str]:
+            return not self._holds_cluster(other), other.created_at, other.key.name
+
+        waiting = [other for other in self.sharing(view.key.namespace) if other.key != view.key]
+        first = min((other for other in waiting if self._is_in_line(other)), key=order, default=None)
+        return first.key.name if first is not None and order(first) < order(view) else ""
+
+    def sharing(self, namespace: str) -> list[JobView]:
+        """The jobs of a team that use its shared cluster."""
+        return [
+            view
+            for key, view in self.jobs.items()
+            if key.namespace == namespace and view.ours and view.job and view.job.spec.cluster == "shared"
+        ]
+
+    def _is_in_line(self, view: JobView) -> bool:
+        """Whether a job holds the shared cluster or waits for it; one that cannot start holds up nobody."""
+        assert view.job is not None
+        waits = not (ended_at(view.status) or view.deleted_at or view.job.spec.suspend)
+        return self._holds_cluster(view) or (waits and view.status.state != State.NOT_ADMITTED)
+
+    def _holds_cluster(self, view: JobView) -> bool:
+        return any(not is_over(found) for found in self.ray_jobs(view.key) if found.owner_uid == view.uid)
 
     def states(self) -> dict[tuple[str, str], int]:
         """Jobs by namespace and state."""

@@ -16,6 +16,7 @@ SILENCE_MARGIN = timedelta(seconds=300)
 SETTINGS_EXIT, REPEATED_EXIT = 2, 3
 HEAD_CHARACTERS, TAIL_CHARACTERS = 120, 600
 _EXIT_CODE = re.compile(r"exit code (\d+)")
+_LAST_WORDS = re.compile(r"The run failed \((\w+)\): (.+)")
 
 
 class Stage(Enum):
@@ -164,7 +165,10 @@ def _pods(ray_job: RayJobView, waiting: str) -> Finding:
 
 
 def _shortened(message: str) -> str:
-    """The message on one line; of a long one, what happened and the end of the logs."""
+    """The message on one line: the run's own last words if it had any, else what happened and the end of the logs."""
+    if words := _LAST_WORDS.findall(message):
+        cause, text = words[-1]
+        return f"{text.strip().rstrip('.')} ({cause})"
     line = " ".join(message.split()).rstrip(".")
     if len(line) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
         return line

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from turnmill.jobs.job import JobSpec
 from turnmill.jobs.team import TeamSettings, WorkerGroup
@@ -13,9 +14,10 @@ TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Pods of each worker group, by the group's name."""
+    """Pods of each worker group, by the group's name, and what they train on."""
 
     replicas: Mapping[str, int]
+    device: Literal["cuda", "cpu"]
 
 
 def place(spec: JobSpec, team: TeamSettings) -> Placement | Finding:
@@ -52,7 +54,8 @@ def place(spec: JobSpec, team: TeamSettings) -> Placement | Finding:
             Reason.NO_SHARED_CLUSTER,
             "spec.cluster: the team has no shared Ray cluster. Set it to own, or switch one on in the team's chart.",
         )
-    return Placement(replicas)
+    device = train.device if spec.resources.device == "auto" else spec.resources.device
+    return Placement(replicas, device)
 
 
 def _group(path: str, accelerator: str | None, spec: JobSpec, team: TeamSettings) -> WorkerGroup | Finding:

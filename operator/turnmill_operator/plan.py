@@ -27,7 +27,7 @@ from turnmill_operator.views import JobView, Observed, RayJobView
 
 CLEAN_UP_LIMIT = timedelta(seconds=120)
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10, 300
-REFUSED_SECONDS = 60
+REFUSED_SECONDS, AHEAD_SECONDS = 60, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,7 @@ class _Course:
             State.SUSPENDING,
             State.SUSPENDED,
             State.NOT_ADMITTED,
+            State.QUEUED,
         )
 
     def _start(self, attempt: int) -> Plan:
@@ -193,6 +194,8 @@ class _Course:
             message = f"The API server does not take the RayJob: {self.observed.refusal}. It is tried again."
             again = self.now + timedelta(seconds=REFUSED_SECONDS)
             return replace(self._refuse(Finding(False, Reason.RAY_JOB_REFUSED, message)), check_again=again)
+        if self.observed.ahead:
+            return replace(self._wait_in_line(), check_again=self.now + timedelta(seconds=AHEAD_SECONDS))
         namesake = next(
             (r for r in self.observed.ray_jobs if r.name == ray_job_name(self.view.key.name, attempt)), None
         )
@@ -207,6 +210,18 @@ class _Course:
         )
         return replace(report, hold=self._needs_hold(), apply=(made,), delete=self._older_than(attempt))
 
+    def _wait_in_line(self) -> Plan:
+        """One run at a time on the team's shared cluster: two would take each other's rows."""
+        message = (
+            f"Job {self.observed.ahead} goes first on the team's shared Ray cluster, which runs one at a time. "
+            "Wait for its end, or set spec.cluster to own."
+        )
+        findings: Mapping[ConditionType, Finding] = {
+            "ClusterReady": Finding(False, Reason.SHARED_CLUSTER_BUSY, message),
+            "Running": Finding(False, Reason.WAITING_FOR_CLUSTER),
+        }
+        return self._report(State.QUEUED, findings, next_attempt_time=self.status.next_attempt_time)
+
     def _needs_hold(self) -> bool:
         team = self.observed.team
         return isinstance(team, TeamSettings) and team.clean_up is not None and not self.view.has_finalizer
@@ -215,7 +230,7 @@ class _Course:
         placed = self._placed()
         if isinstance(placed, Finding):
             return placed
-        team, placement, port = placed
+        team, placement = placed
         kuberay = self.observed.kuberay
         assert kuberay is not None
         return build_ray_job(
@@ -226,10 +241,9 @@ class _Course:
             suspend=suspend,
             started=not suspend if started is None else started,
             ray_tokens=kuberay.ray_tokens,
-            **({} if port is None else {"metrics_port": port}),
         )
 
-    def _placed(self) -> tuple[TeamSettings, Placement, int | None] | Finding:
+    def _placed(self) -> tuple[TeamSettings, Placement] | Finding:
         """What the team gives to the job, or why it cannot."""
         if self.view.job is None:
             return Finding(False, Reason.INVALID_SPEC, f"{self.view.problems} Correct it with kubectl apply.")
@@ -246,12 +260,7 @@ class _Course:
         placement = place(self.view.job.spec, team)
         if isinstance(placement, Finding):
             return placement
-        if self.view.job.spec.cluster == "own":
-            return team, placement, None
-        if self.observed.free_port is None:
-            message = "The team's shared Ray cluster has no free port for metrics. Set spec.cluster to own, or wait."
-            return Finding(False, Reason.NO_FREE_PORT, message)
-        return team, placement, self.observed.free_port
+        return team, placement
 
     def _refuse(self, finding: Finding) -> Plan:
         """Say why the next attempt cannot start; a change of the job, the team or the cluster brings us here again."""

@@ -1,5 +1,6 @@
 """Brings one job in step: looks, asks the pure core what should be, and does it."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from turnmill_operator.notes import build_event, note_of
 from turnmill_operator.outcome import Stage, stage_of
 from turnmill_operator.plan import Plan, desired, last_attempt, owned
 from turnmill_operator.resources import RAY_JOB, clean_up_name, ray_job_name
-from turnmill_operator.status import State
+from turnmill_operator.status import State, ended_at
 from turnmill_operator.views import (
     FINALIZER,
     JobView,
@@ -50,13 +51,25 @@ class Reconciler:
         self._now = clock
         self._progress_written: dict[Key, float] = {}
         self._waiting: dict[Key, tuple[float, str]] = {}
+        self._sharing = asyncio.Lock()
 
     async def reconcile(self, key: Key) -> None:
         """Bring one job in step; may be called any number of times."""
         view = self._cache.jobs.get(key)
         if view is None:
             self._forget(key)
-            return
+        elif _is_sharing(view):
+            # Which one goes first is judged one after the other.
+            async with self._sharing:
+                await self._look(view)
+            if ended_at(view.status) is None:
+                return
+            self._wake_line(key.namespace)
+        else:
+            await self._look(view)
+
+    async def _look(self, view: JobView) -> None:
+        key = view.key
         observed = await self._observe(view)
         try:
             await self._carry_out(view, desired(view, observed, self._now()))
@@ -79,7 +92,7 @@ class Reconciler:
             observed,
             progress=cache.progress(key, last_attempt(view, observed)),
             waiting=await self._why_waiting(view, observed),
-            free_port=cache.port_for(key) if view.job and view.job.spec.cluster == "shared" else None,
+            ahead=cache.ahead_of(view) if _is_sharing(view) else "",
         )
 
     async def _confirmed(self, view: JobView, observed: Observed) -> tuple[RayJobView, ...]:
@@ -186,7 +199,14 @@ class Reconciler:
     def _progress_wait(self, key: Key) -> float:
         return self._progress_written.get(key, -PROGRESS_SECONDS) + PROGRESS_SECONDS - time.monotonic()
 
+    def _wake_line(self, namespace: str) -> None:
+        """Look at those that wait for the shared cluster."""
+        for other in self._cache.sharing(namespace):
+            if other.status.state == State.QUEUED:
+                self._queue.add(other.key)
+
     def _forget(self, key: Key) -> None:
+        self._wake_line(key.namespace)
         self._progress_written.pop(key, None)
         self._waiting.pop(key, None)
         self._queue.forget(key)
@@ -205,6 +225,10 @@ def _follows_from_absence(view: JobView, observed: Observed, number: int) -> boo
     attempt = last_attempt(view, observed)
     current = any(found.attempt == attempt for found in owned(view, observed))
     return number == attempt or not current
+
+
+def _is_sharing(view: JobView) -> bool:
+    return view.job is not None and view.job.spec.cluster == "shared"
 
 
 def _is_progress_alone(before: JobStatus, after: JobStatus) -> bool:

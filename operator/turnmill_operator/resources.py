@@ -15,7 +15,6 @@ from turnmill_operator.views import (
     ATTEMPT_LABEL,
     HASH_ANNOTATION,
     JOB_LABEL,
-    PORT_ANNOTATION,
     STARTED_ANNOTATION,
     JobView,
     Raw,
@@ -48,7 +47,6 @@ def build_ray_job(
     suspend: bool,
     started: bool,
     ray_tokens: bool,
-    metrics_port: int = METRICS_PORT,
 ) -> Manifest:
     """The RayJob of one attempt, on a Ray cluster of its own or on the team's."""
     assert view.job is not None
@@ -59,7 +57,7 @@ def build_ray_job(
         "submissionMode": "HTTPMode",
         # The operator counts attempts: KubeRay's would all have the same number.
         "backoffLimit": 0,
-        "runtimeEnvYAML": _runtime_env(view, attempt, metrics_port),
+        "runtimeEnvYAML": _runtime_env(view, placement, attempt),
     }
     if shared:
         body["clusterSelector"] = {"ray.io/cluster": team.shared_cluster}
@@ -70,7 +68,6 @@ def build_ray_job(
     annotations = {
         HASH_ANNOTATION: hashlib.sha256(json.dumps([labels, body], sort_keys=True).encode()).hexdigest()[:16],
         STARTED_ANNOTATION: "true" if started else "false",
-        PORT_ANNOTATION: str(metrics_port),
     }
     if not shared and spec.queue is None:
         # KubeRay suspends no run on a cluster of others; under a queue the field is Kueue's.
@@ -116,12 +113,14 @@ def _run_dir(view: JobView) -> str:
     return run_dir(view.key.namespace, view.key.name, view.uid)
 
 
-def _runtime_env(view: JobView, attempt: int, metrics_port: int) -> str:
+def _runtime_env(view: JobView, placement: Placement, attempt: int) -> str:
     variables = {
         "TURNMILL_JOB": json.dumps(view.resource, separators=(",", ":")),
         "TURNMILL_ATTEMPT": str(attempt),
         "TURNMILL_RUN_DIR": _run_dir(view),
-        "TURNMILL_METRICS_PORT": str(metrics_port),
+        "TURNMILL_METRICS_PORT": str(METRICS_PORT),
+        # The head, where the run starts, has no GPU to look at.
+        "TURNMILL_DEVICE": placement.device,
     }
     return yaml.safe_dump({"env_vars": variables}, sort_keys=True)
 

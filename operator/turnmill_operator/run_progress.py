@@ -14,6 +14,7 @@ from turnmill.jobs.status import JobProgress
 from turnmill.jobs.values import fields_by_alias
 from turnmill_operator.cache import Cache
 from turnmill_operator.outcome import Stage, stage_of
+from turnmill_operator.resources import METRICS_PORT
 from turnmill_operator.views import Key, Progress, RayJobView
 from turnmill_operator.work_queue import WorkQueue
 
@@ -31,7 +32,7 @@ async def ask_all(session: aiohttp.ClientSession, cache: Cache, queue: WorkQueue
         key = Key(ray_job.namespace, ray_job.job)
         async with limit:
             before = cache.progress(key, ray_job.attempt)
-            after = await _ask(session, f"http://{ray_job.head_ip}:{ray_job.metrics_port}/progress", before, now)
+            after = await _ask(session, f"http://{ray_job.head_ip}:{METRICS_PORT}/progress", before, now)
         if cache.put_progress(key, ray_job.attempt, after):
             queue.add(key)
 

@@ -40,12 +40,12 @@ class Reason(StrEnum):
     TOO_MANY_GPUS = "TooManyGpus"
     TOO_MANY_NODES = "TooManyNodes"
     NO_SHARED_CLUSTER = "NoSharedCluster"
-    NO_FREE_PORT = "NoFreePort"
     NAME_TAKEN = "NameTaken"
 
     # ClusterReady
     NOT_STARTED = "NotStarted"
     QUEUED = "Queued"
+    SHARED_CLUSTER_BUSY = "SharedClusterBusy"
     WAITING_FOR_PODS = "WaitingForPods"
     PODS_NOT_READY = "PodsNotReady"
     READY = "Ready"

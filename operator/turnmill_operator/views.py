@@ -18,7 +18,6 @@ Raw = Mapping[str, Any]
 
 JOB_LABEL, ATTEMPT_LABEL = "turnmill.dev/job", "turnmill.dev/attempt"
 STARTED_ANNOTATION = "turnmill.dev/started"
-PORT_ANNOTATION = "turnmill.dev/metrics-port"
 HASH_ANNOTATION = "turnmill.dev/spec-hash"
 FINALIZER = "turnmill.dev/clean-up"
 MANAGER = "turnmill.dev/operator"
@@ -41,6 +40,7 @@ class JobView:
     uid: str
     generation: int
     version: int
+    created_at: datetime
     job: AgentTrainingJob | None
     problems: str
     resource: Raw
@@ -67,7 +67,6 @@ class RayJobView:
     started: bool
     """Whether it was ever let run; one that waits since its birth may still be changed."""
     spec_hash: str
-    metrics_port: int
     own_cluster: bool
     job_status: str
     deployment_status: str
@@ -117,8 +116,8 @@ class Observed:
     waiting: str = ""
     """Why pods of the cluster do not run."""
     clean_up: CleanUpView | None = None
-    free_port: int | None = None
-    """Port of metrics that no other run has on the team's shared cluster."""
+    ahead: str = ""
+    """The job that the team's shared cluster serves first; it runs one at a time."""
     refusal: str = ""
     """Why the API server did not take the RayJob that we last wanted."""
 
@@ -142,6 +141,7 @@ def job_view(raw: Raw) -> JobView:
         uid=metadata["uid"],
         generation=int(metadata["generation"]),
         version=int(metadata["resourceVersion"]),
+        created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         job=job,
         problems=problems,
         resource=resource,
@@ -169,7 +169,6 @@ def ray_job_view(raw: Raw) -> RayJobView:
         suspend=bool(spec.get("suspend")),
         started=annotations.get(STARTED_ANNOTATION) == "true",
         spec_hash=annotations.get(HASH_ANNOTATION, ""),
-        metrics_port=_number(annotations.get(PORT_ANNOTATION)),
         own_cluster="clusterSelector" not in spec,
         job_status=status.get("jobStatus") or "",
         deployment_status=status.get("jobDeploymentStatus") or "",

@@ -117,12 +117,6 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "spec.resources.train.nodes: the job needs 4 nodes of h100, and the team may have 2. Ask for fewer",
     ),
     "no shared cluster": ({"cluster": "shared"}, {}, "NoSharedCluster", "the team has no shared Ray cluster. Set it"),
-    "no free port": (
-        {"cluster": "shared"},
-        {"team": SHARED_TEAM},
-        "NoFreePort",
-        "The team's shared Ray cluster has no free port for metrics.",
-    ),
     "a broken rule": ({"agent__prompt": "cot"}, {}, "InvalidSpec", "spec.agent.prompt: 'cot' must be compact with"),
     "a refused RayJob": (
         {},
@@ -151,6 +145,21 @@ def test_a_job_starts_once_its_team_is_there():
 
     assert [made["metadata"]["name"] for made in plan.apply] == ["job-1"]
     assert reasons(plan.status)["Admitted"] == ("True", "Admitted")
+
+
+def test_a_shared_cluster_runs_one_job_at_a_time():
+    job = raw_job(cluster="shared")
+
+    waiting = look(job, team=SHARED_TEAM, ahead="first")
+    started = look(job, team=SHARED_TEAM, status=waiting.status)
+
+    assert (waiting.apply, waiting.check_again) == ((), at(30))
+    assert waiting.status is not None
+    assert waiting.status.state == "Queued"
+    assert reasons(waiting.status)["ClusterReady"] == ("False", "SharedClusterBusy")
+    assert message(waiting.status, "ClusterReady").startswith("Job first goes first on the team's shared Ray cluster")
+    (ray_job,) = started.apply
+    assert ray_job["spec"]["clusterSelector"] == {"ray.io/cluster": "team"}
 
 
 def test_a_run_goes_on_without_the_team_that_it_came_from():
@@ -390,7 +399,7 @@ def test_a_run_is_suspended_and_resumed_under_a_new_number():
     ("change", "team"), [({"queue": "q"}, TEAM), ({"cluster": "shared"}, SHARED_TEAM)], ids=["queue", "shared"]
 )
 def test_a_run_whose_rayjob_cannot_be_suspended_is_stopped_by_deletion(change: dict[str, Any], team: Any):
-    job, options = raw_job(suspend=True, **change), {"team": team, "free_port": 9464}
+    job, options = raw_job(suspend=True, **change), {"team": team}
 
     stopping = look(job, raw_ray_job(**RUNNING), status=STARTED, **options)
     assert ([found.name for found in stopping.delete], stopping.apply) == (["job-1"], ())
