@@ -108,6 +108,11 @@ class StoreClient:
                 raise StoreFullError(
                     f"The store at {self.place} has reached its memory limit: finish trajectories, or raise maxmemory."
                 ) from error
+            except redis.exceptions.AskError as error:
+                raise StoreUnavailableError(
+                    f"The store at {self.place} is one node of a cluster and holds another part of the keys ({error}), "
+                    "and no redirection is followed: name a proxy that follows them, or a Redis that is no cluster."
+                ) from error
             except redis.exceptions.RedisError as error:
                 if not isinstance(error, _TRANSIENT) and not str(error).startswith(_TRANSIENT_REPLIES):
                     raise
