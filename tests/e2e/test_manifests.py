@@ -1,0 +1,127 @@
+"""Every manifest, and both charts with every example of values: valid, known to the API server, and restricted."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnmill.testing.charts import CHARTS, OPERATOR, PROMETHEUS_API, TEAM, pod_templates, render, values_files
+from turnmill.testing.kubeconform import find_invalid, write_schemas
+from turnmill.testing.kubernetes import Namespace, fresh_namespace
+from turnmill.testing.programs import why_no_program
+
+MANIFESTS = CHARTS.parent / "manifests"
+MODES = ("enforce", "warn")
+CASES = [(chart, file) for chart in (OPERATOR, TEAM) for file in (None, *values_files(chart))]
+FILES = sorted(MANIFESTS.rglob("*.yaml"))
+
+MISSING = why_no_program("helm") or why_no_program("kubeconform")
+
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+each_case = pytest.mark.parametrize(
+    ("chart", "file"), CASES, ids=[f"{chart.name}-{file.stem if file else 'defaults'}" for chart, file in CASES]
+)
+each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(MANIFESTS)))
+
+
+@pytest.fixture(scope="module")
+def place(prefix: str) -> Iterator[Namespace]:
+    """A namespace that refuses pods with rights, and warns of what would make some."""
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in MODES}
+    with fresh_namespace(prefix, labels=labels) as fresh:
+        yield fresh
+
+
+@pytest.fixture(scope="module")
+def schemas(place: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("schemas")
+    write_schemas(place, folder)
+    return folder
+
+
+def objects_of(chart: Path, file: Path | None, place: Namespace) -> list[dict[str, Any]]:
+    """What the chart makes in the namespace, and of APIs that the cluster has."""
+    served = place.kubectl("api-versions").split()
+    values = {"operator.namespaces": [place.name]} if file and file.stem.startswith("one-namespace") else {}
+    apis = [api for api in (PROMETHEUS_API,) if api in served]
+    return render(chart, values, [file] if file else [], namespace=place.name, apis=apis)
+
+
+def as_list(objects: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+def assert_taken(place: Namespace, text: str) -> None:
+    """By a dry run: every check of the API server, Pod Security among them, and nothing is made."""
+    done = place.try_kubectl(
+        *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "--filename=-"),
+        *("--field-manager=test",),
+        stdin=text,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "would violate PodSecurity" not in done.stderr, done.stderr
+
+
+def pod_of(number: int, made: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+    """A pod as a controller would make it; priorities and accounts need not be there for a question of rights."""
+    spec = {
+        key: value for key, value in template["spec"].items() if key not in ("priorityClassName", "serviceAccountName")
+    }
+    claims = made.get("spec", {}).get("volumeClaimTemplates", [])
+    volumes = [*spec.get("volumes", []), *({"name": claim["metadata"]["name"], "emptyDir": {}} for claim in claims)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"pod-{number}"},
+        "spec": {"restartPolicy": "Always", **spec, "volumes": volumes},
+    }
+
+
+@each_case
+def test_the_api_server_takes_everything_in_a_chart(chart, file, place):
+    assert_taken(place, as_list([made for made in objects_of(chart, file, place) if made["kind"] != "Namespace"]))
+
+
+@each_case
+def test_pod_security_admits_every_pod_that_comes_of_a_chart(chart, file, place):
+    templates = [(made, template) for made in objects_of(chart, file, place) for _, template in pod_templates(made)]
+
+    assert templates
+    assert_taken(place, as_list([pod_of(number, *found) for number, found in enumerate(templates)]))
+
+
+@each_case
+def test_kubeconform_finds_every_object_of_a_chart_valid(chart, file, place, schemas):
+    assert find_invalid(objects_of(chart, file, place), schemas) == []
+
+
+@each_file
+def test_the_api_server_takes_every_manifest(file, place):
+    assert_taken(place, file.read_text())
+
+
+@each_file
+def test_kubeconform_finds_every_manifest_valid(file, schemas):
+    assert find_invalid(file.read_text(), schemas) == []
+
+
+def test_kubeconform_finds_what_is_not_valid(schemas):
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [], "contianers": []}}
+
+    (found,) = find_invalid([pod], schemas)
+
+    assert "contianers" in found
+
+
+def test_pod_security_refuses_a_pod_with_rights(place):
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "a"},
+        "spec": {"containers": [{"name": "a", "image": "a"}]},
+    }
+
+    with pytest.raises(AssertionError, match="violates PodSecurity"):
+        assert_taken(place, as_list([pod]))
