@@ -1,4 +1,7 @@
-"""Runs every attack, bare and in the sandbox, in a throw-away container: `attack_runner.py VARIANT`; prints JSON."""
+"""Runs every attack, bare and in the sandbox, in a throw-away container: `attack_runner.py VARIANT`; prints JSON.
+
+In a pod, which is one, `attack_runner.py --sandboxed` runs them in the sandbox alone.
+"""
 
 import asyncio
 import ctypes
@@ -273,20 +276,26 @@ def source(attack: Attack, here: Scene, *, is_bare: bool) -> str:
     return f"PLACE = {here.place(is_bare=is_bare)!r}\n{PREAMBLE}\n{attack.program}"
 
 
-async def run_all(variant: str) -> dict[str, dict[str, object]]:
-    """Every attack: whether it works bare, whether it does in the sandbox, and what the sandbox said."""
+def run_all_bare(variant: str) -> dict[str, dict[str, object]]:
+    """Every attack: whether it works bare."""
     findings: dict[str, dict[str, object]] = {}
     for attack in ATTACKS:
         with scene() as here:
             control = attack.succeeded(here, run_bare(attack, here)) if variant in attack.variants else None
         findings[attack.name] = {"control": control}
+    return findings
+
+
+async def run_all_in_sandbox() -> dict[str, dict[str, object]]:
+    """Every attack: whether it works in the sandbox, and what the sandbox said."""
+    findings: dict[str, dict[str, object]] = {}
     sandbox = ForkSandbox()
     try:
         barriers = await sandbox.start()
         for attack in ATTACKS:
             with scene() as here:
                 _, said, succeeded = await run_in_sandbox(sandbox, attack, here)
-            findings[attack.name] |= {"succeeded": succeeded, "said": said}
+            findings[attack.name] = {"succeeded": succeeded, "said": said}
         after = await sandbox.run(Task(Python("print('well')")))
     finally:
         await sandbox.close()
@@ -315,6 +324,11 @@ def main(variant: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--inside":
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-        print(json.dumps(asyncio.run(run_all(sys.argv[2]))))
+        bare = run_all_bare(sys.argv[2])
+        sandboxed = asyncio.run(run_all_in_sandbox())
+        print(json.dumps({name: bare.get(name, {}) | finding for name, finding in sandboxed.items()}))
+    elif sys.argv[1] == "--sandboxed":
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+        print(json.dumps(asyncio.run(run_all_in_sandbox())))
     else:
         main(sys.argv[1])
