@@ -1,6 +1,7 @@
 """What a tool call asks of the trajectory store: times of single operations, and turns of many trajectories at once.
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/store.py [--times 1000] [--redis URL]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/store.py --shell [--times 200]  # shell turns, with a bare store beside
 """
 
 import argparse
@@ -13,8 +14,14 @@ from uuid import uuid4
 from runs import table
 
 from turnmill.core.trajectory import Turn
+from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.sandboxes.fork import ForkSandbox
+from turnmill.tool_server.calls import Action, Calls
+from turnmill.tool_server.tool_set import ToolSet
+from turnmill.tools.base import ToolContext
+from turnmill.tools.bash_terminal import BashTerminal
 from turnmill.trajectories.base import CallKey, Change, Claim
-from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.client import StoreClient, deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import RolloutJournal
 from turnmill.trajectories.settings import StoreSettings
@@ -31,7 +38,7 @@ TURN = Turn(
 )
 
 
-class Calls:
+class StoreCalls:
     """Calls of one trajectory after another, each with an id of its own."""
 
     def __init__(self, url: str, settings: StoreSettings | None = None) -> None:
@@ -69,7 +76,7 @@ async def median_ms(times: int, do: Callable[[], Awaitable[object]]) -> str:
 
 async def measure_calls(url: str, times: int) -> list[tuple[str, str]]:
     """Single operations, and turns with their state."""
-    calls, uncached = Calls(url), Calls(url, StoreSettings(cache_bytes=0))
+    calls, uncached = StoreCalls(url), StoreCalls(url, StoreSettings(cache_bytes=0))
     few = max(1, times // 20)
     rows = [
         ("`begin`, tool without state", await median_ms(times, calls.begin)),
@@ -104,7 +111,7 @@ async def measure_journal(url: str, times: int) -> list[tuple[str, str]]:
 
 async def turns_per_second(url: str, times: int) -> float:
     """Of many trajectories at once, in one process."""
-    calls = Calls(url)
+    calls = StoreCalls(url)
 
     async def play(trajectory_id: str) -> None:
         for _ in range(times // TRAJECTORIES):
@@ -119,6 +126,54 @@ async def turns_per_second(url: str, times: int) -> float:
     return times // TRAJECTORIES * TRAJECTORIES / taken
 
 
+class BareStore:
+    """Keeps state and nothing else: no claims, no journal of calls, no expiry."""
+
+    def __init__(self, url: str) -> None:
+        self.client = StoreClient(url)
+
+    async def begin(self, key: CallKey, tool: str, *, stateful: bool, deadline: float) -> Claim:
+        found = await self.client.command("HGETALL", f"bare:{key.trajectory_id}", deadline=deadline)
+        return Claim(key, tool, 1, {name.decode(): value for name, value in found.items()}, stateful)
+
+    async def commit(
+        self, claim: Claim, result: bytes, change: Change | None = None, *, finishes: bool = False, deadline: float
+    ) -> None:
+        words = [word for pair in (change.written if change else {}).items() for word in pair]
+        await self.client.command("HSET", f"bare:{claim.key.trajectory_id}", *words, deadline=deadline)
+
+    async def release(self, claim: Claim, *, deadline: float) -> None:
+        return None
+
+    async def finish(self, trajectory_id: str, *, deadline: float) -> None:
+        return None
+
+
+async def report_shell(url: str, times: int) -> None:
+    """Turns of a shell in turn with the one store and the other."""
+    sandbox = ForkSandbox(preload=["turnmill.tools.sandboxed.shell"])
+    tools = ToolSet([BashTerminal(ToolContext(sandbox))])
+    stores = {"claims, journal and state": TrajectoryStore.from_url(url, uuid4().hex), "state alone": BareStore(url)}
+    metrics = ToolMetrics()
+    calls = {name: Calls(tools, store, metrics) for name, store in stores.items()}
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(times):
+        text = f"<bash>echo {turn} >> log; export TURN={turn}; echo $TURN</bash>"
+        for name, one in calls.items():
+            begun = time.perf_counter()
+            await one.do([Action("shell", text, {"call_id": str(turn)})], deadline=deadline_in(SECONDS))
+            taken[name].append(time.perf_counter() - begun)
+    medians = {name: statistics.median(times) * 1000 for name, times in taken.items()}
+    least = min(medians.values())
+    print(
+        table(
+            ("a shell turn with", "median ms", ""),
+            [(name, f"{median:.2f}", f"{median / least - 1:+.1%}") for name, median in medians.items()],
+        )
+    )
+    await sandbox.close()
+
+
 async def report(url: str, times: int) -> None:
     rows = [*await measure_calls(url, times), *await measure_journal(url, times)]
     print(table(("", "median ms"), rows))
@@ -129,12 +184,14 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=1000, help="operations of each kind")
     parser.add_argument("--redis", help="URL of a running store; left out, one is started")
+    parser.add_argument("--shell", action="store_true", help="turns of a shell instead")
     arguments = parser.parse_args()
+    what = report_shell if arguments.shell else report
     if arguments.redis:
-        await report(arguments.redis, arguments.times)
+        await what(arguments.redis, arguments.times)
         return
     async with EmbeddedStore() as store:
-        await report(store.url, arguments.times)
+        await what(store.url, arguments.times)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 .venv/bin/python benchmarks/tool_server.py latency            # one server, python_code and bash_terminal
 .venv/bin/python benchmarks/tool_server.py latency --peer http://127.0.0.1:5500/get_observation
-.venv/bin/python benchmarks/tool_server.py replicas           # 1 and 2 servers, each held to a core of its own
+.venv/bin/python benchmarks/tool_server.py replicas           # 1 and 2 servers, each on a core with its clients
 .venv/bin/python benchmarks/tool_server.py waiting --most 16  # tools that only wait, 1 to 16 servers
 
 The load generator is a process of its own. A peer is a server of verl-tool, started as its README says.
@@ -12,6 +12,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -83,24 +84,28 @@ def replicas(count: int, *arguments: str, pinned: bool = False) -> Iterator[list
             servers.append(ServerProcess(folder / f"log-{index}", *arguments, *options))
             stack.callback(servers[-1].close)
             if pinned:
-                os.sched_setaffinity(servers[-1].process.pid, {index % (os.cpu_count() or 1)})
+                os.sched_setaffinity(servers[-1].process.pid, {index})
         yield [server.wait_until_ready() for server in servers]
 
 
 def measure_replicas(arguments: argparse.Namespace) -> None:
-    """Turns of a shell on one core and on two."""
-    rates = {}
+    """Turns of a shell; a core holds a server with its sandbox and a generator of load, the store is on any."""
+    rows: list[list[str]] = []
+    first = 0.0
     for count in (1, 2):
-        with replicas(count, "--tool_type", "bash_terminal", pinned=True) as servers:
-            measured = load([server.url for server in servers], "bash_terminal", clients=8, seconds=arguments.seconds)
-        rates[count] = measured.per_second
-    efficiency = rates[2] / (2 * rates[1])
-    print(
-        table(
-            ["servers", "turns/s", "efficiency"],
-            [[1, f"{rates[1]:.1f}", ""], [2, f"{rates[2]:.1f}", f"{efficiency:.2f}"]],
-        )
-    )
+        cores = range(count)
+        # What is started from here on, the store among it, stays on these cores.
+        os.sched_setaffinity(0, cores)
+        with replicas(count, "--tool_type", "bash_terminal", pinned=True) as servers, ThreadPoolExecutor() as pool:
+            urls = [server.url for server in servers]
+            loads = [
+                pool.submit(load, urls, "bash_terminal", clients=8, seconds=arguments.seconds, core=core)
+                for core in cores
+            ]
+            rate = sum(load.result().per_second for load in loads)
+        first = first or rate
+        rows.append([str(count), f"{rate:.1f}", f"{rate / (count * first):.2f}"])
+    print(table(["servers", "turns/s", "efficiency"], rows))
 
 
 def measure_waiting(arguments: argparse.Namespace) -> None:

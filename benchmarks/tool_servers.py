@@ -56,11 +56,19 @@ def serving(*arguments: str) -> Iterator[ServerProcess]:
 
 
 def load(
-    urls: Sequence[str], kind: str, *, clients: int, seconds: float = 5.0, call_ids: bool = True, warm: float = 1.0
+    urls: Sequence[str],
+    kind: str,
+    *,
+    clients: int,
+    seconds: float = 5.0,
+    call_ids: bool = True,
+    warm: float = 1.0,
+    core: int | None = None,
 ) -> Load:
     """Load servers from another process; each client has a trajectory of its own and takes the servers in turn."""
     what = {"urls": list(urls), "kind": kind, "clients": clients, "seconds": seconds, "warm": warm}
-    command = [sys.executable, __file__, json.dumps(what | {"call_ids": call_ids})]
+    held = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    command = [*held, sys.executable, __file__, json.dumps(what | {"call_ids": call_ids})]
     return Load(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
 
 

@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,11 @@ class Barriers:
 
     own_user: bool = False
     """A user of its own for every task."""
+
+    @property
+    def has_landlock(self) -> bool:
+        """Landlock guards files."""
+        return self.confined and self.landlock_abi > 0
 
     @property
     def scoped_signals(self) -> bool:
@@ -235,11 +240,31 @@ def _show(root: str, path: str) -> None:
         kernel.make_read_only(target)
 
 
-def open_rules(packages: list[str]) -> list[tuple[int, int]]:
-    """Landlock's rules for what all tasks share, by descriptors that are opened once."""
+Rules = list[tuple[int, int]]
+"""Landlock's: a descriptor and the rights to what is beneath."""
+
+
+def open_rules(packages: list[str], tasks: str) -> tuple[Rules, Rules]:
+    """What all tasks share, exactly, for the supervisors; and in a few wide rules, for what lies within those."""
     rights = dict.fromkeys(list_only_paths(packages), kernel.READ_DIR)
     rights |= dict.fromkeys(readable_paths(packages), _READ)
     rights |= dict.fromkeys(DEVICES, _DEVICE)
+    supervisors = {**rights, tasks: kernel.ALL_FILE_RIGHTS, "/proc": _READ}
+    return _open(supervisors), _open(widen(rights, os.path.realpath(tasks)))
+
+
+def widen(rights: Mapping[str, int], tasks: str) -> dict[str, int]:
+    """The same with whole top folders in place of what lies in them, except for those in which the tasks are."""
+    wide: dict[str, int] = {}
+    for path, access in rights.items():
+        top = "/" + path.split("/", 2)[1]
+        place = path if tasks.startswith(f"{top}/") else top
+        wide[place] = wide.get(place, 0) | access
+    return wide
+
+
+def _open(rights: Mapping[str, int]) -> Rules:
+    """By descriptors that are opened once."""
     rules = []
     for path, access in rights.items():
         with suppress(OSError):
@@ -286,14 +311,30 @@ def prepare_filter(barriers: Barriers) -> bytes | None:
     return build_filter(barriers.permissions, 0) if barriers.permissions.signals else None
 
 
-def confine(
-    barriers: Barriers, rules: list[tuple[int, int]], prepared: bytes | None, workspace: str, user: int | None
-) -> None:
-    """Put this process behind every barrier that does not depend on the task."""
+def confine_supervisor(barriers: Barriers, rules: Rules) -> None:
+    """Put a supervisor behind what its tasks inherit; it keeps its user, and what it takes to watch and end them."""
     with suppress(OSError):  # The first to go when the machine runs out of memory.
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(descriptor, b"1000")
-        os.close(descriptor)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    kernel.forbid_new_privileges()
+    if barriers.has_landlock:
+        ruleset = build_ruleset(barriers, rules)
+        kernel.landlock_enter(ruleset)
+        os.close(ruleset)
+
+
+def build_ruleset(barriers: Barriers, rules: Rules, workspace: str | None = None) -> int:
+    """A Landlock domain with what the rules allow, and everything in the workspace; its descriptor."""
+    scopes = kernel.SCOPE_SIGNALS | kernel.SCOPE_ABSTRACT_SOCKETS
+    own = [] if workspace is None else _open({workspace: kernel.ALL_FILE_RIGHTS})
+    try:
+        return kernel.landlock_ruleset(barriers.landlock_abi, [*rules, *own], tcp=not barriers.network, scopes=scopes)
+    finally:
+        for descriptor, _ in own:
+            os.close(descriptor)
+
+
+def confine(barriers: Barriers, ruleset: int | None, prepared: bytes | None, workspace: str, user: int | None) -> None:
+    """Put this process, a supervisor's child, behind every barrier that does not depend on the task."""
     if user is not None:
         change_user(user)
     if barriers.own_mounts:
@@ -301,15 +342,9 @@ def confine(
     if barriers.confined:
         kernel.drop_capabilities()
     kernel.die_with_parent(signal.SIGKILL)
-    kernel.forbid_new_privileges()
-    if barriers.own_mounts:
-        kernel.install_filter(prepared or build_filter(barriers.permissions, os.getpid()))
-    elif barriers.confined:
-        own = os.open(workspace, os.O_PATH | os.O_CLOEXEC)
-        everything = [*rules, (own, kernel.file_rights(barriers.landlock_abi))]
-        scopes = kernel.SCOPE_SIGNALS | kernel.SCOPE_ABSTRACT_SOCKETS
-        kernel.landlock_restrict(barriers.landlock_abi, everything, tcp=not barriers.network, scopes=scopes)
-        os.close(own)
+    if ruleset is not None:
+        kernel.landlock_enter(ruleset)
+    if barriers.confined:
         kernel.install_filter(prepared or build_filter(barriers.permissions, os.getpid()))
 
 

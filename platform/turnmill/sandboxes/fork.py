@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -28,6 +29,12 @@ WEAKER = "--sandbox=process runs without these barriers, on machines where nothi
 START_SECONDS = 60.0
 GRACE_SECONDS = 30.0
 """For everything about a task but its own time: waiting for a process, writing and reading its files."""
+
+IDLE_SECONDS = 10.0
+"""Supervisors beyond the spares that have had nothing to do for so long are ended."""
+
+RUNS_PER_SUPERVISOR = 1000
+"""After so many tasks another takes its place, should memory have crept up."""
 
 _END_SECONDS = 15.0
 _CONTROL_BYTES = 4096
@@ -153,11 +160,15 @@ class Kind:
 class Zygote:
     """A warm process and the way to it."""
 
-    def __init__(self, parent: Path, options: dict[str, object]) -> None:
+    def __init__(self, parent: Path, options: dict[str, Any]) -> None:
         self._options = options
         self._parent = parent
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._spares: int = options["spares"]
+        self._idle: list[_Supervisor] = []
+        self._trimming: asyncio.TimerHandle | None = None
+        self._abandoned = False
         self.barriers = Barriers()
 
     @property
@@ -188,39 +199,82 @@ class Zygote:
         if "failure" in found:
             raise SandboxError(f"the sandbox process could not start: {found['failure']}. {WEAKER}")
         self.barriers = Barriers(**found)
+        self._idle = [await self._open() for _ in range(self._spares)]
 
     async def run(self, task: Task) -> Outcome:
-        """Hand a task to whichever supervisor is free next, and wait for its report."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ours.setblocking(False)
-            message = wire.pack_task(task)
-            try:
-                async with asyncio.timeout(task.limits.seconds + GRACE_SECONDS):
-                    await self._pass(theirs)
-                    theirs.close()
-                    report = await _exchange(ours, message)
-            except TimeoutError:
-                raise SandboxError("the sandbox did not report in time") from None
-            except OSError as error:
-                raise SandboxError(f"the sandbox process went away: {error}") from error
-        if report is None:
-            raise SandboxError("the sandbox process ended before the task did")
+        """Hand a task to a supervisor that is free, and wait for its report."""
+        message = wire.pack_task(task)
+        supervisor = None
+        try:
+            async with asyncio.timeout(task.limits.seconds + GRACE_SECONDS):
+                supervisor = self._take_idle() or await self._open()
+                report = await supervisor.exchange(message)
+        except TimeoutError:
+            raise SandboxError("the sandbox did not report in time") from None
+        except EOFError:
+            raise SandboxError("the sandbox process ended before the task did") from None
+        except OSError as error:
+            raise SandboxError(f"the sandbox process went away: {error}") from error
+        finally:
+            if supervisor is not None:
+                self._let_go(supervisor)
         header, blobs = report
         if "failure" in header:
             raise SandboxError(f"the sandbox could not run the task: {header['failure']}")
         return wire.unpack_outcome(header, blobs)
 
+    async def _open(self) -> "_Supervisor":
+        """Another supervisor, made by the zygote for our connection."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                await self._pass(theirs)
+                return _Supervisor(*await asyncio.open_connection(sock=ours))
+            except BaseException:
+                ours.close()
+                raise
+
     async def _pass(self, connection: socket.socket) -> None:
         while True:
             try:
-                socket.send_fds(self._control, [b"t"], [connection.fileno()])
+                socket.send_fds(self._control, [b"c"], [connection.fileno()])
                 return
             except BlockingIOError:
                 await asyncio.sleep(0.002)  # The queue is full for a moment.
 
+    def _take_idle(self) -> "_Supervisor | None":
+        """The one that ran last: its memory is warm."""
+        while self._idle:
+            supervisor = self._idle.pop()
+            if supervisor.is_ready:
+                return supervisor
+            supervisor.close()
+        return None
+
+    def _let_go(self, supervisor: "_Supervisor") -> None:
+        if self._abandoned or not supervisor.is_ready or supervisor.num_runs >= RUNS_PER_SUPERVISOR:
+            supervisor.close()
+            return
+        self._idle.append(supervisor)
+        if self._trimming is None and len(self._idle) > self._spares:
+            self._trimming = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """Close what has not been needed for a while, the spares apart."""
+        now = time.monotonic()
+        while len(self._idle) > self._spares and now - self._idle[0].last_used >= IDLE_SECONDS:
+            self._idle.pop(0).close()
+        again = len(self._idle) > self._spares
+        loop = asyncio.get_running_loop()
+        self._trimming = loop.call_later(IDLE_SECONDS, self._trim) if again else None
+
     def abandon(self) -> None:
         """Let go of it: it ends its tasks, and then itself."""
+        self._abandoned = True
+        if self._trimming is not None:
+            self._trimming.cancel()
+        for supervisor in self._idle:
+            supervisor.close()
         if self._process is not None:
             self._control.close()
 
@@ -256,25 +310,34 @@ def _spawn(options: dict[str, object], control: int) -> subprocess.Popen[bytes]:
     )
 
 
-async def _exchange(connection: socket.socket, message: bytes) -> tuple[dict[str, object], list[bytes]] | None:
-    """Send a task and get the report; None if the other end goes away."""
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connection, message)
-    head = await _receive(connection, wire.HEAD_BYTES)
-    body = None if head is None else await _receive(connection, wire.body_bytes(head))
-    return None if head is None or body is None else wire.unpack(head, body)
+@dataclass(slots=True)
+class _Supervisor:
+    """The way to one supervisor; ready for a task unless the last one did not come to its report."""
 
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    num_runs: int = 0
+    last_used: float = 0.0
+    is_busy: bool = False
 
-async def _receive(connection: socket.socket, size: int) -> bytes | None:
-    loop = asyncio.get_running_loop()
-    data = bytearray(size)
-    view, filled = memoryview(data), 0
-    while filled < size:
-        count = await loop.sock_recv_into(connection, view[filled:])
-        if count == 0:
-            return None
-        filled += count
-    return bytes(data)
+    @property
+    def is_ready(self) -> bool:
+        return not (self.is_busy or self.reader.at_eof() or self.writer.is_closing())
+
+    async def exchange(self, message: bytes) -> tuple[dict[str, object], list[bytes]]:
+        """Send a task and get the report."""
+        self.is_busy = True
+        self.num_runs += 1
+        self.writer.write(message)
+        await self.writer.drain()
+        head = await self.reader.readexactly(wire.HEAD_BYTES)
+        body = await self.reader.readexactly(wire.body_bytes(head))
+        self.is_busy, self.last_used = False, time.monotonic()
+        return wire.unpack(head, body)
+
+    def close(self) -> None:
+        """To a supervisor this means to end whatever runs, and itself."""
+        self.writer.transport.abort()
 
 
 def check(task: Task) -> None:

@@ -25,19 +25,25 @@ MNT_DETACH = 2
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+ALL_FILE_RIGHTS = (1 << 16) - 1
 SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _MOUNT_SETATTR = 442
 _MADV_COLLAPSE = 25
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 22, 38, 36
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_MODE_FILTER = 2
-_CAPABILITY_VERSION = 0x20080522
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int, *4 * [ctypes.c_ulong]]
+_libc.capset.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+_syscall_of_three = ctypes.CFUNCTYPE(*4 * [ctypes.c_long], use_errno=True)(("syscall", _libc))
+# It keeps the interpreter's lock: no other thread could take it in the child.
+_fork = ctypes.PyDLL(None, use_errno=True).fork
+
+_NO_CAPABILITIES = struct.pack("Ii", 0x20080522, 0), bytes(24)
 
 
 def _checked(result: int, what: str) -> int:
@@ -53,10 +59,17 @@ def _syscall(what: str, number: int, *arguments: Any) -> int:
     return _checked(_libc.syscall(ctypes.c_long(number), *widened), what)
 
 
-def _prctl(what: str, option: int, *arguments: Any) -> int:
-    padded = [*arguments, 0, 0, 0, 0][:4]
-    widened = [ctypes.c_ulong(argument) if isinstance(argument, int) else argument for argument in padded]
-    return _checked(_libc.prctl(option, *widened), what)
+def _prctl(what: str, option: int, first: int = 0, second: int = 0) -> int:
+    return _checked(_libc.prctl(option, first, second, 0, 0), what)
+
+
+def fork() -> int:
+    """As `os.fork`, for a process of a single thread: its child is that thread, and has nothing to mend.
+
+    What Python does after a fork, and `threading`, `logging` and `random` with it, copies two hundred pages. The child
+    has the parent's random numbers to come.
+    """
+    return _checked(_fork(), "fork")
 
 
 def landlock_abi() -> int:
@@ -73,23 +86,29 @@ def file_rights(abi: int) -> int:
     return (1 << bits) - 1
 
 
-def landlock_restrict(abi: int, rules: Iterable[tuple[int, int]] | None, *, tcp: bool, scopes: int) -> None:
-    """Put this process into a new domain, for good; its children are born into it.
+def landlock_ruleset(abi: int, rules: Iterable[tuple[int, int]], *, tcp: bool, scopes: int) -> int:
+    """A descriptor of the rules for a domain.
 
-    `rules` are open folders or files with the rights to what is beneath; None leaves files alone. `tcp` keeps TCP away.
-    Scopes keep signals and abstract sockets inside. What the kernel's ABI does not know is left out.
+    `rules` are open folders or files with the rights to what is beneath. `tcp` keeps TCP away. Scopes keep signals and
+    abstract sockets inside. What the kernel's ABI does not know is left out.
     """
-    rights = 0 if rules is None else file_rights(abi)
+    rights = file_rights(abi)
     attributes = struct.pack("QQQ", rights, 3 if tcp and abi >= 4 else 0, scopes if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = _syscall("landlock_create_ruleset", _LANDLOCK_CREATE, attributes[:size], size, 0)
     try:
-        for descriptor, access in rules or ():
+        for descriptor, access in rules:
             rule = struct.pack("<Qi", access & rights, descriptor)
             _syscall("landlock_add_rule", _LANDLOCK_ADD, ruleset, 1, rule, 0)
-        _syscall("landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
-    finally:
+    except BaseException:
         os.close(ruleset)
+        raise
+    return ruleset
+
+
+def landlock_enter(ruleset: int) -> None:
+    """Put this process into a new domain, inside the one it is in, for good; its children are born into it."""
+    _checked(_syscall_of_three(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
 
 
 class _Program(ctypes.Structure):
@@ -99,7 +118,7 @@ class _Program(ctypes.Structure):
 def install_filter(program: bytes) -> None:
     """Filter this process's system calls, for good; needs `forbid_new_privileges` first."""
     block = _Program(len(program) // 8, program)
-    _prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(block))
+    _prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(block))
 
 
 def forbid_new_privileges() -> None:
@@ -118,14 +137,8 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability."""
-    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
-    _checked(_libc.capset(header, bytes(24)), "capset")
-    try:
-        _prctl("ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # gVisor has none.
-            raise
+    """Give up every capability; with them go the ambient ones."""
+    _checked(_libc.capset(*_NO_CAPABILITIES), "capset")
 
 
 def unshare(flags: int) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from turnmill.sandboxes.confinement import Barriers, change_user
 
@@ -43,7 +42,12 @@ def _children(process: str) -> Iterator[int]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
             with suppress(OSError):
-                yield from map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+                yield from map(int, _read(f"/proc/{process}/task/{thread}/children").split())
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 class End:
@@ -80,6 +84,7 @@ class End:
         """Look no longer."""
         if self._told is not None:
             signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._told)
         os.close(self.descriptor)
 
@@ -89,10 +94,10 @@ def usage(pids: list[int]) -> Usage:
     processes, ticks, pages = 0, 0, 0
     for pid in pids:
         with suppress(OSError, IndexError):
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+            fields = _read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()
             processes += 1
             ticks += sum(map(int, fields[11:15]))
-            resident, shared = map(int, Path(f"/proc/{pid}/statm").read_bytes().split()[1:3])
+            resident, shared = map(int, _read(f"/proc/{pid}/statm").split()[1:3])
             pages += resident - shared
     return Usage(processes, ticks / _TICKS, pages * _PAGE)
 
@@ -102,8 +107,8 @@ def fair_memory_bytes(pids: list[int]) -> int:
     total = 0
     for pid in pids:
         with suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith(("Pss_Anon:", "Pss_Shmem:", "SwapPss:")):
+            for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+                if line.startswith((b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")):
                     total += int(line.split()[1]) * 1024
     return total
 

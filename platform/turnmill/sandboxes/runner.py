@@ -33,14 +33,20 @@ def run_program(program: Python | Command | Function, value_descriptor: int) -> 
 
 
 def renew_interpreter() -> None:
-    """Streams without anything of the parent's in their buffers, and random numbers of this process's own."""
+    """Streams with nothing in their buffers, and Ctrl-C as Python has it; once, for all processes to come."""
     sys.stdin = _text(0, "r", "surrogateescape")
     sys.stdout = _text(1, "w", "surrogateescape")
     sys.stderr = _text(2, "w", "backslashreplace")
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def begin_anew() -> None:
+    """What each process has of its own: garbage, and random numbers."""
     gc.enable()
+    if python_random := sys.modules.get("random"):
+        python_random.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
 
@@ -77,8 +83,9 @@ def _run_source(program: Python) -> None:
 
 
 def _call(program: Function, value_descriptor: int) -> None:
-    module, _, name = program.target.partition(":")
-    value = getattr(importlib.import_module(module), name)(program.argument)
+    name, _, function = program.target.partition(":")
+    module = sys.modules.get(name) or importlib.import_module(name)
+    value = getattr(module, function)(program.argument)
     if not isinstance(value, bytes):
         raise TypeError(f"{program.target} returned {type(value).__name__}; the function of a task returns bytes")
     with io.FileIO(value_descriptor, "w", closefd=False) as raw, io.BufferedWriter(raw) as pipe:

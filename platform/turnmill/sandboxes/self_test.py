@@ -4,10 +4,9 @@ import ctypes
 import errno
 import json
 import os
+import random
 import resource
-import secrets
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +48,8 @@ WAYS_OUT = {
 
 async def find_missing(run: Callable[[Task], Awaitable[Outcome]], barriers: Barriers) -> list[str]:
     """The barriers that do not hold, with what each takes."""
+    import tempfile  # The process in which `probe` runs does without.
+
     with tempfile.TemporaryDirectory(prefix="turnmill-self-test-") as folder:
         argument = {"outside": _tempting_file(folder), "server": os.getpid(), "network": barriers.network}
         function = Function("turnmill.sandboxes.self_test:probe", json.dumps(argument).encode())
@@ -56,7 +57,7 @@ async def find_missing(run: Callable[[Task], Awaitable[Outcome]], barriers: Barr
     if outcome.value is None:
         return [f"the self-test did not end: {outcome.stderr.decode(errors='replace')[-500:] or outcome.limit}"]
     missing = json.loads(outcome.value)
-    mark = f"{secrets.randbelow(10**9) + 10**9}"
+    mark = f"{random.randrange(10**9, 2 * 10**9)}"
     await run(Task(Command(("sh", "-c", f"setsid sleep {mark} & setsid sleep {mark} & exit 0")), limits=_LIMITS))
     if _is_running(mark):
         missing.append("leftovers")

@@ -1,7 +1,11 @@
-"""The parent of one task: it starts it, watches it, ends it with all it left behind, and alone reports how it went."""
+"""The parent of tasks, one after the other: it has a process ready for the next, watches it, ends it with all it left
+behind, and alone reports how it went.
+
+It outlives its tasks because a fork and what follows from it are most of what a task costs. So nothing that a task
+wrote is ever run or imported here, and the next task gets a process, a folder and pipes of its own.
+"""
 
 import os
-import resource
 import select
 import signal
 import socket
@@ -13,9 +17,17 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from turnmill.sandboxes import kernel, processes, wire, workspace
-from turnmill.sandboxes.base import Command, Function, Limit, Outcome, Python, Task
-from turnmill.sandboxes.confinement import Barriers, apply_limits, build_environment, confine
-from turnmill.sandboxes.runner import VALUE_DESCRIPTOR, renew_interpreter, run_program
+from turnmill.sandboxes.base import Command, Function, Limit, Outcome, Task
+from turnmill.sandboxes.confinement import (
+    Barriers,
+    Rules,
+    apply_limits,
+    build_environment,
+    build_ruleset,
+    confine,
+    confine_supervisor,
+)
+from turnmill.sandboxes.runner import VALUE_DESCRIPTOR, begin_anew, run_program
 
 _ORDER, _STATUS = 4, 5
 _READY = b"ready"
@@ -24,6 +36,8 @@ _FLOOD = 64
 """Output may be so many times its limit before the run is ended for it."""
 
 _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.01, 0.1
+_PAUSE_PER_LOOK = 20
+"""A pause is at least so many times as long as the look before it: on a busy machine looks take time from tasks."""
 _SEND_SECONDS = 30.0
 
 
@@ -32,7 +46,8 @@ class Settings:
     """What a zygote hands to the supervisors that it forks."""
 
     barriers: Barriers
-    rules: list[tuple[int, int]]
+    own_rules: Rules
+    task_rules: Rules
     base_bytes: int
     """Address space that the interpreter takes before any task."""
 
@@ -40,6 +55,19 @@ class Settings:
     filter: bytes | None
     other_processes: int
     """What the same user may have besides a task; 0 makes the kernel's count exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the tasks of a supervisor run, one after the other, and as which user."""
+
+    folder: str
+    user: int | None
+
+    @property
+    def home(self) -> str:
+        """The folder in which a task starts."""
+        return f"{self.folder}/{workspace.HOME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +81,28 @@ class Pipes:
     order: tuple[int, int] = field(default_factory=os.pipe)
     status: tuple[int, int] = field(default_factory=os.pipe)
 
+    @property
+    def theirs(self) -> tuple[int, ...]:
+        """The program's ends, in the order of the numbers that they get there."""
+        return self.stdin[0], self.stdout[1], self.stderr[1], self.value[1], self.order[0], self.status[1]
 
-def supervise(
-    settings: Settings, control: socket.socket, alive: int, taken: int, name: bytes, folder: str, user: int | None
-) -> NoReturn:
-    """Wait for a task with everything ready for it, run it, and end."""
+    @property
+    def ours(self) -> tuple[int, ...]:
+        """The supervisor's ends."""
+        return self.stdin[1], self.stdout[0], self.stderr[0], self.value[0], self.order[1], self.status[0]
+
+
+def supervise(settings: Settings, connection: socket.socket, alive: int, folder: str, user: int | None) -> NoReturn:
+    """Run the tasks that come over the connection until it ends, or the zygote does; then end."""
+    place = Place(folder, user)
     try:
         kernel.adopt_orphans()
-        if settings.barriers.scoped_signals and not settings.barriers.pid_namespace:
-            # The task's own domain lies inside this one: it cannot reach us, and we reach nothing but it.
-            kernel.landlock_restrict(settings.barriers.landlock_abi, None, tcp=False, scopes=kernel.SCOPE_SIGNALS)
-        workspace.create(folder, user)
-        pipes = Pipes()
-        child = os.fork()
-        if child == 0:
-            _become_program(settings, pipes, folder, user)
-        for ours in (pipes.stdin[0], pipes.stdout[1], pipes.stderr[1], pipes.value[1], pipes.order[0], pipes.status[1]):
-            os.close(ours)
-        _rehearse()
-        connection = _wait_for_task(control, alive)
-        if connection is not None:
-            os.write(taken, name)
-            _serve(settings, pipes, child, connection, alive, folder, user)
+        confine_supervisor(settings.barriers, settings.own_rules)
+        os.environ.clear()
+        os.environ.update(build_environment(place.home, f"{folder}/{workspace.TEMPORARY}"))
+        connection.settimeout(_SEND_SECONDS)
+        while _serve(settings, place, connection, alive):
+            pass
         processes.end_all(settings.barriers, user)
         workspace.remove(folder)
         os._exit(0)
@@ -83,63 +111,64 @@ def supervise(
         os._exit(1)
 
 
-def _wait_for_task(control: socket.socket, alive: int) -> socket.socket | None:
-    """The connection of the next task; None when the server or the zygote is gone."""
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(alive, select.POLLIN)
-    while True:
-        ready = dict(poll.poll())
-        if ready.get(control.fileno(), 0) & select.POLLIN:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(control, 16, 1, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue  # Another supervisor was quicker.
-            if data and descriptors:
-                return socket.socket(fileno=descriptors[0])
-            return None
-        if ready:
-            return None
-
-
-def _serve(
-    settings: Settings,
-    pipes: Pipes,
-    child: int,
-    connection: socket.socket,
-    alive: int,
-    folder: str,
-    user: int | None,
-) -> None:
-    connection.settimeout(_SEND_SECONDS)
-    message = wire.read(connection.recv)
+def _serve(settings: Settings, place: Place, connection: socket.socket, alive: int) -> bool:
+    """Make everything ready, wait for a task and run it; whether there may be another."""
+    workspace.create(place.folder, place.user)
+    pipes = Pipes()
+    child = _fork_program(settings, place, pipes)
+    for descriptor in pipes.theirs:
+        os.close(descriptor)
+    message = _wait_for_task(connection, alive)
     if message is None:
-        return
-    header, blobs = message
+        return False
+    header, blobs = wire.unpack(*message)
     task = wire.unpack_task(header, blobs)
-    run = Run(settings, task, pipes, child, folder)
+    run = Run(settings, task, pipes, child, place)
     try:
-        run.start(wire.pack(header, [b"", *blobs[1:]]))
+        run.start(wire.pack(header, [b"", *blobs[1:]]) if task.stdin else b"".join(message))
         run.watch(connection, alive)
-        run.end(user)
+        run.end()
         reply = run.reply()
     except Exception as error:
-        processes.end_all(settings.barriers, user)
+        processes.end_all(settings.barriers, place.user)
         reply = wire.pack_failure(f"{type(error).__name__}: {error}")
-    workspace.remove(folder)
+    run.close()
+    workspace.remove(place.folder)
     if not run.cancelled:
         connection.sendall(reply)
+    return not run.cancelled
+
+
+def _fork_program(settings: Settings, place: Place, pipes: Pipes) -> int:
+    ruleset = None
+    if settings.barriers.has_landlock:
+        ruleset = build_ruleset(settings.barriers, settings.task_rules, place.folder)
+    child = kernel.fork()
+    if child == 0:
+        _become_program(settings, place, pipes, ruleset)
+    if ruleset is not None:
+        os.close(ruleset)
+    return child
+
+
+def _wait_for_task(connection: socket.socket, alive: int) -> tuple[bytes, bytes] | None:
+    """The next message; None when the server or the zygote is gone."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    poll.register(alive, select.POLLIN)
+    return None if alive in dict(poll.poll()) else wire.receive(connection.recv)
 
 
 class Run:
     """A task on its way."""
 
-    def __init__(self, settings: Settings, task: Task, pipes: Pipes, child: int, folder: str) -> None:
+    def __init__(self, settings: Settings, task: Task, pipes: Pipes, child: int, place: Place) -> None:
         self.settings = settings
         self.task = task
         self.pipes = pipes
         self.child = child
-        self.folder = folder
+        self.place = place
+        self.open = set(pipes.ours)
         self.state: int | None = None
         self.limit: Limit | None = None
         self.cancelled = False
@@ -157,7 +186,7 @@ class Run:
         with suppress(BrokenPipeError):  # It failed before; the status pipe says how.
             while remaining:
                 remaining = remaining[os.write(self.pipes.order[1], remaining) :]
-        os.close(self.pipes.order[1])
+        self.close(self.pipes.order[1])
         for descriptor in (*self.output, self.pipes.stdin[1], self.pipes.status[0], self.pipes.value[0]):
             os.set_blocking(descriptor, False)
 
@@ -172,7 +201,7 @@ class Run:
         if self.stdin:
             poll.register(self.pipes.stdin[1], select.POLLOUT)
         else:
-            os.close(self.pipes.stdin[1])
+            self.close(self.pipes.stdin[1])
         pause, look = _FIRST_LOOK_SECONDS, self.started + _FIRST_LOOK_SECONDS
         deadline = self.started + self.task.limits.seconds
         while True:
@@ -191,8 +220,9 @@ class Run:
                 self.limit = self._exceeded()
                 if self.limit:
                     break
-                pause = min(2 * pause, _LAST_LOOK_SECONDS)
-                look = time.monotonic() + pause
+                looked = time.monotonic()
+                pause = min(max(2 * pause, _PAUSE_PER_LOOK * (looked - now)), _LAST_LOOK_SECONDS)
+                look = looked + pause
         self.seconds = time.monotonic() - self.started
         ended.close()
 
@@ -202,7 +232,7 @@ class Run:
             if descriptor == self.pipes.stdin[1]:
                 if not self._feed():
                     poll.unregister(descriptor)
-                    os.close(descriptor)
+                    self.close(descriptor)
             elif descriptor in self.output:
                 if not self._take_output(descriptor):
                     poll.unregister(descriptor)
@@ -260,17 +290,17 @@ class Run:
             if (fair or used.memory_bytes) - base > limits.memory_bytes:
                 return "memory"
         try:
-            if workspace.measure(self.folder) + processes.deleted_bytes(pids) > limits.file_bytes:
+            if workspace.measure(self.place.folder) + processes.deleted_bytes(pids) > limits.file_bytes:
                 return "files"
         except workspace.TooLargeError:
             return "files"
         return None
 
-    def end(self, user: int | None) -> None:
+    def end(self) -> None:
         """Kill what is left, then read what it wrote before."""
         if self.limit is None and not self.cancelled and self.state is None:
             self.state = os.waitpid(self.child, 0)[1]
-        ended = processes.end_all(self.settings.barriers, user)
+        ended = processes.end_all(self.settings.barriers, self.place.user)
         self.state = ended.get(self.child, self.state)
         for descriptor in self.output:
             while _has_more(descriptor) and self._take_output(descriptor):
@@ -288,7 +318,7 @@ class Run:
         exit_code = None if self.limit or self.state is None else os.waitstatus_to_exitcode(self.state)
         files = None
         if self.task.keep_files:
-            files = workspace.collect(f"{self.folder}/{workspace.HOME}", self.task.limits.file_bytes)
+            files = workspace.collect(self.place.home, self.task.limits.file_bytes)
         limit = self.limit or self._limit_by_signal(exit_code)
         return wire.pack_outcome(
             Outcome(
@@ -302,6 +332,12 @@ class Run:
                 seconds=self.seconds,
             )
         )
+
+    def close(self, *descriptors: int) -> None:
+        """Close these ends, or all that are open."""
+        for descriptor in descriptors or tuple(self.open):
+            self.open.discard(descriptor)
+            os.close(descriptor)
 
     def _limit_by_signal(self, exit_code: int | None) -> Limit | None:
         """The rlimit behind a deadly signal, where the time used bears it out."""
@@ -330,26 +366,24 @@ def _has_more(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
-def _become_program(settings: Settings, pipes: Pipes, folder: str, user: int | None) -> NoReturn:
-    """The child: confined first, then told what to run. What goes wrong before that is told by the status pipe."""
+def _become_program(settings: Settings, place: Place, pipes: Pipes, ruleset: int | None) -> NoReturn:
+    """The child: confined first, then told what to run. What goes wrong before that is told by the status pipe.
+
+    Every object that is touched here costs a page, as it counts its references: what can be done once is done before.
+    """
     status = pipes.status[1]
     try:
         os.setsid()
-        os.umask(0o022)
-        confine(settings.barriers, settings.rules, settings.filter, folder, user)
+        confine(settings.barriers, ruleset, settings.filter, place.folder, place.user)
         _take_descriptors(pipes)
         status = _STATUS
-        home = f"{folder}/{workspace.HOME}"
-        os.chdir(home)
-        os.environ.clear()
-        os.environ.update(build_environment(home, f"{folder}/{workspace.TEMPORARY}"))
-        sys.path[:] = [home, *sys.path]
-        _rehearse()
-        renew_interpreter()
-        message = wire.read(lambda size: os.read(_ORDER, size))
+        os.chdir(place.home)
+        sys.path.insert(0, place.home)
+        begin_anew()
+        message = wire.receive(lambda size: os.read(_ORDER, size))
         if message is None:
             os._exit(0)
-        task = wire.unpack_task(*message)
+        task = wire.unpack_task(*wire.unpack(*message))
         _prepare(settings, task)
         os.write(_STATUS, _READY)
         os.close(_STATUS)
@@ -362,24 +396,13 @@ def _become_program(settings: Settings, pipes: Pipes, folder: str, user: int | N
 
 def _take_descriptors(pipes: Pipes) -> None:
     """Six descriptors at fixed numbers, none else; a program that is started keeps the first three."""
-    wanted = (pipes.stdin[0], pipes.stdout[1], pipes.stderr[1], pipes.value[1], pipes.order[0], pipes.status[1])
+    wanted = pipes.theirs
     base = max(wanted) + len(wanted)
     for number, descriptor in enumerate(wanted):
         os.dup2(descriptor, base + number)
     for number in range(len(wanted)):
         os.dup2(base + number, number, inheritable=number < VALUE_DESCRIPTOR)
     os.closerange(len(wanted), os.sysconf("SC_OPEN_MAX"))
-
-
-def _rehearse() -> None:
-    """What every task does, once without one: the memory it writes to is copied now instead of then."""
-    message = wire.pack_task(Task(Python("pass")))
-    head, body = message[: wire.HEAD_BYTES], message[wire.HEAD_BYTES :]
-    task = wire.unpack_task(*wire.unpack(head, body))
-    exec(compile(task.program.source, "rehearsal", "exec"), {})  # type: ignore[union-attr]
-    wire.pack_outcome(Outcome(exit_code=0))
-    select.poll().poll(0)
-    resource.getrlimit(resource.RLIMIT_AS)
 
 
 def _prepare(settings: Settings, task: Task) -> None:

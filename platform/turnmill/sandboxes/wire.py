@@ -35,18 +35,18 @@ def unpack(head: bytes, body: bytes | bytearray) -> tuple[dict[str, Any], list[b
     return header, blobs
 
 
-def read(receive: Callable[[int], bytes]) -> tuple[dict[str, Any], list[bytes]] | None:
-    """One message from a blocking source; None if it ends before the message does."""
-    head = read_exactly(receive, HEAD_BYTES)
-    body = None if head is None else read_exactly(receive, body_bytes(head))
-    return None if head is None or body is None else unpack(head, body)
+def receive(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
+    """Head and body of a message from a blocking source; None if it ends before the message does."""
+    head = read_exactly(read, HEAD_BYTES)
+    body = None if head is None else read_exactly(read, body_bytes(head))
+    return None if head is None or body is None else (head, body)
 
 
-def read_exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
+def read_exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
     """So many bytes; None if the source ends before."""
     data = bytearray()
     while len(data) < size:
-        chunk = receive(min(size - len(data), 1 << 20))
+        chunk = read(min(size - len(data), 1 << 20))
         if not chunk:
             return None
         data += chunk

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,7 +31,7 @@ class Entry:
 
 def choose(parent: str) -> str:
     """A path that nobody can guess: Landlock does not keep a path from being looked up."""
-    return f"{parent}/{secrets.token_hex(16)}"
+    return f"{parent}/{os.urandom(16).hex()}"
 
 
 def create(path: str, user: int | None) -> None:
@@ -113,7 +112,7 @@ def _empty(top: int, name: str, number: int) -> int:
                 if not _remove_file(folder, inner):
                     number += 1
                     os.close(_open_folder(folder, inner))  # A folder moves only if it can be written to.
-                    os.rename(inner, f"{number}.{secrets.token_hex(4)}", src_dir_fd=folder, dst_dir_fd=top)
+                    os.rename(inner, f"{number}.{os.urandom(4).hex()}", src_dir_fd=folder, dst_dir_fd=top)
         finally:
             os.close(folder)
         os.rmdir(name, dir_fd=top)

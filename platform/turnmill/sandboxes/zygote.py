@@ -1,6 +1,7 @@
 """The warm process from which every task is forked: `python -m turnmill.sandboxes.zygote SETTINGS`, a client starts it.
 
-It imports what user code commonly imports, enters what namespaces it may, and keeps a few supervisors waiting.
+It imports what user code commonly imports, enters what namespaces it may, and forks a supervisor for each connection
+that the server hands it.
 """
 
 import gc
@@ -12,7 +13,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -32,41 +32,40 @@ from turnmill.sandboxes.confinement import (
     prepare_filter,
     users_work,
 )
+from turnmill.sandboxes.runner import renew_interpreter
 from turnmill.sandboxes.supervisor import Settings, supervise
 
 COMMON = (
-    "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json",
-    "math", "numbers", "operator", "os", "pickle", "queue", "random", "re", "statistics", "string", "struct", "sys",
-    "tempfile", "textwrap", "threading", "time", "traceback", "types", "typing", "unicodedata", "uuid", "zlib",
+    "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime",
+    "decimal", "enum", "fractions", "functools", "heapq", "inspect", "io", "itertools", "json", "math", "numbers",
+    "operator", "os", "queue", "random", "re", "statistics", "string", "struct", "sys", "textwrap", "threading", "time",
+    "traceback", "types", "typing", "unicodedata",
 )  # fmt: skip
-"""Of the standard library, imported before any task."""
+"""Of the standard library, imported before any task: what programs often use and what weighs little."""
 
 _END_SECONDS = 10.0
 _ROOM_FOR_OTHERS = 1024
 """Processes that other tasks of the same user may have: too few would let one task keep another from forking."""
-_PATIENCE_MILLISECONDS = 5
+_FORK_SECONDS = 10.0
 _HUGE = 2 * 1024**2
 
 
 class Zygote:
-    """Its state: the supervisors it has forked, those waiting for a task among them."""
+    """Its state: the supervisors it has forked, with their folders and users."""
 
     def __init__(self, control: socket.socket, options: dict[str, Any]) -> None:
         self.control = control
-        self.spares: int = options["spares"]
         self.folder: str = options["folder"]
         self.packages: list[str] = options["packages"]
         self.supervisors: dict[int, tuple[str, int | None]] = {}
-        self.idle: set[int] = set()
         self.next_user = random.randrange(NUM_USERS)
-        self.taken, self.taking = os.pipe()
         self.alive_end, self.alive = os.pipe()
         self.woken, self.waking = os.pipe()
         self.barriers = self._find_barriers(options)
-        rules = open_rules(self.packages) if self.barriers.confined else []
+        tasks = f"{self.folder}/{workspace.TASKS}"
+        shared, wide = open_rules(self.packages, tasks) if self.barriers.confined else ([], [])
         others = 0 if self.barriers.own_user else _ROOM_FOR_OTHERS + count_threads(os.geteuid())
-        self.settings = Settings(self.barriers, rules, *_own_size(), prepare_filter(self.barriers), others)
+        self.settings = Settings(self.barriers, shared, wide, *_own_size(), prepare_filter(self.barriers), others)
 
     def _find_barriers(self, options: dict[str, Any]) -> Barriers:
         network = options["network"]
@@ -89,61 +88,55 @@ class Zygote:
         )
 
     def serve(self) -> None:
-        """Fork supervisors until the server lets go of its end."""
-        for descriptor in (self.taken, self.woken, self.waking):
+        """Fork a supervisor for every connection that comes, until the server lets go of its end."""
+        for descriptor in (self.woken, self.waking):
             os.set_blocking(descriptor, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.waking, warn_on_full_buffer=False)
         poll = select.poll()
-        poll.register(self.control, 0)  # Only its end is of interest; the messages are for the supervisors.
-        poll.register(self.taken, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
         while True:
-            # While another is ready, the task that was just taken goes first.
-            patience = _PATIENCE_MILLISECONDS if self.idle else 0
-            ready = dict(poll.poll(None if len(self.idle) >= self.spares else patience))
-            if self.control.fileno() in ready:
-                return
+            ready = dict(poll.poll())
             if self.woken in ready:
                 _drain(self.woken)
                 self._reap()
-            if self.taken in ready:
-                data = _drain(self.taken)
-                self.idle -= {pid for (pid,) in struct.iter_unpack("i", data)}
-            if not self.idle or not ready or self.woken in ready:
-                self._fork_spares()
+            if self.control.fileno() in ready:
+                data, descriptors, _, _ = socket.recv_fds(self.control, 16, 1)
+                if not data:
+                    return
+                for connection in descriptors:
+                    self._fork_patiently(connection)
+                    os.close(connection)
 
-    def _fork_spares(self) -> None:
-        try:
-            while len(self.idle) < self.spares:
-                self._fork()
-        except OSError as error:  # The machine has no room for another process; it may have in a moment.
-            print(f"turnmill sandbox: {error}", file=sys.stderr)
-            time.sleep(0.05)
+    def _fork_patiently(self, connection: int) -> None:
+        """A machine that has no room for another process may have it in a moment; else the server sees its end."""
+        deadline = time.monotonic() + _FORK_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                self._fork(connection)
+                return
+            except OSError as error:
+                print(f"turnmill sandbox: {error}", file=sys.stderr)
+                time.sleep(0.05)
+                self._reap()
 
-    def _fork(self) -> None:
-        folder = workspace.choose(f"{self.folder}/tasks")
+    def _fork(self, connection: int) -> None:
+        folder = workspace.choose(f"{self.folder}/{workspace.TASKS}")
         user = self._choose_user() if self.barriers.own_user else None
-        announce_end, announce = os.pipe()
         with namespace_for_child() if self.barriers.pid_namespace else nullcontext():
             child = os.fork()
             if child == 0:
-                os.close(announce)
-                self._become_supervisor(announce_end, folder, user)
-        os.close(announce_end)
-        # In a pid namespace of its own it could not tell us the number by which we know it.
-        os.write(announce, struct.pack("i", child))
-        os.close(announce)
+                self._become_supervisor(connection, folder, user)
         self.supervisors[child] = (folder, user)
-        self.idle.add(child)
 
-    def _become_supervisor(self, announce_end: int, folder: str, user: int | None) -> None:
+    def _become_supervisor(self, connection: int, folder: str, user: int | None) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        name = os.read(announce_end, 4)
-        for descriptor in (announce_end, self.alive, self.taken, self.woken, self.waking):
+        for descriptor in (self.alive, self.woken, self.waking):
             os.close(descriptor)
-        supervise(self.settings, self.control, self.alive_end, self.taking, name, folder, user)
+        self.control.close()
+        supervise(self.settings, socket.socket(fileno=connection), self.alive_end, folder, user)
 
     def _choose_user(self) -> int:
         used = {user for _, user in self.supervisors.values()}
@@ -154,7 +147,6 @@ class Zygote:
 
     def _reap(self) -> None:
         for pid, state in processes.reap().items():
-            self.idle.discard(pid)
             folder, _ = self.supervisors.pop(pid, ("", None))
             # What a killed supervisor had started comes to us, one generation after the other as each ends.
             if (state != 0 or not folder) and not self.barriers.pid_namespace:
@@ -244,9 +236,11 @@ def main() -> None:
         control.send(json.dumps({"failure": f"{type(error).__name__}: {error}"}).encode())
         raise
     os.chdir("/")
+    os.umask(0o022)
     sys.stdout.flush()
     sys.stderr.flush()
     kernel.flush_c_streams()
+    renew_interpreter()
     gc.disable()
     gc.freeze()
     _collapse_memory()

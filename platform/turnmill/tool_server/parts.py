@@ -23,7 +23,7 @@ from turnmill.tool_server.tool_set import FINISH, ToolSet
 from turnmill.tool_server.upstream import Upstream
 from turnmill.tools import registry
 from turnmill.tools.base import Tool, ToolContext
-from turnmill.tools.sandboxed import PRELOAD
+from turnmill.tools.sandboxed import MODULES
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
@@ -82,7 +82,8 @@ def open_completions(settings: ServerSettings, calls: Calls, stack: AsyncExitSta
 async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandbox:
     """Start the sandbox; raises SandboxError, naming the barrier, where one of them does not hold."""
     kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
-    sandbox = kind(preload=PRELOAD, max_running=settings.max_sandboxes)
+    preload = dict.fromkeys(MODULES[name] for name in settings.tool_type if name in MODULES)
+    sandbox = kind(preload=tuple(preload), max_running=settings.max_sandboxes)
     stack.push_async_callback(sandbox.close)
     await sandbox.start()
     return sandbox

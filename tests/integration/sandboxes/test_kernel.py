@@ -6,6 +6,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_landlock_shows_what_is_listed_alone(tmp_path):
     def check() -> None:
         rules = [rule(tmp_path / "in", kernel.file_rights(ABI))]
         kernel.forbid_new_privileges()
-        kernel.landlock_restrict(ABI, rules, tcp=True, scopes=0)
+        kernel.landlock_enter(kernel.landlock_ruleset(ABI, rules, tcp=True, scopes=0))
         (tmp_path / "in" / "file").write_text("y")
         with pytest.raises(PermissionError):
             (tmp_path / "out").read_text()
@@ -58,7 +59,7 @@ def test_landlock_shows_what_is_listed_alone(tmp_path):
 def test_landlock_keeps_tcp_away():
     def check() -> None:
         kernel.forbid_new_privileges()
-        kernel.landlock_restrict(ABI, None, tcp=True, scopes=0)
+        kernel.landlock_enter(kernel.landlock_ruleset(ABI, [], tcp=True, scopes=0))
         with socket.socket() as made, pytest.raises(PermissionError):
             made.bind(("127.0.0.1", 0))
 
@@ -70,7 +71,7 @@ def test_landlock_keeps_tcp_away():
 def test_landlock_keeps_signals_inside():
     def check() -> None:
         kernel.forbid_new_privileges()
-        kernel.landlock_restrict(ABI, None, tcp=False, scopes=kernel.SCOPE_SIGNALS)
+        kernel.landlock_enter(kernel.landlock_ruleset(ABI, [], tcp=False, scopes=kernel.SCOPE_SIGNALS))
         with pytest.raises(PermissionError):
             os.kill(os.getppid(), 0)
         child = os.fork()
@@ -154,3 +155,20 @@ def test_a_child_dies_with_its_parent():
 def test_what_cannot_be_is_an_error_with_its_name():
     with pytest.raises(OSError, match="setns"):
         kernel.set_namespace(-1, 0)
+
+
+def test_a_forked_child_is_a_process_of_its_own_that_can_start_threads():
+    parent = os.getpid()
+    reading, writing = os.pipe()
+
+    child = kernel.fork()
+    if child == 0:
+        thread = threading.Thread(target=lambda: os.write(writing, b"%d" % (os.getppid() == parent)))
+        thread.start()
+        thread.join()
+        os._exit(7)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os.read(reading, 1) == b"1"
+    os.close(reading)
+    os.close(writing)

@@ -37,34 +37,38 @@ outcomes = st.builds(
 )
 
 
+def received(message):
+    return wire.unpack(*wire.receive(io.BytesIO(message).read))
+
+
 @settings(deadline=None)
 @given(tasks)
 def test_a_task_arrives_as_it_was_sent(task):
-    assert wire.unpack_task(*wire.read(io.BytesIO(wire.pack_task(task)).read)) == task
+    assert wire.unpack_task(*received(wire.pack_task(task))) == task
 
 
 @settings(deadline=None)
 @given(outcomes)
 def test_an_outcome_arrives_as_it_was_sent(outcome):
-    assert wire.unpack_outcome(*wire.read(io.BytesIO(wire.pack_outcome(outcome)).read)) == outcome
+    assert wire.unpack_outcome(*received(wire.pack_outcome(outcome))) == outcome
 
 
 @pytest.mark.parametrize("part", [0, 5, 12, 40])
 def test_a_message_that_ends_early_is_none(part):
     message = wire.pack_outcome(Outcome(exit_code=0, stdout=b"x" * 100))
 
-    assert wire.read(io.BytesIO(message[:part]).read) is None
+    assert wire.receive(io.BytesIO(message[:part]).read) is None
 
 
 def test_names_that_are_no_text_arrive_too():
     outcome = Outcome(exit_code=0, files={"\udcff": b"x"})
 
-    assert wire.unpack_outcome(*wire.read(io.BytesIO(wire.pack_outcome(outcome)).read)) == outcome
+    assert wire.unpack_outcome(*received(wire.pack_outcome(outcome))) == outcome
 
 
 def test_output_that_looks_like_a_message_stays_output():
     forged = wire.pack_outcome(Outcome(exit_code=0, stdout=b"forged"))
 
-    outcome = wire.unpack_outcome(*wire.read(io.BytesIO(wire.pack_outcome(Outcome(exit_code=3, stdout=forged))).read))
+    outcome = wire.unpack_outcome(*received(wire.pack_outcome(Outcome(exit_code=3, stdout=forged))))
 
     assert (outcome.exit_code, outcome.stdout) == (3, forged)

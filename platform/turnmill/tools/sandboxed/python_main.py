@@ -5,7 +5,6 @@ import linecache
 import sys
 import threading
 import traceback
-from importlib import import_module
 from types import CodeType, ModuleType, TracebackType
 from typing import TextIO
 
@@ -23,22 +22,14 @@ _MODULES = tuple(name for name in _STARS if name not in ("builtins", "typing"))
 _MAX_FRAMES = 1000
 """Shown of a traceback; a recursion without end has some hundred thousand."""
 
-for _name in _STARS:
-    import_module(_name)  # Once, in the process that is forked.
-_PRELUDE = compile(
-    "".join(f"from {name} import *\n" for name in _STARS)
-    + f"import {', '.join(_MODULES)}\nsys.setrecursionlimit(6 * 10**5)\n",
-    "<prelude>",
-    "exec",
-)
+_PRELUDE = "".join(f"from {name} import *\n" for name in _STARS) + f"import {', '.join(_MODULES)}\n"
+_RECURSION_LIMIT = 6 * 10**5
 
 
 def run(argument: bytes) -> bytes:
     """Run the part `source`, after the prelude if there is a part `prelude`; answer how it ended."""
     parts = unpack(argument)
-    module = fresh_main()
-    if "prelude" in parts:
-        exec(_PRELUDE, module.__dict__)
+    module = _after_prelude() if "prelude" in parts else fresh_main()
     try:
         ending = run_source(parts["source"].decode(), FILENAME, module)
         _wait_for_threads()
@@ -49,12 +40,29 @@ def run(argument: bytes) -> bytes:
 
 def fresh_main() -> ModuleType:
     """An empty `__main__`, as a program finds it."""
-    module = ModuleType("__main__")
-    module.__dict__["__builtins__"] = builtins
-    module.__dict__["__file__"] = FILENAME
+    return _as_main(_empty_module())
+
+
+def _after_prelude() -> ModuleType:
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+    return _as_main(_READY)
+
+
+def _as_main(module: ModuleType) -> ModuleType:
     sys.modules["__main__"] = module
     sys.argv = [FILENAME]
     return module
+
+
+def _empty_module() -> ModuleType:
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __file__=FILENAME)
+    return module
+
+
+# Filled in the process that is forked; one process runs one program, so that each finds it as it is here.
+_READY = _empty_module()
+exec(_PRELUDE, _READY.__dict__)
 
 
 def run_source(source: str, filename: str, module: ModuleType) -> bytes:

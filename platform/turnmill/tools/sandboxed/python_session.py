@@ -5,6 +5,7 @@ import builtins
 import functools
 import io
 import json
+import os
 import pickle
 import signal
 import sys
@@ -12,7 +13,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import CO_COROUTINE
-from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType, TracebackType
 from typing import Any, ClassVar, NoReturn
 
@@ -38,7 +38,7 @@ def run(argument: bytes) -> bytes:
     parts = unpack(argument)
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
-    root = Path.cwd()
+    root = os.getcwd()
     restore(before, root)
     module = python_main.fresh_main()
     _Memory.namespace = module.__dict__

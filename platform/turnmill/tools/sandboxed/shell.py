@@ -5,13 +5,10 @@ import json
 import os
 import select
 import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from turnmill.tools.sandboxed.answers import not_kept, pack_answer
 from turnmill.tools.sandboxed.parts import unpack
@@ -44,26 +41,34 @@ def run(argument: bytes) -> bytes:
     parts = unpack(argument)
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
-    root = Path.cwd()
+    root = os.getcwd()
+    files_of_bash = _nameless_file(root), _nameless_file(root)
     restore(before, root)
-    with tempfile.TemporaryFile(dir=root) as order, tempfile.TemporaryFile(dir=root) as saved:
-        shell = _Shell(root, before, limits["seconds"], limits["characters"], (order.fileno(), saved.fileno()))
-        try:
-            lines = json.loads(parts["lines"])
-            for line in join_lines(lines) if limits["join"] else lines:
-                shell.run_line(line)
-        finally:
-            shell.end()
+    shell = _Shell(root, before, limits["seconds"], limits["characters"], files_of_bash)
+    try:
+        lines = json.loads(parts["lines"])
+        for line in join_lines(lines) if limits["join"] else lines:
+            shell.run_line(line)
+    finally:
+        shell.end()
     files, left_out = snapshot(root, max_bytes=limits["home_bytes"], max_files=limits["home_files"])
     shell.say(not_kept(left_out))
     return pack_answer({}, before, {**shell.state(), **files})
+
+
+def _nameless_file(folder: str) -> int:
+    """Open and without a name, in a folder that is empty still; it goes with this process."""
+    path = f"{folder}/nameless"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return descriptor
 
 
 class _Shell:
     """What one line leaves to the next."""
 
     def __init__(
-        self, root: Path, state: Mapping[str, bytes], seconds: float, max_characters: int, files: tuple[int, int]
+        self, root: str, state: Mapping[str, bytes], seconds: float, max_characters: int, files: tuple[int, int]
     ) -> None:
         self._root = root
         self._order, self._saved = files
@@ -73,8 +78,7 @@ class _Shell:
         self._exports = self._located(state.get("exports", b""))
         self._functions = self._located(state.get("functions", b""))
         folder = state.get("cwd", b"~").decode("utf-8", "surrogateescape")
-        self._folder = root / folder.removeprefix("~").removeprefix("/") if folder.startswith("~") else Path(folder)
-        self._bash = shutil.which("bash") or "bash"
+        self._folder = root + folder.removeprefix("~") if folder.startswith("~") else folder
         self._processes: list[int] = []
 
     def state(self) -> dict[str, bytes]:
@@ -88,7 +92,7 @@ class _Shell:
 
     def run_line(self, line: str) -> None:
         """Run it and show it with what it wrote."""
-        if not self._folder.is_dir():
+        if not os.path.isdir(self._folder):
             self._folder = self._root
         self.say(f"user@bash-session:{self._shown_folder()}$ " + line.replace("\n", "\n> "))
         self._rewrite(self._order, self._setup() + b"\0" + line.encode("utf-8", "surrogateescape") + b"\0")
@@ -120,8 +124,8 @@ class _Shell:
         """A bash that leads a session of its own, and the descriptor that it writes to."""
         ours, theirs = os.pipe()
         try:
-            process = os.posix_spawn(
-                self._bash,
+            process = os.posix_spawnp(
+                "bash",
                 ["bash", "--noprofile", "--norc", "-c", _SCRIPT],
                 self._environment,
                 file_actions=[
@@ -186,7 +190,7 @@ class _Shell:
         save = f"{{ {_SAVE.format(unchanged=unchanged)}; }} 2>/dev/null >&{_SAVED}"
         lines = (
             b"unset -v REPLY",
-            b"cd -- " + shlex.quote(str(self._folder)).encode("utf-8", "surrogateescape"),
+            b"cd -- " + shlex.quote(self._folder).encode("utf-8", "surrogateescape"),
             self._exports,
             self._functions,
             b"trap -- " + shlex.quote(save).encode("utf-8", "surrogateescape") + b" EXIT",
@@ -197,18 +201,15 @@ class _Shell:
         """A line that did not come to its end (exec, a trap of its own) leaves what was."""
         fields = saved.split(b"\0")
         if len(fields) == 4:
-            self._folder = Path(os.fsdecode(fields[0]))
+            self._folder = os.fsdecode(fields[0])
             self._exports, self._functions = fields[1], fields[2]
 
     def _located(self, text: bytes) -> bytes:
         return text.replace(_HOME_MARK, os.fsencode(self._root))
 
     def _shown_folder(self) -> str:
-        if self._folder == self._root:
-            return "~"
-        if self._folder.is_relative_to(self._root):
-            return f"~/{self._folder.relative_to(self._root)}"
-        return str(self._folder)
+        inside = self._folder == self._root or self._folder.startswith(f"{self._root}/")
+        return "~" + self._folder.removeprefix(self._root) if inside else self._folder
 
 
 def _has_ended(process: int) -> bool:

@@ -1,7 +1,6 @@
 """Lines of a block that belong together: bash itself says where a command ends."""
 
 import re
-import subprocess
 from collections.abc import Sequence
 
 _MAY_GO_ON = re.compile(r"""<<|['"`({]|\\$|(\|\|?|&&)\s*$|\b(if|then|else|for|while|until|do|case|select|function)\b""")
@@ -48,6 +47,8 @@ def _lines_of_command(lines: Sequence[str], max_checks: int) -> tuple[int, int]:
 
 def _complaint(text: str) -> str:
     """What bash says of it without running it."""
+    import subprocess  # Seldom needed, and every process of the sandbox would carry it.
+
     checked = subprocess.run(
         ["bash", "--norc", "--noprofile", "-n"],
         input=text.encode("utf-8", "surrogateescape"),

@@ -4,7 +4,6 @@ import os
 import stat
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 PREFIX = "file/"
@@ -12,29 +11,29 @@ _HEADER = struct.Struct("<cHq")
 _FILE, _LINK, _FOLDER = b"f", b"l", b"d"
 
 
-def restore(parts: Mapping[str, bytes], root: Path) -> None:
+def restore(parts: Mapping[str, bytes], root: str) -> None:
     """Put files, links and empty folders where they were, with their modes and times."""
     mask = os.umask(0o022)
     try:
         for name, part in parts.items():
             if name.startswith(PREFIX):
-                path = root / os.fsdecode(unquote_to_bytes(name.removeprefix(PREFIX)))
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path = os.path.join(root, os.fsdecode(unquote_to_bytes(name.removeprefix(PREFIX))))
+                os.makedirs(os.path.dirname(path), exist_ok=True)
                 _restore(path, part)
     finally:
         os.umask(mask)
 
 
-def _restore(path: Path, part: bytes) -> None:
+def _restore(path: str, part: bytes) -> None:
     kind, mode, modified_ns = _HEADER.unpack_from(part)
     content = part[_HEADER.size :]
     if kind == _LINK:
-        path.symlink_to(os.fsdecode(content))
+        os.symlink(os.fsdecode(content), path)
         return
     # Modes are given at creation and times by descriptor: without namespaces, the sandbox refuses both by name.
     os.umask(0)
     if kind == _FOLDER:
-        path.mkdir(mode)
+        os.mkdir(path, mode)
     flags = os.O_RDONLY | os.O_DIRECTORY if kind == _FOLDER else os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(path, flags, mode)
@@ -44,20 +43,20 @@ def _restore(path: Path, part: bytes) -> None:
         os.umask(0o022)
     try:
         if kind == _FILE:
-            with os.fdopen(descriptor, "wb", closefd=False) as file:
+            with open(descriptor, "wb", closefd=False) as file:
                 file.write(content)
         os.utime(descriptor, ns=(modified_ns, modified_ns))
     finally:
         os.close(descriptor)
 
 
-def snapshot(root: Path, *, max_bytes: int, max_files: int) -> tuple[dict[str, bytes], list[str]]:
+def snapshot(root: str, *, max_bytes: int, max_files: int) -> tuple[dict[str, bytes], list[str]]:
     """The parts, smallest files first up to the limits, and what is left out, with the reason."""
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
     room = max_bytes
     for path, status in sorted(_walk(root), key=lambda found: (found[1].st_size, found[0])):
-        name = os.path.relpath(path, root)
+        name = path[len(root) + 1 :]
         if len(parts) >= max_files or status.st_size > room:
             left_out.append(
                 f"{name} ({status.st_size:,} bytes; a session keeps {max_files:,} files, {max_bytes:,} bytes)"
@@ -72,30 +71,31 @@ def snapshot(root: Path, *, max_bytes: int, max_files: int) -> tuple[dict[str, b
     return parts, left_out
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
     """Everything but folders that hold something; those come back with what they hold."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
         return
     for entry in entries:
-        path, status = Path(entry.path), entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
-            yield path, status
+            yield entry.path, status
             continue
-        inside = list(_walk(path))
+        inside = list(_walk(entry.path))
         if inside:
             yield from inside
         else:
-            yield path, status
+            yield entry.path, status
 
 
-def _part(path: Path, status: os.stat_result) -> bytes:
+def _part(path: str, status: os.stat_result) -> bytes:
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
-        return _HEADER.pack(_LINK, mode, 0) + os.fsencode(path.readlink())
+        return _HEADER.pack(_LINK, mode, 0) + os.fsencode(os.readlink(path))
     if stat.S_ISDIR(status.st_mode):
         return _HEADER.pack(_FOLDER, mode, status.st_mtime_ns)
     if stat.S_ISREG(status.st_mode):
-        return _HEADER.pack(_FILE, mode, status.st_mtime_ns) + path.read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            return _HEADER.pack(_FILE, mode, status.st_mtime_ns) + file.read()
     raise ValueError("neither a file nor a link nor a folder")

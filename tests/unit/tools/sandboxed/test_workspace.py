@@ -22,10 +22,10 @@ def home(tmp_path):
 
 
 def test_a_home_comes_back_as_it_was(home, tmp_path):
-    parts, left_out = snapshot(home, **ROOMY)
-    restore(parts, tmp_path / "copy")
+    parts, left_out = snapshot(str(home), **ROOMY)
+    restore(parts, str(tmp_path / "copy"))
 
-    copied, _ = snapshot(tmp_path / "copy", **ROOMY)
+    copied, _ = snapshot(str(tmp_path / "copy"), **ROOMY)
     assert copied == parts
     assert left_out == []
     run = tmp_path / "copy" / "deep" / "er" / "run.sh"
@@ -34,11 +34,11 @@ def test_a_home_comes_back_as_it_was(home, tmp_path):
 
 
 def test_only_what_changed_is_another_part(home):
-    before, _ = snapshot(home, **ROOMY)
+    before, _ = snapshot(str(home), **ROOMY)
     (home / "link").unlink()
     (home / "new").write_text("x")
 
-    after, _ = snapshot(home, **ROOMY)
+    after, _ = snapshot(str(home), **ROOMY)
 
     assert set(before) - set(after) == {"file/link"}
     assert {name for name in after if before.get(name) != after[name]} == {"file/new"}
@@ -48,7 +48,7 @@ def test_small_files_come_first_and_the_rest_is_named(tmp_path):
     for name, size in (("big", 900), ("mid", 300), ("small", 10)):
         (tmp_path / name).write_bytes(b"x" * size)
 
-    parts, left_out = snapshot(tmp_path, max_bytes=700, max_files=100)
+    parts, left_out = snapshot(str(tmp_path), max_bytes=700, max_files=100)
 
     assert set(parts) == {"file/small", "file/mid"}
     assert left_out == ["big (900 bytes; a session keeps 100 files, 700 bytes)"]
@@ -58,7 +58,7 @@ def test_files_beyond_the_number_are_named(tmp_path):
     for name in "abc":
         (tmp_path / name).write_text("x")
 
-    parts, left_out = snapshot(tmp_path, max_bytes=1000, max_files=2)
+    parts, left_out = snapshot(str(tmp_path), max_bytes=1000, max_files=2)
 
     assert len(parts) == 2
     assert left_out == ["c (1 bytes; a session keeps 2 files, 1,000 bytes)"]
@@ -67,14 +67,14 @@ def test_files_beyond_the_number_are_named(tmp_path):
 def test_what_is_no_file_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe")
 
-    parts, left_out = snapshot(tmp_path, **ROOMY)
+    parts, left_out = snapshot(str(tmp_path), **ROOMY)
 
     assert parts == {}
     assert left_out == ["pipe (neither a file nor a link nor a folder)"]
 
 
 def test_names_of_parts_are_plain_text(home):
-    parts, _ = snapshot(home, **ROOMY)
+    parts, _ = snapshot(str(home), **ROOMY)
 
     assert "file/odd %FF name" in parts
     assert all(name.isascii() for name in parts)
