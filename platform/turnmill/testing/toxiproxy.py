@@ -91,7 +91,7 @@ class Toxiproxy:
         return Link(self._api, name, int(listen.rpartition(":")[2]))
 
     def __enter__(self) -> Self:
-        port = _free_port()
+        port = free_port()
         self._process = subprocess.Popen(
             [self._program, "-host", "127.0.0.1", "-port", str(port)],
             stdin=subprocess.DEVNULL,
@@ -121,7 +121,8 @@ class Toxiproxy:
             return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

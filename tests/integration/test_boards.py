@@ -1,0 +1,122 @@
+"""Boards on a real Prometheus, which scrapes a real run and a real tool server: every query finds something."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from turnmill.observability.dashboards.board import OPERATOR, Query
+from turnmill.observability.dashboards.boards import BOARDS
+from turnmill.testing import promql
+from turnmill.testing.programs import find_program, why_no_program
+from turnmill.testing.prometheus import Prometheus
+from turnmill.testing.server_process import ServerProcess, eventually
+from turnmill.testing.toxiproxy import free_port
+from turnmill.testing.whole_runs import WholeRun
+
+pytestmark = pytest.mark.skipif(why_no_program("prometheus") is not None, reason=why_no_program("prometheus") or "")
+
+JOB = """
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: small-tools}
+spec:
+  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+  model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
+  agent:
+    {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
+     maxActionLength: 16, maxObsLength: 16}
+  environment: {name: "turnmill.testing.tasks:CoinFlips"}
+  algorithm: {type: grpo, kl: {coefficient: 0.01}, minibatchTasks: 2}
+  training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
+  resources: {device: cpu}
+"""
+DURATIONS = {"__rate_interval": "5s", "window": "20s", "__range": "60s"}
+ON_GPUS = "turnmill_gpus"
+"""What is divided by the number of GPUs has no value where there are none."""
+
+
+def queries(chosen_by: str) -> list[Query]:
+    """Every query of the boards whose series are all chosen by this label."""
+    found = [query for board in BOARDS for panel in board.panels for query in panel.queries]
+    return [
+        query for query in found if all(chosen_by in labels for _, labels in promql.reads(query.expression).selectors)
+    ]
+
+
+def of_tool_servers() -> list[Query]:
+    """Those of the operator are chosen by the same label."""
+    of_operator = {
+        query for board in BOARDS if OPERATOR in board.sources for panel in board.panels for query in panel.queries
+    }
+    return [query for query in queries("job") if query not in of_operator]
+
+
+def unseen(prometheus: Prometheus, queries: list[Query]) -> list[str]:
+    """The queries that have found nothing."""
+    values = [promql.with_values(query.expression, **DURATIONS) for query in queries]
+    return [expression for expression in values if not prometheus.has_seen(expression)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path / "server.log", "--tool_type", "python_code")
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.close()
+
+
+def port_of(server: ServerProcess) -> int:
+    port = urlsplit(str(server.http.base_url)).port
+    assert port is not None
+    return port
+
+
+def test_every_query_on_tool_servers_and_the_store_finds_something(server: ServerProcess, tmp_path: Path):
+    program = find_program("prometheus")
+    assert program is not None
+    wanted = of_tool_servers()
+    assert len(wanted) > 40
+
+    with Prometheus(program, tmp_path, {"tool-server": port_of(server)}) as prometheus:
+
+        numbers = count()
+
+        def all_seen() -> bool:
+            # A call with an id is recorded in the store.
+            server.observe("<python>print(6 * 7)</python>", "t", call_id=f"call-{next(numbers)}")
+            return not unseen(prometheus, wanted)
+
+        eventually(all_seen, seconds=60)
+        answered = prometheus.history('sum(turnmill_tool_calls_total{outcome="done"})')[0]["values"][-1][1]
+
+    assert float(answered) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_query_on_runs_finds_something(server: ServerProcess, tmp_path: Path):
+    program = find_program("prometheus")
+    assert program is not None
+    wanted = [query for query in queries("training_job") if ON_GPUS not in query.expression]
+    assert len(wanted) > 40
+    job, port = tmp_path / "job.yaml", free_port()
+    job.write_text(JOB)
+
+    with (
+        WholeRun(job, tmp_path / "run") as run,
+        Prometheus(program, tmp_path, {"run": port, "tool-server": port_of(server)}) as prometheus,
+    ):
+        run.train("--set", f"metrics.port={port}", "--set", f"agent.toolServerUrl={server.http.base_url}")
+
+        assert unseen(prometheus, wanted) == []
+        assert unseen(prometheus, of_tool_servers()) == []
+        assert not prometheus.has_seen("turnmill_token_mismatches_total > 0")
+        parts = prometheus.history("sum(turnmill_step_part_seconds_total) / sum(turnmill_step_seconds_sum)")
+        assert float(parts[0]["values"][-1][1]) == pytest.approx(1.0)
+        waited = prometheus.history('turnmill_step_part_seconds_total{part=~"generation|tools"}')
+        assert all(float(series["values"][-1][1]) > 0 for series in waited)
+        assert len(waited) == 2
