@@ -83,7 +83,7 @@ def test_a_replica_that_goes_answers_its_running_call_and_then_goes(release: Tea
     url = f"http://{replica['status']['podIP']}:5000"
 
     running = caller.begin(url=url, trajectories=1, calls=1, sleep=6, patience=0)
-    wait_for("running call", lambda: release.values_of("turnmill_tool_calls_in_flight").get(name(replica)), seconds=30)
+    wait_for("running call", lambda: release.calls_in_flight().get(name(replica)), seconds=30)
     release.namespace.kubectl("delete", "pod", name(replica), "--wait=false")
     # The call is answered; the next one, to a replica that is gone, is not.
     _, errors = running.communicate(timeout=60)
@@ -97,7 +97,7 @@ def test_an_upgrade_to_another_image_during_calls_loses_none(release: TeamReleas
     before = {name(replica) for replica in release.tool_server_pods()}
 
     calls = caller.begin(url=URL, trajectories=6, seconds=40, sleep=0.5)
-    wait_for("calls", lambda: sum(release.values_of("turnmill_tool_calls_in_flight").values()) or None, seconds=30)
+    wait_for("calls", lambda: sum(release.calls_in_flight().values()) or None, seconds=30)
     release.install({"toolServer.image.repository": "docker.io/turnmill/tool-server"})
     after = {name(replica) for replica in release.tool_server_pods()}
     report = caller.finish(calls, seconds=120)
@@ -108,7 +108,7 @@ def test_an_upgrade_to_another_image_during_calls_loses_none(release: TeamReleas
 
 def test_the_store_keeps_what_was_recorded_when_its_pod_goes(release: TeamRelease, caller: Caller):
     calls = caller.begin(url=URL, trajectories=4, seconds=25, sleep=0.3)
-    wait_for("calls", lambda: sum(release.values_of("turnmill_tool_calls_in_flight").values()) or None, seconds=30)
+    wait_for("calls", lambda: sum(release.calls_in_flight().values()) or None, seconds=30)
     release.namespace.kubectl("delete", "pod", f"{STORE}-0", "--wait=false")
 
     assert_nothing_lost_or_repeated(caller.finish(calls, seconds=180))

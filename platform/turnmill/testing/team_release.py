@@ -19,6 +19,7 @@ IMAGE = "turnmill/tool-server:0.1.0"
 CALLER = Path(__file__).with_name("call_tool_servers.py")
 
 READY_SECONDS = 180.0
+SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:5000/metrics', timeout=10).read().decode())"
 
 
 class TeamRelease:
@@ -63,16 +64,14 @@ class TeamRelease:
         ready: int = (deployment or {}).get("status", {}).get("readyReplicas", 0)
         return ready
 
-    def values_of(self, metric: str) -> dict[str, float]:
-        """A series of each replica, from its own /metrics, by the pod's name."""
+    def calls_in_flight(self) -> dict[str, float]:
+        """Of each replica that answers, from its own /metrics, by the pod's name."""
         found = {}
-        for pod in self.tool_server_pods():
-            name, code = (
-                pod["metadata"]["name"],
-                "import urllib.request as u; print(u.urlopen('http://127.0.0.1:5000/metrics').read().decode())",
-            )
-            for line in self.namespace.run_in(name, "python", "-c", code).splitlines():
-                if line.startswith(f"{metric} "):
+        for replica in self.tool_server_pods():
+            name = replica["metadata"]["name"]
+            answer = self.namespace.try_kubectl("exec", name, "--", "python", "-c", SCRAPE)
+            for line in answer.stdout.splitlines():
+                if line.startswith("turnmill_tool_calls_in_flight "):
                     found[name] = float(line.rsplit(" ", 1)[1])
         return found
 

@@ -1,0 +1,125 @@
+"""Tool servers on a Kubernetes cluster: bursts, drains, an upgrade under calls, and what gVisor costs.
+
+KUBECONFIG names the cluster, which must be one for tests: namespaces are made and deleted. Prints a table in Markdown.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+from turnmill.testing.kubernetes import Namespace, fresh_namespace, wait_for
+from turnmill.testing.team_release import TOOL_SERVER, Caller, TeamRelease, team_release
+
+URL = f"http://{TOOL_SERVER}:5000"
+LATENCY = """
+import json, sys, time, urllib.request, uuid
+seconds, name, begun = [], uuid.uuid4().hex, time.monotonic()
+action = sys.argv[1]
+while time.monotonic() - begun < float(sys.argv[2]):
+    body = json.dumps({"trajectory_ids": [name], "actions": [action]}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request("http://127.0.0.1:5000/get_observation", body, headers)
+    started = time.monotonic()
+    urllib.request.urlopen(request).read()
+    seconds.append(time.monotonic() - started)
+print(json.dumps(seconds[3:]))
+"""
+ACTIONS = {"python_code": "<python>print(6 * 7)</python>", "bash_terminal": "```bash\necho $((6 * 7)) >> file\n```"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prefix", default="benchmark", help="beginning of the namespaces' names")
+    parser.add_argument("--seconds", type=float, default=20, help="of calls for each latency")
+    parser.add_argument("--only", choices=("scaling", "gvisor"), help="one half of it")
+    options = parser.parse_args()
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    print("| what | measured |\n| --- | --- |")
+    if options.only != "gvisor":
+        with fresh_namespace(options.prefix, labels=labels) as namespace, team_release(namespace) as release:
+            caller = Caller(namespace)
+            caller.start()
+            burst(release, caller)
+            drain(release, caller)
+            upgrade(release, caller)
+    if options.only != "scaling":
+        for runtime in ("", "gvisor"):
+            with fresh_namespace(options.prefix, labels=labels) as namespace:
+                latency(namespace, runtime, options.seconds)
+
+
+def row(what: str, measured: str) -> None:
+    print(f"| {what} | {measured} |", flush=True)
+
+
+def told(report: dict[str, object]) -> str:
+    return f"{report['calls']} calls, {report['lost']} lost, {report['repeated']} repeated"
+
+
+def burst(release: TeamRelease, caller: Caller) -> None:
+    wait_for("the autoscaler's metric", lambda: autoscaler_sees_calls(release), seconds=180)
+    calls = caller.begin(url=URL, trajectories=16, seconds=60, sleep=0.7)
+    begun = time.monotonic()
+    wait_for("more replicas", lambda: release.num_ready() > 1 or None, seconds=120)
+    row("16 trajectories on one replica: more replicas serve after", f"{time.monotonic() - begun:.0f} s")
+    row("calls in that burst", told(caller.finish(calls, seconds=180)))
+    begun = time.monotonic()
+    calls = caller.begin(url=URL, trajectories=2, seconds=150, sleep=0.2, pause=3)
+    wait_for("one replica", lambda: len(release.tool_server_pods()) == 1 or None, seconds=300)
+    row("after it: one replica again after", f"{time.monotonic() - begun:.0f} s")
+    row("calls while replicas go", told(caller.finish(calls, seconds=240)))
+
+
+def autoscaler_sees_calls(release: TeamRelease) -> bool | None:
+    scaler = release.namespace.get("horizontalpodautoscaler", TOOL_SERVER) or {}
+    metrics = scaler.get("status", {}).get("currentMetrics") or []
+    return any(found.get("type") == "Pods" for found in metrics) or None
+
+
+def drain(release: TeamRelease, caller: Caller) -> None:
+    """A replica with a running call of six seconds is told to go."""
+    (replica,) = release.tool_server_pods()
+    pod = replica["metadata"]["name"]
+    running = caller.begin(
+        url=f"http://{replica['status']['podIP']}:5000", trajectories=1, calls=1, sleep=6, patience=0
+    )
+    wait_for("running call", lambda: release.calls_in_flight().get(pod), seconds=60)
+    release.namespace.kubectl("delete", "pod", pod, "--wait=false")
+    _, errors = running.communicate(timeout=120)
+    answered = time.monotonic()
+    wait_for("end of the replica", lambda: release.namespace.get("pod", pod) is None or None, seconds=60)
+    row("a replica with a running call goes: answered", "yes" if "call 1 of" in errors else "no")
+    row("after the call, the pod is gone in", f"{time.monotonic() - answered:.1f} s")
+    release.wait_until_ready()
+
+
+def upgrade(release: TeamRelease, caller: Caller) -> None:
+    calls = caller.begin(url=URL, trajectories=6, seconds=60, sleep=0.5)
+    wait_for("calls", lambda: sum(release.calls_in_flight().values()) or None, seconds=60)
+    begun = time.monotonic()
+    release.install({"toolServer.image.repository": "docker.io/turnmill/tool-server"})
+    row("upgrade to another image under calls", f"{time.monotonic() - begun:.0f} s")
+    row("calls meanwhile", told(caller.finish(calls, seconds=240)))
+
+
+def latency(namespace: Namespace, runtime: str, seconds: float) -> None:
+    values = {
+        "toolServer.runtimeClassName": runtime,
+        "toolServer.autoscaling.enabled": False,
+        "toolServer.replicas": 1,
+    }
+    with team_release(namespace, values) as release:
+        (replica,) = release.tool_server_pods()
+        for tool, action in ACTIONS.items():
+            said = namespace.run_in(
+                *(replica["metadata"]["name"], "python", "-c", LATENCY, action, str(seconds)), timeout=seconds + 120
+            )
+            found = sorted(json.loads(said.splitlines()[-1]))
+            median, p90 = statistics.median(found), found[int(0.9 * len(found))]
+            measured = f"{median * 1000:.0f} ms, p90 {p90 * 1000:.0f} ms, {len(found)} calls"
+            row(f"`{tool}`, one client, {runtime or 'runc'}", measured)
+
+
+if __name__ == "__main__":
+    main()

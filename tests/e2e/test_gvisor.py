@@ -1,0 +1,67 @@
+"""Tool servers under the RuntimeClass gvisor: they serve, and their sandbox holds."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turnmill.testing.kubernetes import Namespace, fresh_namespace
+from turnmill.testing.programs import why_no_program
+from turnmill.testing.team_release import TeamRelease, pod, team_release
+
+ATTACKS = Path(__file__).parents[1] / "integration" / "sandboxes"
+UNCOUNTED = ["writes too much into files without a name"]
+"""Files without a name do not count there: the pod's ephemeral storage bounds them."""
+
+MISSING = why_no_program("helm")
+
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+
+
+@pytest.fixture(scope="module")
+def place(prefix: str) -> Iterator[Namespace]:
+    with fresh_namespace(prefix, labels={"pod-security.kubernetes.io/enforce": "restricted"}) as fresh:
+        if fresh.get("runtimeclass", "gvisor") is None:
+            pytest.skip("needs the RuntimeClass gvisor")
+        yield fresh
+
+
+@pytest.fixture(scope="module")
+def release(place: Namespace) -> Iterator[TeamRelease]:
+    values = {
+        "toolServer.runtimeClassName": "gvisor",
+        "toolServer.autoscaling.enabled": False,
+        "toolServer.replicas": 1,
+    }
+    with team_release(place, values) as installed:
+        yield installed
+
+
+def test_a_tool_server_under_gvisor_serves_and_its_self_test_passes(release: TeamRelease):
+    (replica,) = release.tool_server_pods()
+
+    assert replica["spec"]["runtimeClassName"] == "gvisor"
+    assert "the call is counted" in release.test()
+    log = release.namespace.logs(replica["metadata"]["name"])
+    assert "Sandbox ready" in log
+    assert "own_mounts=True" in log
+
+
+def test_attacks_fail_under_gvisor_too(place: Namespace):
+    folder = {"volumes": [{"name": "tmp", "emptyDir": {}}], "runtimeClassName": "gvisor"}
+    attacked = pod("attacked", {}, **folder)
+    attacked["spec"]["containers"][0]["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]
+    place.apply(attacked)
+    place.kubectl("wait", "--for=condition=Ready", "pod/attacked", "--timeout=120s", timeout=130)
+    for name in ("attack_programs.py", "attack_runner.py"):
+        code = f"import sys; open('/tmp/{name}', 'w').write(sys.stdin.read())"
+        place.kubectl("exec", "--stdin", "attacked", "--", "python", "-c", code, stdin=(ATTACKS / name).read_text())
+
+    said = place.run_in(
+        "attacked", "env", "SECRET=secret", "python", "/tmp/attack_runner.py", "--sandboxed", timeout=400
+    )
+
+    findings = json.loads(said.splitlines()[-1])
+    assert findings.pop("afterwards")["works"]
+    assert [name for name, finding in findings.items() if finding["succeeded"]] == UNCOUNTED
