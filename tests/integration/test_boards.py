@@ -7,9 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from turnmill.observability.dashboards.board import OPERATOR, Query
-from turnmill.observability.dashboards.boards import BOARDS
-from turnmill.testing import promql
+from turnmill.testing.boards import queries_of_tool_servers, queries_on_runs, unseen
 from turnmill.testing.programs import find_program, why_no_program
 from turnmill.testing.prometheus import Prometheus
 from turnmill.testing.server_process import ServerProcess, eventually
@@ -33,31 +31,9 @@ spec:
   training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
   resources: {device: cpu}
 """
-DURATIONS = {"__rate_interval": "5s", "window": "20s", "__range": "60s"}
+RANGES = {"__rate_interval": "5s", "window": "20s", "__range": "60s"}
 ON_GPUS = "turnmill_gpus"
 """What is divided by the number of GPUs has no value where there are none."""
-
-
-def queries(chosen_by: str) -> list[Query]:
-    """Every query of the boards whose series are all chosen by this label."""
-    found = [query for board in BOARDS for panel in board.panels for query in panel.queries]
-    return [
-        query for query in found if all(chosen_by in labels for _, labels in promql.reads(query.expression).selectors)
-    ]
-
-
-def of_tool_servers() -> list[Query]:
-    """Those of the operator are chosen by the same label."""
-    of_operator = {
-        query for board in BOARDS if OPERATOR in board.sources for panel in board.panels for query in panel.queries
-    }
-    return [query for query in queries("job") if query not in of_operator]
-
-
-def unseen(prometheus: Prometheus, queries: list[Query]) -> list[str]:
-    """The queries that have found nothing."""
-    values = [promql.with_values(query.expression, **DURATIONS) for query in queries]
-    return [expression for expression in values if not prometheus.has_seen(expression)]
 
 
 @pytest.fixture
@@ -78,17 +54,16 @@ def port_of(server: ServerProcess) -> int:
 def test_every_query_on_tool_servers_and_the_store_finds_something(server: ServerProcess, tmp_path: Path):
     program = find_program("prometheus")
     assert program is not None
-    wanted = of_tool_servers()
+    wanted = queries_of_tool_servers()
     assert len(wanted) > 40
 
     with Prometheus(program, tmp_path, {"tool-server": port_of(server)}) as prometheus:
-
         numbers = count()
 
         def all_seen() -> bool:
             # A call with an id is recorded in the store.
             server.observe("<python>print(6 * 7)</python>", "t", call_id=f"call-{next(numbers)}")
-            return not unseen(prometheus, wanted)
+            return not unseen(prometheus, wanted, **RANGES)
 
         eventually(all_seen, seconds=60)
         answered = prometheus.history('sum(turnmill_tool_calls_total{outcome="done"})')[0]["values"][-1][1]
@@ -101,7 +76,7 @@ def test_every_query_on_tool_servers_and_the_store_finds_something(server: Serve
 def test_every_query_on_runs_finds_something(server: ServerProcess, tmp_path: Path):
     program = find_program("prometheus")
     assert program is not None
-    wanted = [query for query in queries("training_job") if ON_GPUS not in query.expression]
+    wanted = [query for query in queries_on_runs() if ON_GPUS not in query.expression]
     assert len(wanted) > 40
     job, port = tmp_path / "job.yaml", free_port()
     job.write_text(JOB)
@@ -112,8 +87,8 @@ def test_every_query_on_runs_finds_something(server: ServerProcess, tmp_path: Pa
     ):
         run.train("--set", f"metrics.port={port}", "--set", f"agent.toolServerUrl={server.http.base_url}")
 
-        assert unseen(prometheus, wanted) == []
-        assert unseen(prometheus, of_tool_servers()) == []
+        assert unseen(prometheus, wanted, **RANGES) == []
+        assert unseen(prometheus, queries_of_tool_servers(), **RANGES) == []
         assert not prometheus.has_seen("turnmill_token_mismatches_total > 0")
         parts = prometheus.history("sum(turnmill_step_part_seconds_total) / sum(turnmill_step_seconds_sum)")
         assert float(parts[0]["values"][-1][1]) == pytest.approx(1.0)

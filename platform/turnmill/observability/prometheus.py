@@ -16,6 +16,7 @@ from turnmill.observability.step_parts import PARTS
 from turnmill.observability.summary import GENERATING, LEARNING, NEITHER, OUTSIDE
 
 STOP_REASONS = ("completed", "max_turns", "max_tokens", "timeout", "failed")
+REWARD_QUANTILES = ("0.1", "0.5", "0.9")
 PHASES = (*GENERATING, *LEARNING, *NEITHER, *OUTSIDE)
 STEP_SECONDS_BUCKETS = (0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1200, 3600)
 
@@ -125,6 +126,12 @@ class RunMetrics:
             "Tokens learned from that the policy did not sample; must stay 0",
             registry=registry,
         )
+        self._reward_quantiles = Gauge(
+            "turnmill_reward_quantile",
+            "Reward that this share of the step's episodes stays below",
+            ["quantile"],
+            registry=registry,
+        )
         self._evicted = Counter(
             "turnmill_evicted_trajectories_total", "Trajectories dropped because they were too stale", registry=registry
         )
@@ -199,6 +206,8 @@ class RunMetrics:
                 self._part_seconds.labels(part).inc(value)
             case "turnmill", "token_mismatches":
                 self._mismatches.inc(value)
+            case "turnmill/reward_quantile", share if share in REWARD_QUANTILES:
+                self._reward_quantiles.labels(share).set(value)
             case "training/off_policy", "evicted_samples":
                 self._evicted.inc(value)
 
@@ -230,6 +239,8 @@ class RunMetrics:
             self._phase_seconds.labels(phase)
         for part in PARTS:
             self._part_seconds.labels(part)
+        for share in REWARD_QUANTILES:
+            self._reward_quantiles.labels(share).set(math.nan)
         # A mean that nobody has measured is not zero.
         for gauge in self._gauges.values():
             gauge.set(math.nan)

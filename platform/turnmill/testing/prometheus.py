@@ -16,17 +16,49 @@ from turnmill.testing.toxiproxy import free_port
 START_SECONDS = 30.0
 
 
-class Prometheus:
+class PrometheusApi:
+    """What a Prometheus has seen since a moment, asked with a value every so many seconds."""
+
+    def __init__(self, url: str, *, since: float, step_seconds: int = 1) -> None:
+        self._http = httpx.Client(base_url=url, trust_env=False, timeout=30)
+        self._since = since
+        self._step_seconds = step_seconds
+
+    def has_seen(self, expression: str) -> bool:
+        """Whether an expression has had a finite value at some time since then."""
+        return any(math.isfinite(float(value)) for series in self.history(expression) for _, value in series["values"])
+
+    def history(self, expression: str) -> list[dict[str, Any]]:
+        """The series of an expression since then."""
+        asked = {"query": expression, "start": self._since, "end": time.time(), "step": self._step_seconds}
+        answer = self._http.post("/api/v1/query_range", data=asked)
+        assert answer.is_success, f"{expression}: {answer.text}"
+        result: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return result
+
+    def answers(self) -> bool:
+        """Whether it takes queries."""
+        try:
+            return self._http.get("/-/ready").is_success
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+
+class Prometheus(PrometheusApi):
     """Scrapes targets, given by scrape job as ports of this machine; `with` starts it and ends it."""
 
     def __init__(self, program: Path, folder: Path, targets: Mapping[str, int]) -> None:
         self._program = program
         self._folder = folder
         self._targets = targets
-        self._started = time.time()
+        self._port = free_port()
+        super().__init__(f"http://127.0.0.1:{self._port}", since=time.time())
 
     def __enter__(self) -> Self:
-        port = free_port()
         config = self._folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(self._config()))
         with (self._folder / "prometheus.log").open("wb") as log:
@@ -35,15 +67,14 @@ class Prometheus:
                     self._program,
                     f"--config.file={config}",
                     f"--storage.tsdb.path={self._folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{port}",
+                    f"--web.listen-address=127.0.0.1:{self._port}",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self._api = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
+        while not self.answers():
             if time.monotonic() > deadline or self._process.poll() is not None:
                 self.__exit__(None, None, None)
                 raise RuntimeError(f"Prometheus did not start within {START_SECONDS:g} s: see {self._folder}.")
@@ -53,21 +84,9 @@ class Prometheus:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._api.close()
+        self.close()
         self._process.kill()
         self._process.wait()
-
-    def has_seen(self, expression: str) -> bool:
-        """Whether an expression has had a finite value at some time since the start."""
-        return any(math.isfinite(float(value)) for series in self.history(expression) for _, value in series["values"])
-
-    def history(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an expression since the start, with a value per second."""
-        asked = {"query": expression, "start": self._started, "end": time.time(), "step": "1"}
-        answer = self._api.post("/api/v1/query_range", data=asked)
-        assert answer.is_success, f"{expression}: {answer.text}"
-        result: list[dict[str, Any]] = answer.json()["data"]["result"]
-        return result
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -82,9 +101,3 @@ class Prometheus:
                 for job, port in self._targets.items()
             ],
         }
-
-    def _answers(self) -> bool:
-        try:
-            return self._api.get("/-/ready").is_success
-        except httpx.TransportError:
-            return False

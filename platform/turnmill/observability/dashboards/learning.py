@@ -29,12 +29,17 @@ CURVE = Row(
             width=12,
         ),
         lines(
+            "Spread of the rewards",
+            "Reward that a tenth, half and nine tenths of the trajectories stay below.",
+            "none",
+            (RUN("turnmill_reward_quantile"), "{{training_job}}: {{quantile}}"),
+        ),
+        lines(
             "Groups without a signal",
             "Share of groups in which all trajectories have one reward, so that nothing is learned from them; "
             "with agents of type `tool`.",
             "percentunit",
             of_run("turnmill_uniform_groups_ratio"),
-            width=12,
             max=1,
         ),
         lines(
@@ -43,7 +48,6 @@ CURVE = Row(
             "none",
             (RUN("turnmill_episode_length_turns"), "{{training_job}}: training"),
             (RUN("turnmill_validation_episode_length_turns"), "{{training_job}}: validation"),
-            width=12,
         ),
     ),
 )

@@ -1,0 +1,32 @@
+"""The queries of the boards, put to a Prometheus."""
+
+from collections.abc import Sequence
+
+from turnmill.observability.dashboards.board import OPERATOR, Query
+from turnmill.observability.dashboards.boards import BOARDS
+from turnmill.testing import promql
+from turnmill.testing.prometheus import PrometheusApi
+
+
+def queries_on_runs() -> list[Query]:
+    """Those whose series all come from runs."""
+    return _chosen_by("training_job")
+
+
+def queries_of_tool_servers() -> list[Query]:
+    """Those whose series all come from tool servers."""
+    # Those of the operator are chosen by the same label.
+    boards = [board for board in BOARDS if OPERATOR in board.sources]
+    of_operator = {query for board in boards for panel in board.panels for query in panel.queries}
+    return [query for query in _chosen_by("job") if query not in of_operator]
+
+
+def unseen(prometheus: PrometheusApi, queries: Sequence[Query], **variables: str) -> list[str]:
+    """The queries that have found nothing, with these values of the boards' variables."""
+    expressions = [promql.with_values(query.expression, **variables) for query in queries]
+    return [expression for expression in expressions if not prometheus.has_seen(expression)]
+
+
+def _chosen_by(label: str) -> list[Query]:
+    found = [query for board in BOARDS for panel in board.panels for query in panel.queries]
+    return [query for query in found if all(label in labels for _, labels in promql.reads(query.expression).selectors)]
