@@ -1,4 +1,3 @@
-import copy
 import pickle
 from typing import Any
 
@@ -6,46 +5,7 @@ import pytest
 
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.rules import RULES
-
-JOB: dict[str, Any] = {
-    "apiVersion": "turnmill.dev/v1alpha1",
-    "kind": "AgentTrainingJob",
-    "metadata": {"name": "small"},
-    "spec": {
-        "model": {"warmStart": {}},
-        "agent": {"prompt": "compact"},
-        "environment": {"name": "babyai"},
-        "training": {"steps": 20, "turnsPerStep": 256},
-    },
-}
-
-
-def job(base: dict[str, Any] = JOB, **changes: Any) -> dict[str, Any]:
-    """A good job with changes such as `agent__maxTurns=3` below `spec`."""
-    data = copy.deepcopy(base)
-    for path, value in changes.items():
-        *sections, name = path.split("__")
-        node = data["spec"]
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
-    return data
-
-
-TOOL_JOB = JOB | {
-    "spec": {
-        "model": {"warmStart": {}},
-        "agent": {"type": "tool", "stopTokens": ["</python>"]},
-        "environment": {"name": "arithmetic"},
-        "algorithm": {"type": "grpo"},
-        "training": {"steps": 20, "tasksPerStep": 16},
-    }
-}
-
-
-def tool_job(**changes: Any) -> dict[str, Any]:
-    """A good job of an agent that calls tools, with changes like those of `job`."""
-    return job(TOOL_JOB, **changes)
+from turnmill.testing.jobs import JOB, RULE_BREAKERS, TOOL_RULE_BREAKERS, job, tool_job
 
 
 def refused(data: dict[str, Any]) -> list[str]:
@@ -82,46 +42,12 @@ def test_a_field_that_cannot_work_is_refused_with_the_way_out(change: dict[str, 
     assert problem.startswith(message)
 
 
-RULE_BREAKERS: dict[str, dict[str, Any]] = {
-    "both models": {"model": {"path": "/m", "warmStart": {}}},
-    "no model": {"model": {}},
-    "odd heads": {"model__warmStart__heads": 3},
-    "cot for a tiny model": {"agent__prompt": "cot"},
-    "thoughts without their turns": {"agent__memory": {"textTurns": 1, "thoughtTurns": 2}},
-    "turns for some environments only": {"training__turnsPerStep": 250, "algorithm__minibatchTurns": 125},
-    "a minibatch left over": {"algorithm__minibatchTurns": 100},
-    "a process without turns": {"resources__train__gpusPerNode": 3},
-    "more warm-up turns than gathered": {"algorithm__criticWarmup": {"batches": 1, "turnsPerStep": 257}},
-    "engines beside those that learn": {"resources__rollout": {"replicas": 2}},
-    "one device with two accelerators": {
-        "resources": {"train": {"accelerator": "H100"}, "rollout": {"accelerator": "A40"}}
-    },
-    "retries without a checkpoint": {"retries": 1, "training__checkpointEvery": 20},
-    "pictures of nothing": {"training__validation": {"episodes": 1, "renderEpisodes": 2}},
-    "idle workers": {"resources__agentLoopWorkers": 33},
-    "a queue for what runs already": {"queue": "team-a", "cluster": "shared"},
-}
-
-
 @pytest.mark.parametrize("change", RULE_BREAKERS.values(), ids=RULE_BREAKERS)
 def test_a_rule_across_fields_is_held(change: dict[str, Any]):
     (problem,) = refused(job(**change))
 
     assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
     assert "{" not in problem.replace("`warmStart: {}`", "")
-
-
-TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
-    "turns for trajectories": {"training__turnsPerStep": 256},
-    "no tasks": {"training__tasksPerStep": None},
-    "tasks left over": {"algorithm__minibatchTasks": 5},
-    "a group of one": {"agent__groupSize": 1},
-    "more forced turns than turns": {"agent__minTurns": 2},
-    "stop tokens twice": {"agent__actionStopTokens": "stop.txt"},
-    "nothing that ends an action": {"agent__stopTokens": []},
-    "pictures of trajectories": {"training__validation__renderEpisodes": 1},
-    "idle workers": {"resources__agentLoopWorkers": 17},
-}
 
 
 @pytest.mark.parametrize("change", TOOL_RULE_BREAKERS.values(), ids=TOOL_RULE_BREAKERS)

@@ -1,0 +1,344 @@
+"""The small parts: views, cache, queue, lease, events, progress."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from turnmill.jobs.status import JobProgress, JobStatus
+from turnmill.testing.ray_jobs import NAMESPACE, START, at, raw_job, raw_ray_job
+from turnmill_operator.api import ApiError, Resource
+from turnmill_operator.cache import Cache
+from turnmill_operator.lease import DURATION_SECONDS, Lease
+from turnmill_operator.notes import build_event, note_of
+from turnmill_operator.outcome import failure_of
+from turnmill_operator.run_progress import parse_progress
+from turnmill_operator.status import Finding, Reason, Report, State, build_status
+from turnmill_operator.views import Key, Progress, job_view, ray_job_view, team_view, why_waiting
+from turnmill_operator.work_queue import WorkQueue
+
+# Views
+
+
+def test_a_status_of_another_version_does_not_lose_the_attempt():
+    view = job_view(raw_job(status={"attempt": 3, "failedAttempts": 2, "phase": "Running", "conditions": "none"}))
+
+    assert (view.status.attempt, view.status.failed_attempts) == (3, 2)
+
+
+def test_a_job_that_breaks_rules_is_still_seen():
+    view = job_view(raw_job(agent__prompt="cot"))
+
+    assert view.job is None
+    assert view.problems.startswith("spec.agent.prompt: 'cot' must be compact")
+
+
+def test_pods_tell_why_they_wait_once():
+    unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no GPU"}]}
+    pulling = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}]}
+    starting = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}, {"state": {}}]}
+
+    told = why_waiting([{"status": status} for status in (unscheduled, unscheduled, pulling, starting, {})])
+
+    assert told == "0/1 nodes: no GPU; ErrImagePull: not found"
+
+
+def test_a_broken_team_is_kept_as_what_is_wrong_with_it():
+    assert "has no key team.yaml" in str(team_view({"data": {}}))
+
+
+def test_a_runs_own_last_words_are_told():
+    logs = "Job entrypoint command failed with exit code 1, last available logs:\n" + "noise\n" * 500
+    failed = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"}
+
+    told = failure_of(ray_job_view(raw_ray_job(**failed, message=f"{logs}The run failed (stall): no progress.\n")))
+    untold = failure_of(ray_job_view(raw_ray_job(**failed, message=f"{logs}Segmentation fault")))
+
+    assert told is not None
+    assert told.message == "no progress (stall)."
+    assert untold is not None
+    assert untold.message.startswith("Job entrypoint command failed with exit code 1")
+    assert untold.message.endswith("noise Segmentation fault.")
+    assert len(untold.message) < 800
+
+
+# Cache
+
+
+def versioned(raw: dict[str, Any], version: int, **metadata: Any) -> dict[str, Any]:
+    return {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(version), **metadata}}
+
+
+def test_older_versions_that_come_late_are_passed_over():
+    cache = Cache()
+
+    news = [cache.put_job(job_view(versioned(raw_job(), version))) for version in (5, 4, 5, 6)]
+    ray_news = [cache.put_ray_job(ray_job_view(versioned(raw_ray_job(), version))) for version in (5, 4, 5, 6)]
+
+    assert news == ray_news == [True, False, False, True]
+
+
+def test_progress_belongs_to_an_attempt():
+    cache, key = Cache(), Key(NAMESPACE, "job")
+    told = Progress(JobProgress(step=3))
+
+    assert cache.put_progress(key, 1, told)
+    assert not cache.put_progress(key, 1, told)
+    assert cache.progress(key, 1) == told
+    assert cache.progress(key, 2) == Progress()
+
+
+def shared(name: str, created: float, *, suspend: bool = False, state: str | None = None) -> dict[str, Any]:
+    raw = raw_job(name, cluster="shared", suspend=suspend, status={"state": state} if state else None)
+    return versioned(raw, 1, creationTimestamp=at(created).isoformat(), uid=f"uid-of-{name}")
+
+
+def line(*jobs: dict[str, Any], running: str | None = None) -> dict[str, str]:
+    """Who goes before whom."""
+    cache = Cache()
+    for raw in jobs:
+        cache.put_job(job_view(raw))
+    if running:
+        cache.put_ray_job(ray_job_view(raw_ray_job(job=running, uid=f"uid-of-{running}", jobStatus="RUNNING")))
+    return {view.key.name: cache.ahead_of(view) for view in cache.jobs.values()}
+
+
+def test_the_oldest_job_goes_first_on_a_shared_cluster():
+    assert line(shared("young", 2), shared("old", 1)) == {"young": "old", "old": ""}
+
+
+def test_a_job_that_runs_on_the_shared_cluster_goes_before_older_ones():
+    assert line(shared("old", 1), shared("young", 2), running="young") == {"old": "young", "young": ""}
+
+
+@pytest.mark.parametrize("other", [{"suspend": True}, {"state": "NotAdmitted"}])
+def test_a_job_that_cannot_start_holds_up_nobody(other: dict[str, Any]):
+    assert line(shared("old", 1, **other), shared("young", 2))["young"] == ""
+
+
+def test_jobs_are_counted_by_namespace_and_state():
+    cache = Cache()
+    cache.put_job(job_view(raw_job("a", status={"state": "Running"})))
+    cache.put_job(job_view(raw_job("b", status={"state": "Running"})))
+
+    assert cache.states() == {(NAMESPACE, "Running"): 2}
+
+
+# Queue
+
+
+async def test_a_key_waits_once_and_is_worked_on_by_one():
+    queue, key = WorkQueue(), Key("n", "a")
+    queue.add(key)
+    queue.add(key)
+    assert await queue.get() == key
+
+    queue.add(key)
+    assert len(queue) == 0
+    queue.done(key)
+    assert len(queue) == 1
+
+
+async def test_a_key_that_is_due_later_comes_at_the_earliest_of_its_times():
+    queue, key = WorkQueue(), Key("n", "a")
+    queue.add_after(key, 0.01)
+    queue.add_after(key, 100)
+
+    async with asyncio.timeout(5):
+        assert await queue.get() == key
+    assert queue.age() == 0
+
+
+async def test_failures_in_a_row_wait_longer(monkeypatch: pytest.MonkeyPatch):
+    queue, key, waits = WorkQueue(), Key("n", "a"), []
+    monkeypatch.setattr(queue, "add_after", lambda _, seconds: waits.append(seconds))
+    for _ in range(12):
+        queue.add_failed(key)
+    queue.succeeded(key)
+    queue.add_failed(key)
+
+    assert 0.3 < waits[0] < 0.7
+    assert waits[3] > 2
+    assert 45 <= waits[11] <= 75
+    assert 0.3 < waits[12] < 0.7
+
+
+async def test_a_job_that_is_gone_is_not_looked_at_again():
+    queue, key = WorkQueue(), Key("n", "a")
+    queue.add_after(key, 0.01)
+    queue.forget(key)
+
+    await asyncio.sleep(0.05)
+
+    assert len(queue) == 0
+
+
+# Lease
+
+
+class LeaseApi:
+    """One Lease with versions."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.reachable = True
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Any:
+        if not self.reachable:
+            raise ApiError(0, "unreachable")
+        return self.lease
+
+    async def replace(self, resource: Resource, namespace: str, manifest: Any) -> Any:
+        known = self.lease and self.lease["metadata"]["resourceVersion"]
+        if manifest["metadata"].get("resourceVersion") != known:
+            raise ApiError(409, "conflict")
+        self.version += 1
+        self.lease = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(self.version)}}
+        return self.lease
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the lease, which sleeping moves on."""
+    now = [1000.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        await _yield()
+
+    monkeypatch.setattr("turnmill_operator.lease.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("turnmill_operator.lease.asyncio.sleep", sleep)
+    return now
+
+
+_real_sleep = asyncio.sleep
+
+
+async def _yield() -> None:
+    await _real_sleep(0)
+
+
+async def pass_rounds(number: int = 20) -> None:
+    for _ in range(number):
+        await _yield()
+
+
+async def test_one_replica_holds_the_lease_and_gives_it_back(clock: list[float]):
+    api: Any = LeaseApi()
+    first, second = Lease(api, "n", "first"), Lease(api, "n", "second")
+    holder = asyncio.create_task(first.run())
+    await pass_rounds(3)
+    assert first.held.is_set()
+
+    waiting = asyncio.create_task(second.run())
+    await pass_rounds(6)
+    assert not second.held.is_set()
+
+    holder.cancel()
+    await asyncio.gather(holder, return_exceptions=True)
+    await pass_rounds(6)
+    assert second.held.is_set()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_lease_that_is_renewed_no_more_is_taken_over_after_its_time(clock: list[float]):
+    api: Any = LeaseApi()
+    await Lease(api, "n", "dead")._take()
+    heir = Lease(api, "n", "heir")
+
+    assert not await heir._take()
+    clock[0] += DURATION_SECONDS
+    assert not await heir._take()
+    clock[0] += 1
+    assert await heir._take()
+    assert api.lease["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_holder_that_reaches_nobody_stops_before_others_take_over(clock: list[float]):
+    api: Any = LeaseApi()
+    lease = Lease(api, "n", "holder")
+    task = asyncio.create_task(lease.run())
+    await pass_rounds(3)
+    assert lease.held.is_set()
+
+    api.reachable = False
+    before = clock[0]
+    while lease.held.is_set():
+        await _yield()
+
+    assert clock[0] - before < DURATION_SECONDS
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_of_two_that_claim_at_once_one_gets_it():
+    api: Any = LeaseApi()
+    first, second = Lease(api, "n", "first"), Lease(api, "n", "second")
+
+    async def slow_get(*_: Any) -> None:
+        return None
+
+    api.get = slow_get
+
+    assert [await first._take(), await second._take()] == [True, False]
+
+
+# Events
+
+
+def status(state: State, attempt: int = 1, **findings: Finding) -> JobStatus:
+    kinds: Any = findings
+    return build_status(Report(state, kinds, attempt), before=JobStatus(), generation=1, now=START)
+
+
+def test_an_event_is_told_once_however_often_it_is_written():
+    failed = status(State.FAILED, Failed=Finding(True, Reason.RUN_FAILED, "Attempt 1 failed."))
+    note = note_of(status(State.RUNNING), failed)
+    assert note is not None
+
+    first, second = (build_event(job_view(raw_job()), note, at(seconds)) for seconds in (0, 60))
+
+    assert first["metadata"] == second["metadata"]
+    assert (first["type"], first["reason"], first["message"]) == ("Warning", "RunFailed", "Attempt 1 failed.")
+    assert note_of(failed, failed) is None
+
+
+def test_progress_is_no_event():
+    running = status(State.RUNNING)
+
+    assert note_of(running, running.model_copy(update={"progress": JobProgress(step=1)})) is None
+
+
+def test_another_reason_for_not_starting_is_an_event_of_its_own():
+    no_team = status(State.NOT_ADMITTED, Admitted=Finding(False, Reason.NO_TEAM, "Install it."))
+    too_many = status(State.NOT_ADMITTED, Admitted=Finding(False, Reason.TOO_MANY_NODES, "Ask for fewer."))
+
+    note = note_of(no_team, too_many)
+
+    assert note is not None
+    assert note.reason == "TooManyNodes"
+
+
+def test_the_start_of_an_attempt_is_an_event():
+    note = note_of(JobStatus(), status(State.STARTING))
+
+    assert note is not None
+    assert (note.reason, note.warning) == ("AttemptStarted", False)
+
+
+# Progress of runs
+
+
+def test_progress_is_what_the_status_shows_with_as_many_digits_as_people_read():
+    told = {"step": 3, "rewardMean": 0.123456789, "phase": "rollout", "success": None, "more": [1]}
+
+    assert parse_progress(told) == JobProgress(step=3, reward_mean=0.1235)
+
+
+@pytest.mark.parametrize("answer", [[], "x", {"step": "3"}, {"step": -1}, {"rewardMean": "high"}])
+def test_what_is_no_progress_is_refused(answer: Any):
+    with pytest.raises((ValueError, ValidationError)):
+        parse_progress(answer)

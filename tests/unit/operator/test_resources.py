@@ -1,0 +1,182 @@
+"""KubeRay's and Kueue's rules, which old releases of KubeRay do not check themselves."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from turnmill.testing.ray_jobs import UID, pod_template, raw_job, raw_team
+from turnmill_operator.placement import Placement, place
+from turnmill_operator.resources import build_clean_up, build_ray_job
+from turnmill_operator.views import job_view, team_view
+
+
+def ray_job(
+    job: dict[str, Any], *, team: dict[str, Any] | None = None, attempt: int = 1, **options: Any
+) -> dict[str, Any]:
+    view, settings = job_view(job), team_view(team or raw_team())
+    assert view.job is not None
+    assert not isinstance(settings, Exception)
+    placement = place(view.job.spec, settings)
+    assert isinstance(placement, Placement)
+    given = {"suspend": False, "started": True, "ray_tokens": True, **options}
+    return build_ray_job(view, settings, placement, attempt=attempt, **given)
+
+
+SEPARATE = {
+    "training__mode": "separate_async",
+    "resources": {"train": {"accelerator": "H100"}, "rollout": {"accelerator": "A40", "replicas": 2}},
+}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "own": ({}, {}),
+    "queued": ({"queue": "team-a"}, {}),
+    "shared": ({"cluster": "shared"}, {"team": raw_team(sharedCluster="team")}),
+    "suspended": ({}, {"suspend": True, "started": False}),
+    "separate": (SEPARATE, {}),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
+    change, options = request.param
+    return dict(ray_job(raw_job(**change), **options)["spec"])
+
+
+def test_names_fit_with_the_longest_job_and_many_attempts():
+    name = ray_job(raw_job("j" * 40), attempt=999_999)["metadata"]["name"]
+
+    assert len(name) == 47
+    # KubeRay adds five letters and a dash for the RayCluster.
+    assert len(name) + 6 <= 53
+
+
+def test_there_is_exactly_one_place_to_run(spec: dict[str, Any]):
+    assert ("rayClusterSpec" in spec) != ("clusterSelector" in spec)
+
+
+def test_what_is_suspended_is_shut_down_and_never_on_a_shared_cluster(spec: dict[str, Any]):
+    if "suspend" in spec:
+        assert spec["shutdownAfterJobFinishes"] is True
+        assert "clusterSelector" not in spec
+
+
+def test_clusters_are_shut_down_in_one_way_only(spec: dict[str, Any]):
+    assert "deletionStrategy" not in spec
+    assert spec.get("ttlSecondsAfterFinished", 0) == 0 or spec["shutdownAfterJobFinishes"]
+
+
+def test_kuberay_neither_retries_nor_submits_by_a_pod(spec: dict[str, Any]):
+    assert spec["backoffLimit"] == 0
+    assert spec["submissionMode"] == "HTTPMode"
+    assert not {"submitterPodTemplate", "submitterConfig"} & spec.keys()
+
+
+def test_every_group_has_its_bounds_without_autoscaling(spec: dict[str, Any]):
+    cluster = spec.get("rayClusterSpec", {"workerGroupSpecs": []})
+
+    assert "enableInTreeAutoscaling" not in cluster
+    for group in cluster["workerGroupSpecs"]:
+        assert group["minReplicas"] == group["maxReplicas"] == group["replicas"] > 0
+
+
+def test_the_cluster_has_no_option_that_a_rayjob_or_an_old_release_refuses(spec: dict[str, Any]):
+    cluster = spec.get("rayClusterSpec", {})
+
+    assert set(cluster) <= {"rayVersion", "headGroupSpec", "workerGroupSpecs", "authOptions"}
+    for group in (cluster.get("headGroupSpec", {}), *cluster.get("workerGroupSpecs", ())):
+        assert "labels" not in group.get("rayStartParams", {})
+        assert "resources" not in group
+
+
+def test_tokens_are_kuberays_business_where_it_knows_them():
+    with_tokens = ray_job(raw_job())["spec"]["rayClusterSpec"]
+    without = ray_job(raw_job(), ray_tokens=False)["spec"]["rayClusterSpec"]
+    old_ray = ray_job(raw_job(), team=raw_team(rayVersion="2.51.9"))["spec"]["rayClusterSpec"]
+
+    assert with_tokens["authOptions"] == {"mode": "token"}
+    for group in (without["headGroupSpec"], *without["workerGroupSpecs"]):
+        env = group["template"]["spec"]["containers"][0]["env"]
+        assert {"name": "RAY_AUTH_MODE", "value": "disabled"} in env
+    assert "authOptions" not in without
+    assert "authOptions" not in old_ray
+    assert "env" not in old_ray["headGroupSpec"]["template"]["spec"]["containers"][0]
+
+
+def test_a_queue_owns_suspension():
+    queued = ray_job(raw_job(queue="team-a"))
+
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert "suspend" not in queued["spec"]
+    assert queued["spec"]["shutdownAfterJobFinishes"] is True
+
+
+def test_learning_and_rollout_get_pods_of_their_accelerators():
+    groups = ray_job(raw_job(**SEPARATE))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+
+    assert {group["groupName"]: group["replicas"] for group in groups} == {"h100": 1, "a40": 2}
+
+
+def test_a_job_gets_no_pods_that_it_does_not_use():
+    groups = ray_job(raw_job(resources={"train": {"accelerator": "A40"}}))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+
+    assert [group["groupName"] for group in groups] == ["a40"]
+
+
+def test_the_run_is_told_its_job_attempt_folder_port_and_device():
+    variables = yaml.safe_load(ray_job(raw_job(), attempt=3)["spec"]["runtimeEnvYAML"])["env_vars"]
+
+    assert json.loads(variables.pop("TURNMILL_JOB"))["spec"]["training"]["steps"] == 20
+    assert variables == {
+        "TURNMILL_ATTEMPT": "3",
+        "TURNMILL_RUN_DIR": f"/runs/team-a/job-{UID[:8]}",
+        "TURNMILL_METRICS_PORT": "9464",
+        "TURNMILL_DEVICE": "cpu",
+    }
+
+
+def test_what_is_made_belongs_to_the_job():
+    made = ray_job(raw_job(), attempt=2)
+    (owner,) = made["metadata"]["ownerReferences"]
+
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("AgentTrainingJob", UID, True)
+    for pod in (
+        made["spec"]["rayClusterSpec"]["headGroupSpec"]["template"],
+        made["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"],
+    ):
+        assert pod["metadata"]["labels"]["turnmill.dev/job"] == "job"
+        assert pod["metadata"]["labels"]["turnmill.dev/attempt"] == "2"
+
+
+def test_a_teams_own_labels_and_ports_stay():
+    head = pod_template(ports=[{"name": "gcs", "containerPort": 6379}, {"name": "turnmill", "containerPort": 9464}])
+    head["metadata"] = {"labels": {"app.kubernetes.io/name": "theirs"}}
+
+    made = ray_job(raw_job(), team=raw_team(head={"template": head}))["spec"]["rayClusterSpec"]["headGroupSpec"]
+
+    assert made["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == "theirs"
+    ports = {port["name"]: port["containerPort"] for port in made["template"]["spec"]["containers"][0]["ports"]}
+    assert ports == {"gcs": 6379, "turnmill": 9464, "dashboard": 8265, "client": 10001}
+
+
+def test_the_hash_tells_what_the_run_is_made_of():
+    def of(made: dict[str, Any]) -> str:
+        return str(made["metadata"]["annotations"]["turnmill.dev/spec-hash"])
+
+    same = ray_job(raw_job())
+
+    assert of(same) == of(ray_job(raw_job(), suspend=True, started=False))
+    assert of(same) != of(ray_job(raw_job(training__steps=21)))
+    assert of(same) != of(ray_job(raw_job(), team=raw_team(rayVersion="2.61.0")))
+
+
+def test_a_clean_up_ends_by_itself():
+    team = team_view(raw_team(cleanUp={"template": {"spec": {"containers": [{"name": "turnmill"}]}}}))
+    assert not isinstance(team, Exception)
+    assert team.clean_up is not None
+
+    made = build_clean_up(job_view(raw_job()), team.clean_up)
+
+    assert made["spec"]["activeDeadlineSeconds"] == 60
+    assert made["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    assert made["metadata"]["ownerReferences"][0]["uid"] == UID
