@@ -64,6 +64,10 @@ class Task:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """By path relative to the workspace."""
 
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Paths of the server's files by their name in the workspace, where the task finds a copy. The kernel makes it:
+    nothing of it passes through the server's memory or between the processes."""
+
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str = "."
     """Where it starts, relative to the workspace."""

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +20,7 @@ from turnmill.sandboxes import wire, workspace
 from turnmill.sandboxes.base import Command, Function, Outcome, Python, Task
 from turnmill.sandboxes.confinement import Barriers
 from turnmill.sandboxes.self_test import find_missing
+from turnmill.sandboxes.supervisor import MAX_COPIES
 
 log = logging.getLogger(__name__)
 
@@ -207,8 +209,10 @@ class Zygote:
         supervisor = None
         try:
             async with asyncio.timeout(task.limits.seconds + GRACE_SECONDS):
-                supervisor = self._take_idle() or await self._open()
-                report = await supervisor.exchange(message)
+                with ExitStack() as stack:
+                    opened = [_open(path, stack) for path in task.copies.values()]
+                    supervisor = self._take_idle() or await self._open()
+                    report = await supervisor.exchange(message, opened)
         except TimeoutError:
             raise SandboxError("the sandbox did not report in time") from None
         except EOFError:
@@ -229,7 +233,7 @@ class Zygote:
         with theirs:
             try:
                 await self._pass(theirs)
-                return _Supervisor(*await asyncio.open_connection(sock=ours))
+                return _Supervisor(ours, *await asyncio.open_connection(sock=ours))
             except BaseException:
                 ours.close()
                 raise
@@ -314,6 +318,7 @@ def _spawn(options: dict[str, object], control: int) -> subprocess.Popen[bytes]:
 class _Supervisor:
     """The way to one supervisor; ready for a task unless the last one did not come to its report."""
 
+    connection: socket.socket
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     num_runs: int = 0
@@ -324,11 +329,12 @@ class _Supervisor:
     def is_ready(self) -> bool:
         return not (self.is_busy or self.reader.at_eof() or self.writer.is_closing())
 
-    async def exchange(self, message: bytes) -> tuple[dict[str, object], list[bytes]]:
-        """Send a task and get the report."""
+    async def exchange(self, message: bytes, opened: Sequence[int]) -> tuple[dict[str, object], list[bytes]]:
+        """Send a task, with files that were opened for it, and get the report."""
         self.is_busy = True
         self.num_runs += 1
-        self.writer.write(message)
+        sent = socket.send_fds(self.connection, [message[: wire.HEAD_BYTES]], opened) if opened else 0
+        self.writer.write(memoryview(message)[sent:])
         await self.writer.drain()
         head = await self.reader.readexactly(wire.HEAD_BYTES)
         body = await self.reader.readexactly(wire.body_bytes(head))
@@ -340,11 +346,23 @@ class _Supervisor:
         self.writer.transport.abort()
 
 
+def _open(path: str, stack: ExitStack) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxError(f"{path} cannot be copied to a task: {error.strerror}") from error
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
 def check(task: Task) -> None:
     """Raises SandboxError where a task names what cannot be."""
     for path in (*task.files, task.folder):
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\0" in path or not path:
             raise SandboxError(f"path {path!r} is not inside the workspace; paths are relative, without '..'")
+    for name in task.copies:
+        if PurePosixPath(name).name != name or "\0" in name or len(task.copies) > MAX_COPIES:
+            raise SandboxError(f"copy {name!r}: a task gets {MAX_COPIES} copies at most, by names without a slash")
     match task.program:
         case Command(arguments) if not arguments:
             raise SandboxError("a command needs at least the name of a program")

@@ -39,6 +39,8 @@ _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.01, 0.1
 _PAUSE_PER_LOOK = 20
 """A pause is at least so many times as long as the look before it: on a busy machine looks take time from tasks."""
 _SEND_SECONDS = 30.0
+MAX_COPIES = 16
+"""Files of the server's that one task gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +120,17 @@ def _serve(settings: Settings, place: Place, connection: socket.socket, alive: i
     child = _fork_program(settings, place, pipes)
     for descriptor in pipes.theirs:
         os.close(descriptor)
-    message = _wait_for_task(connection, alive)
+    opened: list[int] = []
+    message = _wait_for_task(connection, alive, opened)
     if message is None:
         return False
     header, blobs = wire.unpack(*message)
     task = wire.unpack_task(header, blobs)
     run = Run(settings, task, pipes, child, place)
     try:
+        for name, descriptor in zip(task.copies, opened, strict=True):
+            workspace.copy_in(place.folder, name, descriptor, place.user)
+            os.close(descriptor)
         run.start(wire.pack(header, [b"", *blobs[1:]]) if task.stdin else b"".join(message))
         run.watch(connection, alive)
         run.end()
@@ -151,12 +157,19 @@ def _fork_program(settings: Settings, place: Place, pipes: Pipes) -> int:
     return child
 
 
-def _wait_for_task(connection: socket.socket, alive: int) -> tuple[bytes, bytes] | None:
-    """The next message; None when the server or the zygote is gone."""
+def _wait_for_task(connection: socket.socket, alive: int, opened: list[int]) -> tuple[bytes, bytes] | None:
+    """The next message, and the files that come with it; None when the server or the zygote is gone."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.register(alive, select.POLLIN)
-    return None if alive in dict(poll.poll()) else wire.receive(connection.recv)
+    return None if alive in dict(poll.poll()) else wire.receive(lambda size: _receive(connection, size, opened))
+
+
+def _receive(connection: socket.socket, size: int, opened: list[int]) -> bytes:
+    """Some bytes of a message, and the files that come with them."""
+    data, descriptors, _, _ = socket.recv_fds(connection, size, MAX_COPIES)
+    opened += descriptors
+    return data
 
 
 class Run:

@@ -62,6 +62,7 @@ def pack_task(task: Task) -> bytes:
         "merge_output": task.merge_output,
         "keep_files": task.keep_files,
         "files": list(task.files),
+        "copies": list(task.copies),
     }
     argument = b""
     match task.program:
@@ -87,6 +88,8 @@ def unpack_task(header: dict[str, Any], blobs: list[bytes]) -> Task:
         program,
         stdin=blobs[0],
         files=dict(zip(header["files"], blobs[2:], strict=True)),
+        # Where they come from is nothing to a task: an open descriptor of each comes with the message.
+        copies=dict.fromkeys(header["copies"], ""),
         environment=header["environment"],
         folder=header["folder"],
         limits=Limits(**header["limits"]),

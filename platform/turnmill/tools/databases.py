@@ -10,22 +10,27 @@ from typing import Any
 
 from turnmill.core.errors import ToolFailedError
 
+MAX_KNOWN = 10_000
+"""Files whose digests are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database file as it was read."""
+    """A database file as it was found."""
 
-    content: bytes
+    path: Path
+    size: int
     digest: str
+    """Of its content."""
 
 
 class Databases:
-    """Reads databases, in a folder if one is given, and keeps those read last in memory."""
+    """Finds databases, in a folder if one is given."""
 
     def __init__(self, folder: Path | None, *, max_bytes: int) -> None:
         self._folder = folder.resolve() if folder else None
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[Path, int, int], Database] = OrderedDict()
+        self._known: OrderedDict[tuple[Path, int, int], Database] = OrderedDict()
 
     async def read(self, extra: Mapping[str, Any]) -> Database:
         """The database that a call names; ToolFailedError if there is none."""
@@ -55,17 +60,17 @@ class Databases:
         try:
             status = path.stat()
             key = (path, status.st_mtime_ns, status.st_size)
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            if status.st_size > self._max_bytes:
-                raise ToolFailedError(
-                    f"sql: {path} has {status.st_size:,} bytes, more than SQL_MAX_DB_BYTES ({self._max_bytes:,})."
-                )
-            content = path.read_bytes()
+            if key not in self._known:
+                self._known[key] = Database(path, status.st_size, self._digest(path, status.st_size))
         except OSError as error:
             raise ToolFailedError(f"sql: the database file {path} cannot be read: {error.strerror}.") from error
-        database = self._kept[key] = Database(content, hashlib.sha256(content).hexdigest())
-        while sum(len(kept.content) for kept in self._kept.values()) > max(self._max_bytes, len(content)):
-            self._kept.popitem(last=False)
-        return database
+        self._known.move_to_end(key)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return self._known[key]
+
+    def _digest(self, path: Path, size: int) -> str:
+        if size > self._max_bytes:
+            raise ToolFailedError(f"sql: {path} has {size:,} bytes, more than SQL_MAX_DB_BYTES ({self._max_bytes:,}).")
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()

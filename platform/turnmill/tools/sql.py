@@ -14,6 +14,7 @@ from turnmill.tools.databases import Database, Databases
 from turnmill.tools.python_code import how_it_ended
 from turnmill.tools.registry import register
 from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sandboxed.sql_session import DATABASE
 from turnmill.tools.sessions import read_answer
 from turnmill.trajectories.base import Change
 
@@ -73,7 +74,6 @@ class Sql(Tool):
         argument = pack(
             {
                 "statement": _statement(call.parsed).encode("utf-8", "replace"),
-                "database": database.content,
                 "state": pack(state),
                 "limits": json.dumps(limits).encode(),
             }
@@ -81,11 +81,11 @@ class Sql(Tool):
         seconds = self._seconds + _GRACE_SECONDS
         return Task(
             Function("turnmill.tools.sandboxed.sql_session:run", argument),
+            copies={DATABASE: str(database.path)},
             limits=Limits(
                 seconds=seconds,
                 cpu_seconds=int(seconds) + 1,
-                memory_bytes=Limits().memory_bytes + 4 * len(database.content),
-                file_bytes=Limits().file_bytes + 3 * len(database.content),
+                file_bytes=Limits().file_bytes + 3 * database.size,
             ),
         )
 

@@ -1,4 +1,5 @@
 import asyncio
+import hashlib
 import os
 import signal
 import sys
@@ -57,6 +58,63 @@ async def test_a_script_runs_as_main_and_its_output_comes_back(sandbox):
     assert outcome.stderr == b"oh\n"
     assert (outcome.exit_code, outcome.limit, outcome.truncated) == (0, None, False)
     assert outcome.seconds > 0
+
+
+async def test_a_copy_of_a_file_is_the_tasks_own(sandbox, tmp_path):
+    original = tmp_path / "original"
+    original.write_bytes(content := os.urandom(5 * MIB))
+
+    read = await sandbox.run(
+        script(
+            "import hashlib\n"
+            "with open('data', 'rb+') as f:\n    print(hashlib.sha256(f.read()).hexdigest())\n    f.write(b'x')",
+            copies={"data": str(original)},
+        )
+    )
+
+    assert read.stdout.decode().strip() == hashlib.sha256(content).hexdigest(), read.stderr
+    assert original.read_bytes() == content
+
+
+async def test_copies_and_files_lie_side_by_side(sandbox, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+
+    outcome = await sandbox.run(
+        shell("cat a b c", copies={name: str(tmp_path / name) for name in "ab"}, files={"c": b"c" * 2 * MIB})
+    )
+
+    assert outcome.stdout[:4] == b"abcc"
+
+
+async def test_a_task_sees_of_a_copy_neither_where_it_comes_from_nor_an_open_descriptor(sandbox, tmp_path):
+    (tmp_path / "original").write_text("x")
+
+    outcome = await sandbox.run(
+        script(
+            "import os, stat\n"
+            "def is_file(n):\n"
+            "    try:\n        return stat.S_ISREG(os.fstat(n).st_mode)\n"
+            "    except OSError:\n        return False\n"
+            "print(list(filter(is_file, range(1000))))",
+            copies={"data": str(tmp_path / "original")},
+        )
+    )
+
+    assert outcome.stdout == b"[]\n"
+
+
+@pytest.mark.parametrize(
+    ("copies", "problem"),
+    [
+        ({"../data": "/etc/hostname"}, "without a slash"),
+        ({"data": "/nowhere/to/be/found"}, "cannot be copied to a task: No such file"),
+        ({str(number): "/etc/hostname" for number in range(17)}, "16 copies at most"),
+    ],
+)
+async def test_what_cannot_be_copied_is_refused(sandbox, copies, problem):
+    with pytest.raises(SandboxError, match=problem):
+        await sandbox.run(script("pass", copies=copies))
 
 
 @pytest.mark.parametrize(

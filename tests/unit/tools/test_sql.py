@@ -63,7 +63,9 @@ async def test_a_fence_around_the_statement_is_taken_off(database):
     sandbox = ScriptedSandbox(answer(""))
     await Dialogue(make_tool("sql", sandbox), {"db_path": str(database)}).say("<sql>```sql\nselect 1\n```</sql>")
 
-    assert unpack(sandbox.tasks[0].program.argument)["statement"] == b"select 1"
+    (task,) = sandbox.tasks
+    assert unpack(task.program.argument)["statement"] == b"select 1"
+    assert task.copies == {"database.sqlite": str(database)}
 
 
 @pytest.mark.parametrize(

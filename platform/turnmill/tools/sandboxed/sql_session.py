@@ -1,10 +1,11 @@
-"""One statement on a database; what it changes comes back as the blocks that differ from the database as it was."""
+"""One statement on a database; what it changes comes back as the blocks that were changed in it."""
 
+import hashlib
 import json
 import re
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -12,23 +13,30 @@ from turnmill.tools.sandboxed.answers import pack_answer
 from turnmill.tools.sandboxed.parts import unpack
 from turnmill.tools.sandboxed.sql_table import render
 
+DATABASE = "database.sqlite"
 BLOCKS = "block/"
 LENGTH = "length"
 BLOCK_BYTES = 4096
 _MAX_CHARACTERS = 9000
 _MAX_ROWS = 50
 _STEPS_PER_LOOK = 10_000
+_PRIMARY_CODE = 0xFF
 
 
 def run(argument: bytes) -> bytes:
-    """Run the part `statement` on the parts `database` and `state`."""
+    """Run the part `statement` on the file DATABASE, with the changes in the part `state`."""
     parts = unpack(argument)
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
-    file = Path("database.sqlite")
-    file.write_bytes(patched(parts["database"], before))
-    text = _execute(file, parts["statement"].decode(), limits["seconds"])
-    after = differences(parts["database"], file.read_bytes())
+    file = Path(DATABASE)
+    patch(file, before)
+    statement = parts["statement"].decode()
+    text = _execute(file, "ro", statement, limits["seconds"])
+    if text is not None:
+        return pack_answer({"text": text}, before, before)
+    digests = block_digests(file)
+    text = _execute(file, "rw", statement, limits["seconds"])
+    after = changes_since(digests, file, before)
     num_bytes = sum(map(len, after.values()))
     if num_bytes > limits["bytes"]:
         notice = f"[The change was undone: it touches {num_bytes:,} bytes, and {limits['bytes']:,} are kept.]"
@@ -36,35 +44,52 @@ def run(argument: bytes) -> bytes:
     return pack_answer({"text": text}, before, after)
 
 
-def patched(database: bytes, changes: Mapping[str, bytes]) -> bytes:
-    """The database with the blocks that were changed."""
+def patch(file: Path, changes: Mapping[str, bytes]) -> None:
+    """Put the blocks that were changed into a database."""
     if LENGTH not in changes:
-        return database
-    changed = bytearray(database.ljust(length := int(changes[LENGTH]), b"\0")[:length])
-    for name, block in changes.items():
-        if name.startswith(BLOCKS):
-            start = int(name.removeprefix(BLOCKS)) * BLOCK_BYTES
-            changed[start : start + len(block)] = block
-    return bytes(changed)
+        return
+    with file.open("r+b") as database:
+        database.truncate(int(changes[LENGTH]))
+        for name, block in changes.items():
+            if name.startswith(BLOCKS):
+                database.seek(_number(name) * BLOCK_BYTES)
+                database.write(block)
 
 
-def differences(database: bytes, changed: bytes) -> dict[str, bytes]:
-    """The blocks of one that the other has not, and its length; nothing if they are alike."""
-    if database == changed:
-        return {}
-    starts = range(0, len(changed), BLOCK_BYTES)
-    blocks = {start // BLOCK_BYTES: changed[start : start + BLOCK_BYTES] for start in starts}
-    differing = {
+def block_digests(file: Path) -> list[bytes]:
+    """What tells each block from what it may become."""
+    return [hashlib.blake2b(block, digest_size=16).digest() for block in _blocks(file)]
+
+
+def changes_since(digests: Sequence[bytes], file: Path, before: Mapping[str, bytes]) -> dict[str, bytes]:
+    """All changes, those from before among them; the same where nothing has changed since."""
+    changed = {
         f"{BLOCKS}{number}": block
-        for number, block in blocks.items()
-        if database[number * BLOCK_BYTES : number * BLOCK_BYTES + len(block)] != block
+        for number, block in enumerate(_blocks(file))
+        if number >= len(digests) or hashlib.blake2b(block, digest_size=16).digest() != digests[number]
     }
-    return {LENGTH: str(len(changed)).encode(), **differing}
+    length = file.stat().st_size
+    num_blocks = -(-length // BLOCK_BYTES)
+    if not changed and num_blocks == len(digests):
+        return dict(before)
+    kept = {name: block for name, block in before.items() if name != LENGTH and _number(name) < num_blocks}
+    return {**kept, **changed, LENGTH: str(length).encode()}
 
 
-def _execute(file: Path, statement: str, seconds: float) -> str:
+def _number(name: str) -> int:
+    return int(name.removeprefix(BLOCKS))
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as database:
+        while block := database.read(BLOCK_BYTES):
+            yield block
+
+
+def _execute(file: Path, mode: str, statement: str, seconds: float) -> str | None:
+    """What a statement answers; None where it wants to write what may only be read."""
     deadline = time.monotonic() + seconds
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(f"file:{file}?mode={mode}", uri=True, isolation_level=None)) as connection:
         connection.text_factory = lambda text: text.decode(errors="ignore")
         connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_PER_LOOK)
         try:
@@ -72,6 +97,8 @@ def _execute(file: Path, statement: str, seconds: float) -> str:
             connection.set_progress_handler(None, 0)
             connection.commit()
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE == sqlite3.SQLITE_READONLY and mode == "ro":
+                return None
             if str(error) == "interrupted":
                 return f"SQL Timeout:\n{statement}"
             return f"Error executing SQL: {error}"

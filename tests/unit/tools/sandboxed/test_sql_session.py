@@ -1,12 +1,15 @@
 import json
 import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnmill.tools.sandboxed.parts import pack, unpack
-from turnmill.tools.sandboxed.sql_session import BLOCK_BYTES, differences, patched, run
+from turnmill.tools.sandboxed.sql_session import BLOCK_BYTES, DATABASE, block_digests, changes_since, patch, run
 
 contents = st.binary(max_size=3 * BLOCK_BYTES).map(lambda data: data * 2)
 
@@ -24,7 +27,8 @@ def database(tmp_path, monkeypatch):
 
 def execute(database: bytes, statement: str, state: dict[str, bytes], **limits: float) -> str:
     limits = {"seconds": 5, "bytes": 2**20, **limits}
-    argument = {"statement": statement.encode(), "database": database, "state": pack(state)}
+    Path(DATABASE).write_bytes(database)
+    argument = {"statement": statement.encode(), "state": pack(state)}
     fields = unpack(run(pack({**argument, "limits": json.dumps(limits).encode()})))
     for name in json.loads(fields["removed"]):
         del state[name]
@@ -32,9 +36,63 @@ def execute(database: bytes, statement: str, state: dict[str, bytes], **limits: 
     return json.loads(fields["report"])["text"]
 
 
-@given(contents, contents)
-def test_the_blocks_that_differ_make_one_database_of_the_other(database, changed):
-    assert patched(database, differences(database, changed)) == changed
+@given(contents, st.lists(contents, max_size=4))
+def test_the_changes_of_all_statements_make_the_last_database_of_the_first(original, later):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, DATABASE)
+        changes: dict[str, bytes] = {}
+        for content in later:
+            file.write_bytes(original)
+            patch(file, changes)
+            digests = block_digests(file)
+            file.write_bytes(content)
+            changes = changes_since(digests, file, changes)
+
+        file.write_bytes(original)
+        patch(file, changes)
+
+        assert file.read_bytes() == (later[-1] if later else original)
+
+
+@pytest.mark.parametrize(
+    "statement", ["select * from item", "create temp table t(x)", "pragma user_version", "select nope from item"]
+)
+def test_a_statement_that_writes_nothing_changes_nothing(database, statement):
+    state: dict[str, bytes] = {}
+
+    execute(database, statement, state)
+
+    assert state == {}
+
+
+@pytest.mark.parametrize(
+    ("statement", "asked", "seen"),
+    [
+        ("pragma user_version = 7", "pragma user_version", " 0\n 7"),
+        ("vacuum", "select count(*) from item", " 0\n 2"),
+        ("with n(x) as (select 'cup') insert into item select x, 1 from n", "select count(*) from item", " 0\n 3"),
+        ("create index i on item(name)", "select count(*) from sqlite_master", " 0\n 2"),
+    ],
+)
+def test_whatever_writes_is_kept(database, statement, asked, seen):
+    state: dict[str, bytes] = {}
+
+    execute(database, statement, state)
+
+    assert execute(database, asked, state) == seen
+
+
+def test_a_database_that_keeps_a_log_of_writes_can_be_read_and_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("made.sqlite")) as connection:
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("create table item(name text)")
+        connection.commit()
+    database, state = Path("made.sqlite").read_bytes(), {}
+
+    execute(database, "insert into item values ('cup')", state)
+
+    assert "cup" in execute(database, "select * from item", state)
 
 
 def test_changes_stay_with_the_state_and_away_from_the_database(database):
