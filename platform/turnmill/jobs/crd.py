@@ -1,6 +1,6 @@
 """The CustomResourceDefinition, made from the models: structural schema, defaults, rules, columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -164,6 +164,12 @@ def _union(schema: Schema, definitions: Schema) -> Schema:
         _only_with(kind, [name for name in variant["properties"] if _is_missing_elsewhere(name, variants)])
         for kind, variant in zip(types, variants, strict=True)
     ]
+    node["x-kubernetes-validations"] += [
+        rule
+        for kind, variant in zip(types, variants, strict=True)
+        for name in names[1:]
+        for rule in _narrower_with(kind, name, variant["properties"].get(name, {}), properties[name])
+    ]
     return node | {"default": {}}
 
 
@@ -190,6 +196,18 @@ def _only_with(kind: str, names: Sequence[str]) -> Schema:
         "message": f"fields that only type {kind} has: {', '.join(names)}",
         "reason": "FieldValueInvalid",
     }
+
+
+def _narrower_with(kind: str, name: str, own: Schema, shared: Schema) -> Iterator[Schema]:
+    """Rules for the bounds of a field that are narrower with one type than the schema that all types share."""
+    for bound, compares, sentence in (("minimum", ">=", "at least"), ("maximum", "<=", "at most")):
+        if bound in own and own[bound] != shared[bound]:
+            number = f"{own[bound]:.15g}"
+            yield _validation(
+                f"self.type != '{kind}' || !has(self.{name}) || self.{name} {compares} {number}",
+                name,
+                f"must be {sentence} {number}",
+            )
 
 
 def _object(schema: Schema, definitions: Schema) -> Schema:

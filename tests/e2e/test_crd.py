@@ -1,0 +1,187 @@
+"""The custom resource on a real API server: what it refuses, and in which words."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnmill.jobs import JobError, Problem, parse_job
+from turnmill.jobs.crd import custom_resource_definition
+from turnmill.jobs.rules import FIXED, RULES, Rule
+from turnmill.jobs.yaml_file import parse_yaml
+from turnmill.testing.jobs import RULE_BREAKERS, TOOL_RULE_BREAKERS, job, tool_job
+from turnmill.testing.kubernetes import Namespace, fresh_namespace
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def place(prefix: str) -> Iterator[Namespace]:
+    """A namespace for the module, and the definition as it is committed."""
+    with fresh_namespace(prefix) as fresh:
+        crd = ROOT / "manifests/crds/agenttrainingjobs.turnmill.dev.yaml"
+        fresh.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={crd}")
+        fresh.kubectl("wait", "--for=condition=Established", f"crd/{custom_resource_definition()['metadata']['name']}")
+        yield fresh
+
+
+def answers(place: Namespace, jobs: Mapping[str, Any]) -> dict[str, str]:
+    """What the API server says to each of many jobs, by name; nothing to a good one."""
+    items = [{**data, "metadata": {"name": name}} for name, data in jobs.items()]
+    done: subprocess.CompletedProcess[str] = place.try_kubectl(
+        *("create", "--dry-run=server", "--validate=false", "--filename=-"),
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
+    )
+    # One that is refused is told of in other words than several.
+    said = re.split(r'(?:^|\n)[^\n]*AgentTrainingJob[^ ]* "([^"]+)" is invalid: ', done.stderr)
+    assert said[0] == "", said[0]
+    return dict(zip(said[1::2], said[2::2], strict=True))
+
+
+def is_of(rule: Rule, problem: Problem) -> bool:
+    """Whether a problem is what a rule says, with values in their places."""
+    said = r"\S+".join(map(re.escape, re.split(r"\{[A-Za-z.]+\}", rule.sentence)))
+    return f"spec.{rule.path}" == problem.path and re.fullmatch(said, problem.rule) is not None
+
+
+def named(breakers: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    return {re.sub(r"[^a-z]+", "-", f"{prefix}-{name.lower()}")[:40].strip("-"): name for name in breakers}
+
+
+def test_every_rule_is_told_in_the_same_words_as_on_the_command_line(place: Namespace):
+    jobs = {short: job(**RULE_BREAKERS[name]) for short, name in named(RULE_BREAKERS, "v").items()}
+    jobs |= {short: tool_job(**TOOL_RULE_BREAKERS[name]) for short, name in named(TOOL_RULE_BREAKERS, "t").items()}
+    jobs["both-algorithm"] = job(algorithm={"type": "grpo"})
+
+    said = answers(place, jobs)
+
+    unsaid = []
+    for name, data in jobs.items():
+        with pytest.raises(JobError) as caught:
+            parse_job(data)
+        for problem in caught.value.problems:
+            rule = next(found for found in RULES if is_of(found, problem))
+            if f"{problem.path}: Invalid value" not in said[name] or rule.message not in said[name]:
+                unsaid.append((name, str(problem), said[name]))
+    assert unsaid == []
+    assert said.keys() == jobs.keys()
+
+
+def test_good_jobs_are_taken(place: Namespace):
+    examples = [parse_yaml(file.read_text()).value for file in sorted((ROOT / "manifests/examples").rglob("*.yaml"))]
+    jobs = {data["metadata"]["name"]: data for data in examples if data.get("kind") == "AgentTrainingJob"}
+
+    assert answers(place, {"verlog": job(), "tool": tool_job(), **jobs}) == {}
+
+
+FIELD_BREAKERS: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown word": ({"agent__prompt": "cott"}, 'spec.agent.prompt: Unsupported value: "cott"'),
+    "too small": ({"agent__maxTurns": 0}, "spec.agent.maxTurns"),
+    "too large": ({"retries": 101}, "spec.retries"),
+    "text for a number": ({"training__steps": "20"}, "spec.training.steps"),
+    "a missing field": ({"training": {"turnsPerStep": 256}}, "spec.training.steps: Required value"),
+    "too many trackers": ({"tracking__loggers": ["file"] * 9}, "spec.tracking.loggers"),
+    "a name too long": ({"environment__task": "x" * 254}, "spec.environment.task"),
+    "a field of another agent": ({"agent__stopTokens": ["</a>"]}, "fields that only type tool has"),
+    "a queue that is no name": ({"queue": "Team A"}, "spec.queue"),
+}
+
+
+def test_every_field_has_bounds(place: Namespace):
+    jobs = {short: job(**FIELD_BREAKERS[name][0]) for short, name in named(FIELD_BREAKERS, "f").items()}
+
+    said = answers(place, jobs)
+
+    assert {
+        name: said.get(short)
+        for short, name in named(FIELD_BREAKERS, "f").items()
+        if FIELD_BREAKERS[name][1] not in said.get(short, "")
+    } == {}
+
+
+def test_unknown_fields_are_refused(place: Namespace):
+    done = place.try_kubectl(
+        "create", "--dry-run=server", "--validate=strict", "--filename=-", stdin=json.dumps(job(agent__max_turns=3))
+    )
+
+    assert 'unknown field "spec.agent.max_turns"' in done.stderr
+
+
+@pytest.mark.parametrize("name", ["x" * 41, "9-starts-with-a-digit"])
+def test_a_name_that_kuberay_cannot_have_is_refused(place: Namespace, name: str):
+    assert "metadata.name must be at most 40" in next(iter(answers(place, {name: job()}).values()))
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "model": {"model": {"warmStart": {"seed": 1}}},
+    "environment": {"environment": {"options": {"rooms": {"wide": 3}}}},
+    "agent.type": tool_job()["spec"],
+    "algorithm.type": tool_job()["spec"],
+    "managedBy": {"managedBy": "kueue.x-k8s.io/multikueue"},
+}
+
+
+@pytest.mark.parametrize("fixed", FIXED, ids=lambda fixed: fixed.path)
+def test_what_identifies_a_run_cannot_be_changed(place: Namespace, fixed: Any):
+    name = re.sub(r"[^a-z]+", "-", fixed.path.lower())
+    place.apply({**job(environment__options={"rooms": {"wide": 2}}), "metadata": {"name": name}})
+
+    done = place.try_kubectl(
+        *("patch", "atj", name, "--type=merge", f"--patch={json.dumps({'spec': CHANGES[fixed.path]})}")
+    )
+
+    assert f"spec.{fixed.path}: Invalid value" in done.stderr
+    assert fixed.sentence in done.stderr
+
+
+def test_what_does_not_identify_a_run_can_be_changed(place: Namespace):
+    place.apply({**job(), "metadata": {"name": "mutable"}})
+
+    change = {"suspend": True, "retries": 1, "ttlSecondsAfterFinished": 60, "training": {"steps": 30}}
+    place.kubectl("patch", "atj", "mutable", "--type=merge", f"--patch={json.dumps({'spec': change})}")
+
+    found = place.get("atj", "mutable")
+    assert found is not None
+    assert found["spec"]["training"]["steps"] == 30
+
+
+def test_defaults_are_filled_in_by_the_api_server_as_by_the_models(place: Namespace):
+    place.apply({**job(), "metadata": {"name": "defaults"}})
+
+    found = place.get("atj", "defaults")
+
+    assert found is not None
+    assert parse_job(found).spec == parse_job(job()).spec
+
+
+def test_kubectl_shows_state_and_progress(place: Namespace):
+    place.apply({**job(), "metadata": {"name": "columns"}})
+    status = {
+        "state": "Running",
+        "attempt": 2,
+        "cluster": "columns-2-abcde",
+        "progress": {
+            "step": 7,
+            "rewardMean": 0.5,
+            "rolloutsPerSecond": 1.5,
+            "infraFailedRatio": 0.01,
+            "checkpointStep": 5,
+        },
+    }
+    patch = json.dumps({"status": status})
+    place.kubectl("patch", "atj", "columns", "--type=merge", "--subresource=status", f"--patch={patch}")
+
+    narrow = place.kubectl("get", "all", "--ignore-not-found").splitlines()
+    wide = place.kubectl("get", "atj", "columns", "--output=wide").splitlines()
+
+    assert any(line.startswith("agenttrainingjob.turnmill.dev/columns") for line in narrow)
+    assert re.split(r"\s{2,}", wide[0].strip()) == [
+        *("NAME", "STATE", "STEP", "REWARD", "ROLLOUTS/S", "AGE"),
+        *("ATTEMPT", "FAILED SHARE", "CLUSTER", "CHECKPOINT"),
+    ]
+    row = wide[1].split()
+    assert (row[:5], row[6:]) == (["columns", "Running", "7", "0.5", "1.5"], ["2", "0.01", "columns-2-abcde", "5"])
