@@ -1,6 +1,6 @@
 """Rows for verl: one per turn, with the facts about the turn that learning needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,13 @@ class TurnFacts:
     truncated: float = 0.0
     failures: float = 0.0
     inference_failures: float = 0.0
+    sampled: float = 0.0
+    """Digest of the tokens as the engine gave them."""
+
+    generation_seconds: float = 0.0
+    tools_seconds: float = 0.0
+    loop_seconds: float = 0.0
+    """Of the whole segment, in its bootstrap row."""
 
     def tensor(self) -> torch.Tensor:
         """All fields, shape (facts,)."""
@@ -71,20 +78,31 @@ def turn_row(
         truncated=slot.stop_reason(turn) == "max_turns",
         failures=len(failures),
         inference_failures=sum(cause == "inference" for cause in failures),
+        sampled=turn.metrics.get("sampled", 0.0),
     )
     return _row(list(turn.prompt_ids), list(turn.response_ids), 1, list(turn.log_probs), facts, turn)
 
 
 def bootstrap_row(
-    prompt_ids: list[int], filler_id: int, *, slot: "Slot", time: int, failures: Sequence[str]
+    prompt_ids: list[int],
+    filler_id: int,
+    *,
+    slot: "Slot",
+    time: int,
+    failures: Sequence[str],
+    seconds: Mapping[str, float],
 ) -> TurnRow:
-    """The prompt after the last turn; one token that nobody sampled stands where a response would."""
+    """The prompt after the last turn; one token that nobody sampled stands where a response would.
+
+    `seconds` is what the segment spent its time on.
+    """
     facts = TurnFacts(
         slot=slot.index,
         time=time,
         bootstrap=1,
         failures=len(failures),
         inference_failures=sum(cause == "inference" for cause in failures),
+        **{f"{part}_seconds": value for part, value in seconds.items()},
     )
     return _row(prompt_ids, [filler_id], 0, [0.0], facts, None)
 

@@ -15,6 +15,7 @@ from turnmill.environments.worker import WorkerSettings
 from turnmill.jobs.job import JobSpec
 from turnmill.rollout.memory import Memory
 from turnmill.rollout.prompts import build_messages, requires_marker
+from turnmill.rollout.waits import Waits
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,9 @@ class Slot:
         memory = spec.verlog.memory
         self._memory = Memory(text_turns=memory.text_turns, thought_turns=memory.thought_turns)
         environment = spec.environment
+        self.waits = Waits()
+        """Of the segment in progress."""
+
         self._process = EnvironmentProcess(
             WorkerSettings(
                 name=environment.name,

@@ -18,7 +18,9 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.rows import TurnRow, bootstrap_row, turn_row
+from turnmill.rollout.sampled import digest
 from turnmill.rollout.slot import EpisodePlan, Slot
+from turnmill.rollout.waits import Waits
 
 MAX_FAILURES_IN_A_ROW = 3
 
@@ -57,6 +59,8 @@ class TurnLoop(AgentLoopBase):
     async def _gather(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
         """A fixed number of turns and the bootstrap row; turns of an episode that failed are played again."""
         async with slot.lock:
+            slot.begin_segment(step)
+            slot.waits = Waits()
             rows: list[TurnRow] = []
             failures: list[str] = []
             failed_in_a_row = 0
@@ -80,7 +84,14 @@ class TurnLoop(AgentLoopBase):
             rows = [replace_time(row, time) for time, row in enumerate(rows)]
             return [
                 *rows,
-                bootstrap_row(last, self.tokenizer.eos_token_id, slot=slot, time=len(rows), failures=failures),
+                bootstrap_row(
+                    last,
+                    self.tokenizer.eos_token_id,
+                    slot=slot,
+                    time=len(rows),
+                    failures=failures,
+                    seconds=slot.waits.read(),
+                ),
             ]
 
     async def _bootstrap(self, slot: Slot, step: int, failures: list[str]) -> list[int]:
@@ -88,7 +99,8 @@ class TurnLoop(AgentLoopBase):
         failed_in_a_row = 0
         while True:
             try:
-                await slot.ready()
+                with slot.waits.on("tools"):
+                    await slot.ready()
                 return await self._prompt_ids(slot)
             except EnvironmentFailedError as error:
                 failures.append(error.cause)
@@ -98,11 +110,15 @@ class TurnLoop(AgentLoopBase):
                 await slot.abandon()
 
     async def _turn(self, slot: Slot, sampling_params: dict[str, Any]) -> Turn:
-        await slot.ready()
+        with slot.waits.on("tools"):
+            await slot.ready()
         prompt_ids = await self._prompt_ids(slot)
-        output = await self._generate(slot, prompt_ids, sampling_params)
+        with slot.waits.on("generation"):
+            output = await self._generate(slot, prompt_ids, sampling_params)
+        sampled = digest(output.token_ids)
         text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
-        result = await slot.act(text)
+        with slot.waits.on("tools"):
+            result = await slot.act(text)
         self.folder.beat()
         return Turn(
             prompt_ids=tuple(prompt_ids),
@@ -120,6 +136,7 @@ class TurnLoop(AgentLoopBase):
                 "plan_length": result.plan_length,
                 "backtrack_length": result.backtrack_length,
                 "min_policy_version": int(output.extra_fields.get("min_global_steps") or 0),
+                "sampled": sampled,
             },
         )
 

@@ -15,9 +15,12 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
+from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
+from turnmill.rollout.sampled import count_foreign
 from turnmill.rollout.tool_agent.manager import FAILED
 from turnmill.training.advantages import outcome_advantages
 from turnmill.training.dataset import select
+from turnmill.training.rewards import reward_quantiles
 
 ONE_GROUP = "step"
 
@@ -118,6 +121,9 @@ class TrajectoryBatch:
     trajectories: tuple[Mapping[str, Any], ...]
     """What the agent loop tells of each trajectory."""
 
+    num_foreign_tokens: int = 0
+    """Trained tokens that are not those which the engine sampled."""
+
     @classmethod
     def read(cls, meta: KVBatchMeta, *, with_reference: bool) -> "TrajectoryBatch":
         """Fetch a step's rows."""
@@ -127,6 +133,7 @@ class TrajectoryBatch:
             partition_id=meta.partition_id,
             select_fields=[*fields, "ref_log_prob"] if with_reference else fields,
         )
+        trajectories = told_trajectories(meta.keys, data["extra_fields"])
         return cls(
             meta=meta,
             mask_RG=_padded(data["response_mask"]),
@@ -135,7 +142,8 @@ class TrajectoryBatch:
             ref_log_probs_RG=_padded(data["ref_log_prob"]) if with_reference else None,
             prompt_lengths_R=data["prompts"].offsets().diff(),
             response_lengths_R=data["responses"].offsets().diff(),
-            trajectories=told_trajectories(meta.keys, data["extra_fields"]),
+            trajectories=trajectories,
+            num_foreign_tokens=_count_foreign(meta.keys, data["responses"], data["response_mask"], trajectories),
         )
 
     def by_trajectory(self, values_R: Tensor) -> dict[str, float]:
@@ -169,7 +177,36 @@ def told_trajectories(keys: Sequence[str], extra_fields: Iterable[Any]) -> tuple
     return tuple(told[row] for row in last_rows(keys))
 
 
-def trajectory_metrics(batch: TrajectoryBatch, failed: Split) -> dict[str, float]:
+def _count_foreign(
+    keys: Sequence[str], responses: Tensor, masks: Tensor, trajectories: Sequence[Mapping[str, Any]]
+) -> int:
+    ids, mask = responses.unbind(), masks.unbind()
+    rows_of: dict[str, list[int]] = {}
+    for row in sorted(range(len(keys)), key=lambda row: _row_number(keys[row])):
+        rows_of.setdefault(trajectory_of(keys[row]), []).append(row)
+    names = [trajectory_of(keys[row]) for row in last_rows(keys)]
+    return sum(
+        count_foreign(((ids[row].tolist(), mask[row].tolist()) for row in rows_of[name]), told["sampled"])
+        for name, told in zip(names, trajectories, strict=True)
+    )
+
+
+def uniform_groups_ratio(keys: Sequence[str], trajectories: Sequence[Mapping[str, Any]]) -> float:
+    """Share of the groups in which every trajectory has the same reward: nothing is learned from them."""
+    rewards: dict[str, set[float]] = {}
+    for row, told in zip(last_rows(keys), trajectories, strict=True):
+        rewards.setdefault(group_of(keys[row]), set()).add(told["reward"])
+    return _mean(len(found) == 1 for found in rewards.values())
+
+
+def rollout_metrics(batch: TrajectoryBatch, failed: Split, at_once: int | None) -> dict[str, float]:
+    """What a step's trajectories spent their time on, and how many were in flight at once."""
+    seconds = [told["seconds"] for told in batch.trajectories] + [tag["seconds"] for tag in failed.failed.tags]
+    metrics = {f"{ROLLOUT}{part}": sum(spent[part] for spent in seconds) for part in IN_FLIGHT}
+    return metrics | {SLOTS: float(min(len(seconds), at_once or len(seconds)))}
+
+
+def trajectory_metrics(batch: TrajectoryBatch, failed: Split, *, at_once: int | None = None) -> dict[str, float]:
     """What a step's trajectories say; success, reward and length are of those that did not fail."""
     metrics = {
         "turnmill/turns": sum(t["figures"]["num_turns"] for t in batch.trajectories),
@@ -184,6 +221,10 @@ def trajectory_metrics(batch: TrajectoryBatch, failed: Split) -> dict[str, float
     metrics |= {f"turnmill/episodes/{reason}": float(count) for reason, count in reasons.items()}
     metrics["turnmill/episodes/failed"] = float(len(failed.failed.keys))
     metrics["turnmill/failed_ratio"] = failed.failed_ratio
+    metrics |= reward_quantiles(torch.tensor([float(t["reward"]) for t in batch.trajectories]))
+    metrics["turnmill/uniform_groups_ratio"] = uniform_groups_ratio(batch.meta.keys, batch.trajectories)
+    metrics["turnmill/token_mismatches"] = float(batch.num_foreign_tokens)
+    metrics |= rollout_metrics(batch, failed, at_once)
     metrics |= {f"turnmill/failures/{cause}": float(count) for cause, count in failed.causes.items()}
     valid = [t["figures"]["valid_action"] for t in batch.trajectories if "valid_action" in t["figures"]]
     if valid:

@@ -72,7 +72,8 @@ class TrajectoryTrainer(RunTrainer):
         rows.write(advantages_R, rewards_RG)
         self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(advantages_R))
         self._fill_padding(batch)
-        metrics.update(trajectory_metrics(rows, self._split))
+        at_once = self.job.spec.tool_agent.max_concurrent_trajectories
+        metrics.update(trajectory_metrics(rows, self._split, at_once=at_once))
         # A batch that names its columns is handed to the update without those that were added since.
         return select(batch, [True] * len(batch.keys))
 

@@ -5,6 +5,7 @@ padded by one slot where there is room.
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.rows import FACTS
+from turnmill.rollout.sampled import digest
+from turnmill.training.rewards import reward_quantiles
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class TurnBatch:
 
     old_log_probs_RG: Tensor
     ref_log_probs_RG: Tensor
+
+    num_foreign_tokens: int = 0
+    """Trained tokens that are not those which the engine sampled."""
 
     @property
     def dones_R(self) -> Tensor:  # noqa: N802 (named for its axis)
@@ -84,6 +91,7 @@ class TurnBatch:
             scores_RG=padded["rm_scores"],
             old_log_probs_RG=padded["old_log_probs"],
             ref_log_probs_RG=padded.get("ref_log_prob", padded["old_log_probs"]),
+            num_foreign_tokens=count_foreign(common, num_turns),
         )
 
     def with_bootstrap_rows(self, x_RG: Tensor) -> Tensor:
@@ -116,6 +124,17 @@ def in_order_of_time(batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
     return meta, len({segment for _, segment, _ in parsed})
 
 
+def count_foreign(columns: TensorDict, num_turns: int) -> int:
+    """Tokens of the turns whose digest is not that of what was sampled."""
+    facts_RF = as_matrix(columns["turn_facts"])
+    rows = zip(columns["responses"].unbind(), columns["response_mask"].unbind(), facts_RF, strict=True)
+    foreign = 0
+    for ids, mask, facts_F in islice(rows, num_turns):
+        trained = ids[mask.bool()].tolist()
+        foreign += len(trained) if digest(trained) != int(facts_F[FACTS["sampled"]]) else 0
+    return foreign
+
+
 def turn_metrics(turns: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
     """What the turns of a step say of the episodes in them; success and length are of the episodes that ended."""
     ended = turns.fact("done") > 0
@@ -138,11 +157,15 @@ def turn_metrics(turns: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
         "turnmill/episodes/failed": failures,
         "turnmill/failures/inference": inference,
         "turnmill/failures/environment": failures - inference,
+        "turnmill/token_mismatches": turns.num_foreign_tokens,
+        SLOTS: turns.num_segments,
+        **{f"{ROLLOUT}{part}": float(turns.facts_RF[:, FACTS[f"{part}_seconds"]].sum()) for part in IN_FLIGHT},
     }
     if bool(ended.any()):
         metrics["turnmill/success"] = (rewards[ended] > 0).double().mean().item()
         metrics["turnmill/episode_length"] = turns.fact("episode_length")[ended].mean().item()
         metrics["turnmill/reward_mean"] = turns.fact("episode_reward")[ended].mean().item()
+        metrics |= reward_quantiles(turns.fact("episode_reward")[ended])
     return metrics
 
 

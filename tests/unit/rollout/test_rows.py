@@ -73,7 +73,8 @@ def test_the_row_of_an_episode_tells_the_figures_of_all_its_turns():
 
 
 def test_a_bootstrap_row_is_a_prompt_with_a_token_that_nobody_sampled():
-    row = bootstrap_row([1, 2, 3], 9, slot=slot(), time=8, failures=["inference"])
+    seconds = {"generation": 3.0, "tools": 2.0, "loop": 0.5}
+    row = bootstrap_row([1, 2, 3], 9, slot=slot(), time=8, failures=["inference"], seconds=seconds)
 
     stored = row.as_dict()
     assert (stored["prompts"].tolist(), stored["responses"].tolist()) == ([1, 2, 3], [9])
@@ -81,6 +82,9 @@ def test_a_bootstrap_row_is_a_prompt_with_a_token_that_nobody_sampled():
     assert stored["rm_scores"].tolist() == [0]
     assert stored["turn_facts"][FACTS["bootstrap"]] == 1
     assert stored["turn_facts"][FACTS["inference_failures"]] == 1
+    assert stored["turn_facts"][FACTS["generation_seconds"]] == 3.0
+    assert stored["turn_facts"][FACTS["tools_seconds"]] == 2.0
+    assert stored["turn_facts"][FACTS["loop_seconds"]] == 0.5
 
 
 def test_a_row_tells_which_policies_sampled_it():

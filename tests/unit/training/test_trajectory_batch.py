@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -7,7 +8,14 @@ from transfer_queue import KVBatchMeta
 from turnmill.core.errors import RunFailedError
 from turnmill.rollout.tool_agent.manager import FAILED
 from turnmill.training.advantages import outcome_advantages
-from turnmill.training.trajectory_batch import TrajectoryBatch, figure_metrics, last_rows, row_advantages, split
+from turnmill.training.trajectory_batch import (
+    TrajectoryBatch,
+    figure_metrics,
+    last_rows,
+    row_advantages,
+    split,
+    trajectory_metrics,
+)
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
@@ -125,3 +133,68 @@ def test_values_of_rows_are_told_by_the_names_of_their_trajectories():
     )  # fmt: skip
 
     assert rows.by_trajectory(torch.tensor([1.0, -1.0, 1.0])) == {"t1-0-0": 1.0, "t1-0-1": -1.0}
+
+
+def told(reward: float = 0.0, generation: float = 1.0, sampled: bytes = b"") -> dict[str, Any]:
+    return {
+        "name": "t",
+        "reward": reward,
+        "stop_reason": "completed",
+        "seconds": {"generation": generation, "tools": 2.0, "loop": 0.5},
+        "figures": {"num_turns": 1.0},
+        "sampled": sampled,
+    }
+
+
+def rows_of(keys: list[str], trajectories: list[dict[str, Any]]) -> TrajectoryBatch:
+    ones_RG, lengths_R = torch.ones(len(keys), 2), torch.full((len(keys),), 2)
+    return TrajectoryBatch(
+        batch(keys, {}),
+        ones_RG,
+        ones_RG,
+        ones_RG,
+        None,
+        lengths_R,
+        lengths_R,
+        tuple(trajectories),
+        num_foreign_tokens=3,
+    )
+
+
+def test_the_spread_of_rewards_is_told():
+    keys = step(tasks=1, samples=11)
+
+    metrics = trajectory_metrics(rows_of(keys, [told(reward / 10) for reward in range(11)]), split(batch(keys, {})))
+
+    told_quantiles = [metrics[f"turnmill/reward_quantile/{q}"] for q in ("0.1", "0.5", "0.9")]
+    assert told_quantiles == pytest.approx([0.1, 0.5, 0.9])
+
+
+def test_groups_of_one_reward_are_counted():
+    keys = step(tasks=3, samples=2)
+    rewards = [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
+
+    metrics = trajectory_metrics(rows_of(keys, [told(reward) for reward in rewards]), split(batch(keys, {})))
+
+    assert metrics["turnmill/uniform_groups_ratio"] == pytest.approx(2 / 3)
+
+
+def test_the_time_of_failed_trajectories_counts_with_that_of_the_others():
+    keys = step(tasks=1, samples=3)
+    parts = split(batch(keys, {keys[2]: "tool_timeout"}))
+    parts.failed.tags[0]["seconds"] = {"generation": 1.0, "tools": 60.0, "loop": 0.0}
+
+    metrics = trajectory_metrics(rows_of(keys[:2], [told(), told(generation=4.0)]), parts, at_once=2)
+
+    assert metrics["turnmill/rollout_seconds/generation"] == 6.0
+    assert metrics["turnmill/rollout_seconds/tools"] == 64.0
+    assert metrics["turnmill/rollout_seconds/loop"] == 1.0
+    assert metrics["turnmill/rollout_slots"] == 2.0
+
+
+def test_tokens_that_nobody_sampled_are_told():
+    keys = step(tasks=1, samples=2)
+
+    metrics = trajectory_metrics(rows_of(keys, [told(), told()]), split(batch(keys, {})))
+
+    assert metrics["turnmill/token_mismatches"] == 3.0

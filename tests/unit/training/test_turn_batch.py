@@ -2,10 +2,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from turnmill.rollout.rows import TurnFacts
-from turnmill.training.turn_batch import TurnBatch, in_order_of_time, turn_metrics, validation_metrics
+from turnmill.rollout.sampled import digest
+from turnmill.training.turn_batch import TurnBatch, count_foreign, in_order_of_time, turn_metrics, validation_metrics
 
 
 def meta(*keys: str) -> KVBatchMeta:
@@ -118,3 +120,30 @@ def test_a_validation_averages_over_whole_episodes():
             "validation/failures": 1,
         }
     )
+
+
+def test_the_time_of_segments_adds_up_over_them():
+    of_segment = TurnFacts(bootstrap=1, generation_seconds=3.0, tools_seconds=2.0, loop_seconds=0.5)
+    turns = batch([TurnFacts(), TurnFacts()], [of_segment, of_segment])
+
+    metrics = turn_metrics(turns, torch.zeros(2, 3))
+
+    assert metrics["turnmill/rollout_seconds/generation"] == 6.0
+    assert metrics["turnmill/rollout_seconds/tools"] == 4.0
+    assert metrics["turnmill/rollout_seconds/loop"] == 1.0
+    assert metrics["turnmill/rollout_slots"] == 2
+
+
+def test_turns_of_other_tokens_than_were_sampled_are_counted_in_tokens():
+    facts = [TurnFacts(sampled=digest([5, 6])), TurnFacts(sampled=digest([5, 7])), TurnFacts(bootstrap=1)]
+    columns = {
+        "responses": torch.nested.as_nested_tensor(
+            [torch.tensor([5, 6])] * 2 + [torch.tensor([9])], layout=torch.jagged
+        ),
+        "response_mask": torch.nested.as_nested_tensor(
+            [torch.tensor([1, 1])] * 2 + [torch.tensor([0])], layout=torch.jagged
+        ),
+        "turn_facts": matrix(facts),
+    }
+
+    assert count_foreign(TensorDict(columns, batch_size=3), num_turns=2) == 2

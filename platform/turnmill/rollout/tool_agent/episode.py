@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
 from turnmill.core.trajectory import StopReason, Turn, in_full
 from turnmill.environments.tasks import Answer, Task
+from turnmill.rollout.sampled import pack
 from turnmill.rollout.tool_agent.client import ToolAnswer, ToolRequest
 from turnmill.rollout.tool_agent.context import Context, Tokens
 from turnmill.rollout.tool_agent.rows import MAX_TURNS_WITH_FIGURES, Figures, Outcome
 from turnmill.rollout.tool_agent.stop_tokens import find_action
+from turnmill.rollout.waits import Waits
 
 if TYPE_CHECKING:
     from turnmill.rollout.tool_agent.loop import ToolLoop
@@ -106,6 +108,8 @@ class Episode:
         self._end: End | None = None
         self._context = Context([], budget=0)
         self._versions: list[int] = []
+        self._sampled = b""
+        self.waits = Waits()
 
     @property
     def num_turns(self) -> int:
@@ -171,9 +175,11 @@ class Episode:
 
     async def _say(self, number: int, room: int, *, stops: bool) -> Said:
         context_ids = self._context.ids
-        output = await self._loop.generate(
-            self, number, context_ids, self._sampling, max_tokens=room, stops=stops and self.may_call_tools
-        )
+        with self.waits.on("generation"):
+            output = await self._loop.generate(
+                self, number, context_ids, self._sampling, max_tokens=room, stops=stops and self.may_call_tools
+            )
+        self._sampled += pack(output.token_ids)
         ids, log_probs = tuple(output.token_ids), tuple(output.log_probs or ())
         newest = int(output.extra_fields.get("max_global_steps") or 0)
         oldest = int(output.extra_fields.get("min_global_steps") or 0)
@@ -267,7 +273,8 @@ class Episode:
         )
         started = time.monotonic()
         try:
-            answer = await self._loop.tools.call(request)
+            with self.waits.on("tools"):
+                answer = await self._loop.tools.call(request)
         except ToolCallError as error:
             self.figures.add("tool_call_success", 0.0)
             if self._agent.on_tool_failure == "fail":
@@ -336,6 +343,7 @@ class Episode:
         versions = int(turn.metrics.get("oldest_version", turn.policy_version)), turn.policy_version
         self._make_room()
         self._versions += versions
+        self._sampled += pack(turn.response_ids)
         said = Said(
             Tokens.sampled(turn.response_ids, turn.log_probs) + Tokens.given(appended),
             turn.response_text,
@@ -399,6 +407,8 @@ class Episode:
             num_turns=self._num_responses,
             learned=learned,
             policy_versions=(min(versions), max(versions)),
+            sampled=self._sampled,
+            seconds=self.waits.read(),
             figures=self.figures.read(),
         )
 

@@ -37,6 +37,8 @@ class Failure:
     cause: str
     message: str
     num_turns: int
+    seconds: Mapping[str, float]
+    """What it spent its time on."""
 
 
 def _slot(episode: Episode) -> str:
@@ -102,7 +104,7 @@ class ToolLoop(AgentLoopBase):
         try:
             outcome = await self._play(episode)
         except EpisodeError as error:
-            failure = Failure(str(name), error.cause, str(error), episode.num_turns)
+            failure = Failure(str(name), error.cause, str(error), episode.num_turns, episode.waits.read())
             await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
             self._record_failure(episode, failure, step, validate=validate)
             return failure

@@ -121,5 +121,11 @@ async def _put_failure(
     await tq.async_kv_put(
         key=f"{uid}_{session_id}_0",
         partition_id="val" if validate else "train",
-        tag={"status": FAILED, "cause": failure.cause, "message": failure.message, "global_steps": global_steps},
+        tag={
+            "status": FAILED,
+            "cause": failure.cause,
+            "message": failure.message,
+            "seconds": dict(failure.seconds),
+            "global_steps": global_steps,
+        },
     )

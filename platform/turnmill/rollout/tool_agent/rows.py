@@ -31,6 +31,12 @@ class Outcome:
     policy_versions: tuple[int, int]
     """Of its tokens, the oldest and the newest."""
 
+    sampled: bytes = b""
+    """Every token that the engine gave, packed."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What it spent its time on."""
+
     figures: Mapping[str, float] = field(default_factory=dict)
     """By the names of verl-tool's metrics."""
 
@@ -47,6 +53,8 @@ def verl_rows(outcome: Outcome, *, log_probs: bool) -> list[AgentLoopOutput]:
             "reward": outcome.reward,
             "stop_reason": outcome.stop_reason,
             "num_rows": len(outcome.rows),
+            "sampled": outcome.sampled,
+            "seconds": dict(outcome.seconds),
             "figures": dict(outcome.figures),
         },
     }

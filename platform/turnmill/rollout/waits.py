@@ -1,0 +1,31 @@
+"""What an agent loop spends its time on."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Part = Literal["generation", "tools"]
+
+
+class Waits:
+    """Seconds by what was waited for, from the moment this is made."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._seconds: dict[str, float] = {"generation": 0.0, "tools": 0.0}
+
+    @contextmanager
+    def on(self, part: Part) -> Iterator[None]:
+        """Wait for the policy, or for a tool or environment."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[part] += self._clock() - began
+
+    def read(self) -> dict[str, float]:
+        """Seconds so far; `loop` is what passed while nothing was waited for."""
+        whole = self._clock() - self._began
+        return {**self._seconds, "loop": max(0.0, whole - sum(self._seconds.values()))}
