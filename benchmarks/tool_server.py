@@ -13,9 +13,10 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from runs import table
 from tool_servers import Load, load, serving
 
@@ -60,16 +61,30 @@ def row(name: str, measured: Load) -> list[str]:
 
 
 def measure_latency(arguments: argparse.Namespace) -> None:
-    """One client, and 16."""
+    """One client, and 16; the processor time is of the server's processes, its store among them."""
     rows = []
     with serving("--tool_type", ",".join(KINDS), "--max_concurrent_requests", "256") as server:
-        places = {"turnmill": server.url} | ({"verl-tool": arguments.peer} if arguments.peer else {})
+        places = {"turnmill": (server.url, server.process.pid)}
+        if arguments.peer:
+            places["verl-tool"] = (arguments.peer, arguments.peer_process)
         for kind in KINDS:
             for clients in (1, 16):
-                for name, url in places.items():
-                    measured = load([url], kind, clients=clients, seconds=arguments.seconds)
-                    rows.append(row(f"{kind}, {clients} clients, {name}", measured))
-    print(table(["", "calls/s", "median ms", "p95 ms", "failed"], rows))
+                for name, (url, process) in places.items():
+                    begun = cpu_seconds(process)
+                    measured = load([url], kind, clients=clients, seconds=arguments.seconds, warm=0)
+                    cpu_ms = (cpu_seconds(process) - begun) / measured.calls * 1000
+                    rows.append([*row(f"{kind}, {clients} clients, {name}", measured), f"{cpu_ms:.1f}"])
+    print(table(["", "calls/s", "median ms", "p95 ms", "failed", "CPU ms/call"], rows))
+
+
+def cpu_seconds(process: int | None) -> float:
+    """Of a process with its descendants, those that have ended among them; 0 for none."""
+    if process is None:
+        return 0.0
+    with suppress(psutil.NoSuchProcess):
+        found = psutil.Process(process)
+        return sum(sum(each.cpu_times()[:4]) for each in (found, *found.children(recursive=True)))
+    return 0.0
 
 
 @contextmanager
@@ -131,6 +146,7 @@ def main() -> None:
     parser.add_argument("what", choices=("latency", "replicas", "waiting"))
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--peer")
+    parser.add_argument("--peer-process", type=int, help="its process id, for its processor time")
     parser.add_argument("--most", type=int, default=16)
     arguments = parser.parse_args()
     {"latency": measure_latency, "replicas": measure_replicas, "waiting": measure_waiting}[arguments.what](arguments)

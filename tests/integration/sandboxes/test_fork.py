@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from turnmill.core.errors import SandboxError
+from turnmill.sandboxes import fork
 from turnmill.sandboxes.base import MIB, Command, Function, Limits, Python, Task
 from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
 
@@ -359,6 +360,33 @@ async def test_many_at_once_get_each_their_own_answer(sandbox):
     outcomes = await asyncio.gather(*map(sandbox.run, tasks))
 
     assert [outcome.stdout for outcome in outcomes] == [b"%d\n" % n for n in range(40)]
+
+
+async def test_supervisors_beyond_the_spares_end_when_there_is_nothing_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork, "IDLE_SECONDS", 0.2)
+    tmp_path.chmod(0o755)
+    made = ForkSandbox(spares=1, folder=tmp_path)
+    try:
+        await asyncio.gather(*(made.run(script("import time; time.sleep(0.5)")) for _ in range(4)))
+
+        await until(lambda: len(list(tmp_path.glob("*/tasks/*"))) == 1)
+
+        assert (await made.run(script("print('well')"))).stdout == b"well\n"
+    finally:
+        await made.close()
+
+
+async def test_after_so_many_tasks_another_supervisor_takes_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork, "RUNS_PER_SUPERVISOR", 2)
+    tmp_path.chmod(0o755)
+    made = ForkSandbox(spares=0, folder=tmp_path)
+    task = script("import os; print(os.path.dirname(os.getcwd()))")
+    try:
+        places = [(await made.run(task)).stdout for _ in range(5)]
+    finally:
+        await made.close()
+
+    assert max(map(places.count, places)) == 2
 
 
 async def test_a_cancelled_run_ends_its_processes(sandbox):
