@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from turnmill import __version__
+from turnmill.cli.clean_up import clean_up
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
@@ -246,6 +247,7 @@ def _show_live(run_dir: Path, name: str | None, limit: int) -> None:
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
 app.command()(retriever)
+app.command()(clean_up)
 
 
 def _load(job_file: Path, overrides: Sequence[str] | None) -> Any:

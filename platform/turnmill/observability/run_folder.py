@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from turnmill.observability import atomic_files, json_lines
 BEAT_INTERVAL_SECONDS = 0.1
 # Several rows of metrics.
 LAST_STEP_BYTES = 128 * 1024
+# Where attempts are counted, the folder is that of the newest one, and a link to it has the name without.
+ATTEMPT_SUFFIX = re.compile(r"\.attempt-\d+$")
 
 
 class RunFolder:
@@ -133,8 +136,8 @@ class RunFolder:
 
     def run_name(self) -> str:
         """What the run's trajectories lie under in a store: the same in every attempt, and in no other run."""
-        path = str(self.path.absolute())
-        return f"{self.path.name}-{hashlib.blake2b(path.encode(), digest_size=4).hexdigest()}"
+        path = Path(ATTEMPT_SUFFIX.sub("", str(self.path.absolute())))
+        return f"{path.name}-{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step."""

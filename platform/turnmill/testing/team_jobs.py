@@ -1,5 +1,6 @@
 """An operator and a team's place on a cluster, installed with their charts, and what a test does with its jobs."""
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from turnmill.jobs.yaml_file import parse_yaml
 from turnmill.testing import charts
 from turnmill.testing.charts import helm, options, try_helm
 from turnmill.testing.kubernetes import Namespace, wait_for
@@ -29,7 +29,7 @@ class Team:
 
     def submit(self, example: str, name: str, **changes: Any) -> "SubmittedJob":
         """Apply an example under a name of its own; `changes` are values by dotted fields of its spec."""
-        manifest = yaml.safe_load((ROOT / "manifests" / "examples" / example).read_text())
+        manifest = copy.deepcopy(parse_yaml((ROOT / "manifests" / "examples" / example).read_text()).value)
         manifest["metadata"]["name"] = name
         for path, value in changes.items():
             *folders, last = path.split("__")

@@ -23,6 +23,8 @@ from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import RolloutJournal
 
 COMPLETE, FAILED = "complete", "failed"
+# Ray's own name for the node.
+ON_THE_HEAD = {"node:__internal_head__": 0.001}
 # The operator asks every 10 s.
 LAST_LOOK_SECONDS = 15.0
 # A store whose pod is on its way back.
@@ -60,13 +62,11 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
     os.environ.update(process_environment(device))
     with _joined(device):
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from turnmill.training.task_runner import TurnTaskRunner
 
-        # Beside this process, which passes its metrics on; it trains nothing itself.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        runner = TurnTaskRunner.options(num_cpus=0, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+        # On the head, as this process, which passes its metrics on; it trains nothing itself.
+        runner = TurnTaskRunner.options(num_cpus=0, resources=ON_THE_HEAD).remote()  # type: ignore[attr-defined]
         text = _with_metrics(attempt).model_dump_json(by_alias=True)
         # Other pods read the model: it lies on the shared claim, for all jobs of the namespace.
         warm_starts = attempt.run_dir.parent / WARM_STARTS
@@ -87,14 +87,14 @@ def _with_metrics(attempt: Attempt) -> Any:
 
 
 def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
-    """Where agents with tools find store and tool servers, and the run's name in the store."""
+    """Where agents with tools find store and tool servers, and which attempt they belong to."""
     if attempt.job.spec.agent.type != "tool":
         return {}
-    addresses = {"run_name": RunFolder(attempt.run_dir).run_name(), "attempt": str(attempt.number)}
+    addresses = {"attempt": str(attempt.number)}
     if attempt.store_url is not None:
         addresses["store_url"] = attempt.store_url
-        JournalAddress(attempt.store_url, addresses["run_name"]).write(folder.path)
-        asyncio.run(_take_run(attempt.store_url, addresses["run_name"], attempt.number))
+        JournalAddress(attempt.store_url, folder.run_name()).write(folder.path)
+        asyncio.run(_take_run(attempt.store_url, folder.run_name(), attempt.number))
     if attempt.tool_server_url is not None and attempt.job.spec.tool_agent.tool_server_url is None:
         addresses["tool_server_url"] = attempt.tool_server_url
     return addresses

@@ -1,5 +1,6 @@
 """Waits for the trainer of a run and tells how it ended."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ from turnmill.observability.progress import Progress, read_progress
 from turnmill.observability.run_folder import RunFolder
 
 POLL_SECONDS = 0.25
+
+log = logging.getLogger(__name__)
 Report = Callable[[Progress], None]
 
 
@@ -48,9 +51,11 @@ def _result(future: Any, folder: RunFolder) -> Any:
             raise cause from None
         if isinstance(cause, TurnmillError):
             raise RunFailedError(str(cause), "settings") from None
+        log.error("Trainer broke", exc_info=error)
         last_line = str(error).strip().rsplit("\n", 1)[-1]
         raise RunFailedError(f"{last_line} (whole traceback in {folder.logs})", "trainer") from error
     except ray.exceptions.RayError as error:
+        log.error("Trainer's process died", exc_info=error)
         raise RunFailedError(
             f"The trainer's process died: {str(error).strip().splitlines()[0]} See {folder.logs}; "
             "`--resume` carries on from the last checkpoint.",

@@ -78,6 +78,8 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
         "trainer.nnodes": spec.resources.train.nodes,
         "trainer.n_gpus_per_node": spec.resources.train.gpus_per_node,
         "trainer.use_v1": True,
+        # Not on a head that takes no work: a storage unit that is put there would never start.
+        "transfer_queue.backend.SimpleStorage.required_node_resource": "CPU",
         # Environments give the rewards.
         "reward.num_workers": 0,
     }

@@ -46,6 +46,11 @@ class Keys:
         return f"{PREFIX}:{self._run}:journal:{{*}}"
 
     @property
+    def of_any_server(self) -> str:
+        """The pattern of what tool servers, whatever their names, keep of trajectories that begin with the run's."""
+        return f"{PREFIX}:*:trajectory:{{{self._run}-*"
+
+    @property
     def everything(self) -> str:
         """The pattern of all keys of the run."""
         return f"{PREFIX}:{self._run}:*"

@@ -103,7 +103,7 @@ def _journal(config: Any) -> Journal:
     given = config.turnmill
     if (url := given.get("store_url")) is None:
         return NoJournal()
-    run, attempt = given.get("run_name") or RunFolder(given.run_dir).run_name(), given.get("attempt")
+    run, attempt = RunFolder(given.run_dir).run_name(), given.get("attempt")
     return StoreJournal(RolloutJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None))
 
 
