@@ -12,7 +12,7 @@ from turnmill_operator.operator_process import Operator
 
 @asynccontextmanager
 async def health_server(operator: Operator, port: int) -> AsyncIterator[int]:
-    """Answer until the block ends; port 0 takes a free one. Yields the port taken."""
+    """Answer until the block ends; port 0 takes a free one, on the loopback alone. Yields the port taken."""
 
     async def healthz(_: web.Request) -> web.Response:
         problem = operator.why_unhealthy()
@@ -30,7 +30,8 @@ async def health_server(operator: Operator, port: int) -> AsyncIterator[int]:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, None, port)
+        # On all interfaces, of both kinds of addresses; a free port is free on one of them.
+        site = web.TCPSite(runner, None if port else "127.0.0.1", port)
         await site.start()
         assert runner.addresses
         yield int(runner.addresses[0][1])

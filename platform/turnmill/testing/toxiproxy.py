@@ -82,11 +82,11 @@ class Toxiproxy:
         self._program = program
         self._num_links = 0
 
-    def link(self, port: int) -> Link:
-        """A link to a port of this machine."""
+    def link(self, port: int, *, host: str = "127.0.0.1") -> Link:
+        """A link to a port, of this machine unless another is named."""
         self._num_links += 1
         name = f"link-{self._num_links}"
-        body = {"name": name, "listen": "127.0.0.1:0", "upstream": f"127.0.0.1:{port}", "enabled": True}
+        body = {"name": name, "listen": "127.0.0.1:0", "upstream": f"{host}:{port}", "enabled": True}
         listen = self._api.post("/proxies", json=body).raise_for_status().json()["listen"]
         return Link(self._api, name, int(listen.rpartition(":")[2]))
 

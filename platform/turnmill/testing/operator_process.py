@@ -1,0 +1,113 @@
+"""The operator as a process on this machine, working on a cluster through KUBECONFIG."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+START_SECONDS, STOP_SECONDS, ANSWER_SECONDS = 90.0, 20.0, 10.0
+POLL_SECONDS = 0.1
+
+
+class OperatorProcess:
+    """One replica, serving one namespace, and its log."""
+
+    def __init__(self, namespace: str, log: Path, *, environment: Mapping[str, str] | None = None) -> None:
+        self._log = log
+        self._namespace = namespace
+        self._environment = dict(environment or {})
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "turnmill_operator", "--namespace", self._namespace, "--port", "0"]
+        variables = {"PYTHONPATH": os.pathsep.join(sys.path), "POD_NAMESPACE": self._namespace, **self._environment}
+        self._begin = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=os.environ | variables
+            )
+
+    @property
+    def log(self) -> str:
+        """What it has logged since it started."""
+        return self._log.read_bytes()[self._begin :].decode(errors="replace")
+
+    def wait_until_ready(self) -> "OperatorProcess":
+        """Return when it has listed everything."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if self._answer("/readyz")[0] == 200:
+                return self
+            time.sleep(POLL_SECONDS)
+        raise AssertionError(f"the operator is not ready:\n{self.log}")
+
+    def is_healthy(self) -> bool:
+        """Whether it makes progress, by its own account."""
+        return self._answer("/healthz")[0] == 200
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series with certain labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = [line for line in self._answer("/metrics")[1].splitlines() if re.match(rf"{name}[{{ ]", line)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(part in line for part in wanted))
+
+    def writes(self) -> float:
+        """Writes to the API server so far, those of the Lease left out."""
+        verbs = [
+            self.metric("turnmill_operator_api_requests_total", verb=verb)
+            for verb in ("patch", "post", "put", "delete")
+        ]
+        return sum(verbs) - self.metric("turnmill_operator_api_requests_total", resource="leases") + self._lease_reads()
+
+    def _lease_reads(self) -> float:
+        return self.metric("turnmill_operator_api_requests_total", resource="leases", verb="get")
+
+    def memory_mib(self) -> float:
+        """What it holds in memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+    def restart(self, *, kill: bool = False) -> None:
+        """End it, rudely or not, and start it anew."""
+        self.stop(kill=kill)
+        self._start()
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End it and wait for its end."""
+        if self.process.poll() is None:
+            self.process.kill() if kill else self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _answer(self, path: str) -> tuple[int, str]:
+        found = re.search(r'"Operator started".*"port":(\d+)', self.log)
+        if found is None:
+            return 0, ""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}{path}", timeout=ANSWER_SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+        except OSError:
+            return 0, ""
+
+
+@contextmanager
+def operator_process(
+    namespace: str, log: Path, *, environment: Mapping[str, str] | None = None
+) -> Iterator[OperatorProcess]:
+    """A replica that is ready, and ended afterwards."""
+    operator = OperatorProcess(namespace, log, environment=environment)
+    try:
+        yield operator.wait_until_ready()
+    finally:
+        operator.stop()
