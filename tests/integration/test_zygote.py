@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from turnmill.training.zygote import Zygote
+from turnmill.training.zygote.launcher import CLIENT
 
 SECONDS = 60
 
@@ -192,3 +193,30 @@ def test_a_zygote_with_threads_forks_nothing(tmp_path, modules):
     assert result.stdout.strip() != str(zygote.process.pid)
     assert zygote.process.wait(SECONDS) == 0
     assert "no forking" in (tmp_path / "zygote.log").read_text()
+
+
+def test_a_pod_s_zygote_outlives_the_process_that_starts_it(tmp_path, modules):
+    code = (
+        "from pathlib import Path; from turnmill.training.zygote import Zygote; "
+        f"print(Zygote(Path({str(tmp_path)!r}), ('heavy',), (), outlives_parent=True).process.pid)"
+    )
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
+    pid = int(started.stdout)
+    try:
+        command = [sys.executable, "-I", "-S", str(CLIENT), str(tmp_path / "zygote.sock")]
+        result = subprocess.run(
+            [*command, "-c", "import os, heavy; print(os.getppid())"], capture_output=True, text=True, timeout=SECONDS
+        )
+
+        assert int(result.stdout) == pid
+        assert imports(tmp_path) == [pid]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_where_no_zygote_was_started_python_runs_by_itself(tmp_path, modules):
+    command = [sys.executable, "-I", "-S", str(CLIENT), str(tmp_path / "nowhere" / "zygote.sock")]
+
+    result = subprocess.run([*command, "-c", "import heavy, os; print(os.getpid())"], capture_output=True, text=True)
+
+    assert imports(tmp_path) == [int(result.stdout)]
