@@ -6,7 +6,7 @@ JOB ?= manifests/examples/babyai-goto-cpu.yaml
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit check crds dashboards charts clean
+.PHONY: help install extras run test unit check crds dashboards charts clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -21,6 +21,13 @@ $(STAMP): pyproject.toml requirements/cpu.txt requirements/vllm-metadata/pyproje
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode -r requirements/cpu.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation ./requirements/vllm-metadata -e .
 	@touch $@
+
+extras: $(STAMP) ## Install what environments need that do not go with the rest: .venv-nethack, -textworld, -verifiers
+	@for extra in nethack textworld verifiers; do \
+		echo "Installing into .venv-$$extra"; \
+		$(PYTHON) -m venv .venv-$$extra || exit 1; \
+		$(BIN)/uv pip install --quiet --python .venv-$$extra/bin/python -e ".[$$extra]" || exit 1; \
+	done
 
 run: $(STAMP) ## Train the main job: an agent learns to find an object
 	@echo "Training $(JOB); everything lands in runs/"

@@ -211,6 +211,91 @@ async def test_an_environment_that_takes_too_much_memory_fails(places):
         await process.act(HURT)
 
 
+async def test_an_environment_that_leaks_fails_when_it_has_taken_what_it_may(places):
+    settings = WorkerSettings(
+        name="turnmill.testing.environments:Hostile",
+        max_turns=1000,
+        options={"on_step": "leaks"},
+        memory_limit_bytes=512 * 2**20,
+    )
+    process, bystander = places.place(settings), places.hostile()
+    await process.reset(seed=0)
+    await bystander.reset(seed=0)
+
+    with pytest.raises(EnvironmentFailedError, match="MemoryError"):
+        await act_again_and_again(process)
+
+    assert (await process.reset(seed=1)).observation == "seed 1 step 0"
+    assert (await bystander.act(LOOK)).observation == "seed 0 step 1"
+
+
+async def act_again_and_again(process: EnvironmentProcess) -> None:
+    for _ in range(20):
+        await process.act(HURT)
+
+
+OWN_KINDS = ["babaisai", "babyai", "bird", "blocksworld", "crafter", "maths", "sokoban", "tetris", "webshop"]
+
+
+@pytest.mark.parametrize("name", OWN_KINDS)
+async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(places, name):
+    settings = WorkerSettings(name=name, max_turns=10)
+    victim, bystander = places.place(settings), places.place(settings)
+    opening = await victim.reset(seed=2)
+    await bystander.reset(seed=2)
+    os.kill(victim.pid, signal.SIGKILL)
+
+    with pytest.raises(EnvironmentFailedError, match="killed by SIGKILL"):
+        await victim.act("ACTION: 1")
+
+    assert await victim.reset(seed=2) == opening
+    assert await victim.act("ACTION: 1") == await bystander.act("ACTION: 1")
+
+
+@pytest.mark.parametrize("name", OWN_KINDS)
+async def test_an_environment_of_any_kind_lives_within_its_memory(places, name):
+    settings = WorkerSettings(name=name, max_turns=200, memory_limit_bytes=1024 * 2**20)
+    process = places.place(settings)
+
+    for seed in range(3):
+        await process.reset(seed, next_seed=seed + 1)
+        for _ in range(30):
+            if (await process.act("ACTION: 1")).done:
+                break
+
+
+async def test_another_interpreter_runs_an_environment(places, tmp_path):
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nTURNMILL_OTHER=1 exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    settings = WorkerSettings(name="tetris", python=str(program))
+    server = ForkServer(str(program))
+    try:
+        process = EnvironmentProcess(settings, fork_server=server)
+        elsewhere = await process.reset(seed=1)
+        environment = psutil.Process(process.pid).environ()
+        await process.check()
+    finally:
+        server.close()
+
+    assert environment["TURNMILL_OTHER"] == "1"
+    assert elsewhere == await places.place(WorkerSettings(name="tetris")).reset(seed=1)
+
+
+async def test_an_interpreter_that_cannot_run_turnmill_is_told(tmp_path):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    server = ForkServer(str(program))
+    try:
+        with pytest.raises(
+            EnvironmentFailedError, match=r"died without a word|No environment process could be started"
+        ):
+            await EnvironmentProcess(WorkerSettings(name="tetris"), fork_server=server).check()
+    finally:
+        server.close()
+
+
 async def test_a_killed_process_fails_its_own_episode_alone(places):
     victim, bystander = places.hostile(), places.hostile()
     await victim.reset(seed=0)

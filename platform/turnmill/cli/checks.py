@@ -1,9 +1,11 @@
 """What only the floors above the job file can check: environments, experts, verl's settings."""
 
+import asyncio
+import os
 from collections.abc import Iterator
 from typing import Any
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.jobs.problems import MISSING, Problem
 from turnmill.jobs.values import BrokenValueError, Values
 
@@ -20,6 +22,9 @@ def environment(values: Values) -> Iterator[Problem]:
     name = values["spec.environment.name"]
     if values["spec.agent.type"] == "tool":
         yield from _tasks(values)
+        return
+    if values["spec.environment.python"] is not None:
+        yield from _elsewhere(values)
         return
     try:
         find(name)
@@ -39,6 +44,30 @@ def environment(values: Values) -> Iterator[Problem]:
             for problem in _problems(error):
                 found.setdefault(problem.path, problem)
     yield from found.values()
+
+
+def _elsewhere(values: Values) -> Iterator[Problem]:
+    """A problem with an environment that another interpreter is to run: it is made there and dropped."""
+    from turnmill.environments.process import EnvironmentProcess
+    from turnmill.environments.worker import WorkerSettings
+
+    python, options = values["spec.environment.python"], values["spec.environment.options"]
+    if not os.access(python, os.X_OK):
+        way_out = "Make a virtual environment, install turnmill and the environment's packages, and give its python."
+        yield Problem("spec.environment.python", python, "is no program that can be run", way_out)
+        return
+    settings = WorkerSettings(
+        name=values["spec.environment.name"],
+        task=values["spec.environment.task"],
+        max_turns=_max_turns(values),
+        options=options if values.within("spec.environment.options") else {},
+        python=python,
+    )
+    try:
+        asyncio.run(EnvironmentProcess(settings).check())
+    except EnvironmentFailedError as error:
+        way_out = "Install turnmill there with what the environment needs, and correct its task and options."
+        yield Problem("spec.environment.python", python, f"does not run it: {error}".rstrip("."), way_out)
 
 
 def _tasks(values: Values) -> Iterator[Problem]:

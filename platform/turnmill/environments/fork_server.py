@@ -37,9 +37,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
-    """The side of the fork server that a trainer holds; usable from every thread."""
+    """The side of the fork server that a trainer holds; usable from every thread.
 
-    def __init__(self) -> None:
+    With a `python` of its own the server has that interpreter's packages, turnmill among them, and of this process only
+    the folders that no installation put on its path.
+    """
+
+    def __init__(self, python: str | None = None) -> None:
+        self._python = python
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -55,9 +60,8 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, self._lock:
             self._last_key += 1
-            command = json.dumps(
-                {"fork": self._last_key, "settings": settings.model_dump(), "path": _import_path()}
-            ).encode()
+            path = _import_path() if self._python is None else []
+            command = json.dumps({"fork": self._last_key, "settings": settings.model_dump(), "path": path}).encode()
             if len(command) > _LARGEST_COMMAND_BYTES:
                 ours.close()
                 raise EnvironmentFailedError(
@@ -102,7 +106,7 @@ class ForkServer:
             atexit.register(self.close)
             self._process = subprocess.Popen(
                 [
-                    sys.executable,
+                    self._python or sys.executable,
                     "-P",
                     "-m",
                     "turnmill.environments.fork_server",
@@ -111,7 +115,7 @@ class ForkServer:
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=_server_environment(),
+                env=_server_environment(_import_path() if self._python is None else _own_folders()),
             )
         self._control = ours
         return ours
@@ -133,30 +137,36 @@ def _import_path() -> list[str]:
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
-def _server_environment() -> dict[str, str]:
+def _own_folders() -> list[str]:
+    """What is on the path besides this interpreter's own library and packages."""
+    installed = {str(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    return [
+        entry
+        for entry in _import_path()
+        if Path(entry).is_dir() and not any(Path(entry).resolve().is_relative_to(prefix) for prefix in installed)
+    ]
+
+
+def _server_environment(path: list[str]) -> dict[str, str]:
     # One thread each: there are many environment processes and few cores.
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(_import_path()),
+        "PYTHONPATH": os.pathsep.join(path),
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
 
 
-_shared: ForkServer | None = None
-_shared_owner = 0
+_shared: dict[tuple[int, str | None], ForkServer] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_fork_server() -> ForkServer:
-    """The one fork server of this process."""
-    global _shared, _shared_owner
+def shared_fork_server(python: str | None = None) -> ForkServer:
+    """The one fork server of this process, for each interpreter."""
     with _shared_lock:
         # After a fork of this process the parent's server is the parent's alone.
-        if _shared is None or _shared_owner != os.getpid():
-            _shared, _shared_owner = ForkServer(), os.getpid()
-        return _shared
+        return _shared.setdefault((os.getpid(), python), ForkServer(python))
 
 
 class _Server:
@@ -214,7 +224,7 @@ class _Server:
             connection.close()
             return
         if pid == 0:
-            sys.path[:] = path
+            sys.path[:] = path or sys.path
             _become_worker(connection, settings, server_pid)
         self.pids[key], self.connections[key] = pid, connection
 

@@ -63,7 +63,7 @@ class EnvironmentProcess:
         self.pid: int | None = None
         """Of the process that runs; None where none does."""
 
-        self._fork_server = fork_server or shared_fork_server()
+        self._fork_server = fork_server or shared_fork_server(settings.python)
         self._key: int | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -87,6 +87,12 @@ class EnvironmentProcess:
         """Begin an episode and give the responses it has had, to carry on after a crash of the trainer."""
         request = {"do": "restore", "seed": seed, "responses": list(responses)}
         return await self._begin(request, self._replay_seconds(responses), _RESTORED)
+
+    async def check(self) -> None:
+        """Start the process and end it. Raises EnvironmentFailedError for an environment that cannot be made."""
+        if self._writer is None:
+            await self._start()
+        await self.close()
 
     async def render(self) -> np.ndarray:
         """Draw the present situation, shape (height, width, 3), 8 bits a channel."""

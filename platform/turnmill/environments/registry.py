@@ -18,7 +18,7 @@ ENTRY_POINT_GROUP = "turnmill.environments"
 """Installed packages offer environments under this group: `name = "package.module:Class"`."""
 
 _MACHINERY = frozenset(
-    {"base", "episode", "fork_server", "parsing", "process", "registry", "rendering", "tasks", "worker"}
+    {"base", "episode", "extras", "fork_server", "parsing", "process", "registry", "rendering", "tasks", "worker"}
 )
 
 _registered: dict[str, type[Environment]] = {}

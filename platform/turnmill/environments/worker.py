@@ -32,6 +32,9 @@ class WorkerSettings(BaseModel):
     task: str | None = None
     max_turns: int = 64
     options: dict[str, Any] = Field(default_factory=dict)
+    python: str | None = None
+    """Interpreter that runs it, where its packages do not go with turnmill's."""
+
     invalid_penalty: float = 0.1
     binary_reward: bool = True
     marker_required: bool = True

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from turnmill.jobs.settings import Settings, Word
+from turnmill.jobs.settings import FilePath, Settings, Word
 
 
 class EnvironmentSettings(Settings):
@@ -30,6 +30,12 @@ class EnvironmentSettings(Settings):
 
     reset_timeout_seconds: float = Field(default=60, gt=0, le=86_400)
     """Time an environment may take to begin an episode."""
+
+    memory_mib: int = Field(default=8192, ge=256, le=1_048_576)
+    """Memory in MiB that one environment may take; one that asks for more ends its episode as `failed`."""
+
+    python: FilePath | None = None
+    """Interpreter that runs the environment, of a virtual environment that has turnmill and packages of its own."""
 
     options: dict[str, Any] = Field(default_factory=dict, max_length=64)
     """Settings of the environment's own; each environment documents its own."""

@@ -96,6 +96,8 @@ class Slot:
                 task=environment.task,
                 max_turns=spec.verlog.max_turns,
                 options=environment.options,
+                python=environment.python,
+                memory_limit_bytes=environment.memory_mib * 2**20,
                 invalid_penalty=environment.invalid_penalty,
                 binary_reward=environment.binary_reward,
                 marker_required=requires_marker(spec.verlog.prompt),

@@ -12,9 +12,12 @@ from turnmill.environments.base import Environment, EnvironmentOptions, StepResu
 
 Misbehaviour = Literal[
     "none", "raises", "hangs", "exits", "is_killed", "prints", "sends_garbage", "sends_too_much",
-    "leaves_a_child", "takes_memory", "gives_nan", "sends_the_wrong_object",
+    "leaves_a_child", "takes_memory", "leaks", "gives_nan", "sends_the_wrong_object",
 ]  # fmt: skip
 """What an environment may do instead of answering."""
+
+
+_leaked: list[np.ndarray] = []
 
 
 class HostileOptions(EnvironmentOptions):
@@ -103,6 +106,8 @@ def _do(misbehaviour: Misbehaviour) -> None:
             os._exit(0)
         case "takes_memory":
             np.ones(2**30, dtype=np.uint8)
+        case "leaks":
+            _leaked.append(np.ones(2**26, dtype=np.uint8))
         case "sends_garbage":
             _reach_for_the_socket().sendall(b"\0\0\0\7garbage")
         case "sends_too_much":

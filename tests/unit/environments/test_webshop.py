@@ -102,7 +102,8 @@ def test_nothing_found_can_be_searched_for_again():
 
 
 SEARCH_PAGE = """<html><head><title>no</title></head><body><div id="instruction-text">
-<h4>Instruction: <br>a red tent</h4></div><form method="post" action="/abc"><input id="search_input" name="search_query"/>
+<h4>Instruction: <br>a red tent</h4></div><form method="post" action="/abc">
+<input id="search_input" name="search_query"/>
 <button class="btn" type="submit">Search</button></form></body></html>"""
 PRODUCT_PAGE = """<body><form method="post" action="/abc"><button>Back to Search</button></form>
 <h4>color</h4><input type="radio" name="color" value="Red" data-url="/item/red"><label>Red</label>

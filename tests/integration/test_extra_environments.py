@@ -1,0 +1,119 @@
+"""Environments in an interpreter of their own, which `make extras` installs."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from turnmill.core.errors import EnvironmentFailedError
+from turnmill.environments.fork_server import ForkServer
+from turnmill.environments.process import EnvironmentProcess
+from turnmill.environments.worker import WorkerSettings
+
+ROOT = Path(__file__).parents[2]
+
+Play = Callable[..., EnvironmentProcess]
+
+
+@pytest.fixture
+async def play() -> AsyncIterator[Play]:
+    made: list[EnvironmentProcess] = []
+    servers: list[ForkServer] = []
+
+    def make(extra: str, name: str, task: str | None = None, **options: object) -> EnvironmentProcess:
+        python = ROOT / f".venv-{extra}" / "bin" / "python"
+        if not python.exists():
+            pytest.skip(f"{python} is not there: `make extras` installs it")
+        servers.append(ForkServer(str(python)))
+        settings = WorkerSettings(name=name, task=task, max_turns=20, options=options, python=str(python))
+        made.append(EnvironmentProcess(settings, reset_timeout_seconds=300, fork_server=servers[-1]))
+        return made[-1]
+
+    yield make
+    for process in made:
+        await process.close()
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("nethack", None),
+        ("nethack", "NetHackScore-v0"),
+        ("minihack", "MiniHack-Corridor-R3-v0"),
+        ("minihack", "MiniHack-Boxoban-Medium-v0"),
+    ],
+)
+async def test_a_dungeon_repeats_with_its_seed(play, name, task):
+    one, other = play("nethack", name, task), play("nethack", name, task)
+    actions = [
+        f"ACTION: {action}" for action in ("far east", "search", "south", "y", "nonsense", "kick", "north", "esc")
+    ]
+
+    openings = [await process.reset(seed=3) for process in (one, other)]
+    results = [[await process.act(action) for action in actions] for process in (one, other)]
+
+    assert openings[0] == openings[1]
+    assert "@" in openings[0].observation
+    assert results[0] == results[1]
+    assert not results[0][4].valid
+    assert (await one.reset(seed=4)).observation != openings[0].observation
+
+
+async def test_an_unknown_dungeon_is_told(play):
+    with pytest.raises(EnvironmentFailedError, match="there is no 'NetHackNone-v0'"):
+        await play("nethack", "nethack", "NetHackNone-v0").reset(seed=0)
+
+
+@pytest.mark.parametrize("task", ["coin_collector", "treasure_hunter", "the_cooking_game"])
+async def test_an_adventure_is_made_and_played(play, task, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    process = play("textworld", "textworld", task, level=2, numGames=1)
+
+    opening = await process.reset(seed=5)
+    looked = await process.act("ACTION: look")
+    odd = await process.act("ACTION: dance with the moon")
+
+    assert opening.observation
+    assert "-=" in looked.observation
+    assert (odd.valid, odd.done) == (True, False)
+    assert await process.reset(seed=6) == opening
+
+
+async def test_an_environment_of_verifiers_is_played_to_its_reward(play, monkeypatch, tmp_path):
+    (tmp_path / "echo_twice.py").write_text(ECHO)
+    monkeypatch.syspath_prepend(tmp_path)
+    process = play("verifiers", "verifiers", "echo-twice", arguments={"word": "tent"})
+
+    opening = await process.reset(seed=0)
+    first = await process.act("ACTION: hm")
+    second = await process.act("ACTION: tent")
+
+    assert (opening.observation, opening.instruction_prompt) == ("Say tent.", "You repeat words.")
+    assert (first.observation, first.reward, first.done) == ("Once more.", 0.0, False)
+    assert (second.reward, second.done) == (1.0, True)
+    assert await process.reset(seed=0) == opening
+
+
+ECHO = """
+import verifiers as vf
+from datasets import Dataset
+
+
+class EchoTwice(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **_):
+        return [{"role": "user", "content": "Once more."}]
+
+
+def load_environment(word):
+    def said(completion, **_):
+        last = completion[-1]
+        content = last["content"] if isinstance(last, dict) else last.content
+        return float(content == word)
+
+    rows = Dataset.from_list([{"question": f"Say {word}.", "answer": word}])
+    return EchoTwice(
+        dataset=rows, system_prompt="You repeat words.", rubric=vf.Rubric(funcs=[said]), max_turns=2
+    )
+"""

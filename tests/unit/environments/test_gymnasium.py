@@ -1,0 +1,88 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turnmill import environments
+from turnmill.core.errors import SettingsError
+
+HERE = "turnmill.testing.gymnasium_environments"
+
+
+def create(task: str | None, **options: object) -> environments.Environment:
+    return environments.create("gymnasium", task, options=options)
+
+
+def test_an_environment_of_text_is_played_in_its_own_words():
+    environment = create(f"{HERE}:Echo", arguments={"answer": "Rome"})
+
+    opening = environment.reset(seed=4)
+    wrong = environment.step(environment.match_action(" Paris "))
+    right = environment.step(environment.match_action("Rome"))
+
+    assert opening == "seed 4: which city?"
+    assert (wrong.observation, wrong.reward, wrong.terminated) == ("Paris it is not", 0.0, False)
+    assert (right.reward, right.terminated, right.info) == (1.0, True, {"tries": 2.0})
+
+
+def test_text_that_an_environment_does_not_take_is_no_action_and_is_not_handed_on():
+    environment = create(f"{HERE}:Echo")
+    opening = environment.reset(seed=0)
+
+    assert environment.match_action("x" * 100) is None
+    assert environment.match_action("") is None
+    assert environment.step(environment.default_action).observation == opening
+
+
+def test_actions_that_are_numbers_get_names():
+    environment = create("CliffWalking-v1", actions=["Up", "Right", "Down", "Left"], instruction="Reach the goal.")
+
+    opening = environment.reset(seed=0)
+    result = environment.step(environment.match_action("UP"))
+
+    assert (opening, result.observation, result.reward) == ("36", "24", -1.0)
+    assert environment.default_action == "up"
+    assert environment.instruction_prompt().startswith("Reach the goal.\n\nThe actions you can take are: up, right")
+
+
+def test_actions_without_names_are_called_by_their_numbers():
+    environment = create("CliffWalking-v1", defaultAction="2")
+
+    assert environment.actions == ("0", "1", "2", "3")
+    assert environment.default_action == "2"
+
+
+def test_a_part_of_an_observation_can_be_told():
+    environment = create(f"{HERE}:Parts", observationKey="text")
+
+    assert environment.reset(seed=0) == "hello"
+    with pytest.raises(SettingsError, match=r"has no part 'words'\. It has: text, number"):
+        create(f"{HERE}:Parts", observationKey="words").reset(seed=0)
+
+
+def test_a_picture_is_drawn_where_the_environment_draws_one():
+    environment = create("CliffWalking-v1", arguments={"render_mode": "rgb_array"})
+    environment.reset(seed=0)
+
+    assert environment.render().dtype == np.uint8
+    undrawn = create(f"{HERE}:Parts")
+    undrawn.reset(seed=0)
+    with pytest.raises(NotImplementedError, match="cannot be drawn"):
+        undrawn.render()
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "told"),
+    [
+        (None, {}, "gymnasium needs one"),
+        ("NoSuch-v0", {}, "cannot make 'NoSuch-v0'"),
+        ("no_such_package:Some-v0", {}, "cannot make"),
+        ("MountainCarContinuous-v0", {}, "neither text nor a choice"),
+        ("CliffWalking-v1", {"actions": ["up", "down"]}, "names 2 different actions, and the environment has 4"),
+        ("CliffWalking-v1", {"defaultAction": "jump"}, "'jump' is no action"),
+        (f"{HERE}:Echo", {"arguments": {"no": 1}}, "options.arguments"),
+    ],
+)
+def test_what_cannot_be_made_is_told(task: str | None, options: dict[str, Any], told: str):
+    with pytest.raises(SettingsError, match=told):
+        create(task, **options)
