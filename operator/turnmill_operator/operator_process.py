@@ -35,6 +35,7 @@ RESYNC_SECONDS, RESYNC_RETRY_SECONDS, GRACE_SECONDS = 300.0, 10.0, 5.0
 WATCH_SECONDS = 600
 QUEUE_LIMIT_SECONDS, LIST_LIMIT_SECONDS = 300.0, 3 * RESYNC_SECONDS
 DEAD_WATCH_RESYNCS = 2
+KUBERAY_SECONDS = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Operator:
         self._last_event = metrics.Age(metrics.EVENT_AGE)
         self._resyncs_with_misses = 0
         self._served_ray_jobs: bool | None = None
+        self._looked_for_kuberay = -KUBERAY_SECONDS
         metrics.QUEUE_LENGTH.set_function(lambda: len(self.queue))
         metrics.QUEUE_AGE.set_function(self.queue.age)
         metrics.start_at_zero()
@@ -82,7 +84,7 @@ class Operator:
             self.cache.drop_job(key)
         elif not self.cache.put_job(job_view(raw)):
             return
-        self.queue.add(key)
+        self._add(key)
 
     def ray_job_event(self, kind: str | None, raw: Raw) -> None:
         """A RayJob of ours was made, changed or deleted."""
@@ -93,7 +95,7 @@ class Operator:
             self.cache.drop_ray_job(key, view.name)
         elif not self.cache.put_ray_job(view):
             return
-        self.queue.add(key)
+        self._add(key)
 
     def team_event(self, kind: str | None, raw: Raw) -> None:
         """A team's settings were made, changed or deleted."""
@@ -109,7 +111,12 @@ class Operator:
         """Look at every job again."""
         for key in list(self.cache.jobs):
             if namespace in (None, key.namespace):
-                self.queue.add(key)
+                self._add(key)
+
+    def _add(self, key: Key) -> None:
+        # Who does not act collects no work: on taking the Lease everything is looked at.
+        if self.lease.held.is_set():
+            self.queue.add(key)
 
     # Tasks
 
@@ -148,6 +155,9 @@ class Operator:
         """List everything now and then, and on taking the Lease: what watches have lost is found."""
         led = False
         while True:
+            if self.lease.held.is_set() != led:
+                led = not led
+                self.queue.clear()
             pause = RESYNC_SECONDS * random.uniform(0.9, 1.1)
             try:
                 await self._resync()
@@ -155,20 +165,16 @@ class Operator:
                 log.warning("Listing failed", extra={"error": str(error)})
                 pause = RESYNC_RETRY_SECONDS
             until = time.monotonic() + pause
-            while time.monotonic() < until:
+            while time.monotonic() < until and self.lease.held.is_set() == led:
+                self._counts.show(self.cache.states() if led else {})
                 await asyncio.sleep(1.0)
-                self._counts.show(self.cache.states())
-                if self.lease.held.is_set() and not led:
-                    led = True
-                    break
-                led = self.lease.held.is_set()
 
     async def _resync(self) -> None:
-        kuberay = await self._find_kuberay()
+        await self._find_kuberay()
         missed = 0
         for namespace in self.settings.namespaces or (None,):
             missed += await self._catch_up(JOBS, namespace)
-            if kuberay is not None:
+            if self.cache.kuberay is not None:
                 missed += await self._catch_up(RAY_JOBS, namespace)
             await self._list_teams(namespace)
         self._resyncs_with_misses = self._resyncs_with_misses + 1 if missed and self.synced.is_set() else 0
@@ -227,15 +233,18 @@ class Operator:
                 del self.cache.teams[known]
         self.cache.teams |= found
 
-    async def _find_kuberay(self) -> KubeRay | None:
+    async def _find_kuberay(self) -> None:
+        """Learn what the installed KubeRay can do; the document that tells is large, and seldom another."""
+        if self.cache.kuberay is not None and time.monotonic() - self._looked_for_kuberay < KUBERAY_SECONDS:
+            return
         schema = await self.api.text(f"/openapi/v3/apis/{RAY_JOBS.group_version}")
+        self._looked_for_kuberay = time.monotonic()
         found = None if schema is None or '"RayJob"' not in schema else KubeRay(ray_tokens='"authOptions"' in schema)
         if found is not None and self._served_ray_jobs is False:
             # kopf looks for kinds once, when it starts.
             raise SystemExit("KubeRay has been installed: starting again to watch its RayJobs.")
         self._served_ray_jobs = found is not None
         self.cache.kuberay = found
-        return found
 
     async def ask_runs(self) -> None:
         """Read the progress of running runs, while the Lease is held."""

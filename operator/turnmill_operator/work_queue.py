@@ -56,6 +56,15 @@ class WorkQueue:
         if timer := self._timers.pop(key, None):
             timer.cancel()
 
+    def clear(self) -> None:
+        """Forget everything that waits."""
+        self._ready.clear()
+        self._again.clear()
+        self._failures.clear()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
     async def get(self) -> Key:
         """The key that has waited longest; the worker says `done` in the end."""
         while not self._ready:

@@ -1,0 +1,28 @@
+"""What the operator's process holds before it has anything to do."""
+
+import os
+import subprocess
+import sys
+
+HEAVY = {"torch", "ray", "verl", "vllm", "transformers", "numpy", "kubernetes", "fastapi"}
+BUDGET_MIB = 150
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import turnmill_operator.main
+status = Path("/proc/self/status").read_text()
+memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) // 1024
+print(memory, *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_the_operator_is_small_and_loads_nothing_heavy():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120, env=environment
+    )
+    memory, *modules = done.stdout.split()
+
+    assert int(memory) < BUDGET_MIB
+    assert not HEAVY & set(modules)
