@@ -1,6 +1,6 @@
 """Many jobs at once: how fast the operator takes them up, how much it writes, how much memory it takes.
 
-KUBECONFIG=... .venv/bin/python benchmarks/operator.py --jobs 500
+KUBECONFIG=... .venv/bin/python benchmarks/operator_load.py --jobs 500
 """
 
 import argparse
