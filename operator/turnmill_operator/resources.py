@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.team import CleanUp, HeadGroup, TeamSettings, WorkerGroup, run_dir
 from turnmill_operator.placement import Placement
@@ -122,7 +120,8 @@ def _runtime_env(view: JobView, placement: Placement, attempt: int) -> str:
         # The head, where the run starts, has no GPU to look at.
         "TURNMILL_DEVICE": placement.device,
     }
-    return yaml.safe_dump({"env_vars": variables}, sort_keys=True)
+    # JSON is YAML, and made many times faster.
+    return json.dumps({"env_vars": variables}, sort_keys=True)
 
 
 def _cluster(view: JobView, team: TeamSettings, placement: Placement, attempt: int, ray_tokens: bool) -> Manifest:

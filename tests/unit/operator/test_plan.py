@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -374,7 +375,8 @@ def test_a_suspended_rayjob_that_has_never_run_follows_the_job():
     plan = look(raw_job(suspend=True, training__steps=30), suspended, status=STARTED)
 
     (ray_job,) = plan.apply
-    assert '"steps":30' in ray_job["spec"]["runtimeEnvYAML"]
+    told = json.loads(json.loads(ray_job["spec"]["runtimeEnvYAML"])["env_vars"]["TURNMILL_JOB"])
+    assert told["spec"]["training"]["steps"] == 30
 
 
 def test_a_run_is_suspended_and_resumed_under_a_new_number():
