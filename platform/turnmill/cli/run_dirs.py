@@ -5,6 +5,8 @@ from pathlib import Path
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
+from turnmill.jobs.rules import FIXED
+from turnmill.jobs.values import Values
 from turnmill.jobs.yaml_file import parse_yaml
 
 RUNS = Path("runs")
@@ -64,15 +66,9 @@ def _numbered(name: str, number: int) -> Path:
 
 
 def _check_same_run(job: AgentTrainingJob, run_dir: Path) -> None:
-    before, after = _job_in(existing_run(run_dir)).spec, job.spec
-    pairs = {
-        "spec.model": (before.model, after.model),
-        "spec.environment": (before.environment, after.environment),
-        "spec.agent.type": (before.agent.type, after.agent.type),
-        "spec.algorithm.type": (before.algorithm.type, after.algorithm.type),
-    }
-    changed = [path for path, (old, new) in pairs.items() if old != new]
-    if changed:
+    before, after = (Values(found, AgentTrainingJob) for found in (_job_in(existing_run(run_dir)), job))
+    paths = [f"spec.{fixed.path}" for fixed in FIXED]
+    if changed := [path for path in paths if before[path] != after[path]]:
         raise SettingsError(
             f"--resume: {', '.join(changed)} is not what {run_dir / 'job.yaml'} says: the checkpoints there belong "
             "to another run. Change it back, or leave --resume out to start anew."
