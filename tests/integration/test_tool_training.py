@@ -8,7 +8,7 @@ import pytest
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeRecord, TrajectoryLog
 from turnmill.testing.faulty_proxy import ERROR_TEXT, FaultyProxy
-from turnmill.testing.server_process import ServerProcess
+from turnmill.testing.server_process import ServerProcess, descendants, kill_now
 from turnmill.testing.survivors import Played
 from turnmill.testing.whole_runs import Attempt, WholeRun
 from turnmill.training import processes
@@ -115,7 +115,10 @@ def test_a_run_goes_on_when_its_tool_server_and_its_store_are_killed(run):
     attempt = run.start("--set", f"agent={TALLIED}")
 
     break_in_mid_step(run, attempt, 1, "tool-server")
-    break_in_mid_step(run, attempt, 2, "unixsocket:")
+    attempt.wait_for(in_mid_step(run, 2))
+    (guardian,) = run.processes("guardian.py")
+    (store,) = descendants(guardian)
+    kill_now([store])
     mark = run.mark()
     attempt.wait()
 
