@@ -5,7 +5,7 @@ from datetime import datetime
 
 from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.status import Condition, ConditionType, JobStatus
-from turnmill_operator.resources import Manifest, ray_job_name
+from turnmill_operator.resources import EVENT, Manifest, ray_job_name
 from turnmill_operator.status import State, condition
 from turnmill_operator.views import JobView
 
@@ -53,7 +53,7 @@ def build_event(view: JobView, note: Note, now: datetime) -> Manifest:
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
-        "kind": "Event",
+        "kind": EVENT,
         "metadata": {
             "name": f"{ray_job_name(view.key.name, note.attempt)}.{view.uid[:8]}.{note.reason.lower()}",
             "namespace": view.key.namespace,

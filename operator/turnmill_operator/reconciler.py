@@ -14,10 +14,11 @@ from turnmill_operator.cache import Cache
 from turnmill_operator.notes import build_event, note_of
 from turnmill_operator.outcome import Stage, stage_of
 from turnmill_operator.plan import Plan, desired, last_attempt, owned
-from turnmill_operator.resources import RAY_JOB, clean_up_name, ray_job_name
+from turnmill_operator.resources import EVENT, RAY_JOB, Manifest, clean_up_name, ray_job_name
 from turnmill_operator.status import State, ended_at
 from turnmill_operator.views import (
     FINALIZER,
+    CleanUpView,
     JobView,
     Key,
     Observed,
@@ -69,15 +70,13 @@ class Reconciler:
             await self._look(view)
 
     async def _look(self, view: JobView) -> None:
-        key = view.key
         observed = await self._observe(view)
         try:
             await self._carry_out(view, desired(view, observed, self._now()))
         except _RefusedError as refused:
-            observed = replace(observed, refusal=str(refused))
-            await self._carry_out(view, desired(view, observed, self._now()))
+            await self._carry_out(view, desired(view, refused.seen(observed), self._now()))
         except ApiError:
-            if key in self._cache.jobs:
+            if view.key in self._cache.jobs:
                 raise
             # The job has gone meanwhile.
 
@@ -143,18 +142,19 @@ class Reconciler:
         if plan.check_again is not None:
             self._queue.add_after(key, (plan.check_again - self._now()).total_seconds() + 0.05)
 
-    async def _apply(self, manifest: dict[str, object]) -> None:
+    async def _apply(self, manifest: Manifest) -> None:
+        kind = manifest["kind"]
         try:
             raw = await self._api.apply(manifest)
         except ApiError as error:
-            if error.code in REFUSALS and manifest["kind"] == RAY_JOB:
-                raise _RefusedError(error.message) from error
-            if manifest["kind"] == RAY_JOB or error.code not in REFUSALS:
+            if error.code not in REFUSALS:
                 raise
-            # A namespace that is going takes nothing new; what is left in the store expires.
-            log.warning("Object refused", extra={"kind": manifest["kind"], "error": str(error)})
-            return
-        if manifest["kind"] == RAY_JOB:
+            if kind == EVENT:
+                # What it tells is in the status as well.
+                log.warning("Event refused", extra={"error": str(error)})
+                return
+            raise _RefusedError(kind, error.message) from error
+        if kind == RAY_JOB:
             self._cache.put_ray_job(ray_job_view(raw))
 
     async def _write_status(self, view: JobView, status: JobStatus) -> None:
@@ -171,7 +171,7 @@ class Reconciler:
                     "reason": note.reason,
                 },
             )
-            await self._api.apply(build_event(view, note, self._now()))
+            await self._apply(build_event(view, note, self._now()))
         await self._apply_job(view, status=status.model_dump(mode="json", by_alias=True, exclude_none=True))
         self._progress_written[view.key] = time.monotonic()
         _count(view, status)
@@ -213,7 +213,18 @@ class Reconciler:
 
 
 class _RefusedError(Exception):
-    """The API server does not take a RayJob as it is."""
+    """The API server does not take what should be."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self._kind = kind
+
+    def seen(self, observed: Observed) -> Observed:
+        """What follows from it: a job says why its RayJob is refused; what cannot be cleaned up expires."""
+        if self._kind == RAY_JOB:
+            return replace(observed, refusal=str(self))
+        log.warning("Clean-up refused", extra={"error": str(self)})
+        return replace(observed, clean_up=CleanUpView(finished=True))
 
 
 def _follows_from_absence(view: JobView, observed: Observed, number: int) -> bool:

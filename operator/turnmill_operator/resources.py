@@ -20,7 +20,7 @@ from turnmill_operator.views import (
 
 Manifest = dict[str, Any]
 
-RAY_API, RAY_JOB = "ray.io/v1", "RayJob"
+RAY_API, RAY_JOB, EVENT = "ray.io/v1", "RayJob", "Event"
 ENTRYPOINT = "turnmill run --ray auto"
 METRICS_PORT = 9464
 # KubeRay adds Ray's own ports only to a head that names none.

@@ -32,6 +32,7 @@ class ApiDouble(Api):
         self.events: dict[str, dict[str, Any]] = {}
         self.clean_ups: dict[str, dict[str, Any]] = {}
         self.refusal = ""
+        self.refused: set[str] = set()
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Any:
         self._maybe_fail("before")
@@ -48,6 +49,8 @@ class ApiDouble(Api):
     async def apply(self, manifest: dict[str, Any]) -> Any:
         name, kind = manifest["metadata"]["name"], manifest["kind"]
         with self._write(f"apply {kind} {name}"):
+            if kind in self.refused:
+                raise ApiError(403, "namespace is being terminated")
             if kind == "Event":
                 self.events[name] = manifest
                 return manifest
@@ -365,6 +368,32 @@ async def test_a_refused_rayjob_is_told_and_tried_again():
     api.refusal = ""
     await replica.look()
     assert list(world.ray_jobs) == ["job-1"]
+
+
+async def test_a_job_whose_clean_up_is_refused_goes_at_once():
+    world, api, _ = await first_looks()
+    replica = Replica(api, team_view(raw_team(cleanUp={"template": pod_template()})))
+    await replica.look()
+    delete(world)
+    replica.see_all()
+    await replica.look()
+    replica.see_all()
+    api.refused = {"Job"}
+
+    await replica.look()
+
+    assert world.job is not None
+    assert world.job["metadata"]["finalizers"] == []
+
+
+async def test_refused_events_hold_up_nothing():
+    world, api, replica = await first_looks()
+    api.refused = {"Event"}
+
+    await replica.look()
+
+    assert world.job is not None
+    assert world.job["status"]["state"] == "Starting"
 
 
 async def test_a_rayjob_of_somebody_else_is_left_alone():
