@@ -78,11 +78,11 @@ def autoscaler_sees_calls(release: TeamRelease) -> bool | None:
 
 
 def drain(release: TeamRelease, caller: Caller) -> None:
-    """A replica with a running call of six seconds is told to go."""
+    """A replica with a running call of twelve seconds is told to go."""
     (replica,) = release.tool_server_pods()
     pod = replica["metadata"]["name"]
     running = caller.begin(
-        url=f"http://{replica['status']['podIP']}:5000", trajectories=1, calls=1, sleep=6, patience=0
+        url=f"http://{replica['status']['podIP']}:5000", trajectories=1, calls=1, sleep=12, patience=0
     )
     wait_for("running call", lambda: release.calls_in_flight().get(pod), seconds=60)
     release.namespace.kubectl("delete", "pod", pod, "--wait=false")

@@ -11,8 +11,8 @@ import redis
 
 URL = os.environ["TURNMILL_TOOL_SERVER_URL"]
 TRAJECTORY = f"helm-test-{uuid.uuid4().hex}"
-# The first that a tool takes will do.
-ACTIONS = ("<python>print(6 * 7)</python>", "```bash\necho $((6 * 7))\n```", "<answer>42</answer>")
+# The first that a tool takes will do; the last, an end without an action, is always taken.
+ACTIONS = ("<python>print(6 * 7)</python>", "```bash\necho $((6 * 7))\n```", "<answer>42</answer>", "")
 DEADLINE = time.monotonic() + 120
 
 
@@ -32,12 +32,13 @@ def ask(path: str, body: object = None) -> str:
 
 def call() -> None:
     for number, action in enumerate(ACTIONS):
-        body = {"trajectory_ids": [TRAJECTORY], "actions": [action], "extra_fields": [{"call_id": f"call-{number}"}]}
+        extra = {"call_id": f"call-{number}", "finish": not action}
+        body = {"trajectory_ids": [TRAJECTORY], "actions": [action], "extra_fields": [extra]}
         answer = json.loads(ask("/get_observation", body))
         if answer["valids"] == [True]:
             print(f"call: {action!r} was answered with {answer['observations'][0]!r}")
             return
-    raise SystemExit(f"No tool took any of {ACTIONS}: see the tool server's log.")
+    raise SystemExit("The tool server took no call: see its log.")
 
 
 def record() -> None:
