@@ -42,7 +42,7 @@ async def play() -> AsyncIterator[Play]:
         ("nethack", None),
         ("nethack", "NetHackScore-v0"),
         ("minihack", "MiniHack-Corridor-R3-v0"),
-        ("minihack", "MiniHack-Boxoban-Medium-v0"),
+        ("minihack", "MiniHack-MazeWalk-9x9-v0"),
     ],
 )
 async def test_a_dungeon_repeats_with_its_seed(play, name, task):

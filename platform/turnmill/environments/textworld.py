@@ -15,15 +15,10 @@ TASKS = ("treasure_hunter", "coin_collector", "the_cooking_game")
 """Kinds of games that can be made."""
 
 _COOKING = {
-    "recipe": 1,
-    "take": 1,
-    "go": 1,
-    "open": False,
-    "cook": False,
-    "cut": False,
-    "drop": False,
+    "recipe_seed": 0, "recipe": 1, "take": 1, "go": 1, "open": False, "cook": False, "cut": False, "drop": False,
     "split": "train",
-}
+}  # fmt: skip
+"""Skills that the cooking game asks for: one ingredient to be found and a meal to be made of it."""
 _MAX_COMMAND_CHARACTERS = 200
 
 

@@ -155,6 +155,8 @@ def make_registered(gymnasium: Any, task: str, prefix: str, arguments: dict[str,
         )
     except TypeError as error:
         raise SettingsError(f"environment.options.arguments: {task} does not take them: {error}.") from error
+    except ImportError as error:
+        raise SettingsError(f"environment.task: {task} needs more than the package: {error}.") from error
 
 
 def name_of(key: Any) -> str:
