@@ -52,7 +52,7 @@ def find_invalid(manifests: Sequence[Mapping[str, Any]] | str, schemas: Path) ->
     program = find_program("kubeconform")
     assert program is not None, "kubeconform is missing"
     text = manifests if isinstance(manifests, str) else "\n---\n".join(map(json.dumps, manifests))
-    command = [program, "-strict", "-output=json", f"-schema-location={schemas}/{FILE}"]
+    command = [str(program), "-strict", "-output=json", f"-schema-location={schemas}/{FILE}"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
     report = json.loads(done.stdout)
     return [f"{found['kind']} {found['name']}: {found['status']} {found['msg']}" for found in report["resources"]]
