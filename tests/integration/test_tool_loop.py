@@ -1,5 +1,6 @@
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from aiohttp import web
 
 from turnmill.core.errors import SettingsError
+from turnmill.rollout.sampled import count_foreign
 from turnmill.rollout.tool_agent.loop import Failure
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
@@ -77,6 +79,42 @@ async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server)
     assert row.response.log_probs == (LOG_PROB,) * said + (0.0,) * observed + (LOG_PROB,) * len(
         TOKENIZER.encode(ANSWER, add_special_tokens=False)
     )
+
+
+def foreign(outcome: Outcome) -> int:
+    """Trained tokens that the monitor does not find in what was sampled."""
+    rows = verl_rows(outcome, log_probs=True)
+    return count_foreign(((row.response_ids, row.response_mask) for row in rows), outcome.sampled)
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [{}, {"minTurns": 2}, {"callToolFirst": True}, {"truncateResponseSide": "right", "maxResponseLength": 20},
+     {"rollingWithPrompt": True, "maxTurns": 5, "maxResponseLength": 30}, {"maskOverlongLoss": True}],
+)  # fmt: skip
+async def test_trained_tokens_are_the_sampled_tokens_and_the_monitor_says_so(table, server, agent):
+    outcome = await table([CALL, CALL, CALL, ANSWER, ANSWER, ANSWER, ANSWER], server, **agent).play()
+
+    assert foreign(outcome) == 0
+
+
+async def test_the_monitor_counts_tokens_that_nobody_sampled(table, server):
+    outcome = await table([CALL, ANSWER], server, maskObservations=False).play()
+
+    assert foreign(outcome) == len(outcome.rows[0].response)
+
+
+async def test_a_trajectory_tells_what_it_spent_its_time_on(table):
+    def slowly(call: dict[str, Any]) -> str:
+        time.sleep(0.05)
+        return "[2]"
+
+    async with HttpTools(slowly) as server:
+        outcome = await table([CALL, ANSWER], server).play()
+
+    assert set(outcome.seconds) == {"generation", "tools", "loop"}
+    assert outcome.seconds["tools"] >= 0.05
+    assert all(seconds >= 0 for seconds in outcome.seconds.values())
 
 
 @pytest.mark.parametrize("agent", [{"enableAgent": False}, {"maxTurns": 0}])

@@ -6,6 +6,7 @@ import torch
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.sampled import digest
 from turnmill.rollout.turn_loop import MAX_FAILURES_IN_A_ROW
 from turnmill.testing.agent_loops import TOKENIZER, TurnTable, job_of
 from turnmill.testing.policies import LOG_PROB
@@ -65,6 +66,16 @@ async def test_the_trained_tokens_are_the_sampled_tokens(table):
         assert tuple(row.prompt_ids) == request.prompt_ids
         assert TOKENIZER.decode(row.response_ids) == answer
         assert row.response_logprobs == [LOG_PROB] * len(answer)
+
+
+async def test_rows_carry_a_digest_of_what_was_sampled_and_the_time_it_took(table):
+    at = table([LOOK, WIN, LOOK])
+
+    *rows, bootstrap = await at.play()
+
+    assert facts(rows, "sampled") == [digest(row.response_ids) for row in rows]
+    assert bootstrap.facts.tools_seconds > 0
+    assert bootstrap.facts.generation_seconds >= 0
 
 
 async def test_a_slot_carries_its_episode_on_to_the_next_segment(table):
