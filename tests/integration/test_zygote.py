@@ -220,3 +220,10 @@ def test_where_no_zygote_was_started_python_runs_by_itself(tmp_path, modules):
     result = subprocess.run([*command, "-c", "import heavy, os; print(os.getpid())"], capture_output=True, text=True)
 
     assert imports(tmp_path) == [int(result.stdout)]
+
+
+def test_every_process_has_a_group_of_its_own_to_be_killed_with(zygote):
+    groups = {run(zygote, "-c", "import os; print(os.getpgid(0))").stdout for _ in range(2)}
+
+    assert len(groups) == 2
+    assert str(os.getpgid(zygote.process.pid)) not in {group.strip() for group in groups}

@@ -215,6 +215,8 @@ def _signal_from(connection: socket.socket) -> int:
 def _become(request: Request) -> None:
     """Turn this fork into the process that was asked for: descriptors, environment, folder, seeds."""
     kernel.die_with_parent(signal.SIGKILL)
+    # Ray kills the process group of a worker that ends: in the zygote's own it would take all others along.
+    os.setpgid(0, 0)
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR) for descriptor in request.received]
     for descriptor in request.received:
         os.close(descriptor)
