@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
@@ -240,3 +241,13 @@ def test_vllm_as_installed_serves_its_series(name: str):
     bare = "vllm:" + name.removeprefix("ray_vllm_").removesuffix("_total").removesuffix("_bucket")
 
     assert bare in words_of("vllm.v1.metrics.loggers")
+
+
+def test_engines_tell_ray_their_series_by_a_class_that_vllm_has():
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    (group,) = (group for group in points if group.startswith("vllm."))
+
+    module, _, name = points[group]["ray"].partition(":")
+    classes = {node.name for node in ast.walk(ast.parse(source_of(module))) if isinstance(node, ast.ClassDef)}
+    assert name in classes
+    assert f'"{group}"' in source_of("vllm.plugins.__init__")
