@@ -51,18 +51,18 @@ class Measured:
 
 
 def measure(kind: Kind, seconds: float) -> Measured:
-    """Play at random in one process, text observations included."""
+    """Play at random in one process, text observations included; seconds are those that a core spent on it."""
     environment = create(kind.name, kind.task, _MAX_TURNS, kind.options)
     actions = environment.actions or _OPEN_ACTIONS[kind.name]
     chance = random.Random(0)
     num_steps, stepping, resets = 0, 0.0, []
     while stepping < seconds:
-        started = time.perf_counter()
+        started = time.process_time()
         environment.reset(len(resets))
-        resets.append(time.perf_counter() - started)
-        started = time.perf_counter()
+        resets.append(time.process_time() - started)
+        started = time.process_time()
         num_steps += _play(environment, actions, chance)
-        stepping += time.perf_counter() - started
+        stepping += time.process_time() - started
     # Of the first reset the import of libraries is a part.
     return Measured(num_steps / stepping, num_steps / (stepping + sum(resets[1:])), 1000 * statistics.median(resets))
 

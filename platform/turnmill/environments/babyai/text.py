@@ -57,11 +57,12 @@ def describe(view: np.ndarray, carrying: Any = None) -> str:
 def seen_walls(view: np.ndarray) -> list[tuple[str, int]]:
     """Directions in which a wall is the first thing the agent meets, and its distance."""
     agent_column, agent_row = _agent_cell(view)
+    kinds = view[:, :, 0].tolist()
     walls = []
     for direction, across, down in _LOOKS:
         column, row, distance = agent_column + across, agent_row + down, 1
         while 0 <= column < view.shape[0] and 0 <= row < view.shape[1]:
-            kind = int(view[column, row, 0])
+            kind = kinds[column][row]
             if kind not in _SEE_THROUGH:
                 if kind == _WALL:
                     walls.append((direction, distance))
@@ -73,11 +74,13 @@ def seen_walls(view: np.ndarray) -> list[tuple[str, int]]:
 def seen_objects(view: np.ndarray) -> list[SeenObject]:
     """Everything in view but walls and floor, column by column from the left, far before near."""
     agent_column, agent_row = _agent_cell(view)
+    # Plain lists: asking an array for one number takes as long as for all of them.
     return [
-        SeenObject(_name(*view[column, row]), int(column) - agent_column, agent_row - int(row))
-        for column, row in np.argwhere(view[:, :, 0] >= _FIRST_OBJECT)
+        SeenObject(_name(kind, colour, state), column - agent_column, agent_row - row)
+        for column, cells in enumerate(view.tolist())
+        for row, (kind, colour, state) in enumerate(cells)
         # The agent's own cell shows what it carries.
-        if (column, row) != (agent_column, agent_row)
+        if kind >= _FIRST_OBJECT and (column, row) != (agent_column, agent_row)
     ]
 
 
@@ -86,5 +89,5 @@ def _agent_cell(view: np.ndarray) -> tuple[int, int]:
 
 
 def _name(kind: int, colour: int, state: int) -> str:
-    name = f"{IDX_TO_COLOR[int(colour)]} {IDX_TO_OBJECT[int(kind)]}"
-    return f"{_DOOR_STATES[int(state)]} {name}" if kind == _DOOR else name
+    name = f"{IDX_TO_COLOR[colour]} {IDX_TO_OBJECT[kind]}"
+    return f"{_DOOR_STATES[state]} {name}" if kind == _DOOR else name
