@@ -1,0 +1,49 @@
+import math
+
+from turnmill.observability.tool_metrics import ToolMetrics
+
+INFO = {
+    "used_memory": 700,
+    "maxmemory": 1000,
+    "connected_clients": 3,
+    "evicted_keys": 2,
+    "aof_delayed_fsync": 5,
+    "aof_last_write_status": "err",
+    "db0": {"keys": 10, "expires": 4},
+    "db1": {"keys": 1, "expires": 0},
+}
+
+
+def told(metrics: ToolMetrics) -> dict[str, float]:
+    families = metrics.registry.collect()
+    return {s.name.removeprefix("turnmill_store_"): s.value for f in families for s in f.samples if not s.labels}
+
+
+def test_what_the_store_tells_of_itself_is_shown():
+    metrics = ToolMetrics()
+
+    metrics.store.show(INFO)
+
+    shown = told(metrics)
+    assert (shown["up"], shown["memory_bytes"], shown["memory_limit_bytes"]) == (1, 700, 1000)
+    assert (shown["keys"], shown["connections"], shown["evicted_keys_total"]) == (11, 3, 2)
+    assert (shown["aof_failing"], shown["aof_delayed_writes_total"]) == (1, 5)
+
+
+def test_a_store_without_an_append_only_file_is_not_failing():
+    metrics = ToolMetrics()
+
+    metrics.store.show({"used_memory": 1})
+
+    assert (told(metrics)["aof_failing"], told(metrics)["aof_delayed_writes_total"]) == (0, 0)
+
+
+def test_of_a_store_that_does_not_answer_nothing_is_shown_but_that():
+    metrics = ToolMetrics()
+    metrics.store.show(INFO)
+
+    metrics.store.show(None)
+
+    assert told(metrics)["up"] == 0
+    assert "memory_bytes" not in told(metrics)
+    assert not any(math.isnan(value) for value in told(metrics).values())
