@@ -10,7 +10,7 @@ from turnmill.jobs.problems import MISSING, Problem
 from turnmill.jobs.values import BrokenValueError, Values
 
 # The warm start imitates an expert, and only these environments bring one.
-EXPERTS = ("babaisai", "babyai", "sokoban")
+EXPERTS = ("babaisai", "babyai", "blocksworld", "sokoban", "tetris")
 TEACHERS = ("arithmetic",)
 
 

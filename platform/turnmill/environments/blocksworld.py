@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import ClassVar, Literal
 
@@ -67,7 +68,7 @@ class Blocksworld(Environment):
         if action == UNREADABLE:
             return StepResult(self._tell(), UNREADABLE_REWARD, info=_info())
         _, block, _, onto = action.split()
-        valid = self._is_possible(int(block), int(onto))
+        valid = self.is_possible(int(block), int(onto))
         if valid:
             self.state = (*self.state[: int(block) - 1], int(onto), *self.state[int(block) :])
         solved = self.state == self.goal
@@ -98,7 +99,12 @@ class Blocksworld(Environment):
             return None
         return f"move {int(words[0])} to {int(words[1])}"
 
-    def _is_possible(self, block: int, onto: int) -> bool:
+    def expert(self) -> "BlocksworldExpert":
+        """Who plays this well, for a policy to imitate."""
+        return BlocksworldExpert(self)
+
+    def is_possible(self, block: int, onto: int) -> bool:
+        """Whether a block can be moved there."""
         blocks = range(1, self.num_blocks + 1)
         return (
             block in blocks
@@ -116,6 +122,45 @@ class Blocksworld(Environment):
         draw = _draw_boxes if self.view == "2d_sparse" else _draw_digits
         current, goal = "\n".join(draw(self.state)), "\n".join(draw(self.goal))
         return f"Graphical representation (Current):\n{current}\n\nGraphical representation (Goal):\n{goal}"
+
+
+class BlocksworldExpert:
+    """Builds what can be built, and otherwise clears what is in the way onto the table."""
+
+    def __init__(self, environment: Blocksworld) -> None:
+        self.environment = environment
+
+    def advise(self, last_action: str | None) -> str | None:
+        """A move that some shortest plan, or nearly one, goes on with."""
+        environment = self.environment
+        misplaced = [block for block in range(1, environment.num_blocks + 1) if not self._is_placed(block)]
+        for block in misplaced:
+            onto = environment.goal[block - 1]
+            if (onto == TABLE or self._is_placed(onto)) and environment.is_possible(block, onto):
+                return f"move {block} to {onto}"
+        for block in misplaced:
+            if environment.state[block - 1] != TABLE and environment.is_possible(block, TABLE):
+                return f"move {block} to {TABLE}"
+        return None
+
+    def thought(self) -> str:
+        """Where the block that comes next belongs."""
+        block = (self.advise(None) or "move 0").split()[1]
+        return f"Block {block} is next."
+
+    def phrases(self) -> Iterator[str]:
+        """Every word of a prompt or an answer, each in its place in a line."""
+        yield self.environment.compact_prompt()
+        for number in range(self.environment.num_blocks + 1):
+            yield f"Current state: Block {number} is on the table."
+            yield f"Goal state: Block {number} is on top of Block {number}."
+            yield f"Block {number} is next."
+        for action in self.environment.actions:
+            yield f" {action}"
+
+    def _is_placed(self, block: int) -> bool:
+        onto = self.environment.goal[block - 1]
+        return self.environment.state[block - 1] == onto and (onto == TABLE or self._is_placed(onto))
 
 
 def stacks(state: State) -> list[list[int]]:

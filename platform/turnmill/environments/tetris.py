@@ -1,12 +1,15 @@
 """A small Tetris that ends with the first line: GRL's board, pieces and rewards, told as a map."""
 
 import random
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.registry import register
 
@@ -20,6 +23,9 @@ _FLAT = ((0, 0), (-1, 0))
 _SQUARE = ((0, 0), (-1, 0), (0, -1), (-1, -1))
 SHAPES = {1: (_DOT,), 2: (_UPRIGHT, _FLAT), 3: (_UPRIGHT, _FLAT, _SQUARE)}
 """Pieces by `boxType`: each cell's columns to the right of the anchor and rows below it."""
+
+MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, 1)}
+"""Actions by columns to the right and rows down."""
 
 _COLOURS = {EMPTY: (30, 30, 40), FILLED: (150, 150, 160), FALLING: (90, 160, 230)}
 _CELL_PIXELS = 24
@@ -48,6 +54,9 @@ class TetrisOptions(EnvironmentOptions):
     box_type: Literal[1, 2, 3] = 1
     """Pieces: `1` has single cells, `2` dominoes upright and flat, `3` squares as well."""
 
+    view: Literal["map", "spaced"] = "map"
+    """`map` tells the board as rows of symbols, `spaced` puts spaces between them, for tokenizers of words."""
+
 
 @register
 class Tetris(Environment):
@@ -55,12 +64,12 @@ class Tetris(Environment):
 
     name: ClassVar[str] = "tetris"
     Settings: ClassVar[type[EnvironmentOptions]] = TetrisOptions
-    actions = ("left", "right", "down")
+    actions = tuple(MOVES)
     default_action = "down"
 
     def __init__(self, task: str | None, max_turns: int, options: TetrisOptions) -> None:
         super().__init__(task, max_turns, options)
-        self.width, self.height = options.width, options.height
+        self.width, self.height, self.view = options.width, options.height, options.view
         self.shapes = SHAPES[options.box_type]
         self.rows: list[list[str]] = []
         """What has come to rest, from the top row down."""
@@ -79,12 +88,12 @@ class Tetris(Environment):
 
     def step(self, action: str) -> StepResult:
         """Move the piece one cell; one that can fall no further comes to rest."""
-        right, down = {"left": (-1, 0), "right": (1, 0), "down": (0, 1)}[action]
-        effective = self._is_free(right, down)
+        right, down = MOVES[action]
+        effective = self.is_free(right, down)
         if effective:
             self.piece.column += right
             self.piece.row += down
-        if self._is_free(0, 1):
+        if self.is_free(0, 1):
             return StepResult(self._tell(), STEP_REWARD, info=_info(effective, lines=0))
         lines = self._settle()
         lost = lines == 0 and FILLED in self.rows[0]
@@ -115,9 +124,19 @@ class Tetris(Environment):
         """Read the numbers 0 to 2 as left, right and down."""
         return dict(zip("012", self.actions, strict=True)).get(answer, answer)
 
+    def expert(self) -> "TetrisExpert":
+        """Who plays this well, for a policy to imitate."""
+        if self.view != "spaced":
+            raise SettingsError(
+                "environment.options.view: must be spaced for model.warmStart: its tokenizer would take every row of "
+                "a map for a word of its own. Set it to spaced."
+            )
+        return TetrisExpert(self)
+
     def render(self) -> np.ndarray:
         """Draw the board, a coloured square for each cell."""
-        picture = np.array([[_COLOURS[cell] for cell in row] for row in self._tell().splitlines()], dtype=np.uint8)
+        rows = self._tell().replace(" ", "").splitlines()
+        picture = np.array([[_COLOURS[cell] for cell in row] for row in rows], dtype=np.uint8)
         return picture.repeat(_CELL_PIXELS, axis=0).repeat(_CELL_PIXELS, axis=1)
 
     def _next_piece(self) -> _Piece:
@@ -133,7 +152,8 @@ class Tetris(Environment):
         shape = self.shapes[index]
         return _Piece(shape, self._chance.randint(1 if (-1, 0) in shape else 0, self.width - 1))
 
-    def _is_free(self, right: int, down: int) -> bool:
+    def is_free(self, right: int, down: int) -> bool:
+        """Whether there is room for the falling piece, if it were moved that much."""
         for column, row in self.piece.cells(right, down):
             # Above the board there is room, but no way around its sides.
             if not 0 <= column < self.width or row >= self.height or (row >= 0 and self.rows[row][column] == FILLED):
@@ -155,7 +175,68 @@ class Tetris(Environment):
         for column, row in self.piece.cells():
             if row >= 0:
                 rows[row] = f"{rows[row][:column]}{FALLING}{rows[row][column + 1 :]}"
-        return "\n".join(rows)
+        return "\n".join(rows if self.view == "map" else map(" ".join, rows))
+
+
+class TetrisExpert:
+    """Knows the way of the falling piece to where it fits best."""
+
+    def __init__(self, environment: Tetris) -> None:
+        self.environment = environment
+        self._way: list[str] = []
+
+    def advise(self, last_action: str | None) -> str | None:
+        """The first action on the shortest way to the best place within reach."""
+        self._way = self._best_way()
+        return self._way[0] if self._way else None
+
+    def thought(self) -> str:
+        """How far the place is."""
+        across = self._way.count("right") - self._way.count("left")
+        where = "below" if across == 0 else f"{abs(across)} {'right' if across > 0 else 'left'}"
+        return f"the place is {where}"
+
+    def phrases(self) -> Iterator[str]:
+        """Every word of a prompt or an answer, each in its place in a line."""
+        yield self.environment.compact_prompt()
+        yield "the place is below"
+        for first in (EMPTY, FILLED, FALLING):
+            yield f"{first} {EMPTY} {FILLED} {FALLING}"
+        for number in range(1, self.environment.width):
+            yield f"the place is {number} right\nthe place is {number} left"
+        for action in self.environment.actions:
+            yield f" {action}"
+
+    def _best_way(self) -> list[str]:
+        environment = self.environment
+        ways: dict[tuple[int, int], list[str]] = {(0, 0): []}
+        waiting = deque([(0, 0)])
+        best: tuple[int, list[str]] | None = None
+        while waiting:
+            right, down = waiting.popleft()
+            for action, (across, below) in MOVES.items():
+                moved = (right + across, down + below)
+                if not environment.is_free(*moved) or moved in ways:
+                    continue
+                ways[moved] = [*ways[right, down], action]
+                # A piece comes to rest as soon as something is under it.
+                if environment.is_free(moved[0], moved[1] + 1):
+                    waiting.append(moved)
+                elif best is None or self._worth(*moved) > best[0]:
+                    best = (self._worth(*moved), ways[moved])
+        return best[1] if best is not None else ["down"]
+
+    def _worth(self, right: int, down: int) -> int:
+        """Full rows count most, then depth."""
+        environment = self.environment
+        cells = [cell for cell in environment.piece.cells(right, down) if cell[1] >= 0]
+        full = sum(
+            all(
+                environment.rows[row][column] == FILLED or (column, row) in cells for column in range(environment.width)
+            )
+            for row in {row for _, row in cells}
+        )
+        return 1000 * full + sum(row for _, row in cells)
 
 
 def _info(effective: bool, lines: int) -> dict[str, float]:

@@ -119,3 +119,22 @@ def test_every_named_action_is_one_that_an_answer_can_mean():
 
     assert set(environment.actions) == {f"move {a} to {b}" for a, b in product(range(1, 4), range(4)) if a != b}
     assert all(environment.match_action(action) == action for action in environment.actions)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3, 5, 9])
+def test_an_expert_reaches_every_goal(num_blocks):
+    environment = create(numBlocks=num_blocks)
+    for seed in range(30):
+        environment.reset(seed)
+        expert, action, results = environment.expert(), None, []
+        while not results or not results[-1].terminated:
+            assert expert.thought().endswith(" is next.")
+            action = expert.advise(action)
+            results.append(environment.step(action))
+
+        assert len(results) <= 2 * num_blocks
+        assert all(result.info["action_is_valid"] for result in results)
+
+
+def test_an_expert_has_no_advice_where_the_goal_is_reached():
+    assert between((0, 1), (0, 1)).expert().advise(None) is None

@@ -11,8 +11,8 @@ def create(**options: object) -> Tetris:
     return environment
 
 
-def on_board(*rows: str, box_type: int = 1, shape: int = 0, column: int = 0) -> Tetris:
-    environment = create(width=len(rows[0]), height=len(rows), boxType=box_type)
+def on_board(*rows: str, box_type: int = 1, shape: int = 0, column: int = 0, **options: object) -> Tetris:
+    environment = create(width=len(rows[0]), height=len(rows), boxType=box_type, **options)
     environment.reset(0)
     environment.rows = [list(row) for row in rows]
     environment.piece = _Piece(SHAPES[box_type][shape], column)
@@ -119,3 +119,36 @@ def test_a_board_is_drawn_cell_by_cell():
     environment.reset(0)
 
     assert environment.render().shape == (96, 96, 3)
+
+
+@pytest.mark.parametrize("box_type", [1, 2, 3])
+def test_an_expert_fills_a_line(box_type):
+    environment = create(boxType=box_type, view="spaced")
+    won = 0
+    for seed in range(20):
+        environment.reset(seed)
+        expert, action, done = environment.expert(), None, False
+        while not done:
+            action = expert.advise(action)
+            result = environment.step(action)
+            done = result.terminated
+        won += result.reward > 0
+
+    assert won >= (20 if box_type == 1 else 12)
+
+
+def test_an_expert_tells_where_the_piece_belongs():
+    environment = on_board("____", "____", "##_#", view="spaced")
+    expert = environment.expert()
+
+    assert expert.advise(None) in ("right", "down")
+    assert expert.thought() == "the place is 2 right"
+
+
+def test_an_expert_is_there_for_views_that_a_word_tokenizer_can_read():
+    with pytest.raises(SettingsError, match=r"options.view: .* Set it to spaced"):
+        create().expert()
+
+
+def test_a_spaced_view_tells_the_same_board():
+    assert create(view="spaced").reset(3).replace(" ", "") == create().reset(3)
