@@ -29,6 +29,7 @@ class StepResult:
     """The environment's own limit ended the episode."""
 
     info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers: `success`, `action_is_effective` and `action_is_valid` where they are known, and others."""
 
 
 class Environment(ABC):
