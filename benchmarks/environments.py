@@ -39,6 +39,8 @@ _OPEN_ACTIONS = {
     "maths": ("12", "the answer is 89"),
 }
 _MAX_TURNS = 64
+PER_EPISODE = 20
+"""Random strings that are given one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,36 +94,36 @@ def speed(seconds: float, passes: int) -> None:
 
 def fuzz(num_strings: int) -> None:
     """Give every environment its share of the strings; raises where one does not bear it."""
-    per_example = 20
+    print("| environment | strings | seconds | longest |\n| --- | --- | --- | --- |")
     for kind in KINDS:
-        episode = make(kind)
-        given_texts = 0
-        longest = 0.0
-
-        @settings(
-            max_examples=num_strings // len(KINDS) // per_example + 1,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(
-            seed=st.integers(0, 2**31 - 1),
-            texts=st.lists(responses(episode.environment.actions), min_size=per_example, max_size=per_example),
-        )
-        def check(seed: int, texts: list[str], episode: object = episode) -> None:
-            nonlocal given_texts, longest
-            started = time.perf_counter()
-            give(episode, seed, texts)
-            longest = max(longest, time.perf_counter() - started)
-            given_texts += len(texts)
-
         started = time.perf_counter()
-        check()
-        print(
-            f"{kind}: {given_texts:,} strings in {time.perf_counter() - started:.0f} s, "
-            f"{per_example} of them in {longest:.2f} s at most",
-            flush=True,
-        )
+        num_given, longest = _fuzz_one(kind, num_strings // len(KINDS))
+        seconds = time.perf_counter() - started
+        print(f"| {kind} | {num_given:,} | {seconds:.0f} | {longest:.2f} s for {PER_EPISODE} |", flush=True)
+
+
+def _fuzz_one(kind: Kind, num_strings: int) -> tuple[int, float]:
+    """How many strings it was given, and the longest that `PER_EPISODE` of them took."""
+    episode = make(kind)
+    took: list[float] = []
+
+    @settings(
+        max_examples=-(-num_strings // PER_EPISODE),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        seed=st.integers(0, 2**31 - 1),
+        texts=st.lists(responses(episode.environment.actions), min_size=PER_EPISODE, max_size=PER_EPISODE),
+    )
+    def check(seed: int, texts: list[str]) -> None:
+        started = time.perf_counter()
+        give(episode, seed, texts)
+        took.append(time.perf_counter() - started)
+
+    check()
+    return len(took) * PER_EPISODE, max(took)
 
 
 def main() -> None:
