@@ -15,6 +15,7 @@ NOTHING = ""
 """The default action where none is configured: the server is not asked at all."""
 
 _MAX_MESSAGE_BYTES = 16 * 2**20
+_MAX_ERROR_CHARACTERS = 500
 
 
 class OpenEnvOptions(EnvironmentOptions):
@@ -142,7 +143,8 @@ class OpenEnv(Environment):
             ) from error
         found = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or answer.get("type") != "observation":
-            why = found.get("message") if isinstance(found, dict) else str(answer)[:200]
+            told = found if isinstance(found, dict) else {"message": answer}
+            why = " ".join(str(told[key]) for key in ("message", "errors") if told.get(key))[:_MAX_ERROR_CHARACTERS]
             raise EnvironmentFailedError(f"The OpenEnv server refused a {kind}: {why}.")
         return found
 
