@@ -125,6 +125,14 @@ def test_rollout_with_machines_of_its_own_reaches_the_dataclasses_of_verl(name, 
     assert rollout.checkpoint_engine.backend == backend
 
 
+def test_an_engine_of_several_gpus_has_all_of_them_on_one_machine(model):
+    setting = f"spec.verl={{{ROLLOUT}.tensor_model_parallel_size: 2}}"
+
+    rollout = config_of(example("babyai-goto-h100-a40", model, setting), model, "cuda").actor_rollout_ref.rollout
+
+    assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.tensor_model_parallel_size) == (8, 2, 2)
+
+
 @pytest.mark.parametrize("kind", ["babyai-goto-cpu", "tool-arithmetic-cpu"])
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_path):

@@ -16,6 +16,7 @@ from turnmill.jobs.training import TrainingSettings
 
 API_VERSION = "turnmill.dev/v1alpha1"
 KIND = "AgentTrainingJob"
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 # KubeRay appends to the name and allows 47 characters of its own; pods must start with a letter.
 JobName = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
@@ -115,10 +116,9 @@ class JobSpec(Settings):
         return self.algorithm
 
     @property
-    def rollout_accelerator(self) -> str | None:
-        """The accelerator of the machines that roll out."""
-        separate = self.training.mode == "separate_async"
-        return self.resources.rollout.accelerator if separate else self.resources.train.accelerator
+    def gpus_per_engine(self) -> int:
+        """GPUs that one inference engine spans."""
+        return int(self.verl.get(TENSOR_PARALLEL, 1))
 
     @property
     def turns_per_step(self) -> int:

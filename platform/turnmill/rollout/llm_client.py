@@ -1,8 +1,17 @@
-"""verl's client of its inference servers, asking for a server once per slot instead of twice per turn."""
+"""verl's clients of its inference servers: one that asks for a server once per slot, one that outlives servers."""
 
+import asyncio
+import logging
 from typing import Any
 
-from verl.workers.rollout.llm_server import LLMServerClient
+import ray
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+
+from turnmill.core.errors import RunFailedError
+
+UNAVAILABLE_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class SlotClient(LLMServerClient):
@@ -23,3 +32,43 @@ class SlotClient(LLMServerClient):
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         """Nothing to give back: slots are spread over the servers for good."""
+
+
+class EngineClient(FullyAsyncLLMServerClient):
+    """Engines come and go: where one dies, another begins the response anew; where none is left, the run fails."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._addresses: dict[str, str] = {}
+
+    async def generate(self, request_id: str, **kwargs: Any) -> Any:
+        """A whole response, whatever becomes of the engine that began it."""
+        while True:
+            try:
+                return await super().generate(request_id, **kwargs)
+            except ray.exceptions.ActorDiedError as error:
+                address = self._addresses.get(str(error.actor_id))
+                if address is None:
+                    # Not an engine.
+                    raise
+                log.warning("Engine died", extra={"engine": address, "request": request_id})
+                await self._load_balancer.remove_servers.remote([address])
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(UNAVAILABLE_SECONDS)
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        try:
+            address, engine = await super()._acquire_server(request_id, **extra)
+        except ray.exceptions.RayTaskError as error:
+            raise engines_gone() from error
+        self._addresses[engine._actor_id.hex()] = address
+        return address, engine
+
+
+def engines_gone() -> RunFailedError:
+    """There is nothing to roll out with."""
+    return RunFailedError(
+        "Every inference engine has died: their processes or machines are gone. Another attempt starts new ones; "
+        "`--resume` carries on from the last checkpoint.",
+        "engines_died",
+    )

@@ -21,8 +21,8 @@ _VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 def placed(worker: type["LoopWorker"], config: Any) -> Any:
-    """The worker as an actor, beside the engines that it asks."""
-    accelerator = AgentTrainingJob.model_validate_json(config.turnmill.job).spec.rollout_accelerator
+    """The worker as an actor, on a machine that trains: no slot is lost with one that only rolls out."""
+    accelerator = AgentTrainingJob.model_validate_json(config.turnmill.job).spec.resources.train.accelerator
     if accelerator is None:
         return ray.remote(worker)
     return ray.remote(num_cpus=0, resources={ray_resource(accelerator): RESOURCE_SHARE})(worker)

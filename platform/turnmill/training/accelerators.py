@@ -47,7 +47,8 @@ def demands(job: AgentTrainingJob) -> tuple[Demand, ...]:
     )
     if job.spec.training.mode != "separate_async":
         return (training,)
-    return training, Demand("spec.resources.rollout", rollout.replicas, 1, CPUS_PER_ENGINE_GPU, rollout.accelerator)
+    gpus = job.spec.gpus_per_engine
+    return training, Demand("spec.resources.rollout", rollout.replicas, gpus, CPUS_PER_ENGINE_GPU, rollout.accelerator)
 
 
 def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.debug.metrics import calculate_debug_metrics
 
+from turnmill.rollout.llm_client import EngineClient
 from turnmill.training import placement
 from turnmill.training.dataset import select
+from turnmill.training.engines import Engines
 
 DIFFERENCES = "training/rollout_probs_diff_"
 
@@ -109,6 +111,23 @@ class SeparateAsync(AheadOfLearning, PPOTrainerSeparateAsync):
         super().__init__(config)
         actor.ppo_mini_batch_size = wanted
         placement.place_engines(self.job.spec.resources.rollout.accelerator)
+
+    def _setup(self) -> None:
+        super()._setup()
+        self._engines = Engines(self.standalone_server_manager, self.standalone_checkpoint_manager)
+
+    def get_llm_client(self) -> EngineClient:
+        """The client that agent loops generate with."""
+        return self.standalone_server_manager.get_client(client_cls=EngineClient)
+
+    def on_step_end(self) -> None:
+        """Give the new weights to all engines that are left."""
+        self._engines.drop_dead()
+        super().on_step_end()
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics["turnmill/engines"] = float(len(self._engines))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # All updates of a step start from the same weights: nothing is to be put aside for later ones.

@@ -127,8 +127,8 @@ def _signal(pid: int, signal_number: int) -> None:
 
 
 def _shared_memory() -> set[str]:
-    """Segments of Python's and vLLM's shared memory."""
-    return {path.name for path in Path("/dev/shm").glob("psm_*")}
+    """Segments of Python's and vLLM's shared memory, and Python's semaphores."""
+    return {path.name for kind in ("psm_*", "sem.mp-*", "verl_weights_*") for path in Path("/dev/shm").glob(kind)}
 
 
 def _unlink_unused(name: str) -> None:

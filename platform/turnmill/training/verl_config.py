@@ -1,5 +1,6 @@
 """A job as verl's configuration: one base, one overlay per device, and the user's own settings last."""
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.resources import ray_resource
 from turnmill.training.verl_names import unknown_names
 
 NEVER = 10**9
@@ -21,8 +23,18 @@ def compose_defaults() -> DictConfig:
     """verl's own configuration, as its command line would start from."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer")
+    with open_dict(config):
+        # What verl leaves to the queue's own configuration, in which its own is merged later on.
+        config.transfer_queue = OmegaConf.merge(_queue_defaults(), config.transfer_queue)
     OmegaConf.set_struct(config, True)
     return config
+
+
+def _queue_defaults() -> Any:
+    package = importlib.util.find_spec("transfer_queue")
+    assert package is not None
+    assert package.origin is not None
+    return OmegaConf.load(Path(package.origin).with_name("config.yaml"))
 
 
 def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, device: str) -> DictConfig:
@@ -79,10 +91,16 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
         "trainer.n_gpus_per_node": spec.resources.train.gpus_per_node,
         "trainer.use_v1": True,
         # Not on a head that takes no work: a storage unit that is put there would never start.
-        "transfer_queue.backend.SimpleStorage.required_node_resource": "CPU",
+        "transfer_queue.backend.SimpleStorage.required_node_resource": _resource_of_training(job),
         # Environments give the rewards.
         "reward.num_workers": 0,
     }
+
+
+def _resource_of_training(job: AgentTrainingJob) -> str:
+    """What the machines that train have; those that only roll out should hold no rows."""
+    accelerator = job.spec.resources.train.accelerator
+    return "CPU" if accelerator is None else ray_resource(accelerator)
 
 
 def _data(job: AgentTrainingJob) -> dict[str, Any]:
@@ -226,10 +244,12 @@ def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
         # No engine on the devices that learn.
         "actor_rollout_ref.hybrid_engine": False,
         f"{rollout}.nnodes": spec.resources.rollout.replicas,
-        f"{rollout}.n_gpus_per_node": 1,
+        f"{rollout}.n_gpus_per_node": spec.gpus_per_engine,
         f"{v1}.separate_async.parameter_sync_step": 1,
         f"{rollout}.checkpoint_engine.backend": WEIGHT_TRANSFER[device],
         f"{rollout}.checkpoint_engine.custom_backend_module": "turnmill.training.weight_transfer",
+        # Anew for each sync, as gloo does by itself: an engine that has died since is not waited for.
+        f"{rollout}.checkpoint_engine.engine_kwargs.nccl.rebuild_group": True,
     }
 
 

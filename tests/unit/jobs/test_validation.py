@@ -81,13 +81,7 @@ def test_agent_algorithm_and_step_go_together(data: dict[str, Any], paths: list[
 def test_rollout_may_have_machines_of_its_own(resources: dict[str, Any]):
     spec = parse_job(job(training__mode="separate_async", resources=resources)).spec
 
-    assert spec.rollout_accelerator == resources.get("rollout", {}).get("accelerator")
-
-
-def test_rollout_is_on_the_machines_that_learn_in_the_other_modes():
-    spec = parse_job(job(resources={"train": {"accelerator": "H100"}, "rollout": {"accelerator": "H100"}})).spec
-
-    assert spec.rollout_accelerator == "H100"
+    assert spec.resources.rollout.replicas == resources.get("rollout", {}).get("replicas", 1)
 
 
 def test_every_rule_has_a_job_that_breaks_it():

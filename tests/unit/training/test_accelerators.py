@@ -1,12 +1,14 @@
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from turnmill.jobs import AgentTrainingJob, parse_job
+from turnmill.jobs.job import TENSOR_PARALLEL
 from turnmill.training.accelerators import demands, describe, local_resources, missing_message
 
 
-def job(mode: str, **resources: Any) -> AgentTrainingJob:
+def job(mode: str, verl: Mapping[str, Any] | None = None, **resources: Any) -> AgentTrainingJob:
     return parse_job(
         {
             "apiVersion": "turnmill.dev/v1alpha1",
@@ -17,6 +19,7 @@ def job(mode: str, **resources: Any) -> AgentTrainingJob:
                 "environment": {"name": "babyai", "task": "goto", "count": 4},
                 "training": {"steps": 2, "turnsPerStep": 256, "mode": mode},
                 "resources": resources,
+                "verl": verl or {},
             },
         }
     )
@@ -35,6 +38,12 @@ def test_a_job_with_machines_of_its_own_for_rollout_needs_both_kinds():
     assert (training.machines, training.gpus, training.accelerator) == (2, 8, "H100")
     assert (rollout.machines, rollout.gpus, rollout.accelerator) == (4, 1, "A40")
     assert rollout.bundle == {"CPU": 2, "GPU": 1, "accelerator_type:A40": 1e-4}
+
+
+def test_an_engine_may_span_several_gpus():
+    _, rollout = demands(job("separate_async", verl={TENSOR_PARALLEL: 2}, rollout={"replicas": 3}))
+
+    assert (rollout.machines, rollout.gpus) == (3, 2)
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])

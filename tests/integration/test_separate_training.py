@@ -1,0 +1,164 @@
+"""Whole runs whose rollout has devices of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from turnmill.jobs import load_job
+from turnmill.testing.whole_runs import WholeRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+JOB = """
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: apart}
+spec:
+  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+  model: {warmStart: {turns: 600, gradientSteps: 40, maxLoss: 10}}
+  agent: {maxTurns: 6, prompt: compact, maxPromptTokens: 160, maxResponseTokens: 20}
+  environment: {name: babyai, task: GoToObj, count: 4}
+  # So fast that a policy and the next one disagree about every token.
+  algorithm: {minibatchTurns: 8, actorLearningRate: 5e-3, criticWarmup: {batches: 1, steps: 1}}
+  training: {mode: separate_async, steps: 3, turnsPerStep: 16, checkpointEvery: 1, validation: {episodes: 4}}
+  resources:
+    device: cpu
+    train: {accelerator: H100}
+    rollout: {accelerator: A40, replicas: 2}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[WholeRun]:
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB)
+    with WholeRun(job, tmp_path / "run") as run:
+        yield run
+
+
+def turns(run: WholeRun, step: int) -> list[dict[str, Any]]:
+    """The turns that a step learned from."""
+    return [
+        json.loads(line) for line in (run.folder / "trajectories" / f"step-{step:06d}.jsonl").read_text().splitlines()
+    ]
+
+
+def versions(run: WholeRun, step: int) -> set[int]:
+    """The policies that a step's turns come from."""
+    return {turn["policy_version"] for turn in turns(run, step)}
+
+
+def test_rollout_ahead_of_learning_reaches_the_last_step_and_a_resumed_run_goes_on(run):
+    shared_memory = set(Path("/dev/shm").iterdir())
+
+    run.train()
+    run.train("--resume", "--set", "training.steps=4")
+
+    rows = run.metrics
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    # Step 2 was asked for beside step 1, and step 3 when step 2 began.
+    assert versions(run, 1) == {0}
+    assert versions(run, 2) <= {0, 1}
+    assert versions(run, 3) <= {1, 2}
+    assert all(row["training/off_policy/trajectory_staleness_worst/max"] <= 1 for row in rows[1:])
+    # The engines of the second attempt began with the first policy: the newest came over the network.
+    assert versions(run, 4) == {3}
+    assert rows[4]["turnmill/fresh_rows"] == 16
+    assert rows[4]["training/rollout_probs_diff_max"] <= 1e-4
+    # What the first attempt had rolled out for step 4 was played again, from where step 3 had ended.
+    played = [turn for step in (1, 2, 3, 4) for turn in turns(run, step) if turn["environment"] == 0]
+    last = [turn["turn"] for turn in played if turn["episode"] == played[-1]["episode"]]
+    assert last == list(range(len(last)))
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory
+    assert run.mark() == ""
+
+
+MACHINES = {
+    "TurnTaskRunner": "head",
+    "WorkerDict": "H100",
+    # Ray knows ours by the name of the class that it extends.
+    "AgentLoopWorkerTQ": "H100",
+    "SimpleStorageUnit": "H100",
+    "CheckpointEngineWorker": "A40",
+    "vLLMHttpServer": "A40",
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of a head and a machine of each kind."""
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
+    for accelerator in ("H100", "A40"):
+        cluster.add_node(num_cpus=8, num_gpus=1, resources={f"accelerator_type:{accelerator}": 1})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def machines() -> dict[str, str]:
+    """On which machine the actors are, by the names of their classes."""
+    names = {
+        node["NodeID"]: next(
+            (r.partition(":")[2] for r in node["Resources"] if r.startswith("accelerator_type:")), "head"
+        )
+        for node in ray.nodes()
+    }
+    alive = [actor for actor in ray._private.state.actors().values() if actor["State"] == "ALIVE"]
+    return {actor["ActorClassName"].rpartition(".")[2]: names[actor["Address"]["NodeID"]] for actor in alive}
+
+
+def test_learning_and_rollout_are_on_the_machines_that_the_job_names(cluster, tmp_path):
+    with joined(["resources.rollout.replicas=1"], tmp_path / "run", cluster.address) as process:
+        seen: dict[str, str] = {}
+        while process.poll() is None:
+            seen |= machines()
+            time.sleep(0.5)
+
+    assert process.returncode == 0, (tmp_path / "run.out").read_text()[-5000:]
+    assert {name: seen.get(name) for name in MACHINES} == MACHINES
+
+
+def test_an_accelerator_that_the_cluster_lacks_is_named_beside_those_it_has(cluster, tmp_path):
+    overrides = ["resources.rollout.accelerator=L40S", "training.stallTimeoutSeconds=2"]
+    with joined(overrides, tmp_path / "run", cluster.address) as process:
+        process.wait(300)
+
+    said = " ".join((tmp_path / "run.out").read_text().split())
+    assert process.returncode != 0
+    assert "The run failed (resources): spec.resources.rollout asks for 2 machines with 1 GPU (L40S)" in said
+    assert "1 x H100" in said
+    assert "1 x A40" in said
+
+
+@contextmanager
+def joined(overrides: Sequence[str], run_dir: Path, address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`turnmill run --ray auto`, as the operator has it started; what it says goes to RUN_DIR.out."""
+    file = run_dir.with_name("job.yaml")
+    file.write_text(JOB)
+    environment = {
+        "TURNMILL_JOB": load_job(file, overrides).model_dump_json(by_alias=True),
+        "TURNMILL_ATTEMPT": "1",
+        "TURNMILL_RUN_DIR": str(run_dir),
+        "TURNMILL_METRICS_PORT": "0",
+        "RAY_ADDRESS": address,
+    }
+    command = [sys.executable, "-m", "turnmill.cli.main", "run", "--ray", "auto"]
+    with Path(f"{run_dir}.out").open("wb") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
