@@ -7,7 +7,18 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs.team import TeamSettings
 from turnmill_operator.outcome import is_over
 from turnmill_operator.status import State, ended_at
-from turnmill_operator.views import JobView, Key, KubeRay, Progress, RayJobView
+from turnmill_operator.views import (
+    JobView,
+    Key,
+    KubeRay,
+    Progress,
+    Raw,
+    RayJobView,
+    job_view,
+    key_of,
+    ray_job_view,
+    version_of,
+)
 
 
 class Cache:
@@ -20,12 +31,13 @@ class Cache:
         self._ray_jobs: dict[Key, dict[str, RayJobView]] = {}
         self._progress: dict[Key, tuple[int, Progress]] = {}
 
-    def put_job(self, view: JobView) -> bool:
+    def put_job(self, raw: Raw) -> bool:
         """Take in a job; tells whether it was news."""
-        known = self.jobs.get(view.key)
-        if known is not None and known.version >= view.version:
+        key = key_of(raw)
+        known = self.jobs.get(key)
+        if known is not None and known.version >= version_of(raw):
             return False
-        self.jobs[view.key] = view
+        self.jobs[key] = job_view(raw, known)
         return True
 
     def drop_job(self, key: Key) -> None:
@@ -33,8 +45,9 @@ class Cache:
         self.jobs.pop(key, None)
         self._progress.pop(key, None)
 
-    def put_ray_job(self, view: RayJobView) -> bool:
+    def put_ray_job(self, raw: Raw) -> bool:
         """Take in a RayJob; tells whether it was news."""
+        view = ray_job_view(raw)
         siblings = self._ray_jobs.setdefault(Key(view.namespace, view.job), {})
         known = siblings.get(view.name)
         if known is not None and known.version >= view.version:

@@ -23,7 +23,6 @@ from turnmill_operator.views import (
     Key,
     KubeRay,
     Raw,
-    job_view,
     key_of,
     ray_job_view,
     team_view,
@@ -82,7 +81,7 @@ class Operator:
         key = key_of(raw)
         if kind == "DELETED":
             self.cache.drop_job(key)
-        elif not self.cache.put_job(job_view(raw)):
+        elif not self.cache.put_job(raw):
             return
         self._add(key)
 
@@ -93,7 +92,7 @@ class Operator:
         key = Key(view.namespace, view.job)
         if kind == "DELETED":
             self.cache.drop_ray_job(key, view.name)
-        elif not self.cache.put_ray_job(view):
+        elif not self.cache.put_ray_job(raw):
             return
         self._add(key)
 
@@ -185,6 +184,10 @@ class Operator:
     async def _catch_up(self, resource: Resource, namespace: str | None) -> int:
         """Bring the cache to what a listing shows; tells how many changes no watch has told of in time."""
         labels = JOB_LABEL if resource is RAY_JOBS else ""
+        if not self.synced.is_set():
+            async for item in self.api.list(resource, namespace, labels=labels):
+                self._put(resource, item)
+            return 0
         listed: dict[Key, Raw] = {}
         known = self._versions(resource)
         async for item in self.api.list(resource, namespace, labels=labels, metadata_only=True):
@@ -193,36 +196,37 @@ class Operator:
         gone = {key for key in known if key not in listed and namespace in (None, key.namespace)}
         if not behind and not gone:
             return 0
-        if self.synced.is_set():
-            # A watch that works tells of what was just written within moments.
-            await asyncio.sleep(GRACE_SECONDS)
+        # A watch that works tells of what was just written within moments.
+        await asyncio.sleep(GRACE_SECONDS)
         now_known = self._versions(resource)
         behind = {k for k in behind if now_known.get(k, -1) < int(listed[k]["metadata"]["resourceVersion"])}
         gone &= now_known.keys()
         for key in behind | gone:
-            await self._look_up(resource, key, listed.get(key) or {})
-        if self.synced.is_set():
-            metrics.MISSED_EVENTS.labels(resource.plural).inc(len(behind | gone))
+            await self._look_up(resource, key)
+        metrics.MISSED_EVENTS.labels(resource.plural).inc(len(behind | gone))
         return len(behind | gone)
+
+    def _put(self, resource: Resource, raw: Raw) -> None:
+        if resource is JOBS:
+            self.cache.put_job(raw)
+        else:
+            self.cache.put_ray_job(raw)
 
     def _versions(self, resource: Resource) -> dict[Key, int]:
         if resource is JOBS:
             return {key: view.version for key, view in self.cache.jobs.items()}
         return {Key(view.namespace, view.name): view.version for view in self.cache.ray_jobs()}
 
-    async def _look_up(self, resource: Resource, key: Key, listed: Raw) -> None:
+    async def _look_up(self, resource: Resource, key: Key) -> None:
         raw = await self.api.get(resource, key.namespace, key.name)
-        if resource is JOBS:
-            if raw is None:
-                self.cache.drop_job(key)
-            else:
-                self.cache.put_job(job_view(raw))
-        elif raw is None:
+        if raw is not None:
+            self._put(resource, raw)
+        elif resource is JOBS:
+            self.cache.drop_job(key)
+        else:
             for view in self.cache.ray_jobs():
                 if (view.namespace, view.name) == key:
                     self.cache.drop_ray_job(Key(view.namespace, view.job), view.name)
-        else:
-            self.cache.put_ray_job(ray_job_view(raw))
 
     async def _list_teams(self, namespace: str | None) -> None:
         found: dict[str, Any] = {}
@@ -267,10 +271,27 @@ class Operator:
         return ""
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """Spares kopf a copy of every object for differences that no handler asks for."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing to compare."""
+        return kopf.BodyEssence({})
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+
 def kopf_settings(settings: kopf.OperatorSettings) -> None:
     """kopf as a shell: it watches, and writes nothing anywhere."""
     settings.peering.standalone = True
     settings.posting.enabled = False
+    # Only the handlers' own cache says what changed.
+    settings.persistence.diffbase_storage = NoDiffs()
     # Kinds are looked up at the start: what is served later is noticed by the listings.
     settings.scanning.disabled = True
     settings.networking.request_timeout = 30

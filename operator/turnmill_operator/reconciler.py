@@ -155,7 +155,7 @@ class Reconciler:
                 return
             raise _RefusedError(kind, error.message) from error
         if kind == RAY_JOB:
-            self._cache.put_ray_job(ray_job_view(raw))
+            self._cache.put_ray_job(raw)
 
     async def _write_status(self, view: JobView, status: JobStatus) -> None:
         if _is_progress_alone(view.status, status) and (wait := self._progress_wait(view.key)) > 0:
@@ -184,9 +184,8 @@ class Reconciler:
             if error.code in (404, 409):
                 await self._refresh(view.key)
             raise
-        after = job_view(raw)
-        self._cache.put_job(after)
-        return after
+        self._cache.put_job(raw)
+        return job_view(raw, view)
 
     async def _refresh(self, key: Key) -> None:
         """Read a job anew that is not as a watch has told."""
@@ -194,7 +193,7 @@ class Reconciler:
         if raw is None:
             self._cache.drop_job(key)
         else:
-            self._cache.put_job(job_view(raw))
+            self._cache.put_job(raw)
 
     def _progress_wait(self, key: Key) -> float:
         return self._progress_written.get(key, -PROGRESS_SECONDS) + PROGRESS_SECONDS - time.monotonic()

@@ -122,8 +122,8 @@ class Observed:
     """Why the API server did not take the RayJob that we last wanted."""
 
 
-def job_view(raw: Raw) -> JobView:
-    """An AgentTrainingJob as the API server gives it."""
+def job_view(raw: Raw, known: JobView | None = None) -> JobView:
+    """An AgentTrainingJob as the API server gives it; of one that is known, only what changed is read anew."""
     metadata, spec = raw["metadata"], raw.get("spec") or {}
     resource = {
         "apiVersion": raw["apiVersion"],
@@ -131,16 +131,16 @@ def job_view(raw: Raw) -> JobView:
         "metadata": {name: metadata[name] for name in ("name", "namespace", "labels") if name in metadata},
         "spec": spec,
     }
-    job, problems = None, ""
-    try:
-        job = parse_job(resource)
-    except JobError as error:
-        problems = str(error)
+    if known is not None and (known.uid, known.generation) == (metadata["uid"], metadata["generation"]):
+        # The same generation is the same spec.
+        job, problems = known.job, known.problems
+    else:
+        job, problems = _parsed(resource)
     return JobView(
         key=key_of(raw),
         uid=metadata["uid"],
         generation=int(metadata["generation"]),
-        version=int(metadata["resourceVersion"]),
+        version=version_of(raw),
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         job=job,
         problems=problems,
@@ -150,6 +150,13 @@ def job_view(raw: Raw) -> JobView:
         deleted_at=_time(metadata.get("deletionTimestamp")),
         has_finalizer=FINALIZER in metadata.get("finalizers", ()),
     )
+
+
+def _parsed(resource: Raw) -> tuple[AgentTrainingJob | None, str]:
+    try:
+        return parse_job(resource), ""
+    except JobError as error:
+        return None, str(error)
 
 
 def ray_job_view(raw: Raw) -> RayJobView:
@@ -162,7 +169,7 @@ def ray_job_view(raw: Raw) -> RayJobView:
         namespace=metadata["namespace"],
         job=labels.get(JOB_LABEL, ""),
         attempt=_number(labels.get(ATTEMPT_LABEL)),
-        version=int(metadata["resourceVersion"]),
+        version=version_of(raw),
         owner_uid=next((owner["uid"] for owner in metadata.get("ownerReferences", ()) if owner.get("controller")), ""),
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         deleting="deletionTimestamp" in metadata,
@@ -216,6 +223,11 @@ def why_waiting(pods: list[Raw]) -> str:
 def key_of(raw: Raw) -> Key:
     """Which job an AgentTrainingJob is."""
     return Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
+
+
+def version_of(raw: Raw) -> int:
+    """The version of an object; a later one is larger."""
+    return int(raw["metadata"]["resourceVersion"])
 
 
 def _status(raw: Raw | None) -> JobStatus:

@@ -76,6 +76,7 @@ async def test_what_is_gone_is_forgotten(operator: Operator, cluster: Cluster):
     operator.job_event(None, cluster.put(JOBS, raw_job(), 1))
     operator.ray_job_event(None, cluster.put(RAY_JOBS, raw_ray_job(), 1))
     operator.team_event(None, raw_team())
+    await operator._resync()
     for objects in cluster.objects.values():
         objects.clear()
 
@@ -148,8 +149,8 @@ async def test_events_put_their_job_into_the_queue_once(operator: Operator, clus
 
 
 async def test_a_change_of_the_team_is_news_to_all_its_jobs(operator: Operator):
-    operator.cache.put_job(operator_process.job_view(raw_job("a")))
-    operator.cache.put_job(operator_process.job_view(raw_job("b")))
+    operator.cache.put_job(raw_job("a"))
+    operator.cache.put_job(raw_job("b"))
 
     operator.team_event("MODIFIED", raw_team())
     assert len(operator.queue) == 2

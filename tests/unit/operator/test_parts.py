@@ -73,8 +73,8 @@ def versioned(raw: dict[str, Any], version: int, **metadata: Any) -> dict[str, A
 def test_older_versions_that_come_late_are_passed_over():
     cache = Cache()
 
-    news = [cache.put_job(job_view(versioned(raw_job(), version))) for version in (5, 4, 5, 6)]
-    ray_news = [cache.put_ray_job(ray_job_view(versioned(raw_ray_job(), version))) for version in (5, 4, 5, 6)]
+    news = [cache.put_job(versioned(raw_job(), version)) for version in (5, 4, 5, 6)]
+    ray_news = [cache.put_ray_job(versioned(raw_ray_job(), version)) for version in (5, 4, 5, 6)]
 
     assert news == ray_news == [True, False, False, True]
 
@@ -98,9 +98,9 @@ def line(*jobs: dict[str, Any], running: str | None = None) -> dict[str, str]:
     """Who goes before whom."""
     cache = Cache()
     for raw in jobs:
-        cache.put_job(job_view(raw))
+        cache.put_job(raw)
     if running:
-        cache.put_ray_job(ray_job_view(raw_ray_job(job=running, uid=f"uid-of-{running}", jobStatus="RUNNING")))
+        cache.put_ray_job(raw_ray_job(job=running, uid=f"uid-of-{running}", jobStatus="RUNNING"))
     return {view.key.name: cache.ahead_of(view) for view in cache.jobs.values()}
 
 
@@ -119,8 +119,8 @@ def test_a_job_that_cannot_start_holds_up_nobody(other: dict[str, Any]):
 
 def test_jobs_are_counted_by_namespace_and_state():
     cache = Cache()
-    cache.put_job(job_view(raw_job("a", status={"state": "Running"})))
-    cache.put_job(job_view(raw_job("b", status={"state": "Running"})))
+    cache.put_job(raw_job("a", status={"state": "Running"}))
+    cache.put_job(raw_job("b", status={"state": "Running"}))
 
     assert cache.states() == {(NAMESPACE, "Running"): 2}
 

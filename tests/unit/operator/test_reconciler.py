@@ -16,7 +16,7 @@ from turnmill.testing.ray_jobs import NAMESPACE, KubeRayDouble, pod_template, ra
 from turnmill_operator.api import BATCH_JOBS, JOBS, RAY_JOBS, Api, ApiError, Resource
 from turnmill_operator.cache import Cache
 from turnmill_operator.reconciler import Reconciler
-from turnmill_operator.views import Key, KubeRay, job_view, ray_job_view, team_view
+from turnmill_operator.views import Key, KubeRay, team_view
 from turnmill_operator.work_queue import WorkQueue
 
 KEY = Key(NAMESPACE, "job")
@@ -128,14 +128,14 @@ class Replica:
         if self.api.world.job is None:
             self.cache.drop_job(KEY)
         else:
-            self.cache.put_job(job_view(self.api.world.job))
+            self.cache.put_job(self.api.world.job)
 
     def see_ray_jobs(self) -> None:
         for view in self.cache.ray_jobs(KEY):
             if view.name not in self.api.world.ray_jobs:
                 self.cache.drop_ray_job(KEY, view.name)
         for raw in self.api.world.ray_jobs.values():
-            self.cache.put_ray_job(ray_job_view(raw))
+            self.cache.put_ray_job(raw)
 
     def see_all(self) -> None:
         self.see_job()
