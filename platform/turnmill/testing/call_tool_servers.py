@@ -54,6 +54,7 @@ async def trajectory(
         command = f"sleep {options.sleep}; echo {number} >> calls && echo $((10000 + {number}))"
         if str(10000 + number) in await call(client, name, number, command, problems, options.patience):
             done.add(number)
+            print(f"answered {number} {time.time()}", flush=True)
         seconds.append(time.monotonic() - begun)
         number += 1
         await asyncio.sleep(options.pause)

@@ -140,14 +140,14 @@ class Caller:
         self.name = name
 
     def start(self) -> None:
-        """Return when the pod may reach the tool servers; policies need a moment to know it."""
+        """Return when the pod may reach the tool servers."""
         self.namespace.apply(pod(self.name, RAY_LABELS))
         self.namespace.kubectl("wait", "--for=condition=Ready", f"pod/{self.name}", "--timeout=60s", timeout=70)
-        wait_for(
-            "way to the tool servers",
-            lambda: can_connect(self.namespace, self.name, TOOL_SERVER, 5000) or None,
-            seconds=60,
-        )
+        self.wait_for_way_to(TOOL_SERVER)
+
+    def wait_for_way_to(self, host: str) -> None:
+        """Return when policies let calls through; they need a moment to know a pod."""
+        wait_for(f"way to {host}", lambda: can_connect(self.namespace, self.name, host, 5000) or None, seconds=90)
 
     def begin(self, **options: Any) -> subprocess.Popen[str]:
         """Start calling; the report comes with `finish`."""
