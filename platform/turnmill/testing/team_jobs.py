@@ -169,4 +169,6 @@ def operated_team(namespace: Namespace, values: dict[str, Any] | None = None) ->
         finally:
             # Jobs go first: the operator ends what they have begun.
             namespace.try_kubectl("delete", "agenttrainingjobs", "--all", "--timeout=120s", timeout=150)
+            # It holds the storage.
+            namespace.delete("pod", READER)
             try_helm("uninstall", RELEASE_OF_OPERATOR, f"--namespace={namespace.name}", "--ignore-not-found", "--wait")
