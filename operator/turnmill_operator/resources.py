@@ -8,6 +8,7 @@ from typing import Any
 
 from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.team import CleanUp, HeadGroup, TeamSettings, WorkerGroup, run_dir
+from turnmill.jobs.versions import changed_fields
 from turnmill_operator.placement import Placement
 from turnmill_operator.views import (
     ATTEMPT_LABEL,
@@ -112,8 +113,10 @@ def _run_dir(view: JobView) -> str:
 
 
 def _runtime_env(view: JobView, placement: Placement, attempt: int) -> str:
+    assert view.job is not None
     variables = {
-        "TURNMILL_JOB": json.dumps(view.resource, separators=(",", ":")),
+        # Without the defaults, which the API server has filled in: the trainer may be older than the definition.
+        "TURNMILL_JOB": json.dumps(changed_fields(view.job), separators=(",", ":")),
         "TURNMILL_ATTEMPT": str(attempt),
         "TURNMILL_RUN_DIR": _run_dir(view),
         "TURNMILL_METRICS_PORT": str(METRICS_PORT),

@@ -13,6 +13,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.jobs.team import TeamSettings, parse_team
+from turnmill.jobs.versions import known_fields
 
 Raw = Mapping[str, Any]
 
@@ -43,8 +44,6 @@ class JobView:
     created_at: datetime
     job: AgentTrainingJob | None
     problems: str
-    resource: Raw
-    """The job as its user wrote it, defaults filled in: what a run gets to read."""
     status: JobStatus
     ours: bool
     deleted_at: datetime | None
@@ -144,7 +143,6 @@ def job_view(raw: Raw, known: JobView | None = None) -> JobView:
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         job=job,
         problems=problems,
-        resource=resource,
         status=_status(raw.get("status")),
         ours=spec.get("managedBy", MANAGER) == MANAGER,
         deleted_at=_time(metadata.get("deletionTimestamp")),
@@ -156,7 +154,11 @@ def _parsed(resource: Raw) -> tuple[AgentTrainingJob | None, str]:
     try:
         return parse_job(resource), ""
     except JobError as error:
-        return None, str(error)
+        known, newer = known_fields(resource)
+        if not newer:
+            return None, str(error)
+    log.warning("Job has fields that only a newer operator knows", extra={"fields": newer})
+    return _parsed(known)
 
 
 def ray_job_view(raw: Raw) -> RayJobView:

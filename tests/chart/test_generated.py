@@ -89,10 +89,11 @@ def test_sections_of_several_types_share_one_schema():
     # What one type alone has, or has by another default, is filled in by nobody but the models.
     assert [name for name in ("memory", "stopTokens", "maxTurns") if "default" in fields[name]] == []
     assert fields["maxTurns"]["minimum"] == 0
-    of_verlog, of_tool = (rule["rule"] for rule in agent["x-kubernetes-validations"])
+    of_verlog, of_tool, least_turns = (rule["rule"] for rule in agent["x-kubernetes-validations"])
     assert "has(self.memory)" in of_verlog
     assert "has(self.maxTurns)" not in of_verlog
     assert "has(self.stopTokens)" in of_tool
+    assert least_turns == "self.type != 'verlog' || !has(self.maxTurns) || self.maxTurns >= 1"
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ class TeamSettings(Settings):
             values = [getattr(group, field) for group in self.worker_groups]
             if len(set(values)) < len(values):
                 raise ValueError(f"two worker groups have the same {field}: {', '.join(values)}; keep them apart")
+        groups: dict[str, HeadGroup | WorkerGroup]
         groups = {"head": self.head, **{f"workerGroups.{group.name}": group for group in self.worker_groups}}
         for place, group in groups.items():
             _check_template(f"{place}.template", group.template)

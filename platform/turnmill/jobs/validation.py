@@ -46,13 +46,13 @@ SERVER_FIELDS = frozenset(
 
 def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[AgentTrainingJob | None, list[Problem]]:
     """The job, or None and every problem: of single fields, across fields, and of further checks."""
-    data = _without_server_fields(data)
+    data = without_server_fields(data)
     job, problems, broken = None, list(_head_problems(data)), []
     try:
         job = AgentTrainingJob.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         for details in error.errors():
-            place = _locate(tuple(part for part in details["loc"] if part != "[key]"))
+            place = locate(tuple(part for part in details["loc"] if part != "[key]"))
             broken.append(place.path)
             problems.append(_field_problem(place, details))
     values = Values(data, AgentTrainingJob, broken)
@@ -73,7 +73,8 @@ def parse_job(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> AgentTra
     return job
 
 
-def _without_server_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+def without_server_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A job read from a cluster as its file would have it."""
     kept = {name: value for name, value in data.items() if name != "status"}
     if isinstance(metadata := kept.get("metadata"), Mapping):
         kept["metadata"] = {name: value for name, value in metadata.items() if name not in SERVER_FIELDS}
@@ -88,7 +89,7 @@ def _head_problems(data: Mapping[str, Any]) -> Iterable[Problem]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where in a job a problem is."""
 
     path: Path
@@ -100,7 +101,8 @@ class _Place:
     field: FieldInfo | None
 
 
-def _locate(location: Path) -> _Place:
+def locate(location: Path) -> Place:
+    """The place that pydantic means, as the file has it."""
     path: list[str | int] = []
     section: type[Settings] | None = AgentTrainingJob
     field: FieldInfo | None = None
@@ -115,10 +117,10 @@ def _locate(location: Path) -> _Place:
             section = below[0] if below else None
             field = fields_by_alias(section).get(part) if section else None
             below = variants_of(field) if field else ()
-    return _Place(tuple(path), section, field)
+    return Place(tuple(path), section, field)
 
 
-def _field_problem(place: _Place, details: ErrorDetails) -> Problem:
+def _field_problem(place: Place, details: ErrorDetails) -> Problem:
     path, field = place.path, place.field
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
@@ -165,7 +167,7 @@ def _bound_rule(kind: str, context: Mapping[str, Any]) -> tuple[str, str] | None
     return f"must be {rule.format(**context)}", way_out.format(**context)
 
 
-def _unknown_field(place: _Place, value: Any) -> Problem:
+def _unknown_field(place: Place, value: Any) -> Problem:
     path, name = place.path, str(place.path[-1])
     known = list(fields_by_alias(place.section)) if place.section else []
     whole = dotted(path[:-1]) or f"an {KIND}"

@@ -34,6 +34,13 @@ def test_a_job_that_breaks_rules_is_still_seen():
     assert view.problems.startswith("spec.agent.prompt: 'cot' must be compact")
 
 
+def test_a_field_of_a_newer_definition_keeps_no_job_from_starting():
+    view = job_view(raw_job(environment__depth=7))
+
+    assert view.problems == ""
+    assert view.job is not None
+
+
 def test_pods_tell_why_they_wait_once():
     unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no GPU"}]}
     pulling = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}]}

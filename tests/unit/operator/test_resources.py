@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from turnmill.jobs import parse_job
 from turnmill.testing.ray_jobs import UID, pod_template, raw_job, raw_team
 from turnmill_operator.placement import Placement, place
 from turnmill_operator.resources import build_clean_up, build_ray_job
@@ -121,6 +122,16 @@ def test_a_job_gets_no_pods_that_it_does_not_use():
     groups = ray_job(raw_job(resources={"train": {"accelerator": "A40"}}))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
 
     assert [group["groupName"] for group in groups] == ["a40"]
+
+
+def test_a_run_is_not_told_defaults_which_an_older_trainer_may_not_know():
+    filled_in = parse_job(raw_job()).model_dump(mode="json", by_alias=True)
+    variables = yaml.safe_load(ray_job(raw_job(**filled_in["spec"]))["spec"]["runtimeEnvYAML"])["env_vars"]
+
+    told = json.loads(variables["TURNMILL_JOB"])
+
+    assert "memoryMib" not in told["spec"]["environment"]
+    assert parse_job(told).spec == parse_job(raw_job()).spec
 
 
 def test_the_run_is_told_its_job_attempt_folder_port_and_device():

@@ -1,0 +1,49 @@
+"""A job between versions of turnmill: a newer definition fills in fields that an older program does not know."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnmill.jobs.job import AgentTrainingJob
+from turnmill.jobs.settings import Settings
+from turnmill.jobs.validation import locate, without_server_fields
+from turnmill.jobs.yaml_file import dotted
+
+TAG = "type"
+
+
+def changed_fields(job: AgentTrainingJob) -> dict[str, Any]:
+    """The job as JSON with only what differs from the defaults, so that a version that lacks the rest takes it."""
+    dumped = job.model_dump(mode="json", by_alias=True)
+    return {"apiVersion": job.api_version, "kind": job.kind} | _changed(job, dumped)
+
+
+def known_fields(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A resource from the API server without the fields of newer versions, and the names of these.
+
+    The API server has refused what its definition does not have, so an unknown field is one that is newer.
+    """
+    known = copy.deepcopy(without_server_fields(resource))
+    try:
+        AgentTrainingJob.model_validate(known, by_alias=True, by_name=False)
+    except ValidationError as error:
+        places = [locate(found["loc"]).path for found in error.errors() if found["type"] == "extra_forbidden"]
+        for path in places:
+            section: Any = known
+            for part in path[:-1]:
+                section = section[part]
+            del section[path[-1]]
+        return known, [dotted(path) for path in places]
+    return known, []
+
+
+def _changed(settings: Settings, dumped: Mapping[str, Any]) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value, alias = getattr(settings, name), field.alias or name
+        if alias != TAG and not field.is_required() and value == field.get_default(call_default_factory=True):
+            continue
+        changed[alias] = _changed(value, dumped[alias]) if isinstance(value, Settings) else dumped[alias]
+    return changed
