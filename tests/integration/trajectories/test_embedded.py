@@ -111,6 +111,11 @@ def test_an_embedded_store_keeps_what_it_is_told_to_keep(tmp_path):
         assert client.get("key") == b"value"
 
 
+def guardian_of(store: EmbeddedStore) -> psutil.Process:
+    (guardian,) = (child for child in psutil.Process().children() if str(store.folder) in child.cmdline())
+    return guardian
+
+
 def kill_server(guardian: psutil.Process) -> None:
     (server,) = guardian.children()
     server.kill()
@@ -120,7 +125,7 @@ def kill_server(guardian: psutil.Process) -> None:
 @pytest.mark.parametrize("tcp", [False, True])
 def test_a_server_that_crashes_is_there_again_with_what_it_kept(tmp_path, tcp):
     with EmbeddedStore(keep_in=tmp_path, tcp=tcp) as store, redis.Redis.from_url(store.url) as client:
-        (guardian,) = psutil.Process().children()
+        guardian = guardian_of(store)
         for number in range(3):
             client.set(f"key-{number}", "value")
             kill_server(guardian)
@@ -132,7 +137,7 @@ def test_a_server_that_crashes_is_there_again_with_what_it_kept(tmp_path, tcp):
 def test_a_server_that_crashes_and_kept_nothing_stays_down():
     with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
         client.set("key", "value")
-        (guardian,) = psutil.Process().children()
+        guardian = guardian_of(store)
 
         kill_server(guardian)
 

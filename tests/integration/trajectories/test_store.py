@@ -262,6 +262,28 @@ async def test_a_finished_trajectory_still_knows_what_its_calls_did(new_server):
     assert await store.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"done")
 
 
+async def test_finishing_keeps_a_record_though_another_tool_has_claimed_the_same_call(new_server):
+    store = new_server()
+    await claim(store)
+    await commit(store, await claim(store, FIRST, "sql"))
+
+    await store.finish("trajectory-1", deadline=deadline_in(10))
+
+    assert await store.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"done")
+
+
+async def test_a_call_that_two_tools_have_claimed_takes_effect_once(new_server):
+    store = new_server()
+    late = await claim(store)
+    await commit(store, await claim(store, FIRST, "sql"))
+
+    with pytest.raises(StaleClaimError):
+        await commit(store, late, b"done again", Change(written={"part": b"1"}))
+
+    assert await store.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"done")
+    assert await state(store) == {}
+
+
 @pytest.mark.parametrize("stateful", [True, False])
 async def test_a_call_in_progress_when_its_trajectory_finishes_never_takes_effect(new_server, stateful):
     store = new_server()

@@ -42,7 +42,7 @@ class Model:
     def finish(self):
         for _, _, call in self.held.values():
             if call is not None:
-                self.results[call] = GONE
+                self.results.setdefault(call, GONE)
         self.held.clear()
         self.states.clear()
 
@@ -131,6 +131,12 @@ class Servers(RuleBasedStateMachine):
             else:
                 with pytest.raises(StaleClaimError):
                     self.ask(server, "commit", *arguments, finishes=finishes)
+            return
+        if key.call_id in model.results:
+            # Another tool has done the call of this id.
+            with pytest.raises(StaleClaimError):
+                self.ask(server, "commit", *arguments, finishes=finishes)
+            del model.held[place(key, tool)]
             return
         self.ask(server, "commit", *arguments, finishes=finishes)
         del model.held[place(key, tool)]

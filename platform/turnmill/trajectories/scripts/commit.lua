@@ -22,6 +22,12 @@ if not held or held.token ~= token then
   return {recorded and 'repeated' or 'stale'}
 end
 
+if has_id and redis.call('HEXISTS', CALLS, call) == 1 then
+  -- Another tool has done the call of this id: a call takes effect once.
+  redis.call('HDEL', TRAJECTORY, field)
+  return {'stale'}
+end
+
 local state, total, tool_bytes = state_key(tool), get_number('bytes'), get_number('bytes ' .. tool)
 
 local function part_bytes(name)

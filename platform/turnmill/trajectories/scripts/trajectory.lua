@@ -95,7 +95,8 @@ local function finish(expiry_ms)
     if kind == 'lock' or kind == 'claim' then
       local claim = parse_claim(fields[index + 1])
       if claim.call then
-        redis.call('HSET', CALLS, claim.call, GONE)
+        -- A call that another claim has recorded keeps its record.
+        redis.call('HSETNX', CALLS, claim.call, GONE)
       end
       redis.call('HDEL', TRAJECTORY, fields[index])
     end
