@@ -9,6 +9,7 @@ from turnmill.observability.dashboards.board import (
     Row,
     lines,
     number,
+    percentiles,
     quantile,
     stacked,
 )
@@ -81,8 +82,7 @@ WORK = Row(
             "Time to reconcile",
             "Median and 99th percentile of the time that one look at a job takes.",
             "s",
-            (quantile(0.5, BUCKETS), "p50"),
-            (quantile(0.99, BUCKETS), "p99"),
+            *percentiles(BUCKETS),
         ),
         lines(
             "Errors",

@@ -1,6 +1,6 @@
 """Where the time of a step goes, and why GPUs idle."""
 
-from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines, number, quantile, stacked
+from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Panel, Row, lines, number, percentiles, stacked
 
 PARTS = RUN("turnmill_step_part_seconds_total")
 USEFUL = 'part=~"generation|learning"'
@@ -12,43 +12,36 @@ def share(matchers: str) -> str:
     return f"sum(rate({RUN('turnmill_step_part_seconds_total', matchers)}[{WINDOW}])) / sum(rate({PARTS}[{WINDOW}]))"
 
 
+def share_of_steps(title: str, says: str, query: tuple[str, str], *, alarming_from: float) -> Panel:
+    """A panel with a share of the steps' time, large."""
+    return number(title, says, "percentunit", query, width=6, max=1, alarming_from=alarming_from)
+
+
 IDLE = Row(
     "Do the GPUs work?",
     (
-        number(
+        share_of_steps(
             "Neither generating nor learning",
             "Share of the steps in which the GPUs of a run do nothing that brings it on.",
-            "percentunit",
             (f"1 - {share(USEFUL)}", "idle"),
-            width=6,
-            max=1,
             alarming_from=0.5,
         ),
-        number(
+        share_of_steps(
             "Waiting for tools",
             "Share of the steps that passed while tools or environments acted.",
-            "percentunit",
             (share('part="tools"'), "tools"),
-            width=6,
-            max=1,
             alarming_from=0.3,
         ),
-        number(
+        share_of_steps(
             "Waiting for stragglers",
             "Share of the steps that places for trajectories stood idle until the last one ended.",
-            "percentunit",
             (share('part="stragglers"'), "stragglers"),
-            width=6,
-            max=1,
             alarming_from=0.3,
         ),
-        number(
+        share_of_steps(
             "Weight sync",
             "Share of the steps that handing over the weights took.",
-            "percentunit",
             (share('part="weight_sync"'), "weight sync"),
-            width=6,
-            max=1,
             alarming_from=0.1,
         ),
         stacked(
@@ -82,14 +75,7 @@ DETAIL = Row(
             "Time of a step",
             "Median and 90th percentile of the time a step takes.",
             "s",
-            (
-                quantile(0.5, RUN("turnmill_step_seconds_bucket"), by="training_job", window=WINDOW),
-                "{{training_job}}: p50",
-            ),
-            (
-                quantile(0.9, RUN("turnmill_step_seconds_bucket"), by="training_job", window=WINDOW),
-                "{{training_job}}: p90",
-            ),
+            *percentiles(RUN("turnmill_step_seconds_bucket"), by="training_job", high=0.9, window=WINDOW),
         ),
         lines(
             "Steps per hour",

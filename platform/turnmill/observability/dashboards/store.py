@@ -1,6 +1,16 @@
 """Whether the trajectory store keeps up and keeps everything."""
 
-from turnmill.observability.dashboards.board import RECENT, TOOL_SERVER, Board, Row, lines, number, quantile, stacked
+from turnmill.observability.dashboards.board import (
+    RECENT,
+    TOOL_SERVER,
+    Board,
+    Row,
+    lines,
+    number,
+    percentiles,
+    quantile,
+    stacked,
+)
 
 MEMORY = TOOL_SERVER("turnmill_store_memory_bytes")
 LIMIT = TOOL_SERVER("turnmill_store_memory_limit_bytes")
@@ -71,8 +81,7 @@ LOAD = Row(
             "Time of an operation",
             "Median and 99th percentile by operation, as tool servers see it.",
             "s",
-            (quantile(0.5, BUCKETS, by="operation"), "{{operation}}: p50"),
-            (quantile(0.99, BUCKETS, by="operation"), "{{operation}}: p99"),
+            *percentiles(BUCKETS, by="operation"),
         ),
         lines(
             "Bytes",

@@ -8,6 +8,7 @@ from turnmill.observability.dashboards.board import (
     Row,
     lines,
     number,
+    percentiles,
     quantile,
     stacked,
 )
@@ -99,15 +100,13 @@ CALLS_ROW = Row(
             "Time of a call",
             "Median and 99th percentile of the time of a call by tool, store included.",
             "s",
-            (quantile(0.5, CALL_BUCKETS, by="tool"), "{{tool}}: p50"),
-            (quantile(0.99, CALL_BUCKETS, by="tool"), "{{tool}}: p99"),
+            *percentiles(CALL_BUCKETS, by="tool"),
         ),
         lines(
             "Time within the tool",
             "Median and 99th percentile of the time within the tool; the rest of a call is the store and the server.",
             "s",
-            (quantile(0.5, RUN_BUCKETS, by="tool"), "{{tool}}: p50"),
-            (quantile(0.99, RUN_BUCKETS, by="tool"), "{{tool}}: p99"),
+            *percentiles(RUN_BUCKETS, by="tool"),
         ),
         lines(
             "Repeated and taken over",
@@ -133,8 +132,7 @@ SATURATION = Row(
             "Wait before work",
             "Median and 99th percentile of the time that a request waits before its work begins.",
             "s",
-            (quantile(0.5, QUEUE_BUCKETS), "p50"),
-            (quantile(0.99, QUEUE_BUCKETS), "p99"),
+            *percentiles(QUEUE_BUCKETS),
         ),
         lines(
             "Replicas",
@@ -161,8 +159,7 @@ SANDBOX = Row(
             "Time of a run",
             "Median and 99th percentile of the time of a run in the sandbox.",
             "s",
-            (quantile(0.5, SANDBOX_BUCKETS), "p50"),
-            (quantile(0.99, SANDBOX_BUCKETS), "p99"),
+            *percentiles(SANDBOX_BUCKETS),
         ),
         stacked(
             "Kills by limit",
