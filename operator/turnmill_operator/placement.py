@@ -9,8 +9,6 @@ from turnmill.jobs.job import JobSpec
 from turnmill.jobs.team import TeamSettings, WorkerGroup
 from turnmill_operator.status import Finding, Reason
 
-TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -78,5 +76,5 @@ def _group(path: str, accelerator: str | None, spec: JobSpec, team: TeamSettings
 
 
 def _rollout_nodes(spec: JobSpec, group: WorkerGroup) -> int:
-    gpus = spec.resources.rollout.replicas * int(spec.verl.get(TENSOR_PARALLEL, 1))
+    gpus = spec.resources.rollout.replicas * spec.gpus_per_engine
     return math.ceil(gpus / max(1, group.gpus_per_node))
