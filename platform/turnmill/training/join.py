@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.training import accelerators, fence
 from turnmill.training.attempt import Attempt
-from turnmill.training.preparation import finish, prepare, process_environment, resolve_device
+from turnmill.training.preparation import finish, prepare, process_environment, resolve_device, runtime_env
 from turnmill.training.progress_server import ProgressServer
 from turnmill.training.run_watch import Report, watch
 from turnmill.training.zygote import pod
@@ -117,11 +116,9 @@ async def _take_run(store_url: str, run: str, attempt: int) -> None:
 def _joined(device: str) -> Iterator[None]:
     import ray
 
-    runtime_env: dict[str, Any] = {"env_vars": process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
-    if device == "cpu":
-        runtime_env["py_executable"] = shlex.join(pod.python())
+    environment = runtime_env(device, pod.python() if device == "cpu" else [])
     try:
-        ray.init(address="auto", runtime_env=runtime_env, log_to_driver=False, configure_logging=False)
+        ray.init(address="auto", runtime_env=environment, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ray.exceptions.RaySystemError) as error:
         raise RunFailedError(
             f"There is no Ray cluster to join: {str(error).strip()} `turnmill run --ray auto` runs on the head of one.",

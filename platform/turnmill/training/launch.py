@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shlex
 import shutil
 import signal
 import tempfile
@@ -20,7 +19,15 @@ from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.training import accelerators, processes
-from turnmill.training.preparation import ensure_model, finish, prepare, process_environment, resolve_device, rewind
+from turnmill.training.preparation import (
+    ensure_model,
+    finish,
+    prepare,
+    process_environment,
+    resolve_device,
+    rewind,
+    runtime_env,
+)
 from turnmill.training.run_watch import Report, watch
 from turnmill.training.services import services
 from turnmill.training.zygote import Zygote, modules
@@ -29,6 +36,7 @@ from turnmill.training.zygote import Zygote, modules
 LOCAL_DEVICES_SECONDS = 10.0
 # Another try would end the same way.
 FINAL_CAUSES = frozenset({"settings", "failed_ratio", "environment"})
+
 log = logging.getLogger(__name__)
 
 
@@ -130,9 +138,6 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
 
     # It tells that this cluster wants a token, which is as it should be.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    runtime_env: dict[str, Any] = {"env_vars": process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
-    if zygote:
-        runtime_env["py_executable"] = shlex.quote(str(zygote.python))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
@@ -144,7 +149,7 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
             configure_logging=False,
             object_store_memory=256 * 1024**2 if device == "cpu" else None,
             _temp_dir=str(temp_dir),
-            runtime_env=runtime_env,
+            runtime_env=runtime_env(device, [str(zygote.python)] if zygote else []),
         )
     except Exception as error:
         # A bare one where the machine is too busy for Ray to start in time.

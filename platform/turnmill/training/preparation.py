@@ -1,6 +1,9 @@
 """What comes before and after the training itself: the run folder, the model, the settings of processes."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -94,6 +97,12 @@ def process_environment(device: str) -> dict[str, str]:
         "MKL_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
+
+
+def runtime_env(device: str, python: Sequence[str]) -> dict[str, Any]:
+    """What Ray gives to every worker of a run: the environment, and the command that stands for Python, if any."""
+    environment: dict[str, Any] = {"env_vars": process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
+    return environment | ({"py_executable": shlex.join(python)} if python else {})
 
 
 def finish(folder: RunFolder) -> None:
