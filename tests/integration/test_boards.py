@@ -12,25 +12,10 @@ from turnmill.testing.programs import find_program, why_no_program
 from turnmill.testing.prometheus import Prometheus
 from turnmill.testing.server_process import ServerProcess, eventually
 from turnmill.testing.toxiproxy import free_port
-from turnmill.testing.whole_runs import WholeRun
+from turnmill.testing.whole_runs import TOOL_JOB, WholeRun
 
 pytestmark = pytest.mark.skipif(why_no_program("prometheus") is not None, reason=why_no_program("prometheus") or "")
 
-JOB = """
-apiVersion: turnmill.dev/v1alpha1
-kind: AgentTrainingJob
-metadata: {name: small-tools}
-spec:
-  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
-  model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
-  agent:
-    {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
-     maxActionLength: 16, maxObsLength: 16}
-  environment: {name: "turnmill.testing.tasks:CoinFlips"}
-  algorithm: {type: grpo, kl: {coefficient: 0.01}, minibatchTasks: 2}
-  training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
-  resources: {device: cpu}
-"""
 RANGES = {"__rate_interval": "5s", "window": "20s", "__range": "60s"}
 ON_GPUS = "turnmill_gpus"
 """What is divided by the number of GPUs has no value where there are none."""
@@ -79,7 +64,7 @@ def test_every_query_on_runs_finds_something(server: ServerProcess, tmp_path: Pa
     wanted = [query for query in queries_on_runs() if ON_GPUS not in query.expression]
     assert len(wanted) > 40
     job, port = tmp_path / "job.yaml", free_port()
-    job.write_text(JOB)
+    job.write_text(TOOL_JOB)
 
     with (
         WholeRun(job, tmp_path / "run") as run,

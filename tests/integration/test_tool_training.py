@@ -10,26 +10,11 @@ from turnmill.observability.trajectory_log import EpisodeRecord, TrajectoryLog
 from turnmill.testing.faulty_proxy import ERROR_TEXT, FaultyProxy
 from turnmill.testing.server_process import ServerProcess, descendants, kill_now
 from turnmill.testing.survivors import Played
-from turnmill.testing.whole_runs import Attempt, WholeRun
+from turnmill.testing.whole_runs import TOOL_JOB, Attempt, WholeRun
 from turnmill.training import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-JOB = """
-apiVersion: turnmill.dev/v1alpha1
-kind: AgentTrainingJob
-metadata: {name: small-tools}
-spec:
-  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
-  model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
-  agent:
-    {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
-     maxActionLength: 16, maxObsLength: 16, toolCallMaxRetries: 20}
-  environment: {name: "turnmill.testing.tasks:CoinFlips"}
-  algorithm: {type: grpo, kl: {coefficient: 0.01}, minibatchTasks: 2}
-  training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
-  resources: {device: cpu}
-"""
 TURNS = 4
 TALLIED = f"""{{type: tool, toolType: "turnmill.testing.tool_server:Tally", stopTokens: ["</python>"], groupSize: 4,
   minTurns: {TURNS}, maxTurns: {TURNS}, maxPromptLength: 32, maxResponseLength: 112, maxActionLength: 8,
@@ -39,7 +24,7 @@ TALLIED = f"""{{type: tool, toolType: "turnmill.testing.tool_server:Tally", stop
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[WholeRun]:
     job = tmp_path / "job.yaml"
-    job.write_text(JOB)
+    job.write_text(TOOL_JOB)
     with WholeRun(job, tmp_path / "run", {"TALLY_FILE": str(tmp_path / "tally")}) as run:
         yield run
 

@@ -15,6 +15,23 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.testing.server_process import kill_now
 from turnmill.training import processes
 
+TOOL_JOB = """
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: small-tools}
+spec:
+  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+  model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
+  agent:
+    {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
+     maxActionLength: 16, maxObsLength: 16, toolCallMaxRetries: 20}
+  environment: {name: "turnmill.testing.tasks:CoinFlips"}
+  algorithm: {type: grpo, kl: {coefficient: 0.01}, minibatchTasks: 2}
+  training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
+  resources: {device: cpu}
+"""
+"""A job of a minute whose agent calls a tool."""
+
 
 @dataclass(frozen=True)
 class WholeRun:
