@@ -22,10 +22,12 @@ from turnmill_operator.views import (
     JobView,
     Key,
     Observed,
+    Raw,
     RayJobView,
     clean_up_view,
     job_view,
     ray_job_view,
+    version_of,
     why_waiting,
 )
 from turnmill_operator.work_queue import WorkQueue
@@ -128,6 +130,8 @@ class Reconciler:
         key = view.key
         if plan.hold:
             view = await self._apply_job(view, finalizers=[FINALIZER])
+        elif any(manifest["kind"] == RAY_JOB for manifest in plan.apply):
+            await self._confirm(view)
         for manifest in plan.apply:
             await self._apply(manifest)
         if plan.status is not None:
@@ -187,13 +191,20 @@ class Reconciler:
         self._cache.put_job(raw)
         return job_view(raw, view)
 
-    async def _refresh(self, key: Key) -> None:
-        """Read a job anew that is not as a watch has told."""
+    async def _confirm(self, view: JobView) -> None:
+        """Let no attempt run on the word of a job that has changed since it was read; a replica may be far behind."""
+        raw = await self._refresh(view.key)
+        if raw is None or version_of(raw) != view.version:
+            raise ApiError(409, "The job has changed since it was read.")
+
+    async def _refresh(self, key: Key) -> Raw | None:
+        """Read a job anew that may not be as a watch has told."""
         raw = await self._api.get(JOBS, key.namespace, key.name)
         if raw is None:
             self._cache.drop_job(key)
         else:
             self._cache.put_job(raw)
+        return raw
 
     def _progress_wait(self, key: Key) -> float:
         return self._progress_written.get(key, -PROGRESS_SECONDS) + PROGRESS_SECONDS - time.monotonic()

@@ -225,10 +225,6 @@ def test_the_end_follows_from_the_outcomes_alone(
     assert list(world.ray_jobs) == [f"job-{attempts}"]
 
 
-@pytest.mark.xfail(
-    reason="seldom, what a replica applies late brings an attempt back beside the next one; its writes are refused",
-    strict=False,
-)
 @THOROUGH
 @given(
     outcomes=OUTCOMES,
@@ -358,6 +354,22 @@ async def test_looking_again_writes_nothing():
     await replica.look()
 
     assert api.writes == []
+
+
+async def test_a_replica_that_is_far_behind_brings_no_attempt_back():
+    world, api, leader = await first_looks()
+    behind = Replica(api, team_view(raw_team()))
+    for suspend in (False, True, False):
+        world.change(suspend=suspend)
+        leader.see_all()
+        await leader.look()
+        leader.see_all()
+        await leader.look()
+    assert list(world.ray_jobs) == ["job-2"]
+
+    await behind.look()
+
+    assert list(world.ray_jobs) == ["job-2"]
 
 
 async def test_a_refused_rayjob_is_told_and_tried_again():
