@@ -129,7 +129,8 @@ def test_learning_and_rollout_are_on_the_machines_that_the_job_names(cluster, tm
 
 
 def test_an_accelerator_that_the_cluster_lacks_is_named_beside_those_it_has(cluster, tmp_path):
-    overrides = ["resources.rollout.accelerator=L40S", "training.stallTimeoutSeconds=2"]
+    # Long enough for the model to be made first, which the same limit holds for.
+    overrides = ["resources.rollout.accelerator=L40S", "training.stallTimeoutSeconds=90"]
     with joined(overrides, tmp_path / "run", cluster.address) as process:
         process.wait(300)
 
