@@ -599,6 +599,26 @@ async def test_a_trajectory_is_logged_turn_by_turn(table, server):
     assert first.prompt_ids + first.response_ids + first.observation_ids + last.response_ids == (
         outcome.rows[0].prompt_ids + outcome.rows[0].response.ids
     )
+    assert (first.environment_name, last.environment_name) == ("arithmetic", "")
+    assert first.seconds.keys() == {"generation", "tools"}
+    assert last.seconds.keys() == {"generation"}
+    assert 0 < first.asked_at < last.asked_at
+
+
+@pytest.mark.parametrize(
+    ("agent", "masks"),
+    [
+        ({}, [(), ()]),
+        ({"maskObservations": False}, [(len(CALL), 0, len("[2]")), ()]),
+        ({"maskOverlongLoss": True}, [(0, len(CALL + "[2]")), (0, len(CALL))]),
+    ],
+)
+async def test_what_is_learned_of_a_turn_is_logged_with_it(table, server, agent, masks):
+    play = table([CALL, CALL], server, **agent)
+
+    await play.play()
+
+    assert [turn.mask for turn in play.logged()] == masks
 
 
 EVERY_TRAJECTORY = {

@@ -78,6 +78,20 @@ async def test_rows_carry_a_digest_of_what_was_sampled_and_the_time_it_took(tabl
     assert bootstrap.facts.generation_seconds >= 0
 
 
+async def test_a_turn_is_logged_with_its_environment_and_its_time(table):
+    at = table([LOOK, WIN, LOOK])
+
+    rows = await at.play()
+
+    first, second, third = at.logged()
+    assert first.environment_name == third.environment_name != second.environment_name == ""
+    assert first.seed == second.seed != third.seed
+    assert 0 < first.asked_at < second.asked_at
+    assert all(turn.seconds["tools"] > 0 for turn in (first, second, third))
+    assert facts(rows, "episode")[:3] == [0, 0, 1]
+    assert facts(rows, "turn")[:3] == [0, 1, 0]
+
+
 async def test_a_slot_carries_its_episode_on_to_the_next_segment(table):
     at = table([LOOK] * 6)
 

@@ -38,6 +38,12 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What else was measured of this turn, such as `plan_length`."""
 
+    asked_at: float = 0.0
+    """When the policy was asked, in seconds since 1970; 0 where nobody looked."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What its time went to, by what was waited for."""
+
     def __post_init__(self) -> None:
         if self.log_probs and len(self.log_probs) != len(self.response_ids):
             raise ValueError(

@@ -39,3 +39,8 @@ class EnvironmentSettings(Settings):
 
     options: dict[str, Any] = Field(default_factory=dict, max_length=64)
     """Settings of the environment's own; each environment documents its own."""
+
+    @property
+    def label(self) -> str:
+        """Environment and task in one line."""
+        return f"{self.name} {self.task or ''}".strip()

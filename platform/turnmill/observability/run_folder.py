@@ -75,6 +75,11 @@ class RunFolder:
         return self.path / "trajectories"
 
     @property
+    def vocabulary(self) -> Path:
+        """The text of every token."""
+        return self.path / "vocabulary.json"
+
+    @property
     def checkpoints(self) -> Path:
         """What a run can be resumed from."""
         return self.path / "checkpoints"

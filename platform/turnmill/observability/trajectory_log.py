@@ -2,8 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,25 @@ class TurnRecord:
 
     tool: Mapping[str, Any] = field(default_factory=dict)
     """What a tool's observation held besides its text."""
+
+    environment_name: str = ""
+    """What kind of environment it is; the first turn of an episode tells it."""
+
+    seed: int | None = None
+    """Of the environment."""
+
+    asked_at: float = 0.0
+    """When the policy was asked, in seconds since 1970."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What its time went to, by what was waited for."""
+
+    mask: tuple[int, ...] = ()
+    """How many tokens of the response and the observation are learned from, then how many are not, and so on; left
+    out where all of the response are and none of the observation."""
+
+    images: tuple[str, ...] = ()
+    """Pictures that the observation held, by their names among the episodes of the run folder."""
 
     @property
     def ends_episode(self) -> bool:
@@ -119,17 +138,25 @@ class TrajectoryLog:
         for turn in turns:
             by_step[turn.step].append(turn)
         for step, of_step in by_step.items():
-            json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(asdict, of_step))
+            json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(_record, of_step))
 
     def append_advantages(self, step: int, advantages: Mapping[str, float]) -> None:
         """Keep what every trajectory of a step was worth beside the others of its group, by its name."""
         records = ({"episode": name, "advantage": value} for name, value in advantages.items())
         json_lines.append(self._file(ADVANTAGES, step), records)
 
+    def append_token_advantages(self, step: int, advantages: Iterable[tuple[str, int, Sequence[float]]]) -> None:
+        """Keep the advantages of the response tokens of a step's turns, by episode and turn, to four digits."""
+        records = (
+            {"episode": name, "turn": turn, "advantages": [float(f"{value:.4g}") for value in values]}
+            for name, turn, values in advantages
+        )
+        json_lines.append(self._file(ADVANTAGES, step), records)
+
     def read_advantages(self, step: int) -> dict[str, float]:
         """The advantages of a step's trajectories, by their names; nothing where none are kept."""
         records = json_lines.read(self._file(ADVANTAGES, step), "episode")
-        return {str(record["episode"]): float(record["advantage"]) for record in records}
+        return {str(record["episode"]): float(record["advantage"]) for record in records if "advantage" in record}
 
     def rewind(self, step: int) -> None:
         """Forget what came after a step, before a run goes on from its checkpoint."""
@@ -142,7 +169,7 @@ class TrajectoryLog:
         """Every whole line so far, step by step."""
         for file in self._files(VALIDATION if validation else TRAINING):
             for record in json_lines.read(file, "episode"):
-                turn = _turn(record)
+                turn = decode_turn(record)
                 if turn is not None:
                     yield turn
 
@@ -179,14 +206,24 @@ def _step_of(file: Path) -> int:
 
 
 _FIELDS = fields(TurnRecord)
+_DEFAULTS = {each.name: each.default for each in _FIELDS if each.default is not MISSING} | {
+    each.name: each.default_factory() for each in _FIELDS if each.default_factory is not MISSING
+}
+_SEQUENCES = ("prompt_ids", "response_ids", "observation_ids", "mask", "images")
 
 
-def _turn(record: dict[str, Any]) -> TurnRecord | None:
+def _record(turn: TurnRecord) -> dict[str, Any]:
+    """A turn as one object; what is as it mostly is is left out."""
+    values = ((each.name, getattr(turn, each.name)) for each in _FIELDS)
+    return {name: value for name, value in values if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def decode_turn(record: Mapping[str, Any]) -> TurnRecord | None:
     """The turn of one line; None if the line lacks what every turn has."""
     values = {each.name: record[each.name] for each in _FIELDS if each.name in record}
-    if any(each.name not in values for each in _FIELDS if each.default is MISSING and each.default_factory is MISSING):
+    if any(each.name not in values for each in _FIELDS if each.name not in _DEFAULTS):
         return None
-    for name in ("prompt_ids", "response_ids", "observation_ids"):
+    for name in _SEQUENCES:
         values[name] = tuple(values.get(name, ()))
     # JSON has no word for a log-prob that is no number.
     values["log_probs"] = tuple(math.nan if value is None else value for value in values.get("log_probs", ()))

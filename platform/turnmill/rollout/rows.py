@@ -38,6 +38,12 @@ class TurnFacts:
     loop_seconds: float = 0.0
     """Of the whole segment, in its bootstrap row."""
 
+    episode: float = 0.0
+    """Its number among the slot's."""
+
+    turn: float = 0.0
+    """Its number in the episode."""
+
     def tensor(self) -> torch.Tensor:
         """All fields, shape (facts,)."""
         return torch.tensor([float(value) for value in asdict(self).values()], dtype=torch.float64)
@@ -79,6 +85,8 @@ def turn_row(
         failures=len(failures),
         inference_failures=sum(cause == "inference" for cause in failures),
         sampled=turn.metrics.get("sampled", 0.0),
+        episode=slot.episode,
+        turn=slot.turn,
     )
     return _row(list(turn.prompt_ids), list(turn.response_ids), 1, list(turn.log_probs), facts, turn)
 

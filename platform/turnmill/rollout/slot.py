@@ -64,6 +64,11 @@ class SlotState:
     """Of the episode in progress."""
 
 
+def episode_name(stream: str, slot: int, episode: int) -> str:
+    """What an episode is called; a run has no other of that name."""
+    return f"{stream[0]}{slot}-{episode}"
+
+
 class Slot:
     """One environment at a time, with the agent's memory of its episode."""
 
@@ -114,7 +119,12 @@ class Slot:
     @property
     def episode_name(self) -> str:
         """A name no other episode of the run has."""
-        return f"{self.plan.stream[0]}{self.index}-{self.episode}"
+        return episode_name(self.plan.stream, self.index, self.episode)
+
+    @property
+    def seed(self) -> int:
+        """The environment's seed of the episode."""
+        return self.plan.seed(self.episode)
 
     async def ready(self) -> None:
         """See to it that an episode is in progress. Raises EnvironmentFailedError."""

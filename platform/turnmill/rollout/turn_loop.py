@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,7 @@ class TurnLoop(AgentLoopBase):
                 await slot.abandon()
 
     async def _turn(self, slot: Slot, sampling_params: dict[str, Any]) -> Turn:
+        asked_at, before = time.time(), slot.waits.read()
         with slot.waits.on("tools"):
             await slot.ready()
         prompt_ids = await self._prompt_ids(slot)
@@ -138,6 +140,8 @@ class TurnLoop(AgentLoopBase):
                 "min_policy_version": int(output.extra_fields.get("min_global_steps") or 0),
                 "sampled": sampled,
             },
+            asked_at=asked_at,
+            seconds=slot.waits.since(before),
         )
 
     async def _prompt_ids(self, slot: Slot) -> list[int]:
@@ -223,6 +227,10 @@ class TurnLoop(AgentLoopBase):
             done=turn.done,
             stop_reason=slot.stop_reason(turn),
             observation=turn.observation,
+            environment_name=self.job.spec.environment.label if number == 0 else "",
+            seed=slot.seed,
+            asked_at=turn.asked_at,
+            seconds=turn.seconds,
         )
 
     def _record_failure(
@@ -233,6 +241,7 @@ class TurnLoop(AgentLoopBase):
             episode=slot.episode_name, environment=slot.index, turn=slot.turn, step=step, policy_version=0,
             prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
             observation=str(error), failed_cause=error.cause,
+            environment_name=self.job.spec.environment.label if slot.turn == 0 else "", seed=slot.seed,
         )  # fmt: skip
         self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
 

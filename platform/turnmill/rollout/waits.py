@@ -1,7 +1,7 @@
 """What an agent loop spends its time on."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -24,6 +24,11 @@ class Waits:
             yield
         finally:
             self._seconds[part] += self._clock() - began
+
+    def since(self, before: Mapping[str, float]) -> dict[str, float]:
+        """Seconds by what was waited for, after an earlier `read`; parts that took none are left out."""
+        spent = {part: round(seconds - before[part], 6) for part, seconds in self._seconds.items()}
+        return {part: seconds for part, seconds in spent.items() if seconds > 0}
 
     def read(self) -> dict[str, float]:
         """Seconds so far; `loop` is what passed while nothing was waited for."""

@@ -18,11 +18,14 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.step_parts import RELEASE
+from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.training import checkpoints
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.placement import PlacedPools
 from turnmill.training.recorder import RunRecorder, StepLogger
+from turnmill.training.vocabulary import keep_vocabulary
 
 # verl's 2 s would be most of a small step.
 POLL_INTERVAL_SECONDS = 0.02
@@ -44,6 +47,7 @@ class RunTrainer(PPOTrainer):
         if self.resumed_from is not None:
             config.trainer.resume_mode = "resume_path"
             config.trainer.resume_from_path = str(self.resumed_from.path)
+        self.trajectory_log = TrajectoryLog(RunFolder(self.run_dir))
         self._pending_checkpoint: checkpoints.RunState | None = None
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
@@ -60,6 +64,7 @@ class RunTrainer(PPOTrainer):
     def _setup(self) -> None:
         with self.recorder.phase("starting"):
             super()._setup()
+            keep_vocabulary(self.tokenizer, RunFolder(self.run_dir))
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()

@@ -141,6 +141,7 @@ class TurnTrainer(RunTrainer):
         turns.write(advantages_RG, returns_RG, rewards_RG)
         metrics.update(turn_metrics(turns, rewards_RG))
         if self.global_steps > 0:
+            self.trajectory_log.append_token_advantages(self.global_steps, turns.token_advantages(advantages_RG))
             self._require_few_failures(metrics)
         return batch
 

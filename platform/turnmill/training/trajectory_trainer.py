@@ -13,7 +13,6 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.ahead import ColocateAsync, SeparateAsync
 from turnmill.training.dataset import select
@@ -32,10 +31,6 @@ from turnmill.training.trajectory_batch import (
 
 class TrajectoryTrainer(RunTrainer):
     """What whole trajectories change in verl's trainer."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.trajectory_log = TrajectoryLog(RunFolder(self.run_dir))
 
     def _init_dataloader(self) -> None:
         self.config.data.train_max_samples = self.job.spec.tasks_per_step

@@ -4,6 +4,7 @@ Axes: R rows (time-major: row = time * segments + segment; the last ones are the
 padded by one slot where there is room.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +19,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.rows import FACTS
 from turnmill.rollout.sampled import digest
+from turnmill.rollout.slot import episode_name
 from turnmill.training.rewards import reward_quantiles
 
 
@@ -97,6 +99,13 @@ class TurnBatch:
     def with_bootstrap_rows(self, x_RG: Tensor) -> Tensor:
         """Rows of turns, followed by a zero row for each bootstrap row."""
         return torch.cat([x_RG, x_RG.new_zeros(self.num_segments, x_RG.shape[1])])
+
+    def token_advantages(self, advantages_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
+        """The advantages of the response tokens of each turn, with its episode and its number."""
+        names = zip(self.fact("slot").tolist(), self.fact("episode").tolist(), self.fact("turn").tolist(), strict=True)
+        lengths = self.response_lengths_R[: self.num_turns].tolist()
+        for (slot, episode, turn), length, values in zip(names, lengths, advantages_RG.tolist(), strict=False):
+            yield episode_name("training", int(slot), int(episode)), int(turn), values[:length]
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
         """Put the advantages and returns of the turns where verl's updates look for them."""

@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,32 @@ def test_a_turn_is_read_as_it_was_written(log: TrajectoryLog):
     log.append([TURN])
 
     assert list(log.read_turns()) == [TURN]
+
+
+def test_what_is_as_it_mostly_is_takes_no_place(log: TrajectoryLog):
+    log.append([TURN])
+
+    (line,) = (log.path / "step-000001.jsonl").read_text().splitlines()
+    assert json.loads(line).keys() == {
+        "episode", "environment", "turn", "step", "policy_version", "prompt", "response", "action", "reward",
+        "prompt_ids", "response_ids", "log_probs", "observation",
+    }  # fmt: skip
+
+
+def test_timing_seed_mask_and_pictures_are_read_as_they_were_written(log: TrajectoryLog):
+    turn = replace(
+        TURN,
+        environment_name="babyai GoToObj",
+        seed=7,
+        asked_at=1.5e9,
+        seconds={"generation": 0.25, "tools": 0.5},
+        mask=(2, 1, 4),
+        images=("t0-0.png",),
+    )
+
+    log.append([turn])
+
+    assert list(log.read_turns()) == [turn]
 
 
 def test_steps_and_validations_have_files_of_their_own(log: TrajectoryLog):
@@ -157,3 +184,12 @@ def test_advantages_are_kept_beside_the_turns_and_forgotten_with_them(log: Traje
     assert log.read_advantages(1) == {"t1-0-0": 0.5, "t1-0-1": -0.5}
     assert log.read_advantages(2) == {}
     assert list(log.read_turns()) == []
+
+
+def test_advantages_of_tokens_stand_beside_those_of_trajectories(log: TrajectoryLog):
+    log.append_advantages(1, {"t1-0-0": 0.5})
+    log.append_token_advantages(1, [("t0-0", 3, [0.123456, -2.0])])
+
+    assert log.read_advantages(1) == {"t1-0-0": 0.5}
+    lines = (log.path / "advantages-000001.jsonl").read_text().splitlines()
+    assert json.loads(lines[1]) == {"episode": "t0-0", "turn": 3, "advantages": [0.1235, -2.0]}

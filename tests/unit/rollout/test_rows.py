@@ -13,7 +13,7 @@ def turn(*, reward: float = 0.0, valid: bool = True, done: bool = False, **metri
 
 
 def slot(*, number: int = 0, reward: float = 0.0, reason: StopReason | None = None) -> Any:
-    return SimpleNamespace(index=5, turn=number, reward=reward, stop_reason=lambda _: reason)
+    return SimpleNamespace(index=5, episode=2, turn=number, reward=reward, stop_reason=lambda _: reason)
 
 
 def test_facts_travel_in_the_order_of_their_fields():
@@ -54,7 +54,7 @@ def test_the_last_turn_of_an_episode_tells_its_length_and_reward():
 
     row = turn_row(turn(done=True), slot=over, time=3)
 
-    assert (row.facts.slot, row.facts.time) == (5, 3)
+    assert (row.facts.slot, row.facts.episode, row.facts.turn, row.facts.time) == (5, 2, 6, 3)
     assert (row.facts.episode_length, row.facts.episode_reward, row.facts.truncated) == (7, 1.2, 1)
 
 

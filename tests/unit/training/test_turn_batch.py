@@ -147,3 +147,11 @@ def test_turns_of_other_tokens_than_were_sampled_are_counted_in_tokens():
     }
 
     assert count_foreign(TensorDict(columns, batch_size=3), num_turns=2) == 2
+
+
+def test_token_advantages_bear_the_names_of_their_turns():
+    turns = batch([TurnFacts(slot=3, episode=1, turn=4), TurnFacts(slot=5)], [TurnFacts()])
+
+    advantages = list(turns.token_advantages(torch.tensor([[0.5, -0.5, 9.0], [1.0, 2.0, 9.0]])))
+
+    assert advantages == [("t3-1", 4, [0.5, -0.5]), ("t5-0", 0, [1.0, 2.0])]

@@ -76,6 +76,10 @@ class Said:
     spoken: bool = True
     """Whether the policy was asked; it was not where a tool is called before the first response."""
 
+    asked_at: float = 0.0
+    seconds: float = 0.0
+    """What the policy took for it."""
+
 
 class Episode:
     """Plays one trajectory and keeps what it came to."""
@@ -98,6 +102,9 @@ class Episode:
         self.turns: list[Turn] = []
         self.tool_info: list[Mapping[str, Any]] = []
         self.prompt_ids: list[int] = []
+        self.learned = False
+        """Whether its tokens go into the loss."""
+
         self.figures = Figures()
         use_tool = loop.agent.enable_agent if task.use_tool is None else task.use_tool
         self.may_call_tools = use_tool and loop.tools is not None
@@ -110,6 +117,7 @@ class Episode:
         self._versions: list[int] = []
         self._sampled = b""
         self.waits = Waits()
+        self._call_seconds = 0.0
 
     @property
     def num_turns(self) -> int:
@@ -175,6 +183,7 @@ class Episode:
 
     async def _say(self, number: int, room: int, *, stops: bool) -> Said:
         context_ids = self._context.ids
+        asked_at, before = time.time(), self.waits.read()
         with self.waits.on("generation"):
             output = await self._loop.generate(
                 self, number, context_ids, self._sampling, max_tokens=room, stops=stops and self.may_call_tools
@@ -190,7 +199,8 @@ class Episode:
         action = self._action_in(text) if self.may_call_tools else None
         said = Said(
             Tokens.sampled(ids, log_probs), text, action, versions=(oldest, newest),
-            cut_off=output.stop_reason == "length",
+            cut_off=output.stop_reason == "length", asked_at=asked_at,
+            seconds=self.waits.since(before).get("generation", 0.0),
         )  # fmt: skip
         if action is None and self.may_call_tools and number < self._agent.min_turns:
             said = self._with_forced_action(said)
@@ -281,7 +291,8 @@ class Episode:
                 raise
             return ToolAnswer(self._told(error), done=True, valid=False)
         finally:
-            self.figures.add("interact_time_time_sec", time.monotonic() - started)
+            self._call_seconds = time.monotonic() - started
+            self.figures.add("interact_time_time_sec", self._call_seconds)
         self._measure_call(answer)
         return answer
 
@@ -331,6 +342,8 @@ class Episode:
                 "cut_off": said.cut_off,
                 "spoken": said.spoken,
             },
+            asked_at=said.asked_at,
+            seconds={"generation": said.seconds} | ({"tools": round(self._call_seconds, 6)} if answer else {}),
         )
 
     def _append(self, turn: Turn, info: Mapping[str, Any]) -> None:
@@ -352,6 +365,8 @@ class Episode:
             versions,
             cut_off=bool(turn.metrics.get("cut_off")),
             spoken=bool(turn.metrics.get("spoken", True)),
+            asked_at=turn.asked_at,
+            seconds=turn.seconds.get("generation", 0.0),
         )
         if said.spoken:
             self._measure_response(self._num_responses, said)
@@ -381,6 +396,14 @@ class Episode:
 
     # ---- what it came to ----
 
+    def mask(self, turn: Turn) -> tuple[int, ...]:
+        """Which tokens of a turn are learned from, as the log of trajectories has it."""
+        said, appended = len(turn.response_ids), int(turn.metrics.get("num_appended", 0))
+        observed = len(turn.observation_ids) - appended
+        if not self.learned:
+            return (0, said + appended + observed)
+        return () if self._agent.mask_observations or not observed else (said, appended, observed)
+
     def answer(self) -> Answer:
         """What the trajectory said, in words."""
         decode = self._loop.tokenizer.decode
@@ -398,6 +421,7 @@ class Episode:
         learned = not (self._agent.mask_overlong_loss and not finished) and not (self._agent.mask_void_traj and void)
         self._measure_whole(finished=finished, void=void, learned=learned)
         versions = self._versions or [0]
+        self.learned = learned
         return Outcome(
             name=self.name,
             rows=self._context.rows(),

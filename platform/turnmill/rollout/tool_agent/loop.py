@@ -239,5 +239,9 @@ class ToolLoop(AgentLoopBase):
             valid=turn.valid,
             observation=turn.observation,
             tool=episode.tool_info[number],
+            environment_name=self.job.spec.environment.label if number == 0 else "",
+            asked_at=turn.asked_at,
+            seconds=turn.seconds,
+            mask=episode.mask(turn),
             **({"reward": 0.0} | end),
         )

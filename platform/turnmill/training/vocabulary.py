@@ -1,0 +1,48 @@
+"""The text of every token, kept in the run folder: whoever reads token numbers there needs no tokenizer."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from turnmill.observability import atomic_files
+from turnmill.observability.run_folder import RunFolder
+
+REPLACEMENT = "\ufffd"
+
+Piece = str | list[int]
+"""The text of a token; its bytes, where they are no whole characters."""
+
+
+def keep_vocabulary(tokenizer: Any, folder: RunFolder) -> None:
+    """Write `vocabulary.json`, once."""
+    if not folder.vocabulary.exists():
+        text = json.dumps(token_pieces(tokenizer), ensure_ascii=False, separators=(",", ":"))
+        atomic_files.write_bytes(folder.vocabulary, text.encode("utf-8", errors="replace"))
+
+
+def token_pieces(tokenizer: Any) -> list[Piece]:
+    """What each token adds to a text, in the order of the tokens' numbers."""
+    # Some tokenizers drop the blank that a text begins with: every token is read after another one.
+    (before,) = tokenizer.encode("a", add_special_tokens=False)[:1] or (tokenizer.eos_token_id,)
+    start = len(tokenizer.decode([before]))
+    texts = tokenizer.batch_decode([[before, token] for token in range(len(tokenizer))])
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return [_piece(text[start:], name) for text, name in zip(texts, names, strict=True)]
+
+
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def _piece(text: str, name: str | None) -> Piece:
+    if REPLACEMENT not in text or name is None:
+        return text
+    return _bytes_of(name) or text
+
+
+def _bytes_of(name: str) -> Sequence[int] | None:
+    """The bytes of a token by its name: as byte-level tokenizers spell them, or as `<0xE4>`."""
+    if name.startswith("<0x") and name.endswith(">"):
+        return [int(name[3:-1], 16)]
+    return [_BYTES[character] for character in name] if all(character in _BYTES for character in name) else None
