@@ -18,7 +18,19 @@ ENTRY_POINT_GROUP = "turnmill.environments"
 """Installed packages offer environments under this group: `name = "package.module:Class"`."""
 
 _MACHINERY = frozenset(
-    {"base", "episode", "extras", "fork_server", "parsing", "process", "registry", "rendering", "tasks", "worker"}
+    {
+        "base",
+        "episode",
+        "extras",
+        "fork_server",
+        "grl",
+        "parsing",
+        "process",
+        "registry",
+        "rendering",
+        "tasks",
+        "worker",
+    }
 )
 
 _registered: dict[str, type[Environment]] = {}
@@ -71,9 +83,10 @@ def create(
 
 def preload(name: str) -> None:
     """Import an environment of turnmill's own, if the name is one; those of others are left to who makes them."""
-    if name in _module_names():
+    module = name.partition(":")[0] if ":" in name else f"turnmill.environments.{name}"
+    if name in _module_names() or (":" in name and module.startswith("turnmill.environments.")):
         with contextlib.suppress(ImportError):
-            importlib.import_module(f"turnmill.environments.{name}")
+            importlib.import_module(module)
 
 
 def _module_names() -> set[str]:

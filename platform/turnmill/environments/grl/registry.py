@@ -1,0 +1,101 @@
+"""Finding agents by name: those that come along, those of installed packages, and import paths."""
+
+import importlib
+import logging
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from turnmill.core.lookup import import_object, suggestion
+from turnmill.environments.grl.base_agent import BaseAgent
+
+ENTRY_POINT_GROUP = "turnmill.agents"
+"""Installed packages offer agents under this group: `name = "package.module:Class"`."""
+
+_MODULES = ("environment_agent", "grid_agents", "text_agents")
+"""Modules of this package whose import registers agents."""
+
+log = logging.getLogger(__name__)
+
+_registered: dict[str, type[BaseAgent]] = {}
+_broken: dict[str, Exception] = {}
+_loaded: set[str] = set()
+
+AgentClass = TypeVar("AgentClass", bound=type[BaseAgent])
+
+
+def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
+    """A class decorator that makes an agent known by a name. Raises ValueError where the name belongs to another."""
+
+    def register(agent_class: AgentClass) -> AgentClass:
+        known = _registered.get(name, agent_class)
+        # A module that is run as a script is imported once more under its own name.
+        if known is not agent_class and _path(known) != _path(agent_class):
+            raise ValueError(
+                f"The agent name {name!r} belongs to {known.__module__}.{known.__qualname__}: "
+                f"give {agent_class.__module__}.{agent_class.__qualname__} another one."
+            )
+        _registered[name] = agent_class
+        return agent_class
+
+    return register
+
+
+def get_agent_cls(name: str) -> type[BaseAgent]:
+    """The agent class of a name, or of `package.module:Class`. Raises KeyError, listing the names there are."""
+    if ":" in name:
+        return _from_path(name)
+    _load_all()
+    if name in _registered:
+        return _registered[name]
+    if name in _broken:
+        raise KeyError(f"The agent {name!r} could not be imported: {_broken[name]!r}.")
+    raise KeyError(f"There is no agent {name!r}. {suggestion(name, list_agents())}")
+
+
+def list_agents() -> list[str]:
+    """Every name that there is an agent for, in order."""
+    _load_all()
+    return sorted(_registered)
+
+
+def _load_all() -> None:
+    """Import what registers agents; an agent whose import fails is left out with a warning."""
+    for module in _MODULES:
+        _load(module, partial(importlib.import_module, f"turnmill.environments.grl.{module}"))
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if (found := _load(point.name, point.load)) is not None:
+            register_agent(point.name)(_checked(found, point.value))
+
+
+def _load(name: str, load: Callable[[], Any]) -> Any:
+    if name in _loaded:
+        return None
+    _loaded.add(name)
+    try:
+        return load()
+    except Exception as error:
+        log.warning("Agent left out", extra={"agent": name, "what": repr(error)})
+        _broken[name] = error
+        return None
+
+
+def _from_path(path: str) -> type[BaseAgent]:
+    try:
+        return _checked(import_object(path), path)
+    except ImportError as error:
+        raise KeyError(
+            f"{path!r} names no agent: {error}. Write it as package.module:Class, and install the package or put its "
+            "folder on PYTHONPATH."
+        ) from error
+
+
+def _checked(found: Any, path: str) -> type[BaseAgent]:
+    if isinstance(found, type) and issubclass(found, BaseAgent):
+        return found
+    raise KeyError(f"{path!r} is {found!r}; it must be a subclass of turnmill.grl.BaseAgent.")
+
+
+def _path(agent_class: type[BaseAgent]) -> tuple[str, str]:
+    return agent_class.__module__, agent_class.__qualname__

@@ -1,0 +1,64 @@
+"""GRL's agents that answer in words: blocks, shops, databases and mathematics."""
+
+from typing import ClassVar
+
+from turnmill.environments.base import Environment
+from turnmill.environments.grl.environment_agent import EnvironmentAgent
+from turnmill.environments.grl.registry import register_agent
+from turnmill.environments.maths.environment import SETS
+
+
+@register_agent("blocksworldAgent")
+class BlocksworldAgent(EnvironmentAgent):
+    """Moves blocks until they stand as the goal says; a move that nobody can read costs 5."""
+
+    environment_name: ClassVar[str] = "blocksworld"
+    system_prompt: ClassVar[str] = "You are a helpful assistant that stacks blocks."
+
+    def match(self, action: str) -> str | None:
+        """Any text is tried: the environment itself judges what cannot be read."""
+        return super().match(action) or self.environment.default_action
+
+
+@register_agent("webshopAgent")
+class WebShopAgent(EnvironmentAgent):
+    """Finds and buys what an instruction asks for."""
+
+    environment_name: ClassVar[str] = "webshop"
+    system_prompt: ClassVar[str] = "You are a helpful assistant that shops online."
+
+
+@register_agent("birdAgent")
+class BirdAgent(EnvironmentAgent):
+    """Answers questions to a database in SQL; an answer without a block of SQL costs 0.5 and ends the episode."""
+
+    environment_name: ClassVar[str] = "bird"
+    system_prompt: ClassVar[str] = "You are a helpful assistant that writes SQL."
+
+    def match(self, action: str) -> str | None:
+        """Any text is tried: the environment itself judges one without a block of SQL."""
+        return super().match(action) or self.environment.default_action
+
+
+class MathsAgent(EnvironmentAgent):
+    """Answers a problem until the answer is right."""
+
+    environment_name: ClassVar[str] = "maths"
+    task: ClassVar[str]
+    system_prompt: ClassVar[str] = "You are a helpful assistant that solves mathematical problems."
+
+    def make_environment(self, env_config: dict[str, object]) -> Environment:
+        """The problems of the agent's set."""
+        return super().make_environment({"task": self.task, **env_config})
+
+    def match(self, action: str) -> str | None:
+        """Any text is an answer; one that cannot be right is wrong."""
+        return super().match(action) or self.environment.default_action
+
+
+# Each set of problems is an agent of its own, as in GRL: `gsm8kAgent`, `math500Agent` and so on.
+for _task in SETS:
+    _made = type(
+        f"{_task.title()}Agent", (MathsAgent,), {"task": _task, "__module__": __name__, "__doc__": MathsAgent.__doc__}
+    )
+    globals()[_made.__name__] = register_agent(f"{_task}Agent")(_made)

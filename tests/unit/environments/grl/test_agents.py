@@ -1,0 +1,154 @@
+"""GRL's agents in turnmill's environments: rows 121 and 122 of the table of features."""
+
+import json
+from typing import Any
+
+import pytest
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.grl import BaseAgent, EnvOutput, get_agent_cls
+from turnmill.environments.sokoban import generate_room
+
+ROOMS = {123: "######\n######\n#O####\n#XP###\n#__###\n######", 125: "######\n#__O_#\n#____#\n#_X__#\n#_P###\n######"}
+
+
+def agent(name: str, env_config: dict[str, Any] | None = None, **config: Any) -> BaseAgent:
+    settings = {"max_turns": 9, "max_actions_all_turns": 30, "max_actions_per_turn": 10} | config
+    return get_agent_cls(name)({"agent_config": settings, "env_config": env_config or {}}, tag=name)
+
+
+def do(agent: BaseAgent, *actions: str) -> EnvOutput:
+    return agent.get_env_outputs(f"</think><answer>{'||'.join(actions)}</answer>")
+
+
+@pytest.mark.parametrize("seed", ROOMS)
+def test_a_seed_of_sokoban_is_grl_s_room(seed: int):
+    assert agent("sokobanAgent").reset(seed).state == ROOMS[seed]
+
+
+def test_members_of_a_group_begin_alike_and_groups_differently():
+    states = [[agent("sokobanAgent").reset(seed).state for _ in range(3)] for seed in (123, 124, 125)]
+
+    assert [len(set(group)) for group in states] == [1, 1, 1]
+    assert len({group[0] for group in states}) == 3
+
+
+def test_sokoban_rewards_steps_boxes_and_the_solution():
+    sokoban = agent("sokobanAgent")
+    sokoban.reset(123)
+
+    pushed = do(sokoban, "Down", "Left", "up")
+
+    # Three steps, a box onto its target, all boxes on theirs.
+    assert pushed.reward == pytest.approx(3 * -0.1 + 1 + 10)
+    assert pushed.terminated
+    assert sokoban.figures()["success"] == 1.0
+
+
+@pytest.mark.parametrize("word", ["Left", "LEFT", "left", "3"])
+def test_an_action_is_its_word_in_any_case_or_its_number(word: str):
+    sokoban = agent("sokobanAgent")
+    sokoban.reset(125)
+
+    assert do(sokoban, word).state != ROOMS[125]
+    assert sokoban.num_actions == 1
+
+
+def test_symbols_and_actions_may_be_those_of_the_documentation():
+    vocab = {"@": "player", "#": "wall", "$": "box", ".": "target"}
+    lookup = {0: "up", 1: "down", 2: "left", 3: "right"}
+    sokoban = agent("sokobanAgent", {"grid_vocab": vocab, "action_lookup": lookup})
+
+    output = sokoban.reset(123)
+
+    assert output.state == ROOMS[123].replace("X", "$").replace("P", "@").replace("O", ".")
+    assert "$ box" in sokoban.get_llm_prompts(output)[1]["content"]
+    assert do(sokoban, "1").state != output.state
+
+
+def test_settings_survive_the_way_to_another_process():
+    config = json.loads(
+        json.dumps({"grid_lookup": {4: "B"}, "action_lookup": {1: "Up", 2: "Down", 3: "Left", 4: "Right"}})
+    )
+
+    assert agent("sokobanAgent", config).reset(123).state == ROOMS[123].replace("X", "B")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"grid_vocab": {"@": "hero"}}, "envConfig.grid_vocab: 'hero' means nothing here. Known: wall, empty"),
+        ({"grid_lookup": {7: "?"}}, "envConfig.grid_lookup: 7 is no number of a cell. Known: 0 to 6"),
+        ({"action_lookup": {1: "Jump"}}, "envConfig.action_lookup: 'jump' means nothing here. Known: up, down"),
+    ],
+)
+def test_symbols_and_actions_that_mean_nothing_are_refused(config: dict[str, Any], message: str):
+    with pytest.raises(SettingsError, match=message):
+        agent("sokobanAgent", config)
+
+
+def test_larger_rooms_are_those_of_their_seed():
+    large = agent("sokobanAgent", {"dim_room": [8, 8], "num_boxes": 2, "search_depth": 30})
+
+    assert large.reset(7).state == "\n".join(generate_room(7, size=(8, 8), num_boxes=2, search_depth=30))
+
+
+def test_tetris_costs_a_step_and_pays_a_line():
+    tetris = agent("tetrisAgent", {"dim_x": 2, "dim_y": 4})
+    tetris.reset(3)
+
+    rewards = [do(tetris, "Left", "Down", "Down", "Down").reward, do(tetris, "Right", "Down", "Down", "Down").reward]
+
+    assert rewards[0] == pytest.approx(-0.4)
+    assert rewards[1] == pytest.approx(10 - 0.4)
+    assert tetris.done
+
+
+def test_blocksworld_tells_what_cannot_be_read_from_what_is_not_allowed():
+    blocks = agent("blocksworldAgent")
+    blocks.reset(0)
+
+    assert do(blocks, "hello").reward == -5
+    assert do(blocks, "(move 1 to 1)").reward == -1
+
+
+def test_a_right_answer_to_a_problem_is_worth_ten():
+    gsm8k = agent("gsm8kAgent")
+    gsm8k.reset(1)
+    truth = gsm8k.environment._truth.rpartition("####")[2].strip()
+
+    assert do(gsm8k, "no number").reward == -0.1
+    assert do(gsm8k, f"it is {truth}").reward == 10
+    assert gsm8k.done
+
+
+def test_an_answer_without_sql_costs_a_half_and_ends_the_episode():
+    bird = agent("birdAgent")
+    bird.reset(1)
+
+    output = do(bird, "I do not know")
+
+    assert (output.reward, output.terminated) == (-0.5, True)
+
+
+def test_an_agent_acts_in_any_environment():
+    babyai = agent("environmentAgent", {"name": "babyai", "task": "goto"})
+
+    output = babyai.reset(5)
+
+    assert "go to" in babyai.get_llm_prompts(output)[1]["content"]
+    assert do(babyai, "go forward", "fly").info["action_is_valid"] == 1.0
+    assert babyai.penalty == -0.1
+
+
+def test_an_agent_of_any_environment_needs_its_name():
+    with pytest.raises(SettingsError, match=r"envConfig\.name: is missing"):
+        agent("environmentAgent")
+
+
+@pytest.mark.parametrize("name", ["amc23", "aime24", "aime25", "math500", "minervamath"])
+def test_every_set_of_problems_has_its_agent(name: str):
+    problems = agent(f"{name}Agent")
+
+    assert problems.environment.task == name
+    assert problems.reset(3).state

@@ -1,0 +1,182 @@
+"""What agents in GRL's manner do with a turn: rows 111 to 115 of the table of features."""
+
+from typing import Any
+
+import pytest
+
+from turnmill.environments.grl import BaseAgent, EnvOutput
+from turnmill.environments.grl.answers import read_answer
+
+
+class Counter(BaseAgent):
+    """Counts up to three; every number is worth itself."""
+
+    system_prompt = "You count."
+    prompt = "Count to 3."
+
+    def reset_env(self, seed: int) -> str:
+        self.number = 0
+        return f"at {self.number} of seed {seed}"
+
+    def step_env(self, action: str) -> EnvOutput | None:
+        if not action.isdigit():
+            return None
+        self.number = int(action)
+        info = {"action_is_effective": action != "0", "action_is_valid": True, "success": self.number == 3}
+        return EnvOutput(f"at {self.number}", float(self.number), terminated=self.number == 3, info=info)
+
+
+def agent(**config: Any) -> Counter:
+    settings = {"max_turns": 3, "max_actions_all_turns": 4, "max_actions_per_turn": 2} | config
+    return Counter({"agent_config": settings}, seed=7, tag="counter")
+
+
+def say(*actions: str, thought: str = "hm") -> str:
+    return f"{thought}</think><answer>{'||'.join(actions)}</answer>"
+
+
+def played(*responses: str, **config: Any) -> tuple[Counter, list[EnvOutput]]:
+    counter = agent(**config)
+    counter.get_llm_prompts(counter.reset())
+    return counter, [counter.get_env_outputs(response) for response in responses]
+
+
+def test_the_first_turn_tells_prompt_state_budget_and_form():
+    counter = agent()
+
+    system, user = counter.get_llm_prompts(counter.reset())
+
+    assert system == {"role": "system", "content": "You count."}
+    assert user["content"].startswith("Count to 3.\nTurn 1:\nState:\nat 0 of seed 7\nYou have 4 actions remaining.")
+    assert "<think> [your thoughts] </think> <answer> [your answer] </answer>" in user["content"]
+    assert "100 tokens" in user["content"]
+
+
+@pytest.mark.parametrize(
+    ("config", "prefix"),
+    [
+        ({}, "<think>"),
+        ({"enable_think": False}, "<answer>"),
+        ({"use_think_answer_token": False}, ""),
+    ],
+)
+def test_the_prompt_ends_with_the_tag_of_what_comes_first(config: dict[str, Any], prefix: str):
+    assert agent(**config).prefix == prefix
+
+
+def test_a_later_turn_begins_with_the_reward_of_the_one_before():
+    counter, (output,) = played(say("1", "0"))
+
+    *_, assistant, user = counter.get_llm_prompts(output)
+
+    assert assistant == {"role": "assistant", "content": "<think>hm</think><answer>1 || 0</answer>"}
+    assert user["content"].startswith("Reward: \n1\n Turn 2:\nState:\nat 0\nYou have 2 actions remaining.")
+
+
+@pytest.mark.parametrize(
+    ("response", "actions", "text"),
+    [
+        ("<think>a</think> <answer>Up||Down</answer>", ("Up", "Down"), "<think>a</think><answer>Up || Down</answer>"),
+        ("<think>a</think><answer> 1 || 2 ||| 3</answer>x", ("1", "2"), "<think>a</think><answer>1 || 2</answer>"),
+        ("<think>a\nb</think>\n<answer></answer>", (), "<think>a\nb</think><answer></answer>"),
+        ("<think><think>a</think><answer>Up<|im_end|></answer>", ("Up",), "<think>a</think><answer>Up</answer>"),
+        ("<think>a</think><answer>1</answer><answer>2</answer>", ("1",), "<think>a</think><answer>1</answer>"),
+        ("<think>a</think><answer>Up", (), "<think>a</think><answer>Up"),
+        ("<answer>Up</answer>", (), "<answer>Up</answer>"),
+    ],
+)
+def test_a_response_is_read_and_put_into_its_form(response: str, actions: tuple[str, ...], text: str):
+    answer = read_answer(response, think=True, separator="||", max_actions=2)
+
+    assert (answer.actions, answer.text) == (actions, text)
+
+
+def test_without_thoughts_the_answer_stands_alone():
+    answer = read_answer("<answer>1;2</answer>", think=False, separator=";", max_actions=5)
+
+    assert (answer.actions, answer.text) == (("1", "2"), "<answer>1 ; 2</answer>")
+
+
+def test_actions_beyond_those_of_a_turn_are_dropped():
+    counter, (output,) = played(say("1", "1", "2"))
+
+    assert (output.reward, counter.num_actions, output.state) == (2.0, 2, "at 1")
+
+
+def test_actions_that_are_not_allowed_are_passed_over_and_not_counted():
+    counter, (output,) = played(say("jump", "2"))
+
+    assert (output.reward, counter.num_actions, output.done) == (2.0, 1, False)
+
+
+def test_an_episode_ends_when_its_actions_are_used():
+    counter, outputs = played(say("1", "1"), say("1"), say("1", "2"))
+
+    assert [output.done for output in outputs] == [False, False, True]
+    assert outputs[-1].truncated
+    # The second action of the last turn is one more than there are.
+    assert (counter.num_actions, outputs[-1].state) == (4, "at 1")
+
+
+def test_an_episode_ends_with_its_last_turn():
+    _, outputs = played(say("1"), say("1"), say("1"))
+
+    assert [(output.truncated, output.terminated) for output in outputs] == [(False, False)] * 2 + [(True, False)]
+
+
+def test_an_episode_ends_where_the_environment_says_so():
+    counter, (output,) = played(say("3", "1"))
+
+    assert (output.terminated, output.truncated, counter.num_actions) == (True, False, 1)
+    with pytest.raises(RuntimeError, match="reset it first"):
+        counter.get_env_outputs(say("1"))
+
+
+@pytest.mark.parametrize(
+    ("responses", "penalty"),
+    [
+        ([say("1")], 0.0),
+        ([say("jump", "fly")], -0.5),
+        ([say("1", "fly"), say("1")], -0.5),
+        (["no form at all", say()], -1.0),
+    ],
+)
+def test_a_bad_turn_costs_the_penalty_once(responses: list[str], penalty: float):
+    counter, _ = played(*responses, format_penalty=-0.5)
+
+    assert counter.get_final_rollout_states()["penalty"] == penalty
+
+
+def test_the_final_state_has_chat_and_figures_by_tag():
+    counter, _ = played(say("1", "0"), "nothing", say("2", "3"))
+
+    final = counter.get_final_rollout_states()
+
+    assert (final["env_id"], final["group_id"], final["tag"]) == (0, 0, "counter")
+    assert [message["role"] for message in final["history"]] == [
+        "system",
+        "user",
+        "assistant",
+        "assistant",
+        "assistant",
+    ]
+    # Of the last action of each turn: 0, none, 3.
+    assert final["metrics"] == {
+        "counter/success": 1.0,
+        "counter/num_actions": 4.0,
+        "counter/action_is_effective": pytest.approx(1 / 3),
+        "counter/action_is_valid": pytest.approx(2 / 3),
+    }
+
+
+def test_an_episode_begins_afresh_after_a_reset():
+    counter, _ = played("nothing", say("3"))
+
+    counter.get_llm_prompts(counter.reset(8))
+
+    assert (counter.penalty, counter.num_actions, counter.done, counter.turns) == (0.0, 0, False, [])
+    assert "seed 8" in counter.get_final_rollout_states()["history"][1]["content"]
+
+
+def test_settings_by_the_names_of_a_job_file_are_understood_too():
+    assert Counter({"agentConfig": {"maxTurns": 5}}, tag="x").agent_config.max_turns == 5
