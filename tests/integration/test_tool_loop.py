@@ -9,6 +9,7 @@ import torch
 from aiohttp import web
 
 from turnmill.core.errors import SettingsError
+from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.sampled import count_foreign
 from turnmill.rollout.tool_agent.loop import Failure
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
@@ -16,7 +17,8 @@ from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import LOG_PROB
-from turnmill.training.trajectory_batch import row_advantages
+from turnmill.training.trajectory_advantages import Rows
+from turnmill.training.trajectory_advantages import advantages_of as estimated
 
 CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
 
@@ -644,8 +646,9 @@ async def test_a_trajectory_has_the_figures_of_verl_tool(table, server):
 def advantages_of(played: dict[str, Outcome]) -> dict[str, float]:
     keys = list(played)
     scores_RG = torch.tensor([[0.0, played[key].reward] for key in keys])
-    found = row_advantages(keys, scores_RG, scores_RG, baseline="group", normalise=True)
-    return dict(zip(keys, found.tolist(), strict=True))
+    rows = Rows(keys, torch.full((len(keys),), 2), torch.ones_like(scores_RG), scores_RG, scores_RG)
+    found_RG, _ = estimated(rows, Grpo())
+    return dict(zip(keys, found_RG[:, 0].tolist(), strict=True))
 
 
 async def test_calls_that_fail_by_force_change_nothing_for_the_other_trajectories(table):

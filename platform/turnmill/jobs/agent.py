@@ -42,6 +42,9 @@ class VerlogAgent(Settings):
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature at which responses are sampled during training."""
 
+    group_size: int = Field(default=8, ge=1, le=65_536)
+    """Episodes played per task and step, with algorithms that compare them; `turn_ppo` has no groups."""
+
 
 AgentSettings = Annotated[
     Annotated[VerlogAgent, Tag("verlog")] | Annotated[ToolAgent, Tag("tool")], by_type(VerlogAgent)

@@ -160,9 +160,12 @@ def _union(schema: Schema, definitions: Schema) -> Schema:
         shared = len(own) == len(types) and all(node == nodes[0] for node in nodes)
         properties[name] = nodes[0] if shared else _for_some_types(own)
     node = {"description": schema["description"], "type": "object", "properties": properties}
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for name in names[1:]:
+        kinds = tuple(kind for kind, v in zip(types, variants, strict=True) if name in v["properties"])
+        owners.setdefault(kinds, []).append(name)
     node["x-kubernetes-validations"] = [
-        _only_with(kind, [name for name in variant["properties"] if _is_missing_elsewhere(name, variants)])
-        for kind, variant in zip(types, variants, strict=True)
+        _only_with(kinds, fields) for kinds, fields in owners.items() if len(kinds) < len(types)
     ]
     node["x-kubernetes-validations"] += [
         rule
@@ -185,15 +188,12 @@ def _for_some_types(own: Mapping[str, Schema]) -> Schema:
     return node
 
 
-def _is_missing_elsewhere(name: str, variants: Sequence[Schema]) -> bool:
-    return any(name not in variant["properties"] for variant in variants)
-
-
-def _only_with(kind: str, names: Sequence[str]) -> Schema:
+def _only_with(kinds: Sequence[str], names: Sequence[str]) -> Schema:
     given = " || ".join(f"has(self.{name})" for name in names)
+    them = f"type {kinds[0]} has" if len(kinds) == 1 else f"types {', '.join(kinds)} have"
     return {
-        "rule": f"self.type == '{kind}' || !({given})",
-        "message": f"fields that only type {kind} has: {', '.join(names)}",
+        "rule": f"self.type in {list(kinds)} || !({given})",
+        "message": f"fields that only {them}: {', '.join(names)}",
         "reason": "FieldValueInvalid",
     }
 

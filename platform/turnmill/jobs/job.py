@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from turnmill.jobs.agent import AgentSettings, VerlogAgent
-from turnmill.jobs.algorithm import AlgorithmSettings, Grpo, TurnPpo
+from turnmill.jobs.algorithm import AlgorithmSettings, TurnPpo
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.model import ModelSettings
 from turnmill.jobs.resources import ResourcesSettings
@@ -13,6 +13,7 @@ from turnmill.jobs.settings import Settings
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
 from turnmill.jobs.training import TrainingSettings
+from turnmill.jobs.trajectory_algorithms import Dapo, KlSettings, TrajectoryAlgorithm
 
 API_VERSION = "turnmill.dev/v1alpha1"
 KIND = "AgentTrainingJob"
@@ -110,10 +111,36 @@ class JobSpec(Settings):
         return self.algorithm
 
     @property
-    def grpo(self) -> Grpo:
-        """The algorithm of a job that learns from trajectories with tools."""
-        assert isinstance(self.algorithm, Grpo)
+    def trajectory_algorithm(self) -> TrajectoryAlgorithm:
+        """The algorithm of a job that learns from whole trajectories."""
+        assert isinstance(self.algorithm, TrajectoryAlgorithm)
         return self.algorithm
+
+    @property
+    def kl(self) -> KlSettings:
+        """What drifting from the first policy costs: nothing where the algorithm has no word for it."""
+        return getattr(self.algorithm, "kl", KlSettings(coefficient=0.0))
+
+    @property
+    def group_size(self) -> int:
+        """Trajectories of each task of a job that learns from whole trajectories."""
+        return self.agent.group_size
+
+    @property
+    def trajectories_at_once(self) -> int | None:
+        """Trajectories in flight at once, over all workers; None for no limit."""
+        return self.environment.count if isinstance(self.agent, VerlogAgent) else self.agent.max_concurrent_trajectories
+
+    def task_number(self, step: int, position: int) -> int:
+        """Which of a run's tasks stands at a position of a step; beyond `tasksPerStep` are those that fill it up.
+
+        These come after all that the run takes otherwise, so that no task is taken twice while there are others.
+        """
+        tasks = self.tasks_per_step
+        if position < tasks:
+            return (step - 1) * tasks + position
+        batches = self.algorithm.dynamic_sampling.max_batches if isinstance(self.algorithm, Dapo) else 1
+        return self.training.steps * tasks + (step - 1) * (batches - 1) * tasks + position - tasks
 
     @property
     def gpus_per_engine(self) -> int:
@@ -128,7 +155,7 @@ class JobSpec(Settings):
 
     @property
     def tasks_per_step(self) -> int:
-        """Tasks of a step, which every job has that learns from trajectories with tools."""
+        """Tasks of a step, which every job has that learns from whole trajectories."""
         assert self.training.tasks_per_step is not None
         return self.training.tasks_per_step
 

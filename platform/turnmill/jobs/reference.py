@@ -42,8 +42,12 @@ def reference() -> str:
 
 def _judged_for(rule: Rule) -> str:
     """The types that a rule is for."""
-    types = " and ".join(f"`{value}`" for _, value in rule.only)
+    types = " and ".join(f"`{value}`" if isinstance(value, str) else _one_of(value) for _, value in rule.only)
     return f" (with {types})" if types else ""
+
+
+def _one_of(words: tuple[str, ...]) -> str:
+    return " or ".join(f"`{word}`" for word in words)
 
 
 def _sections(path: str, model: type[Settings], kind: str = "") -> Iterator[str]:

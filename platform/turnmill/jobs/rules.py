@@ -19,13 +19,13 @@ class Rule:
     cel: str
     sentence: str
     way_out: Callable[[Values], str]
-    only: tuple[tuple[str, str], ...] = ()
-    """Fields and what they must say for the rule to be judged at all."""
+    only: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
+    """Fields and what they must say, one of several, for the rule to be judged at all."""
 
     def check(self, values: Values) -> Problem | None:
         """The problem, if the rule is broken; none if it cannot be judged."""
         try:
-            if any(values[f"spec.{path}"] != value for path, value in self.only) or self.holds(values):
+            if not self._is_judged(values) or self.holds(values):
                 return None
             sentence = _PLACEHOLDER.sub(lambda match: str(values[f"spec.{match[1]}"]), self.sentence)
             value = values[f"spec.{self.path}"]
@@ -34,10 +34,13 @@ class Rule:
         except BrokenValueError:
             return None
 
+    def _is_judged(self, values: Values) -> bool:
+        return all(values[f"spec.{path}"] in _words(wanted) for path, wanted in self.only)
+
     @property
     def validation(self) -> str:
         """The rule in CEL, with what it is judged for."""
-        conditions = [f"self.{path} != '{value}'" for path, value in self.only]
+        conditions = [_is_other(path, _words(wanted)) for path, wanted in self.only]
         return " || ".join([*conditions, f"({self.cel})" if conditions else self.cel])
 
     @property
@@ -62,6 +65,14 @@ class Fixed:
     def sentence(self) -> str:
         """What is said to whoever changes it."""
         return f"must stay as it was: {self.because}. Make a job of another name"
+
+
+def _words(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (wanted,) if isinstance(wanted, str) else wanted
+
+
+def _is_other(path: str, words: tuple[str, ...]) -> str:
+    return f"self.{path} != '{words[0]}'" if len(words) == 1 else f"!(self.{path} in {list(words)})"
 
 
 def broken_rules(values: Values) -> Iterator[Problem]:
@@ -101,7 +112,17 @@ def _tasks(values: Values) -> int:
 
 
 def _side_by_side(values: Values) -> int:
-    return _tasks(values) if values["spec.agent.type"] == "tool" else int(values["spec.environment.count"])
+    return int(values["spec.environment.count"]) if values["spec.agent.type"] == "verlog" else _tasks(values)
+
+
+def _learns_from_turns(values: Values) -> bool:
+    return bool(values["spec.agent.type"] == "verlog" and values["spec.algorithm.type"] == "turn_ppo")
+
+
+def _compares_with_group(values: Values) -> bool:
+    if values["spec.algorithm.type"] == "grpo" and values["spec.algorithm.baseline"] == "step":
+        return False
+    return values["spec.algorithm.type"] in COMPARING
 
 
 def _tools_are_called(values: Values) -> bool:
@@ -123,6 +144,16 @@ def _warmup_fits(values: Values) -> bool:
     return drawn is None or gathered == 0 or bool(drawn <= gathered)
 
 
+def _room(values: Values) -> int:
+    verlog = values["spec.agent.type"] == "verlog"
+    return int(values["spec.agent.maxResponseTokens" if verlog else "spec.agent.maxResponseLength"])
+
+
+def _overlong_fits(values: Values) -> bool:
+    tokens = values["spec.algorithm.overlong.tokens"]
+    return tokens is None or bool(tokens <= _room(values))
+
+
 FIXED = (
     Fixed("model", "the run's checkpoints belong to this model"),
     Fixed("environment", "the run's checkpoints and curve belong to this environment"),
@@ -133,9 +164,18 @@ FIXED = (
 """What identifies a run; a resumed one is held to it on the command line too."""
 
 VERLOG, TOOL = ("agent.type", "verlog"), ("agent.type", "tool")
-TURN_PPO, GRPO = ("algorithm.type", "turn_ppo"), ("algorithm.type", "grpo")
+TURN_PPO = ("algorithm.type", "turn_ppo")
+ONE_ROW_PER_TURN = ("turn_ppo", "gigpo")
+"""Algorithms that only agents learn with whose turns are rows of their own."""
+COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline", "dapo", "gigpo")
+"""Algorithms that compare a trajectory with its group."""
+TRAJECTORIES = (
+    "algorithm.type",
+    ("ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo", "gigpo"),
+)
 # A field of one type alone has no default in the API server, where all types share one schema.
 _MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
+_LEARNS_FROM_TURNS = "(self.agent.type == 'verlog' && self.algorithm.type == 'turn_ppo')"
 _SEPARATE = "self.training.mode == 'separate_async'"
 _PROCESSES = "(self.resources.train.nodes * self.resources.train.gpusPerNode)"
 
@@ -269,33 +309,33 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="resources.agentLoopWorkers",
         holds=lambda v: v["spec.resources.agentLoopWorkers"] <= _side_by_side(v),
-        cel="self.agent.type == 'tool' "
-        "? !has(self.training.tasksPerStep) || self.resources.agentLoopWorkers <= self.training.tasksPerStep "
-        ": self.resources.agentLoopWorkers <= self.environment.count",
+        cel="self.agent.type == 'verlog' ? self.resources.agentLoopWorkers <= self.environment.count : "
+        "!has(self.training.tasksPerStep) || self.resources.agentLoopWorkers <= self.training.tasksPerStep",
         sentence="must be at most spec.environment.count, or spec.training.tasksPerStep with tools: "
         "a worker without an environment has nothing to do",
         way_out=lambda v: f"Try {_side_by_side(v)}.",
     ),
     Rule(
         path="algorithm.type",
-        holds=lambda v: (v["spec.agent.type"] == "tool") == (v["spec.algorithm.type"] == "grpo"),
-        cel="(self.agent.type == 'tool') == (self.algorithm.type == 'grpo')",
-        sentence="does not go with spec.agent.type ({agent.type}): verlog learns with turn_ppo and tool with grpo",
-        way_out=lambda v: f"Set it to {'grpo' if v['spec.agent.type'] == 'tool' else 'turn_ppo'}.",
+        holds=lambda v: v["spec.agent.type"] == "verlog" or v["spec.algorithm.type"] not in ONE_ROW_PER_TURN,
+        cel=f"self.agent.type == 'verlog' || !(self.algorithm.type in {list(ONE_ROW_PER_TURN)})",
+        sentence="does not go with spec.agent.type ({agent.type}): turn_ppo and gigpo learn from single turns, which "
+        "verlog alone gives",
+        way_out=lambda v: "Set it to grpo, or another that learns from whole trajectories.",
     ),
     Rule(
         path="training.turnsPerStep",
-        holds=lambda v: (v["spec.agent.type"] == "verlog") == (v["spec.training.turnsPerStep"] is not None),
-        cel="(self.agent.type == 'verlog') == has(self.training.turnsPerStep)",
-        sentence="is for spec.agent.type verlog, which needs it: steps are as many turns",
-        way_out=lambda v: "Add it." if v["spec.agent.type"] == "verlog" else "Give training.tasksPerStep instead.",
+        holds=lambda v: _learns_from_turns(v) == (v["spec.training.turnsPerStep"] is not None),
+        cel=f"{_LEARNS_FROM_TURNS} == has(self.training.turnsPerStep)",
+        sentence="is for spec.algorithm.type turn_ppo, which needs it: its steps are as many turns",
+        way_out=lambda v: "Add it." if _learns_from_turns(v) else "Give training.tasksPerStep instead.",
     ),
     Rule(
         path="training.tasksPerStep",
-        holds=lambda v: (v["spec.agent.type"] == "tool") == (v["spec.training.tasksPerStep"] is not None),
-        cel="(self.agent.type == 'tool') == has(self.training.tasksPerStep)",
-        sentence="is for spec.agent.type tool, which needs it: steps are as many tasks",
-        way_out=lambda v: "Add it." if v["spec.agent.type"] == "tool" else "Give training.turnsPerStep instead.",
+        holds=lambda v: _learns_from_turns(v) != (v["spec.training.tasksPerStep"] is not None),
+        cel=f"{_LEARNS_FROM_TURNS} != has(self.training.tasksPerStep)",
+        sentence="is for every spec.algorithm.type but turn_ppo, which need it: their steps are as many tasks",
+        way_out=lambda v: "Give training.turnsPerStep instead." if _learns_from_turns(v) else "Add it.",
     ),
     Rule(
         path="algorithm.minibatchTasks",
@@ -306,16 +346,28 @@ RULES: tuple[Rule, ...] = (
         "self.training.tasksPerStep % self.algorithm.minibatchTasks == 0",
         sentence="must divide spec.training.tasksPerStep ({training.tasksPerStep}): every update takes as many tasks",
         way_out=lambda v: f"Try {_nearest_divisor(v['spec.algorithm.minibatchTasks'], _tasks(v))}.",
-        only=(TOOL, GRPO),
+        only=(TRAJECTORIES,),
     ),
     Rule(
         path="agent.groupSize",
-        holds=lambda v: v["spec.algorithm.baseline"] == "step" or v["spec.agent.groupSize"] > 1,
-        cel="(has(self.algorithm.baseline) && self.algorithm.baseline == 'step') || "
+        holds=lambda v: not _compares_with_group(v) or v["spec.agent.groupSize"] > 1,
+        cel=f"!(self.algorithm.type in {list(COMPARING)}) || "
+        "(has(self.algorithm.baseline) && self.algorithm.baseline == 'step') || "
         "!has(self.agent.groupSize) || self.agent.groupSize > 1",
-        sentence="must be more than 1 with spec.algorithm.baseline group: one has nothing to be compared with",
-        way_out=lambda v: "Try 8, or set spec.algorithm.baseline to step.",
-        only=(TOOL, GRPO),
+        sentence="must be more than 1 with spec.algorithm.type ({algorithm.type}), which compares the trajectories of "
+        "a task: one has nothing to be compared with",
+        way_out=lambda v: "Try 8, or set spec.algorithm.type to reinforce_plus_plus or ppo.",
+    ),
+    Rule(
+        path="algorithm.overlong.tokens",
+        holds=_overlong_fits,
+        cel="!has(self.algorithm.overlong) || !has(self.algorithm.overlong.tokens) || self.algorithm.overlong.tokens <="
+        " (self.agent.type == 'verlog' ? (has(self.agent.maxResponseTokens) ? self.agent.maxResponseTokens : 512)"
+        " : (has(self.agent.maxResponseLength) ? self.agent.maxResponseLength : 1024))",
+        sentence="must be at most what a response may have, spec.agent.maxResponseTokens or maxResponseLength: "
+        "the penalty grows within that room",
+        way_out=lambda v: f"Try {max(1, _room(v) // 4)}.",
+        only=(("algorithm.type", "dapo"),),
     ),
     Rule(
         path="agent.minTurns",

@@ -33,10 +33,10 @@ class TrainingSettings(Settings):
     """Updates of the policy."""
 
     turns_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Turns gathered for one step, spread evenly over the environments; for agents of type `verlog`."""
+    """Turns gathered for one step, spread evenly over the environments; with algorithm `turn_ppo`."""
 
     tasks_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Tasks of one step, each tried `agent.groupSize` times; for agents of type `tool`."""
+    """Tasks of one step, each tried `agent.groupSize` times; with every algorithm but `turn_ppo`."""
 
     checkpoint_every: int = Field(default=10, ge=1, le=1_000_000)
     """Steps between checkpoints; the last step always has one."""
@@ -59,8 +59,8 @@ class TrainingSettings(Settings):
     """Time without any progress after which the run fails."""
 
     max_failed_ratio: float = Field(default=0.5, ge=0, le=1)
-    """Share of episodes that may fail for reasons that are not the agent's; above it the run fails. With agents of
-    type `tool` it is the share of a step's trajectories."""
+    """Share of episodes that may fail for reasons that are not the agent's; above it the run fails. With
+    `tasksPerStep` it is the share of a step's trajectories."""
 
     validation: ValidationSettings = ValidationSettings()
     """Whole episodes with the policy as it is, before, after and in between."""

@@ -69,6 +69,8 @@ TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "no tasks": {"training__tasksPerStep": None},
     "tasks left over": {"algorithm__minibatchTasks": 5},
     "a group of one": {"agent__groupSize": 1},
+    "turns that are no rows": {"algorithm": {"type": "gigpo"}},
+    "a penalty longer than the response": {"algorithm": {"type": "dapo", "overlong": {"tokens": 1025}}},
     "more forced turns than turns": {"agent__minTurns": 2},
     "stop tokens twice": {"agent__actionStopTokens": "stop.txt"},
     "nothing that ends an action": {"agent__stopTokens": []},

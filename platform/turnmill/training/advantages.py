@@ -142,6 +142,10 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
         index=np.array(groups_K, dtype=object),
         norm_adv_by_std_in_grpo=normalise,
     )
+    return advantages_K1[:, 0].masked_fill(alone(groups_K), 0.0)
+
+
+def alone(groups_K: Sequence[str]) -> Tensor:
+    """Which trajectories have their group for themselves, shape (trajectories,)."""
     sizes = Counter(groups_K)
-    alone_K = torch.tensor([sizes[group] == 1 for group in groups_K], dtype=torch.bool)
-    return advantages_K1[:, 0].masked_fill(alone_K, 0.0)
+    return torch.tensor([sizes[group] == 1 for group in groups_K], dtype=torch.bool)

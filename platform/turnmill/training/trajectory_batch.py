@@ -18,11 +18,10 @@ from turnmill.core.errors import RunFailedError
 from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.sampled import count_foreign
 from turnmill.rollout.tool_agent.manager import FAILED
-from turnmill.training.advantages import outcome_advantages
 from turnmill.training.dataset import select
+from turnmill.training.joined_rows import group_of, row_number, trajectory_of
 from turnmill.training.rewards import reward_quantiles
-
-ONE_GROUP = "step"
+from turnmill.training.trajectory_advantages import Rows
 
 
 @dataclass(frozen=True)
@@ -67,44 +66,14 @@ def split(batch: KVBatchMeta) -> Split:
     return Split(select(batch, [not f for f in failed]), select(batch, failed))
 
 
-def trajectory_of(key: str) -> str:
-    """Which trajectory a row belongs to; keys read {task}_{sample}_{row}."""
-    return key.rsplit("_", 1)[0]
-
-
-def group_of(key: str) -> str:
-    """Which task a row belongs to."""
-    return key.rsplit("_", 2)[0]
-
-
 def last_rows(keys: Sequence[str]) -> list[int]:
     """The position of each trajectory's last row, in the order in which the trajectories come."""
     last: dict[str, int] = {}
     for position, key in enumerate(keys):
         known = last.get(trajectory_of(key))
-        if known is None or _row_number(keys[known]) < _row_number(key):
+        if known is None or row_number(keys[known]) < row_number(key):
             last[trajectory_of(key)] = position
     return list(last.values())
-
-
-def _row_number(key: str) -> int:
-    return int(key.rsplit("_", 1)[1])
-
-
-def row_advantages(
-    keys: Sequence[str], rewards_RG: Tensor, scores_RG: Tensor, *, baseline: str, normalise: bool
-) -> Tensor:
-    """The advantage of each row, shape (rows,): that of its trajectory.
-
-    A trajectory's return is its reward, which each of its rows has, and the penalties in all of its rows.
-    """
-    last = last_rows(keys)
-    position_of = {trajectory_of(keys[row]): k for k, row in enumerate(last)}
-    trajectories_R = torch.tensor([position_of[trajectory_of(key)] for key in keys])
-    returns_K = scores_RG[last].sum(1)
-    returns_K = returns_K.index_add(0, trajectories_R, (rewards_RG - scores_RG).sum(1))
-    groups = [ONE_GROUP if baseline == "step" else group_of(keys[row]) for row in last]
-    return outcome_advantages(returns_K, groups, normalise=normalise)[trajectories_R]
 
 
 @dataclass(frozen=True)
@@ -124,15 +93,18 @@ class TrajectoryBatch:
     num_foreign_tokens: int = 0
     """Trained tokens that are not those which the engine sampled."""
 
+    values_RG: Tensor | None = None
+    """What a critic says."""
+
+    states_R: tuple[str, ...] = ()
+    """What each row's turn began with, where rows are turns."""
+
     @classmethod
-    def read(cls, meta: KVBatchMeta, *, with_reference: bool) -> "TrajectoryBatch":
+    def read(cls, meta: KVBatchMeta, *, with_reference: bool, with_values: bool = False) -> "TrajectoryBatch":
         """Fetch a step's rows."""
         fields = ["prompts", "responses", "response_mask", "rm_scores", "old_log_probs", "extra_fields"]
-        data = tq.kv_batch_get(
-            keys=meta.keys,
-            partition_id=meta.partition_id,
-            select_fields=[*fields, "ref_log_prob"] if with_reference else fields,
-        )
+        fields += ["ref_log_prob"] * with_reference + ["values"] * with_values
+        data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=fields)
         trajectories = told_trajectories(meta.keys, data["extra_fields"])
         return cls(
             meta=meta,
@@ -144,6 +116,21 @@ class TrajectoryBatch:
             response_lengths_R=data["responses"].offsets().diff(),
             trajectories=trajectories,
             num_foreign_tokens=_count_foreign(meta.keys, data["responses"], data["response_mask"], trajectories),
+            values_RG=_padded(data["values"]) if with_values else None,
+            states_R=tuple(str(_plain(value).get("state", "")) for value in data["extra_fields"]),
+        )
+
+    def with_rewards(self, rewards_RG: Tensor) -> Rows:
+        """What advantages are made of."""
+        return Rows(
+            keys=self.meta.keys,
+            lengths_R=self.response_lengths_R,
+            mask_RG=self.mask_RG,
+            scores_RG=self.scores_RG,
+            rewards_RG=rewards_RG,
+            own_scores=all(told.get("own_scores", False) for told in self.trajectories),
+            values_RG=self.values_RG,
+            states_R=self.states_R,
         )
 
     def by_trajectory(self, values_R: Tensor) -> dict[str, float]:
@@ -151,10 +138,9 @@ class TrajectoryBatch:
         values_K = values_R[last_rows(self.meta.keys)].tolist()
         return {told["name"]: value for told, value in zip(self.trajectories, values_K, strict=True)}
 
-    def write(self, advantages_R: Tensor, rewards_RG: Tensor) -> None:
-        """Put advantages and rewards where verl's update and its metrics look for them."""
-        advantages_RG = advantages_R[:, None] * self.mask_RG
-        columns = {"advantages": advantages_RG, "returns": advantages_RG, "token_level_rewards": rewards_RG}
+    def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
+        """Put advantages, returns and rewards where verl's updates and its metrics look for them."""
+        columns = {"advantages": advantages_RG, "returns": returns_RG, "token_level_rewards": rewards_RG}
         put_ragged(self.meta, columns, self.response_lengths_R)
 
 
@@ -173,8 +159,13 @@ def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tens
 
 def told_trajectories(keys: Sequence[str], extra_fields: Iterable[Any]) -> tuple[Mapping[str, Any], ...]:
     """What the agent loop tells of each trajectory, once for each."""
-    told = [getattr(value, "data", value)["trajectory"] for value in extra_fields]
+    told = [_plain(value)["trajectory"] for value in extra_fields]
     return tuple(told[row] for row in last_rows(keys))
+
+
+def _plain(extra_fields: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(extra_fields, "data", extra_fields)
+    return found
 
 
 def _count_foreign(
@@ -182,7 +173,7 @@ def _count_foreign(
 ) -> int:
     ids, mask = responses.unbind(), masks.unbind()
     rows_of: dict[str, list[int]] = {}
-    for row in sorted(range(len(keys)), key=lambda row: _row_number(keys[row])):
+    for row in sorted(range(len(keys)), key=lambda row: row_number(keys[row])):
         rows_of.setdefault(trajectory_of(keys[row]), []).append(row)
     names = [trajectory_of(keys[row]) for row in last_rows(keys)]
     return sum(

@@ -1,8 +1,9 @@
-"""verl's trainer over whole trajectories with tools: GRPO, and nothing learned from what infrastructure ended.
+"""verl's trainer over whole trajectories: its estimators, and nothing learned from what infrastructure ended.
 
 Axes: R rows, G response tokens.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -12,16 +13,17 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.core.errors import RunFailedError
+from turnmill.jobs.trajectory_algorithms import Dapo
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.ahead import ColocateAsync, SeparateAsync
 from turnmill.training.dataset import select
 from turnmill.training.run_trainer import RunTrainer
+from turnmill.training.trajectory_advantages import advantages_of, mean_over_trajectories, overlong_penalties
 from turnmill.training.trajectory_batch import (
     Split,
     TrajectoryBatch,
     put_ragged,
-    row_advantages,
     split,
     told_trajectories,
     trajectory_metrics,
@@ -39,10 +41,21 @@ class TrajectoryTrainer(RunTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         """Failed trajectories go here, before anything is computed of the batch."""
         self._split = split(batch)
-        self._require_whole(self._split, self.job.spec.tasks_per_step * self.job.spec.tool_agent.group_size)
+        self._require_whole(self._split, self.job.spec.tasks_per_step * self.job.spec.group_size)
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._forget_failed(self._split)
+        self._size_minibatches(len(self._split.survivors.keys))
         return super()._balance_batch(self._split.survivors, metrics, **kwargs)
+
+    def _size_minibatches(self, num_rows: int) -> None:
+        """Split the rows into as many updates as the job has mini-batches of tasks: rows come and go, tasks stay."""
+        spec, num_processes = self.job.spec, self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
+        updates = spec.tasks_per_step // (spec.trajectory_algorithm.minibatch_tasks or spec.tasks_per_step)
+        # verl multiplies by the trajectories of a task; all processes take as many rows.
+        size = math.ceil(num_rows / (updates * spec.group_size))
+        factor = num_processes // math.gcd(num_processes, spec.group_size)
+        size = math.ceil(size / factor) * factor
+        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self.config.critic.ppo_mini_batch_size = size
 
     def _require_whole(self, parts: Split, expected: int) -> None:
         if parts.num_trajectories < expected:
@@ -57,20 +70,31 @@ class TrajectoryTrainer(RunTrainer):
             tq.kv_clear(keys=parts.failed.keys, partition_id=parts.failed.partition_id)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """GRPO over the trajectories that are left, after the KL penalty."""
-        rows = TrajectoryBatch.read(self._rows_of(batch), with_reference=self.config.algorithm.use_kl_in_reward)
-        rewards_RG = self._rewards_after_kl(rows, metrics)
-        algorithm = self.job.spec.grpo
-        advantages_R = row_advantages(
-            rows.meta.keys, rewards_RG, rows.scores_RG, baseline=algorithm.baseline, normalise=algorithm.normalise
+        """Estimate over the trajectories that are left, after the KL penalty."""
+        with_reference = self.config.algorithm.use_kl_in_reward
+        rows = TrajectoryBatch.read(
+            self._rows_of(batch), with_reference=with_reference, with_values=self.config.critic.enable
         )
-        rows.write(advantages_R, rewards_RG)
-        self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(advantages_R))
+        rewards_RG = self._rewards_after_kl(rows, metrics) + self._overlong_penalties(rows, metrics)
+        rewarded = rows.with_rewards(rewards_RG)
+        advantages_RG, returns_RG = advantages_of(rewarded, self.job.spec.trajectory_algorithm)
+        rows.write(advantages_RG, returns_RG, rewards_RG)
+        means_R = mean_over_trajectories(advantages_RG, rewarded)
+        self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(means_R))
         self._fill_padding(batch)
-        at_once = self.job.spec.tool_agent.max_concurrent_trajectories
-        metrics.update(trajectory_metrics(rows, self._split, at_once=at_once))
+        metrics.update(trajectory_metrics(rows, self._split, at_once=self.job.spec.trajectories_at_once))
         # A batch that names its columns is handed to the update without those that were added since.
         return select(batch, [True] * len(batch.keys))
+
+    def _overlong_penalties(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
+        """DAPO's soft limit on length, at the last token of each row."""
+        penalties_RG = torch.zeros_like(rows.scores_RG)
+        if isinstance(algorithm := self.job.spec.algorithm, Dapo):
+            lengths_R = rows.response_lengths_R
+            penalties_R = overlong_penalties(algorithm, lengths_R, self.config.data.max_response_length)
+            penalties_RG[torch.arange(len(lengths_R)), lengths_R - 1] = penalties_R
+            metrics["turnmill/overlong_ratio"] = (penalties_R < 0).double().mean().item()
+        return penalties_RG
 
     def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
         if rows.ref_log_probs_RG is None:

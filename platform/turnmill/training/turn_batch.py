@@ -70,7 +70,7 @@ class TurnBatch:
             select_fields=["prompts", "responses", "response_mask", "slot_values", "turn_facts"],
         )
         fields = ["rm_scores", "old_log_probs"]
-        with_reference = job.spec.algorithm.kl.coefficient > 0
+        with_reference = job.spec.kl.coefficient > 0
         turns = tq.kv_batch_get(
             keys=meta.keys[:num_turns],
             partition_id=meta.partition_id,

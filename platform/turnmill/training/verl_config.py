@@ -11,12 +11,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import ray_resource
+from turnmill.training.verl_learning import learning_settings, sampler_settings
 from turnmill.training.verl_names import unknown_names
 
 NEVER = 10**9
 # What carries weights to engines on devices of their own.
 WEIGHT_TRANSFER = {"cpu": "gloo", "cuda": "nccl"}
-LOSS_AVERAGES = {"token": "token-mean", "trajectory": "seq-mean-token-mean"}
 
 
 def compose_defaults() -> DictConfig:
@@ -70,12 +70,12 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
         **_model(job, model),
         **_policy(job),
         **_rollout(job),
-        **(_turns(job) if spec.agent.type == "verlog" else _trajectories(job)),
-        "algorithm.use_kl_in_reward": spec.algorithm.kl.coefficient > 0,
-        "algorithm.kl_ctrl.type": spec.algorithm.kl.type,
-        "algorithm.kl_ctrl.kl_coef": spec.algorithm.kl.coefficient,
-        "algorithm.kl_ctrl.target_kl": spec.algorithm.kl.target,
-        "algorithm.kl_ctrl.horizon": spec.algorithm.kl.horizon,
+        **learning_settings(job),
+        "algorithm.use_kl_in_reward": spec.kl.coefficient > 0,
+        "algorithm.kl_ctrl.type": spec.kl.type,
+        "algorithm.kl_ctrl.kl_coef": spec.kl.coefficient,
+        "algorithm.kl_ctrl.target_kl": spec.kl.target,
+        "algorithm.kl_ctrl.horizon": spec.kl.horizon,
         "trainer.project_name": spec.tracking.project,
         "trainer.experiment_name": job.metadata.name,
         "trainer.logger": list(spec.tracking.loggers),
@@ -143,7 +143,7 @@ def _policy(job: AgentTrainingJob) -> dict[str, Any]:
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.clip_ratio": algorithm.clip_ratio,
         f"{actor}.clip_ratio_low": algorithm.clip_ratio,
-        f"{actor}.clip_ratio_high": algorithm.clip_ratio,
+        f"{actor}.clip_ratio_high": getattr(algorithm, "clip_ratio_high", None) or algorithm.clip_ratio,
         f"{actor}.entropy_coeff": algorithm.entropy_coefficient,
         f"{actor}.grad_clip": algorithm.gradient_clip,
         f"{actor}.optim.lr": algorithm.actor_learning_rate,
@@ -151,63 +151,6 @@ def _policy(job: AgentTrainingJob) -> dict[str, Any]:
         f"{actor}.optim.lr_scheduler_type": algorithm.learning_rate_schedule,
         f"{actor}.optim.betas": [0.9, 0.95],
         f"{actor}.use_kl_loss": False,
-    }
-
-
-def _turns(job: AgentTrainingJob) -> dict[str, Any]:
-    """What learning from turns asks for: rows of single turns, a critic, and turnmill's own estimator."""
-    spec, rollout = job.spec, "actor_rollout_ref.rollout"
-    return _critic(job) | {
-        "data.custom_cls.name": "EnvironmentSlots",
-        "data.train_batch_size": spec.environment.count,
-        "data.max_prompt_length": spec.verlog.max_prompt_tokens,
-        "data.max_response_length": spec.verlog.max_response_tokens,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": spec.turn_ppo.minibatch_turns,
-        f"{rollout}.n": 1,
-        f"{rollout}.max_model_len": spec.verlog.max_prompt_tokens + spec.verlog.max_response_tokens,
-        f"{rollout}.calculate_log_probs": True,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.manager.TurnLoopManager",
-        "algorithm.adv_estimator": "gae",
-    }
-
-
-def _trajectories(job: AgentTrainingJob) -> dict[str, Any]:
-    """What learning from whole trajectories asks for: groups, verl's GRPO, no critic."""
-    spec, rollout, agent = job.spec, "actor_rollout_ref.rollout", job.spec.tool_agent
-    max_response = max(agent.max_response_length, agent.val_max_response_length or 0)
-    return {
-        "data.custom_cls.name": "TaskRows",
-        "data.train_batch_size": spec.tasks_per_step,
-        "data.max_prompt_length": agent.max_prompt_length,
-        "data.max_response_length": max_response,
-        # verl counts a mini-batch in tasks and multiplies by the trajectories of each.
-        "actor_rollout_ref.actor.ppo_mini_batch_size": spec.grpo.minibatch_tasks or spec.tasks_per_step,
-        "actor_rollout_ref.actor.loss_agg_mode": LOSS_AVERAGES[spec.grpo.loss_average],
-        f"{rollout}.n": agent.group_size,
-        f"{rollout}.val_kwargs.n": 1,
-        f"{rollout}.max_model_len": agent.max_prompt_length + max_response,
-        f"{rollout}.calculate_log_probs": agent.logprobs,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.tool_agent.manager.ToolLoopManager",
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.norm_adv_by_std_in_grpo": spec.grpo.normalise,
-        "critic.enable": False,
-    }
-
-
-def _critic(job: AgentTrainingJob) -> dict[str, Any]:
-    algorithm = job.spec.turn_ppo
-    return {
-        "critic.enable": True,
-        "critic.strategy": "fsdp2",
-        "critic.fsdp.strategy": "fsdp2",
-        "critic.ppo_mini_batch_size": algorithm.minibatch_turns,
-        "critic.cliprange_value": algorithm.value_clip,
-        "critic.grad_clip": algorithm.gradient_clip,
-        "critic.data_loader_seed": job.spec.training.seed,
-        "critic.optim.lr": algorithm.critic_learning_rate,
-        "critic.optim.weight_decay": algorithm.weight_decay,
-        "critic.optim.betas": [0.9, 0.95],
-        "critic.optim.lr_scheduler_type": algorithm.learning_rate_schedule,
     }
 
 
@@ -229,12 +172,10 @@ def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
 def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
     """How rollout and learning share time and devices."""
     spec, rollout, v1 = job.spec, "actor_rollout_ref.rollout", "trainer.v1"
-    settings: dict[str, Any] = {f"{v1}.trainer_mode": spec.training.mode}
+    settings: dict[str, Any] = {f"{v1}.trainer_mode": spec.training.mode} | sampler_settings(job)
     if spec.training.mode == "sync":
         return settings
     settings |= {
-        f"{v1}.sampler.custom_sampler.path": "pkg://turnmill.training.ahead",
-        f"{v1}.sampler.custom_sampler.name": "StepReplayBuffer",
         # A step takes its own rows and no others: how old they may be follows from when they are asked for.
         f"{v1}.sampler.max_off_policy_threshold": None,
     }

@@ -60,8 +60,9 @@ def test_a_rule_across_fields_of_a_tool_agent_is_held(change: dict[str, Any]):
 @pytest.mark.parametrize(
     ("data", "paths"),
     [
-        (job(algorithm={"type": "grpo"}), ["spec.algorithm.type"]),
+        (job(algorithm={"type": "grpo"}), ["spec.training.turnsPerStep", "spec.training.tasksPerStep"]),
         (tool_job(algorithm={"type": "turn_ppo"}), ["spec.algorithm.type"]),
+        (tool_job(algorithm={"type": "gigpo"}), ["spec.algorithm.type"]),
         (job(training={"steps": 1}), ["spec.training.turnsPerStep"]),
         (job(training__tasksPerStep=4), ["spec.training.tasksPerStep"]),
     ],
@@ -87,7 +88,6 @@ def test_rollout_may_have_machines_of_its_own(resources: dict[str, Any]):
 def test_every_rule_has_a_job_that_breaks_it():
     broken = [refused(job(**change)) for change in RULE_BREAKERS.values()]
     broken += [refused(tool_job(**change)) for change in TOOL_RULE_BREAKERS.values()]
-    broken += [refused(job(algorithm={"type": "grpo"}))]
 
     assert {problem.split(":")[0] for problems in broken for problem in problems} == {
         f"spec.{rule.path}" for rule in RULES
@@ -98,8 +98,44 @@ def test_a_good_job_of_a_tool_agent_is_taken():
     spec = parse_job(tool_job()).spec
 
     assert (spec.tool_agent.group_size, spec.tool_agent.stop_tokens) == (8, ("</python>",))
-    assert spec.grpo.baseline == "group"
+    assert (spec.group_size, spec.algorithm.type, spec.kl.coefficient) == (8, "grpo", 0.001)
     assert AgentTrainingJob.model_validate_json(parse_job(tool_job()).model_dump_json(by_alias=True)).spec == spec
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo"]
+)
+def test_every_agent_learns_with_every_algorithm_over_whole_trajectories(algorithm: str):
+    turns = job(algorithm={"type": algorithm}, training={"steps": 3, "tasksPerStep": 4})
+
+    for data in (turns, tool_job(algorithm={"type": algorithm})):
+        spec = parse_job(data).spec
+        assert spec.trajectory_algorithm.type == algorithm
+        assert spec.kl.coefficient == (0 if algorithm == "dapo" else 0.001)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "allowed"),
+    [("ppo", True), ("reinforce_plus_plus", True), ("rloo", False), ("dapo", False), ("grpo", False)],
+)
+def test_a_trajectory_may_be_alone_where_it_is_not_compared(algorithm: str, allowed: bool):
+    data = tool_job(algorithm={"type": algorithm}, agent__groupSize=1)
+
+    problems = [] if allowed else refused(data)
+
+    assert [problem.partition(":")[0] for problem in problems] == ([] if allowed else ["spec.agent.groupSize"])
+    if allowed:
+        assert parse_job(data).spec.group_size == 1
+
+
+def test_tasks_that_fill_a_step_up_are_none_that_another_step_takes():
+    spec = parse_job(tool_job(algorithm={"type": "dapo", "dynamicSampling": {"maxBatches": 3}}, training__steps=2)).spec
+
+    taken = [spec.task_number(step, position) for step in (1, 2) for position in range(3 * 16)]
+
+    assert taken[:16] == list(range(16))
+    assert taken[48:64] == list(range(16, 32))
+    assert sorted(taken) == list(range(96))
 
 
 @pytest.mark.parametrize(

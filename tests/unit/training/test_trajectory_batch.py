@@ -6,13 +6,21 @@ import torch
 from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
+from turnmill.jobs.trajectory_algorithms import (
+    Dapo,
+    GigPo,
+    Grpo,
+    ReinforcePlusPlusBaseline,
+    Rloo,
+    TrajectoryAlgorithm,
+)
 from turnmill.rollout.tool_agent.manager import FAILED
 from turnmill.training.advantages import outcome_advantages
+from turnmill.training.trajectory_advantages import Rows, advantages_of
 from turnmill.training.trajectory_batch import (
     TrajectoryBatch,
     figure_metrics,
     last_rows,
-    row_advantages,
     split,
     trajectory_metrics,
 )
@@ -31,20 +39,29 @@ def step(tasks: int, samples: int) -> list[str]:
     return [f"uid{task}_{sample}_0" for task in range(tasks) for sample in range(samples)]
 
 
-def advantages(keys: list[str], rewards: dict[str, float], **settings: object) -> dict[str, float]:
+def advantages(
+    keys: list[str], rewards: dict[str, float], algorithm: TrajectoryAlgorithm | None = None
+) -> dict[str, float]:
     """Those of each row, from its reward at its last token and a penalty at every token."""
     scores_RG = torch.zeros(len(keys), 3)
     scores_RG[:, -1] = torch.tensor([rewards[key] for key in keys])
     penalties_RG = torch.tensor([[0.001 * (len(key) + int(key[3])) * (g + 1) for g in range(3)] for key in keys])
-    found = row_advantages(
-        keys, scores_RG - penalties_RG, scores_RG, **{"baseline": "group", "normalise": True} | settings
-    )
-    return dict(zip(keys, found.tolist(), strict=True))
+    rows = Rows(
+        keys, torch.full((len(keys),), 3), torch.ones_like(scores_RG), scores_RG, scores_RG - penalties_RG,
+        states_R=["start"] * len(keys),
+    )  # fmt: skip
+    found_RG, _ = advantages_of(rows, algorithm or Grpo())
+    assert bool((found_RG == found_RG[:, :1]).all())
+    return dict(zip(keys, found_RG[:, 0].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("settings", [{}, {"baseline": "step"}, {"normalise": False}])
+@pytest.mark.parametrize(
+    "algorithm",
+    [Grpo(), Grpo(baseline="step"), Grpo(normalise=False), Rloo(), ReinforcePlusPlusBaseline(), Dapo(), GigPo()],
+    ids=["grpo", "grpo over the step", "grpo in points", "rloo", "reinforce++ baseline", "dapo", "gigpo"],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_failed_trajectories_change_no_advantage_of_the_others(settings, seed):
+def test_failed_trajectories_change_no_advantage_of_the_others(algorithm, seed):
     chance = random.Random(seed)
     keys = step(tasks=16, samples=8)
     failed = {key: "tool_connection" for key in keys if chance.random() < 0.15}
@@ -52,8 +69,8 @@ def test_failed_trajectories_change_no_advantage_of_the_others(settings, seed):
     assert 5 < len(failed) < 40
 
     of_the_step = split(batch(keys, failed)).survivors.keys
-    with_failures = advantages(of_the_step, rewards, **settings)
-    without_them = advantages([key for key in keys if key not in failed], rewards, **settings)
+    with_failures = advantages(of_the_step, rewards, algorithm)
+    without_them = advantages([key for key in keys if key not in failed], rewards, algorithm)
 
     assert with_failures.keys() == without_them.keys() == set(keys) - set(failed)
     assert max(abs(with_failures[key] - without_them[key]) for key in with_failures) < 1e-6
