@@ -6,8 +6,8 @@ import pytest
 
 from turnmill.core.trajectory import in_full
 from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.failure import Failure
 from turnmill.rollout.tool_agent.journal import StoreJournal
-from turnmill.rollout.tool_agent.loop import Failure
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import Request, ScriptedPolicy

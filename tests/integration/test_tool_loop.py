@@ -10,8 +10,8 @@ from aiohttp import web
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.trajectory_algorithms import Grpo
+from turnmill.rollout.failure import Failure
 from turnmill.rollout.sampled import count_foreign
-from turnmill.rollout.tool_agent.loop import Failure
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job

@@ -16,8 +16,8 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
+from turnmill.rollout.failure import FAILED
 from turnmill.rollout.sampled import count_foreign
-from turnmill.rollout.tool_agent.manager import FAILED
 from turnmill.training.dataset import select
 from turnmill.training.joined_rows import group_of, row_number, trajectory_of
 from turnmill.training.rewards import reward_quantiles

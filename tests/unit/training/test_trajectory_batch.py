@@ -14,7 +14,7 @@ from turnmill.jobs.trajectory_algorithms import (
     Rloo,
     TrajectoryAlgorithm,
 )
-from turnmill.rollout.tool_agent.manager import FAILED
+from turnmill.rollout.failure import FAILED
 from turnmill.training.advantages import outcome_advantages
 from turnmill.training.trajectory_advantages import Rows, advantages_of
 from turnmill.training.trajectory_batch import (

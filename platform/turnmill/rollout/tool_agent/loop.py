@@ -4,7 +4,6 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from turnmill.environments.tasks import Task, TaskSource, create_source
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.failure import Failure
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits, Name
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal
@@ -27,18 +27,6 @@ from turnmill.rollout.turn_loop import sampling_seed
 NUM_SLOTS = 256
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A trajectory that infrastructure ended: nothing of it is learned from."""
-
-    name: str
-    cause: str
-    message: str
-    num_turns: int
-    seconds: Mapping[str, float]
-    """What it spent its time on."""
 
 
 def _slot(episode: Episode) -> str:
@@ -129,7 +117,7 @@ class ToolLoop(AgentLoopBase):
     def _task(self, position: int, step: int, *, validate: bool) -> Task:
         if validate:
             return self.validation_source.validation(position)
-        return self.source.training((step - 1) * self.job.spec.tasks_per_step + position)
+        return self.source.training(self.job.spec.task_number(step, position))
 
     def _limits(self, *, validate: bool) -> Limits:
         agent = self.agent

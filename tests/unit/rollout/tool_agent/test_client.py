@@ -1,8 +1,8 @@
 import pytest
 
 from turnmill.rollout.tool_agent.client import parse_urls, without_control_characters
-from turnmill.rollout.tool_agent.manager import shares_of
 from turnmill.rollout.tool_agent.stop_tokens import find_action
+from turnmill.rollout.trajectory_workers import shares_of
 
 
 @pytest.mark.parametrize(

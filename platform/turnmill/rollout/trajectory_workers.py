@@ -1,0 +1,96 @@
+"""Agent loop workers of verl's that play whole trajectories, so many at once as the job allows."""
+
+import asyncio
+import logging
+import math
+from abc import abstractmethod
+from contextlib import nullcontext
+from typing import Any
+
+import ray
+from tensordict import TensorDict
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.failure import Failure, as_run_failure, put_failure
+from turnmill.rollout.worker import LoopManager, LoopWorker
+from turnmill.trajectories.address import with_password
+from turnmill.trajectories.journal import RolloutJournal
+
+log = logging.getLogger(__name__)
+
+
+class TrajectoryWorker(LoopWorker):
+    """Runs agent loops, so many at once as the manager allows."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.limit: asyncio.Semaphore | nullcontext[None] = nullcontext()
+        self.folder = RunFolder(config.turnmill.run_dir)
+
+    @abstractmethod
+    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
+        """One trajectory: its rows, or what ended it. Whatever it raises ends the run."""
+
+    async def allow(self, at_once: int) -> None:
+        """Play at most so many trajectories at once."""
+        self.limit = asyncio.Semaphore(at_once)
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
+    ) -> None:
+        validate = trajectory["validate"]
+        try:
+            async with self.limit:
+                played = await self.play(sampling_params, validate=validate, **row)
+        except Exception as error:
+            # verl logs it and goes on with a group that lacks a trajectory.
+            log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
+            self.folder.write_failure(as_run_failure(error))
+            raise
+        if isinstance(played, Failure):
+            await put_failure(played, validate=validate, **row)
+            return
+        await self._agent_loop_postprocess(played, validate, **row)
+
+
+class TrajectoryManager(LoopManager):
+    """Spreads the trajectories in flight over the workers."""
+
+    _limited = False
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Start the agent loops of these tasks and return; their rows go to the TransferQueue."""
+        workers = self._allowed_workers()
+        size = math.ceil(len(prompts) / len(workers))
+        chunks = prompts.split(size)
+        ray.get([worker.generate_sequences.remote(chunk) for worker, chunk in zip(workers, chunks, strict=False)])
+
+    def _allowed_workers(self) -> list[Any]:
+        """The workers that may play anything, each told once how much."""
+        config: Any = self.config
+        job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        shares = shares_of(job.spec.trajectories_at_once, len(self.agent_loop_workers))
+        if shares is None:
+            return list(self.agent_loop_workers)
+        if not self._limited:
+            ray.get([w.allow.remote(share) for w, share in zip(self.agent_loop_workers, shares, strict=False)])
+            self._limited = True
+        return list(self.agent_loop_workers[: len(shares)])
+
+
+def shares_of(limit: int | None, num_workers: int) -> list[int] | None:
+    """How many trajectories each worker may have in flight; workers for which nothing is left are left out."""
+    if limit is None:
+        return None
+    even, more = divmod(limit, num_workers)
+    return [share for worker in range(num_workers) if (share := even + (worker < more))]
+
+
+def rollout_journal(config: Any) -> RolloutJournal | None:
+    """The journal of this attempt at a run; None where the run has no store."""
+    given = config.turnmill
+    if (url := given.get("store_url")) is None:
+        return None
+    run, attempt = RunFolder(given.run_dir).run_name(), given.get("attempt")
+    return RolloutJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None)
