@@ -1,6 +1,9 @@
 """Blocks of code in an agent's text."""
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 
 def tagged(text: str, tag: str) -> list[str]:
@@ -17,6 +20,16 @@ def last_tagged(text: str, tag: str) -> str | None:
     """The last block of that tag; None if there is none."""
     blocks = tagged(text, tag)
     return blocks[-1] if blocks else None
+
+
+def function_call(action: str) -> Mapping[str, Any] | None:
+    """The object in the first <tool_call> of an action, or an action that is one; None if it is no JSON object."""
+    match = re.search(r"<tool_call>(.*?)</tool_call>", action, re.DOTALL)
+    try:
+        found = json.loads(match.group(1) if match else action)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def stdin_of(action: str, given: object) -> bytes:

@@ -14,15 +14,20 @@ ENTRY_POINT_GROUP = "turnmill.tools"
 """Installed packages offer tools under this group: `name = "package.module:Class"`."""
 
 BUILT_IN = {
+    "audio_crop": "turnmill.tools.audio_crop:AudioCrop",
     "base": "turnmill.tools.turn_counter:TurnCounter",
     "bash_terminal": "turnmill.tools.bash_terminal:BashTerminal",
     "finish": "turnmill.tools.finish:Finish",
     "ipython_code": "turnmill.tools.ipython_code:IPythonCode",
     "mcp_interface": "turnmill.tools.mcp_interface:McpInterface",
+    "piston": "turnmill.tools.piston:Piston",
+    "pixel_reasoner": "turnmill.tools.pixel_reasoner:PixelReasoner",
     "python_code": "turnmill.tools.python_code:PythonCode",
     "python_oj": "turnmill.tools.python_oj:PythonOJ",
+    "sandbox_fusion": "turnmill.tools.sandbox_fusion:SandboxFusion",
     "search_retrieval": "turnmill.tools.search_retrieval:SearchRetrieval",
     "sql": "turnmill.tools.sql:Sql",
+    "text_browser": "turnmill.tools.text_browser:TextBrowser",
     "verl": "turnmill.tools.verl_tools:VerlTools",
 }
 """The tools of this package; one is imported when it is asked for."""

@@ -102,7 +102,9 @@ def test_what_runs_in_the_sandbox_can_be_imported_there():
 
 
 def test_an_unknown_name_is_answered_with_the_closest():
-    with pytest.raises(ToolUnavailableError, match=r"no tool 'pythn_code'. Did you mean 'python_code'.*Known: base,"):
+    with pytest.raises(
+        ToolUnavailableError, match=r"no tool 'pythn_code'. Did you mean 'python_code'.*Known: audio_crop,"
+    ):
         registry.find("pythn_code")
 
 

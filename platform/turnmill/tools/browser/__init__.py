@@ -1,0 +1,1 @@
+"""A browser without scripts or pictures: what the tool `text_browser` is made of."""

@@ -1,0 +1,122 @@
+"""Fetching what an address names."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnmill.core.errors import ToolFailedError
+from turnmill.sandboxes.base import MIB
+from turnmill.tools import settings
+
+Cookie = tuple[str, str, str, str]
+
+_SERVER_ERROR = 500
+_NOT_NOW = (408, 425, 429)
+_MAX_COOKIES = 100
+_MAX_COOKIE_CHARACTERS = 4096
+
+
+class NotShownError(Exception):
+    """An address that shows nothing; the text is for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What came, as far as it may come."""
+
+    url: str
+    status: int
+    content_type: str
+    content: bytes
+    cookies: tuple[Cookie, ...]
+    is_cut: bool = False
+
+
+class Fetcher:
+    """Fetches within the limits that are set for the browser."""
+
+    def __init__(self, values: settings.Values) -> None:
+        self._seconds = settings.number(values, "BROWSER_TIMEOUT_SECONDS", 30, least=0.1)
+        self._max_bytes = settings.count(values, "BROWSER_MAX_PAGE_BYTES", 4 * MIB, least=1024)
+        self._private = settings.choice(values, "BROWSER_PRIVATE_ADDRESSES", "refuse", ("refuse", "allow")) == "allow"
+        hosts = settings.text(values, "BROWSER_HOSTS", "")
+        self._hosts = tuple(host.strip().lower() for host in hosts.split(",") if host.strip())
+        self._fails = settings.choice(values, "BROWSER_ON_FAILURE", "fail", ("fail", "text")) == "fail"
+        self._transport: Any = None
+
+    async def start(self) -> None:
+        """Open the connections."""
+        import httpx
+
+        from turnmill.tools.browser.transport import GuardedTransport
+
+        inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+        self._transport = GuardedTransport(inner, allows_host=self._allows, private=self._private)
+
+    async def close(self) -> None:
+        """Close them."""
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    async def fetch(self, url: str, body: str | None, cookies: Sequence[Cookie]) -> Fetched:
+        """What is there; NotShownError where the address is to blame, ToolFailedError where it is out of order."""
+        import httpx
+
+        from turnmill.tools.browser.transport import RefusedAddressError, UnknownHostError
+
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._fetch(url, body, cookies)
+        except (RefusedAddressError, UnknownHostError) as error:
+            raise NotShownError(str(error)) from error
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise NotShownError(f"{url[:200]!r} is no address that can be visited.") from error
+        except httpx.TooManyRedirects as error:
+            raise NotShownError("The page redirects in a circle.") from error
+        except (httpx.TransportError, httpx.DecodingError, OSError, TimeoutError) as error:
+            return self._out_of_order(url, str(error) or type(error).__name__, error)
+
+    async def _fetch(self, url: str, body: str | None, cookies: Sequence[Cookie]) -> Fetched:
+        import httpx
+
+        jar = httpx.Cookies()
+        for name, value, domain, path in cookies:
+            jar.set(name, value, domain, path)
+        # A client of its own for the trajectory's cookies; the connections are shared, so it is not closed.
+        client = httpx.AsyncClient(
+            transport=self._transport, cookies=jar, timeout=self._seconds, follow_redirects=True, max_redirects=10
+        )
+        headers = {"accept": "text/html,text/plain;q=0.9,*/*;q=0.1", "user-agent": "turnmill-text-browser"}
+        method = "GET"
+        if body is not None:
+            method, headers["content-type"] = "POST", "application/x-www-form-urlencoded"
+        async with client.stream(method, url, headers=headers, content=body) as response:
+            if response.status_code >= _SERVER_ERROR or response.status_code in _NOT_NOW:
+                raise OSError(f"it answered {response.status_code}")
+            content = bytearray()
+            async for piece in response.aiter_bytes():
+                content += piece
+                if len(content) > self._max_bytes:
+                    break
+        return Fetched(
+            str(response.url),
+            response.status_code,
+            response.headers.get("content-type", "text/html"),
+            bytes(content[: self._max_bytes]),
+            _kept(client.cookies.jar),
+            is_cut=len(content) > self._max_bytes,
+        )
+
+    def _allows(self, host: str) -> bool:
+        return not self._hosts or any(host == known or host.endswith(f".{known}") for known in self._hosts)
+
+    def _out_of_order(self, url: str, what: str, error: Exception) -> Fetched:
+        if self._fails:
+            raise ToolFailedError(f"text_browser: {url[:200]} failed: {what}.") from error
+        raise NotShownError(f"The page cannot be reached: {what}.") from error
+
+
+def _kept(jar: Any) -> tuple[Cookie, ...]:
+    cookies = [(cookie.name, cookie.value or "", cookie.domain, cookie.path) for cookie in jar]
+    return tuple(cookie for cookie in cookies if len("".join(cookie)) <= _MAX_COOKIE_CHARACTERS)[-_MAX_COOKIES:]

@@ -1,0 +1,92 @@
+"""A page as an agent sees it, and where in it the agent is; both are kept from turn to turn."""
+
+from typing import Literal
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Kind = Literal["link", "textbox", "checkbox", "radio", "combobox", "button", "hidden"]
+
+
+class Element(BaseModel):
+    """Something to click or to fill in; its number is its place in the page, from 1."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Kind
+    label: str = ""
+    url: str = ""
+    """Where a link leads."""
+
+    form: int = -1
+    """The form that it belongs to."""
+
+    name: str = ""
+    value: str = ""
+    checked: bool = False
+    options: list[tuple[str, str]] = []
+    """Values and texts that a combobox offers."""
+
+    def mark(self, number: int) -> str:
+        """How it stands in the text of the page."""
+        return f"[{number}] {self.kind} '{self.label}'"
+
+
+class Form(BaseModel):
+    """Where a form is sent, and how."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str
+    posts: bool = False
+
+
+class Page(BaseModel):
+    """What a page says and offers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str
+    title: str = ""
+    text: str = ""
+    elements: list[Element] = []
+    forms: list[Form] = []
+
+
+class Place(BaseModel):
+    """What an agent has done on a page, and how it came there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    offset: int = 0
+    filled: dict[int, str] = {}
+    """What was typed into or chosen in an element, by its number."""
+
+    switched: dict[int, bool] = {}
+    """Boxes that were checked or cleared."""
+
+    back: list[str] = []
+    forward: list[str] = []
+    cookies: list[tuple[str, str, str, str]] = Field(default=[], max_length=100)
+    """Name, value, domain and path."""
+
+
+def submission(page: Page, place: Place, form: int, clicked: int | None) -> tuple[str, str | None]:
+    """The address that a form is sent to, and its body if it is posted."""
+    fields = urlencode(_fields(page, place, form, clicked))
+    if page.forms[form].posts:
+        return page.forms[form].url, fields
+    return urlunsplit(urlsplit(page.forms[form].url)._replace(query=fields, fragment="")), None
+
+
+def _fields(page: Page, place: Place, form: int, clicked: int | None) -> list[tuple[str, str]]:
+    fields = []
+    for number, element in enumerate(page.elements, start=1):
+        if element.form != form or not element.name or element.kind == "link":
+            continue
+        if element.kind == "button" and number != clicked:
+            continue
+        if element.kind in ("checkbox", "radio") and not place.switched.get(number, element.checked):
+            continue
+        fields.append((element.name, place.filled.get(number, element.value)))
+    return fields

@@ -1,0 +1,73 @@
+"""Connections to public addresses alone: a name is looked up once, and what it was is what is connected to."""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+
+import httpx
+
+
+class RefusedAddressError(Exception):
+    """An address that may not be visited; the text is for the agent."""
+
+
+class UnknownHostError(Exception):
+    """No machine has that name; the text is for the agent."""
+
+
+class GuardedTransport(httpx.AsyncBaseTransport):
+    """Looks at every request, those that follow a redirect among them."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, *, allows_host: Callable[[str], bool], private: bool) -> None:
+        self._inner = inner
+        self._allows_host = allows_host
+        self._private = private
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Connect to the address that was looked at, under the name that was asked for."""
+        host = request.url.host
+        if not self._allows_host(host):
+            raise RefusedAddressError(f"{host} may not be visited here.")
+        address = await self._lookup(host, request.url.port or 443)
+        guarded = httpx.Request(
+            request.method,
+            request.url.copy_with(host=address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": host},
+        )
+        return await self._inner.handle_async_request(guarded)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+    async def _lookup(self, host: str, port: int) -> str:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:
+                raise UnknownHostError(f"There is no host {host}.") from error
+            raise
+        except UnicodeError as error:
+            raise UnknownHostError(f"There is no host {host}.") from error
+        addresses = [str(entry[4][0]) for entry in found]
+        allowed = [address for address in addresses if self._private or is_public(address)]
+        if not allowed:
+            raise RefusedAddressError(f"{host} is no public address.")
+        return allowed[0]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is anyone's to visit: no private, local or reserved one, in whatever clothes."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None, None))[1] or _behind_nat64(parsed)
+        parsed = inner or parsed
+    return parsed.is_global and not parsed.is_multicast
+
+
+def _behind_nat64(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    network = ipaddress.ip_network("64:ff9b::/96")
+    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in network else None

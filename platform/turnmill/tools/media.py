@@ -1,0 +1,112 @@
+"""The pictures or sounds of a trajectory: those that came with it, and those that its calls made."""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnmill.core.errors import ToolFailedError
+from turnmill.sandboxes.base import MIB
+from turnmill.tools import settings
+from turnmill.trajectories.base import Change, State
+
+_GIVEN = "given"
+_MADE = "made/"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """Where files may lie, and how much may be kept; settings whose names begin with `prefix`."""
+
+    prefix: str
+    folder: Path | None
+    max_file_bytes: int
+    max_state_bytes: int
+
+    @classmethod
+    def from_settings(cls, values: settings.Values, prefix: str) -> "MediaLimits":
+        """Read `PREFIX_FOLDER`, `PREFIX_MAX_FILE_BYTES` and `PREFIX_MAX_STATE_BYTES`."""
+        folder = settings.text(values, f"{prefix}_FOLDER", "")
+        return cls(
+            prefix,
+            Path(folder).resolve() if folder else None,
+            settings.count(values, f"{prefix}_MAX_FILE_BYTES", 64 * MIB, least=1),
+            settings.count(values, f"{prefix}_MAX_STATE_BYTES", 32 * MIB, least=1),
+        )
+
+
+class Media:
+    """What one call can reach, numbered from 1. What came with the first call is known to every later one."""
+
+    def __init__(self, state: State, extra: Mapping[str, Any], keys: Sequence[str], limits: MediaLimits) -> None:
+        """`keys` are the names under which the call may bring them along: paths and data URLs."""
+        self._state = state
+        self._limits = limits
+        self._made = sorted(name for name in state if name.startswith(_MADE))
+        brought: object = next((extra[key] for key in keys if extra.get(key)), [])
+        self._given = json.loads(state[_GIVEN]) if _GIVEN in state else _locations(brought)
+
+    def __len__(self) -> int:
+        return len(self._given) + len(self._made)
+
+    def read(self, number: int) -> bytes:
+        """The file of that number; ToolFailedError if it came with the trajectory and cannot be read."""
+        if number > len(self._given):
+            return self._state[self._made[number - len(self._given) - 1]]
+        return self._read(self._given[number - 1])
+
+    def adding(self, files: Sequence[bytes]) -> Change | None:
+        """The change that keeps these as the next numbers; None if that would be more than may be kept."""
+        num_bytes = sum(len(self._state[name]) for name in self._made) + sum(map(len, files))
+        if num_bytes > self._limits.max_state_bytes:
+            return None
+        first = len(self._made) + 1
+        written = {f"{_MADE}{number:05d}": file for number, file in enumerate(files, start=first)}
+        if self._given and _GIVEN not in self._state:
+            written[_GIVEN] = json.dumps(self._given).encode()
+        return Change(written=written)
+
+    def _read(self, location: str) -> bytes:
+        if location.startswith("data:"):
+            return _from_data_url(location)
+        folder, most = self._limits.folder, self._limits.max_file_bytes
+        path = Path(location.removeprefix("file://"))
+        path = (folder / path if folder else path).resolve()
+        if folder is not None and not path.is_relative_to(folder):
+            raise ToolFailedError(f"{path} is not in {self._limits.prefix}_FOLDER ({folder}): move it there.")
+        try:
+            if path.stat().st_size > most:
+                name = f"{self._limits.prefix}_MAX_FILE_BYTES"
+                raise ToolFailedError(f"{path} has {path.stat().st_size:,} bytes, {name} allows {most:,}: raise it.")
+            return path.read_bytes()
+        except OSError as error:
+            raise ToolFailedError(f"{path} cannot be read here: {error.strerror}.") from error
+
+
+def data_url(kind: str, file: bytes) -> str:
+    """A file as text; `kind` is its media type."""
+    return f"data:{kind};base64,{base64.b64encode(file).decode()}"
+
+
+def _from_data_url(url: str) -> bytes:
+    try:
+        return base64.b64decode(url.partition(",")[2], validate=True)
+    except binascii.Error as error:
+        raise ToolFailedError(f"{url[:40]}... is no data URL in base64: {error}.") from error
+
+
+def _locations(brought: object) -> list[str]:
+    """One or several; each is text, or an object with the text under the name of its kind."""
+    several = brought if isinstance(brought, list) else [brought]
+    return [_location(entry) for entry in several]
+
+
+def _location(entry: object) -> str:
+    if isinstance(entry, dict):
+        entry = next((entry[key] for key in ("audio", "audio_url", "image", "image_url") if entry.get(key)), None)
+    if not isinstance(entry, str):
+        raise ToolFailedError(f"{str(entry)[:80]!r} is neither a path nor a data URL.")
+    return entry
