@@ -15,6 +15,7 @@ from turnmill import __version__
 from turnmill.cli.clean_up import clean_up
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
+from turnmill.cli.view import view
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 
 # Commands import what they need themselves: `--version` and `check` answer at once.
@@ -246,6 +247,7 @@ def _show_live(run_dir: Path, name: str | None, limit: int) -> None:
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
+app.command()(view)
 app.command()(retriever)
 app.command()(clean_up)
 

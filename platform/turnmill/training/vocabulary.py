@@ -1,7 +1,6 @@
 """The text of every token, kept in the run folder: whoever reads token numbers there needs no tokenizer."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -41,7 +40,7 @@ def _piece(text: str, name: str | None) -> Piece:
     return _bytes_of(name) or text
 
 
-def _bytes_of(name: str) -> Sequence[int] | None:
+def _bytes_of(name: str) -> list[int] | None:
     """The bytes of a token by its name: as byte-level tokenizers spell them, or as `<0xE4>`."""
     if name.startswith("<0x") and name.endswith(">"):
         return [int(name[3:-1], 16)]

@@ -8,6 +8,16 @@ PREFIX = "turnmill"
 MAX_RUN_CHARACTERS = 200
 
 
+ROLLOUTS_OF_ANY_RUN = f"{PREFIX}:*:journal:{{*}}"
+"""The pattern of the keys that `Keys.journal` makes for any run, and of no other."""
+
+
+def run_and_name(key: str) -> tuple[str, str]:
+    """The run and the name of the rollout that `Keys.journal` made the key of."""
+    run, _, _ = key.removeprefix(f"{PREFIX}:").partition(":journal:{")
+    return unquote(run, errors="surrogatepass"), Keys(unquote(run, errors="surrogatepass")).rollout_name(key)
+
+
 class Keys:
     """The keys of one run. The braces make a Redis cluster keep all keys of a trajectory in one place."""
 

@@ -1,0 +1,40 @@
+"""`turnmill view`: the page of a run's trajectories."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnmill.core.errors import SettingsError
+
+DEFAULT_PORT = 8600
+
+
+def view(
+    place: Annotated[str, typer.Argument(metavar="RUN_DIR|REDIS_URL", help="The run's folder, or a trajectory store.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = DEFAULT_PORT,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Answer to this name too, such as that of a proxy.")
+    ] = None,
+) -> None:
+    """Show trajectories on a page: a list with filters, turns token by token, two of them side by side."""
+    from turnmill.cli.run_dirs import existing_run
+
+    if "://" not in place:
+        existing_run(Path(place))
+    try:
+        from turnmill.trajectory_page.serve import is_loopback, serve
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"`turnmill view` needs {error.name}, which is not installed. Install turnmill with its extra `view`."
+        ) from error
+    if not is_loopback(host):
+        typer.echo(f"Whoever reaches {host} may read these trajectories: the page asks for no password.", err=True)
+    serve(
+        place,
+        host=host,
+        port=port,
+        names=allow_host or (),
+        on_ready=lambda address: typer.echo(f"Trajectories of {place}: {address} (Ctrl-C ends it)"),
+    )

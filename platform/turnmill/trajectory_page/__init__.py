@@ -1,0 +1,1 @@
+"""The page on which trajectories are looked at: `turnmill view`."""

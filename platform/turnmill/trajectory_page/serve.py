@@ -1,0 +1,61 @@
+"""Serves the pages until it is told to end."""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+
+import uvicorn
+
+from turnmill.core.errors import SettingsError
+from turnmill.trajectory_page.app import create_app
+from turnmill.trajectory_page.source import open_source
+
+
+def serve(
+    place: str, *, host: str, port: int, names: Iterable[str] = (), on_ready: Callable[[str], None] = lambda _: None
+) -> None:
+    """Show the run in a folder, or those in a store; `on_ready` gets the address. Raises SettingsError."""
+    listener = _listen(host, port)
+    try:
+        source = open_source(place)
+        app = create_app(source, names=[host, *names])
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
+        on_ready(_address(host, listener.getsockname()[1]))
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"--port {port}: it cannot be listened at on {host} ({error.strerror or error}). "
+            "Another `turnmill view` may be there: name another port, or 0 for a free one."
+        ) from error
+    return listener
+
+
+def _address(host: str, port: int) -> str:
+    shown = "127.0.0.1" if _is_any(host) else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,164 @@
+"""Trajectories in a trajectory store: those in flight, and those that have ended and have not expired."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnmill.core.trajectory import Turn, in_full
+from turnmill.observability.trajectory_log import TurnRecord
+from turnmill.trajectories.address import with_password
+from turnmill.trajectories.client import StoreClient, deadline_in
+from turnmill.trajectories.journal import Rollout, RolloutJournal
+from turnmill.trajectories.keys import ROLLOUTS_OF_ANY_RUN, Keys, run_and_name
+from turnmill.trajectory_page.index import Index
+from turnmill.trajectory_page.summary import IN_FLIGHT, Summary
+
+STORE_SECONDS = 5.0
+AT_ONCE = 32
+PREFIX = "live/"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A rollout as it was when it was last read."""
+
+    mark: tuple[Any, ...]
+    """Something else whenever it has been written to."""
+
+    finished: bool
+    summary: Summary
+
+
+class StoreReader:
+    """Reads the journals of one run, or of every run in a store; asks only for what has changed."""
+
+    def __init__(self, url: str, *, run: str | None = None, finished_too: bool) -> None:
+        self._url = with_password(url)
+        self._run = run
+        self._finished_too = finished_too
+        self._seen: dict[tuple[str, str], Seen] = {}
+
+    def update(self, index: Index) -> bool:
+        """Bring the index up to date, and say whether anything changed. Raises StoreUnavailableError."""
+        before = dict(self._seen)
+        asyncio.run(self._look())
+        if self._seen == before:
+            return False
+        shown = [seen.summary for seen in self._seen.values() if self._finished_too or not seen.finished]
+        index.replace_in_flight(shown)
+        return True
+
+    def read(self, run: str, name: str) -> list[TurnRecord] | None:
+        """The turns of a rollout; None where it is no longer there. Raises StoreUnavailableError."""
+        rollout = asyncio.run(self._read(run, name))
+        return None if rollout is None else turn_records(rollout)
+
+    async def _read(self, run: str, name: str) -> Rollout | None:
+        journal = RolloutJournal.from_url(self._url, run)
+        try:
+            return await journal.read(name, deadline=deadline_in(STORE_SECONDS))
+        finally:
+            await journal.close()
+
+    async def _look(self) -> None:
+        client = StoreClient(self._url)
+        try:
+            pattern = Keys(self._run).every_rollout if self._run else ROLLOUTS_OF_ANY_RUN
+            keys = {key async for key in client.scan(pattern, deadline=deadline_in(STORE_SECONDS))}
+            found = dict.fromkeys(run_and_name(key.decode()) for key in sorted(keys))
+            self._seen = {known: seen for known, seen in self._seen.items() if known in found}
+            # What has ended stays as it is.
+            asked = [known for known in found if known not in self._seen or not self._seen[known].finished]
+            for start in range(0, len(asked), AT_ONCE):
+                await asyncio.gather(*(self._look_at(client, *known) for known in asked[start : start + AT_ONCE]))
+        finally:
+            await client.close()
+
+    async def _look_at(self, client: StoreClient, run: str, name: str) -> None:
+        deadline, key = deadline_in(STORE_SECONDS), Keys(run).journal(name)
+        known = await client.command("HMGET", key, "updated", "attempt", "finished", deadline=deadline)
+        mark = (*known, await client.command("LLEN", f"{key}:turns", deadline=deadline))
+        seen = self._seen.get((run, name))
+        if seen is not None and seen.mark == mark:
+            return
+        rollout = await RolloutJournal(client, run).read(name, deadline=deadline)
+        if rollout is not None:
+            self._seen[run, name] = Seen(mark, rollout.finished, _summary(run, rollout))
+
+
+def key_of(run: str, name: str) -> str:
+    """What the page of a rollout is called."""
+    return f"{PREFIX}{run}/{name}"
+
+
+def _summary(run: str, rollout: Rollout) -> Summary:
+    turns = in_full(rollout.turns)
+    key = key_of(run, rollout.name)
+    digest = hashlib.blake2b(key.encode("utf-8", errors="replace"), digest_size=7).digest()
+    versions = [turn.policy_version for turn in turns] or [0]
+    step = _number(rollout.about.get("step"))
+    prompt = b"".join(token.to_bytes(4, "big") for turn in turns[:1] for token in turn.prompt_ids)
+    return Summary(
+        # Those of the log are counted upwards.
+        id=-int.from_bytes(digest, "big") - 1,
+        key=key,
+        run=run,
+        kind=IN_FLIGHT,
+        name=rollout.name,
+        environment=str(rollout.about.get("environment", "")),
+        number=_number(rollout.about.get("task")),
+        task=hashlib.blake2b(prompt or key.encode("utf-8", errors="replace"), digest_size=8).digest(),
+        first_step=step,
+        last_step=step,
+        first_version=min(versions),
+        last_version=max(versions),
+        turns=len(turns),
+        tokens=sum(len(turn.response_ids) for turn in turns),
+        reward=sum(turn.reward for turn in turns),
+        seconds=sum(sum(turn.seconds.values()) for turn in turns),
+        outcome="ended" if rollout.finished else "in flight",
+        reason=_reason(rollout) if rollout.finished else f"attempt {rollout.attempt}",
+        open=0 if rollout.finished else 1,
+    )
+
+
+def _reason(rollout: Rollout) -> str:
+    return str((rollout.outcome or {}).get("stop_reason", "completed"))
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def turn_records(rollout: Rollout) -> list[TurnRecord]:
+    """The turns of a rollout as the log would have them."""
+    turns: Sequence[Turn] = in_full(rollout.turns)
+    return [_record(rollout, number, turn, last=number == len(turns) - 1) for number, turn in enumerate(turns)]
+
+
+def _record(rollout: Rollout, number: int, turn: Turn, *, last: bool) -> TurnRecord:
+    ended = last and rollout.finished
+    return TurnRecord(
+        episode=rollout.name,
+        environment=_number(rollout.about.get("task")),
+        turn=number,
+        step=_number(rollout.about.get("step")),
+        policy_version=turn.policy_version,
+        prompt=turn.prompt_text,
+        response=turn.response_text,
+        action=turn.action,
+        reward=turn.reward,
+        prompt_ids=turn.prompt_ids,
+        response_ids=turn.response_ids,
+        log_probs=turn.log_probs,
+        valid=turn.valid,
+        done=ended,
+        stop_reason=_reason(rollout) if ended else None,
+        stop_detail=str((rollout.outcome or {}).get("detail", "")) if ended else "",
+        observation=turn.observation,
+        observation_ids=turn.observation_ids,
+        asked_at=turn.asked_at,
+        seconds=turn.seconds,
+    )
