@@ -20,8 +20,10 @@ async def test_the_documented_tool_works_from_a_folder(tmp_path):
 
 def test_every_setting_of_a_tool_is_documented():
     sources = (Path(__file__).parents[2] / "platform" / "turnmill" / "tools").rglob("*.py")
-    names = re.findall(
-        r'"((?:PYTHON|IPYTHON|BASH|SQL|RETRIEVER|MCP|VERL|TOOLS)_[A-Z_]+)"', "".join(map(Path.read_text, sources))
-    )
+    text = "".join(map(Path.read_text, sources))
+    kinds = "PYTHON|IPYTHON|BASH|SQL|RETRIEVER|MCP|VERL|TOOLS|IMAGE|BROWSER|PISTON|SANDBOX_FUSION"
+    names = {*re.findall(rf'"((?:{kinds})_[A-Z_]+)"', text)}
+    names |= {f"{kind}_{name}" for name in re.findall(r'f"{prefix}_([A-Z_]+)"', text) for kind in ("IMAGE", "AUDIO")}
 
-    assert [name for name in sorted(set(names) - {"SQL_CACHE_DIR"}) if f"`{name}`" not in PAGE.read_text()] == []
+    assert {"AUDIO_FOLDER", "BROWSER_HOSTS"} <= names
+    assert [name for name in sorted(names - {"SQL_CACHE_DIR"}) if f"`{name}`" not in PAGE.read_text()] == []
