@@ -50,18 +50,20 @@ def test_no_turn_is_lost_with_a_tool_server_or_the_store(team: Team):
     assert job.summary()["steps"] == 10
 
 
-def test_rollouts_carry_on_when_a_worker_of_theirs_is_killed(team: Team):
+def test_rollouts_carry_on_when_one_of_their_workers_is_killed(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
         training__steps=5,
         training__checkpointEvery=1,
         training__validation=SHORT_VALIDATION,
+        resources__rollout={"accelerator": "A40", "replicas": 2},
         retries=2,
     )
     job.wait_for_step(2, seconds=RUN_SECONDS)
 
-    team.kill(f"{job.labels},ray.io/group=a40")
+    team.kill(f"{job.labels},ray.io/group=a40", at_most=1)
     job.wait_until_complete(seconds=RUN_SECONDS)
 
+    assert job.resource["status"]["attempt"] == 1
     assert [row["step"] for row in job.metrics() if "timing_s/step" in row] == [1, 2, 3, 4, 5]
