@@ -73,6 +73,13 @@ class Environment(ABC):
         """State the goal in a few words, for a model that was trained on this environment."""
         return self.instruction_prompt()
 
+    def state_key(self, observation: str) -> str:
+        """What is the same wherever the situation is the same, for algorithms that compare turns by it (GiGPO).
+
+        The observation, unless it says what has no part in the situation, such as a count of turns.
+        """
+        return observation
+
     def parse_action(self, text: str) -> str | None:
         """Find the action in a response; None if it holds none."""
         return self.match_action(final_answer(text))

@@ -16,6 +16,8 @@ class Opening:
     observation: str
     instruction_prompt: str
     compact_prompt: str
+    state_key: str = ""
+    """What is the same wherever the situation is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class ActionResult:
     """Words of the response that take something back."""
 
     info: Mapping[str, float] = field(default_factory=dict)
+    state_key: str = ""
+    """What is the same wherever the situation after the action is."""
 
     @property
     def done(self) -> bool:
@@ -74,7 +78,13 @@ class TurnEnvironment:
         """Begin the episode that `seed` stands for."""
         observation = self.environment.reset(seed)
         self._done, self._num_turns = False, 0
-        return Opening(observation, self.environment.instruction_prompt(), self.environment.compact_prompt())
+        environment = self.environment
+        return Opening(
+            observation,
+            environment.instruction_prompt(),
+            environment.compact_prompt(),
+            environment.state_key(observation),
+        )
 
     def act(self, response_text: str) -> ActionResult:
         """Execute the action in a response, or the default action where there is none."""
@@ -100,6 +110,7 @@ class TurnEnvironment:
             plan_length=plan_length(response_text, environment.actions),
             backtrack_length=backtrack_length(response_text),
             info=result.info,
+            state_key=environment.state_key(result.observation),
         )
 
     def parse(self, response_text: str) -> str | None:

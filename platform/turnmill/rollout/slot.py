@@ -30,6 +30,11 @@ class EpisodePlan:
     stream: str
     run_seed: int
     slot: int
+    task: int | None = None
+    """Whose episodes all begin alike; None where each episode has a seed of its own."""
+
+    title: str = ""
+    """What its one episode is called."""
 
     @classmethod
     def training(cls, run_seed: int, slot: int) -> "EpisodePlan":
@@ -41,11 +46,17 @@ class EpisodePlan:
         """One episode per slot, the same in every validation with the same seed."""
         return cls("validation", run_seed, slot)
 
+    @classmethod
+    def of_task(cls, run_seed: int, task: int, *, step: int, slot: int, title: str) -> "EpisodePlan":
+        """One episode of a task, which begins as all others of the task do and is sampled in its own way."""
+        return cls(f"step {step}", run_seed, slot, task, title)
+
     def seed(self, episode: int) -> int:
         """The environment's seed of an episode."""
         if self.stream == "validation":
             return (self.run_seed * 10_007 + self.slot) % VALIDATION_SEEDS
-        digest = hashlib.blake2b(f"{self.run_seed}/{self.slot}/{episode}".encode(), digest_size=4).digest()
+        which = f"{self.slot}/{episode}" if self.task is None else f"task/{self.task}"
+        digest = hashlib.blake2b(f"{self.run_seed}/{which}".encode(), digest_size=4).digest()
         return VALIDATION_SEEDS + int.from_bytes(digest, "big") % (MAX_SEED - VALIDATION_SEEDS)
 
     def next_seed(self, episode: int) -> int | None:
@@ -89,6 +100,9 @@ class Slot:
         self._over = False
         self._just_acted = self._truncated = False
         self._instructions = self._compact = ""
+        self.state_key = ""
+        """What the next turn begins with, for algorithms that compare turns of the same state."""
+
         memory = spec.verlog.memory
         self._memory = Memory(text_turns=memory.text_turns, thought_turns=memory.thought_turns)
         environment = spec.environment
@@ -119,7 +133,7 @@ class Slot:
     @property
     def episode_name(self) -> str:
         """A name no other episode of the run has."""
-        return episode_name(self.plan.stream, self.index, self.episode)
+        return self.plan.title or episode_name(self.plan.stream, self.index, self.episode)
 
     @property
     def seed(self) -> int:
@@ -218,12 +232,14 @@ class Slot:
     def _begin(self, opening: Opening) -> None:
         self._memory.begin(opening.observation)
         self._instructions, self._compact = opening.instruction_prompt, opening.compact_prompt
+        self.state_key = opening.state_key
         self._in_episode, self._over, self._truncated = True, False, False
 
     def _take_in(self, response: str, result: ActionResult) -> None:
         self._memory.remember(response=response, action=result.action, observation=result.observation)
         self._responses.append(response)
         self._instructions, self._compact = result.instruction_prompt, result.compact_prompt
+        self.state_key = result.state_key
         self.reward += result.reward
         self._over, self._truncated = result.done, result.truncated
 

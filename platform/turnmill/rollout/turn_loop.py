@@ -37,7 +37,11 @@ class TurnLoop(AgentLoopBase):
         self.folder = RunFolder(run_dir)
         self.log = TrajectoryLog(self.folder)
         self.slots: dict[int, Slot] = {}
-        self.turns_per_segment = job.spec.turns_per_step // job.spec.environment.count
+
+    @property
+    def turns_per_segment(self) -> int:
+        """Turns of a slot in each step."""
+        return self.job.spec.turns_per_step // self.job.spec.environment.count
 
     async def run(
         self, sampling_params: dict[str, Any], *, slot: int, global_steps: int, validate: bool = False, **_: Any

@@ -4,7 +4,7 @@ Axes: R rows, G response tokens, K trajectories; a trajectory whose context roll
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from turnmill.training.joined_rows import group_of, row_number, trajectory_of
 from turnmill.training.rewards import reward_quantiles
 from turnmill.training.trajectory_advantages import Rows
 
+NUM_DROPPED = "num_dropped"
+"""Where a batch tells how many trajectories it went without."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -30,6 +33,8 @@ class Split:
 
     survivors: KVBatchMeta
     failed: KVBatchMeta
+    num_dropped: int = 0
+    """Trajectories of tasks that made room for others."""
 
     @property
     def causes(self) -> Counter[str]:
@@ -39,7 +44,7 @@ class Split:
     @property
     def num_trajectories(self) -> int:
         """Trajectories that ended, one way or another."""
-        return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys)
+        return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + self.num_dropped
 
     @property
     def failed_ratio(self) -> float:
@@ -63,7 +68,8 @@ class Split:
 def split(batch: KVBatchMeta) -> Split:
     """Take failed trajectories out: they have a key and a tag, and no row."""
     failed = [tag.get("status") == FAILED for tag in batch.tags]
-    return Split(select(batch, [not f for f in failed]), select(batch, failed))
+    num_dropped = int(batch.extra_info.get(NUM_DROPPED, 0))
+    return Split(select(batch, [not f for f in failed]), select(batch, failed), num_dropped)
 
 
 def last_rows(keys: Sequence[str]) -> list[int]:
@@ -138,6 +144,15 @@ class TrajectoryBatch:
         values_K = values_R[last_rows(self.meta.keys)].tolist()
         return {told["name"]: value for told, value in zip(self.trajectories, values_K, strict=True)}
 
+    def by_turn(self, values_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
+        """The values of the tokens of every turn, where turns are rows, with episode and number of the turn."""
+        last = (trajectory_of(self.meta.keys[row]) for row in last_rows(self.meta.keys))
+        told_of = dict(zip(last, self.trajectories, strict=True))
+        lengths = self.response_lengths_R.tolist()
+        for key, values_G, length in zip(self.meta.keys, values_RG, lengths, strict=True):
+            if (told := told_of[trajectory_of(key)]).get("own_scores"):
+                yield told["name"], row_number(key), values_G[:length].tolist()
+
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
         """Put advantages, returns and rewards where verl's updates and its metrics look for them."""
         columns = {"advantages": advantages_RG, "returns": returns_RG, "token_level_rewards": rewards_RG}
@@ -182,12 +197,17 @@ def _count_foreign(
     )
 
 
-def uniform_groups_ratio(keys: Sequence[str], trajectories: Sequence[Mapping[str, Any]]) -> float:
-    """Share of the groups in which every trajectory has the same reward: nothing is learned from them."""
+def rewards_of_groups(keys: Sequence[str], trajectories: Sequence[Mapping[str, Any]]) -> dict[str, set[float]]:
+    """The different rewards of each group's trajectories."""
     rewards: dict[str, set[float]] = {}
     for row, told in zip(last_rows(keys), trajectories, strict=True):
         rewards.setdefault(group_of(keys[row]), set()).add(told["reward"])
-    return _mean(len(found) == 1 for found in rewards.values())
+    return rewards
+
+
+def uniform_groups_ratio(keys: Sequence[str], trajectories: Sequence[Mapping[str, Any]]) -> float:
+    """Share of the groups in which every trajectory has the same reward: nothing is learned from them."""
+    return _mean(len(found) == 1 for found in rewards_of_groups(keys, trajectories).values())
 
 
 def rollout_metrics(batch: TrajectoryBatch, failed: Split, at_once: int | None) -> dict[str, float]:
@@ -204,7 +224,7 @@ def trajectory_metrics(batch: TrajectoryBatch, failed: Split, *, at_once: int | 
         "turnmill/trajectories": float(len(batch.trajectories)),
         "turnmill/prompt_tokens": float(batch.prompt_lengths_R.sum()),
         "turnmill/response_tokens": float(batch.mask_RG.sum()),
-        "turnmill/success": _mean(t["reward"] > 0 for t in batch.trajectories),
+        "turnmill/success": _mean(map(_solved, batch.trajectories)),
         "turnmill/reward_mean": _mean(t["reward"] for t in batch.trajectories),
         "turnmill/episode_length": _mean(t["figures"]["num_turns"] for t in batch.trajectories),
     }
@@ -239,14 +259,24 @@ def figure_metrics(trajectories: Sequence[Mapping[str, Any]]) -> dict[str, float
 def validation_metrics(trajectories: Sequence[Mapping[str, Any]], failed: Split) -> dict[str, float]:
     """Averages over the trajectories of a validation that did not fail."""
     figures = [trajectory["figures"] for trajectory in trajectories]
-    return {
+    metrics = {
         "validation/episodes": float(len(trajectories)),
-        "validation/success": _mean(t["reward"] > 0 for t in trajectories),
+        "validation/success": _mean(map(_solved, trajectories)),
         "validation/reward": _mean(t["reward"] for t in trajectories),
         "validation/episode_length": _mean(f["num_turns"] for f in figures),
-        "validation/tool_use": _mean(f["num_tool_calls"] > 0 for f in figures),
-        "validation/failures": float(len(failed.failed.keys)),
+        # Those that were played again, and those that were not.
+        "validation/failures": sum(f.get("failures", 0.0) for f in figures) + float(len(failed.failed.keys)),
     }
+    if any("num_tool_calls" in f for f in figures):
+        metrics["validation/tool_use"] = _mean(f.get("num_tool_calls", 0.0) > 0 for f in figures)
+    if any("valid_action" in f for f in figures):
+        metrics["validation/valid_action_ratio"] = _mean(f["valid_action"] for f in figures if "valid_action" in f)
+    return metrics
+
+
+def _solved(told: Mapping[str, Any]) -> bool:
+    """Whether a trajectory ended well: by its last reward where it tells, else by its reward."""
+    return bool(told.get("success", told["reward"] > 0))
 
 
 def _mean(values: Iterable[float]) -> float:

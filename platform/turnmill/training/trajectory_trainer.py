@@ -4,20 +4,25 @@ Axes: R rows, G response tokens.
 """
 
 import math
+import uuid
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs.trajectory_algorithms import Dapo
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.ahead import ColocateAsync, SeparateAsync
-from turnmill.training.dataset import select
+from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.run_trainer import RunTrainer
 from turnmill.training.trajectory_advantages import advantages_of, mean_over_trajectories, overlong_penalties
 from turnmill.training.trajectory_batch import (
@@ -35,17 +40,38 @@ class TrajectoryTrainer(RunTrainer):
     """What whole trajectories change in verl's trainer."""
 
     def _init_dataloader(self) -> None:
+        self._num_asked: Counter[int] = Counter()
         self.config.data.train_max_samples = self.job.spec.tasks_per_step
         super()._init_dataloader()
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        """The next tasks of a step: those that it begins with, or others that fill it up."""
+        num_tasks = self.job.spec.tasks_per_step if num_prompts is None else num_prompts
+        first = self._num_asked[self.global_steps]
+        self._num_asked[self.global_steps] += num_tasks
+        rows = [self.train_dataset[position] for position in range(first, first + num_tasks)]
+        names = [str(uuid.uuid4()) for _ in rows]
+        batch = tu.get_tensordict(rows_as_columns(rows) | {"uid": np.array(names, dtype=object)})
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         """Failed trajectories go here, before anything is computed of the batch."""
         self._split = split(batch)
-        self._require_whole(self._split, self.job.spec.tasks_per_step * self.job.spec.group_size)
+        self._require_whole(self._split, self._num_expected())
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._forget_failed(self._split)
-        self._size_minibatches(len(self._split.survivors.keys))
-        return super()._balance_batch(self._split.survivors, metrics, **kwargs)
+        chosen = self._choose(self._split.survivors)
+        self._size_minibatches(len(chosen.keys))
+        return super()._balance_batch(chosen, metrics, **kwargs)
+
+    def _num_expected(self) -> int:
+        """Trajectories that were asked for for this step."""
+        return self._num_asked[self.global_steps] * self.job.spec.group_size
+
+    def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
+        """Those that are learned from."""
+        return survivors
 
     def _size_minibatches(self, num_rows: int) -> None:
         """Split the rows into as many updates as the job has mini-batches of tasks: rows come and go, tasks stay."""
@@ -81,6 +107,7 @@ class TrajectoryTrainer(RunTrainer):
         rows.write(advantages_RG, returns_RG, rewards_RG)
         means_R = mean_over_trajectories(advantages_RG, rewarded)
         self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(means_R))
+        self.trajectory_log.append_token_advantages(self.global_steps, rows.by_turn(advantages_RG))
         self._fill_padding(batch)
         metrics.update(trajectory_metrics(rows, self._split, at_once=self.job.spec.trajectories_at_once))
         # A batch that names its columns is handed to the update without those that were added since.

@@ -1,0 +1,74 @@
+"""DAPO's dynamic sampling: tasks whose trajectories all have the same reward make room for others."""
+
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from turnmill.training.ahead import StepReplayBuffer
+from turnmill.training.dataset import select
+from turnmill.training.joined_rows import group_of, trajectory_of
+from turnmill.training.trajectory_batch import NUM_DROPPED, rewards_of_groups, split, told_trajectories
+
+FILLED = "turnmill/dynamic_sampling/batches"
+DROPPED = "turnmill/dynamic_sampling/dropped_tasks"
+
+
+class FilteringBuffer(ReplayBuffer):
+    """Asks for other tasks in place of those that teach nothing, a bounded number of times.
+
+    Keys of trajectories that failed stay, so that they are counted, whatever becomes of their task.
+    """
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The rows of tasks that teach something; fewer than asked for where none were found in time."""
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id == "val":
+            return batch, metrics
+        kept, dropped = sift(batch)
+        filled = 1
+        while (missing := batch_size - num_tasks(kept)) > 0 and filled < self.sampler_kwargs["max_batches"]:
+            self.refill_fn(missing)
+            more, _ = super().sample(global_steps, partition_id, missing)
+            found, uniform = sift(more)
+            kept, dropped, filled = joined(kept, found), joined(dropped, uniform), filled + 1
+        metrics |= {FILLED: float(filled), DROPPED: float(num_tasks(dropped))}
+        if not num_tasks(kept):
+            # Nothing was found: what there is is learned from as it is, which moves nothing.
+            return joined(kept, dropped), metrics
+        kept.extra_info[NUM_DROPPED] = len({trajectory_of(key) for key in dropped.keys})
+        if dropped.keys:
+            tq.kv_clear(keys=dropped.keys, partition_id=partition_id)
+        return kept, metrics
+
+
+class FilteringStepBuffer(FilteringBuffer, StepReplayBuffer):
+    """The same where rollout is ahead of learning: a step is filled up with tasks of its own."""
+
+
+def sift(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
+    """The rows of tasks that teach something with all failed trajectories, and the rows of the other tasks."""
+    parts = split(batch)
+    if not parts.survivors.keys:
+        return batch, parts.survivors
+    data = tq.kv_batch_get(keys=parts.survivors.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    rewards = rewards_of_groups(parts.survivors.keys, told_trajectories(parts.survivors.keys, data["extra_fields"]))
+    failed = set(parts.failed.keys)
+    teaches = [key in failed or len(rewards[group_of(key)]) > 1 for key in batch.keys]
+    return select(batch, teaches), select(batch, [not each for each in teaches])
+
+
+def num_tasks(batch: KVBatchMeta) -> int:
+    """Tasks with trajectories that did not fail."""
+    return len({group_of(key) for key in split(batch).survivors.keys})
+
+
+def joined(one: KVBatchMeta, other: KVBatchMeta) -> KVBatchMeta:
+    """The rows of both."""
+    return KVBatchMeta(
+        partition_id=one.partition_id,
+        keys=[*one.keys, *other.keys],
+        tags=[*one.tags, *other.tags],
+        extra_info=dict(one.extra_info),
+    )

@@ -1,0 +1,105 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.episode_loop import EpisodeLoop
+from turnmill.rollout.failure import Failure
+from turnmill.rollout.sampled import pack
+from turnmill.testing.agent_loops import SAMPLING, Table, job_of
+
+HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
+
+
+class EpisodeTable(Table):
+    """A loop that plays whole episodes."""
+
+    def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob) -> None:
+        super().__init__(EpisodeLoop, run_dir, script, job)
+
+    async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
+        """One episode: its rows, or a Failure."""
+        return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
+
+
+@pytest.fixture
+def table(tmp_path) -> Callable[..., EpisodeTable]:
+    def make(script: Any, *, max_turns: int = 20, **options: str) -> EpisodeTable:
+        job = job_of(
+            {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32, "groupSize": 4},
+            {"name": "turnmill.testing.environments:Hostile", "count": 4, "options": options},
+            algorithm={"type": "gigpo"},
+            tasksPerStep=2,
+        )
+        return EpisodeTable(tmp_path, script, job)
+
+    return make
+
+
+def told(rows: list[Any]) -> dict[str, Any]:
+    return dict(rows[-1].extra_fields["trajectory"])
+
+
+async def test_an_episode_is_played_to_its_end_with_a_row_for_each_turn(table):
+    at = table([LOOK, "ACTION: fly", WIN])
+
+    rows = await at.play(task=1, sample=2, step=3)
+
+    assert [row.facts.reward for row in rows] == [0, -0.1, 1.0]
+    assert [float(row.as_dict()["rm_scores"].sum()) for row in rows] == pytest.approx([0, -0.1, 1.0])
+    assert told(rows)["name"] == at.logged()[0].episode == "t3-1-2"
+    assert told(rows)["sampled"] == b"".join(pack(row.response_ids) for row in rows)
+    assert (told(rows)["reward"], told(rows)["success"], told(rows)["stop_reason"]) == (0.9, True, "completed")
+    assert told(rows)["figures"]["valid_action"] == pytest.approx(2 / 3)
+    assert [turn.turn for turn in at.logged()] == [0, 1, 2]
+
+
+async def test_an_episode_ends_at_its_turn_limit(table):
+    rows = await table([LOOK] * 3, max_turns=2).play()
+
+    assert len(rows) == 2
+    assert (told(rows)["stop_reason"], told(rows)["success"]) == ("max_turns", False)
+
+
+async def test_the_episodes_of_a_task_begin_alike_and_are_sampled_differently(table):
+    at = table([WIN] * 4)
+
+    rows = [await at.play(task=task, sample=sample) for task, sample in ((0, 0), (0, 1), (1, 0), (0, 0))]
+
+    first, second, other, again = ([row.extra_fields["state"] for row in each] for each in rows)
+    assert first == second == again != other
+    seeds = [request.sampling_params["seed"] for request in at.policy.requests]
+    assert seeds[0] == seeds[3]
+    assert len(set(seeds)) == 3
+
+
+async def test_a_turn_carries_the_state_that_it_began_in(table):
+    # Looking is counted; the state after it is another one.
+    rows = await table([LOOK, LOOK, WIN]).play()
+
+    assert len({row.extra_fields["state"] for row in rows}) == 3
+
+
+async def test_an_episode_that_something_around_it_breaks_has_no_rows(table):
+    at = table([LOOK, HURT], on_step="raises")
+
+    failure = await at.play(task=1)
+
+    assert isinstance(failure, Failure)
+    assert (failure.name, failure.cause, failure.num_turns) == ("t1-1-0", "environment", 1)
+    assert [turn.stop_reason for turn in at.logged()] == [None, "failed"]
+
+
+async def test_an_episode_of_a_validation_is_told_in_one_row(table):
+    at = table([LOOK, WIN])
+
+    (row,) = await at.play(validate=True)
+
+    assert told([row]) == {
+        "reward": 1.0,
+        "success": True,
+        "figures": {"num_turns": 2, "valid_action": 1.0, "failures": 0},
+    }
+    assert len(at.logged(validation=True)) == 2
