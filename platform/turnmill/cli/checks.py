@@ -88,18 +88,19 @@ def warm_start(values: Values) -> Iterator[Problem]:
     if values["spec.model.warmStart"] is None:
         return
     known = TEACHERS if values["spec.agent.type"] == "tool" else EXPERTS
-    if name not in known and not (known is TEACHERS and _teaches(name)):
+    if name not in known and not _teaches(name, "expert" if known is EXPERTS else "demonstrations"):
         rule = f"has no expert for a warm start to imitate in {name}"
         way_out = f"Give a folder as spec.model.path, or take an environment with an expert: {', '.join(known)}."
         yield Problem("spec.model.warmStart", MISSING, rule, way_out)
 
 
-def _teaches(name: str) -> bool:
-    """Whether tasks of the user's own have demonstrations."""
+def _teaches(name: str, method: str) -> bool:
+    """Whether an environment or tasks of the user's own have somebody to imitate."""
+    from turnmill.environments import find
     from turnmill.environments.tasks.registry import find_source
 
     try:
-        return hasattr(find_source(name), "demonstrations")
+        return hasattr(find(name) if method == "expert" else find_source(name), method)
     except SettingsError:
         # Told by the check of the environment.
         return True

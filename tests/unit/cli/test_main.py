@@ -165,6 +165,16 @@ def test_tasks_that_demonstrate_can_be_warm_started_whoever_wrote_them(capsys, t
     assert ("has no expert for a warm start" in capsys.readouterr().err) == bool(code)
 
 
+@pytest.mark.parametrize(("name", "code"), [("turnmill.environments.tetris:Tetris", 0), ("maths", 2)])
+def test_an_environment_with_an_expert_can_be_warm_started_whoever_wrote_it(capsys, name, code):
+    overrides = [f"environment.name={name}", "environment.task=null", "environment.options={}", "agent.prompt=compact"]
+    if not code:
+        overrides.append("environment.options.view=spaced")
+
+    assert main(["check", "job.yaml", *(part for override in overrides for part in ("--set", override))]) == code
+    assert ("has no expert for a warm start" in capsys.readouterr().err) == bool(code)
+
+
 def test_check_shows_brackets_as_they_are(capsys):
     assert main(["check", "job.yaml", "--set", "tracking.loggers=[file, nobody]"]) == 2
     assert "spec.tracking.loggers[1]: 'nobody'" in capsys.readouterr().err
