@@ -119,13 +119,6 @@ class SubmittedJob:
         if failed := _is_true(resource, "Failed"):
             raise AssertionError(f"{self.name} failed: {failed['reason']}: {failed['message']}")
 
-    def pod(self, kind: str) -> str:
-        """The name of its one running pod of a kind: `head` or `worker`, or a worker group."""
-        selector = f"ray.io/node-type={kind}" if kind in ("head", "worker") else f"ray.io/group={kind}"
-        names = self.team.pods(f"{self.labels},{selector}")
-        assert len(names) == 1, f"{kind}: {names}"
-        return names[0]
-
     @property
     def run_dir(self) -> str:
         """Its folder on the storage of runs."""
