@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
@@ -20,7 +21,10 @@ def environment(values: Values) -> Iterator[Problem]:
     from turnmill.environments import create, find
 
     name = values["spec.environment.name"]
-    if values["spec.agent.type"] == "tool":
+    if values["spec.agent.type"] == "grl":
+        yield from _agents(values)
+        return
+    if values["spec.agent.type"] in ("tool", "multi_turn"):
         yield from _tasks(values)
         return
     if values["spec.environment.python"] is not None:
@@ -42,8 +46,26 @@ def environment(values: Values) -> Iterator[Problem]:
             create(name, task, _max_turns(values), tried).close()
         except SettingsError as error:
             for problem in _problems(error):
-                found.setdefault(problem.path, problem)
+                # What options lack that are not there is no problem of those that are.
+                if tried is options or not problem.path.startswith("spec.environment.options"):
+                    found.setdefault(problem.path, problem)
     yield from found.values()
+
+
+def _agents(values: Values) -> Iterator[Problem]:
+    """Problems with the types of agents and with their environments: each is made and dropped."""
+    from turnmill.environments.grl.world import agent_of
+    from turnmill.jobs.grl_agent import NamedAgent
+
+    if values["spec.environment.python"] is not None or not values.within("spec.agent.agents"):
+        return
+    for number, section in enumerate(values["spec.agent.agents"]):
+        try:
+            agent_of(NamedAgent.model_validate(section, by_alias=True)).close()
+        except SettingsError as error:
+            for problem in _problems(error):
+                place = problem.path.removeprefix("spec.")
+                yield replace(problem, path=f"spec.agent.agents[{number}].{place}")
 
 
 def _elsewhere(values: Values) -> Iterator[Problem]:
@@ -85,9 +107,9 @@ def _tasks(values: Values) -> Iterator[Problem]:
 def warm_start(values: Values) -> Iterator[Problem]:
     """A problem if there is nobody to imitate."""
     name = values["spec.environment.name"]
-    if values["spec.model.warmStart"] is None:
+    if values["spec.model.warmStart"] is None or values["spec.agent.type"] == "grl":
         return
-    known = TEACHERS if values["spec.agent.type"] == "tool" else EXPERTS
+    known = EXPERTS if values["spec.agent.type"] == "verlog" else TEACHERS
     if name not in known and not _teaches(name, "expert" if known is EXPERTS else "demonstrations"):
         rule = f"has no expert for a warm start to imitate in {name}"
         way_out = f"Give a folder as spec.model.path, or take an environment with an expert: {', '.join(known)}."

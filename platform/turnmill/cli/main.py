@@ -169,8 +169,12 @@ def check(job_file: JobFile, overrides: Overrides = None) -> None:
     spec = job.spec
     model = spec.model.path or "a tiny warm-started model"
     task = f"{spec.environment.name} {spec.environment.task or ''}".strip()
-    if spec.agent.type == "tool":
-        amount = f"{spec.tasks_per_step} tasks, {spec.tool_agent.group_size} trajectories each"
+    if spec.agent.type == "grl":
+        groups = spec.grl_agent.training_groups
+        task = ", ".join(agent.name for agent in spec.grl_agent.learning_agents)
+        amount = f"{len(groups)} groups, {sum(group.size for group in groups)} episodes"
+    elif spec.training.tasks_per_step is not None:
+        amount = f"{spec.tasks_per_step} tasks, {spec.group_size} trajectories each"
     else:
         amount = f"{spec.turns_per_step} turns in {spec.environment.count} environments"
     _say(

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
+from turnmill.jobs.grl_agent import GrlAgent
+from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 from turnmill.jobs.settings import Settings, by_type
 from turnmill.jobs.tool_agent import ToolAgent
 
@@ -47,6 +49,10 @@ class VerlogAgent(Settings):
 
 
 AgentSettings = Annotated[
-    Annotated[VerlogAgent, Tag("verlog")] | Annotated[ToolAgent, Tag("tool")], by_type(VerlogAgent)
+    Annotated[VerlogAgent, Tag("verlog")]
+    | Annotated[ToolAgent, Tag("tool")]
+    | Annotated[MultiTurnAgent, Tag("multi_turn")]
+    | Annotated[GrlAgent, Tag("grl")],
+    by_type(VerlogAgent),
 ]
 """The agent loop; `type` says which."""

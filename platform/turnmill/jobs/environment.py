@@ -1,6 +1,6 @@
 """What the agent acts on."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -10,8 +10,8 @@ from turnmill.jobs.settings import FilePath, Settings, Word
 class EnvironmentSettings(Settings):
     """The environment and how its answers become rewards."""
 
-    name: Word
-    """Name of a registered environment, for example `babyai`."""
+    name: Annotated[str, Field(max_length=253)] = ""
+    """Name of a registered environment, for example `babyai`; agents of type `grl` have environments of their own."""
 
     task: Word | None = None
     """Task within the environment; each environment names its own."""

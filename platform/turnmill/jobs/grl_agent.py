@@ -174,6 +174,20 @@ class GrlAgent(Settings):
     """Temperature at which responses are sampled during training."""
 
     @property
+    def group_size(self) -> int:
+        """Of what verl takes for a task, where it does not say so itself; groups do."""
+        return 1
+
+    @property
+    def max_concurrent_trajectories(self) -> None:
+        """No limit: all episodes of a step take their turns together."""
+
+    @property
+    def learning_agents(self) -> tuple[NamedAgent, ...]:
+        """The kinds of agents that learn."""
+        return tuple({group.agent.name: group.agent for group in self.training_groups}.values())
+
+    @property
     def training_groups(self) -> tuple[AgentGroup, ...]:
         """The groups of a step."""
         names = self.train or self.training or tuple(agent.name for agent in self.agents)

@@ -7,7 +7,9 @@ from pydantic import Field
 from turnmill.jobs.agent import AgentSettings, VerlogAgent
 from turnmill.jobs.algorithm import AlgorithmSettings, TurnPpo
 from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.model import ModelSettings
+from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 from turnmill.jobs.resources import ResourcesSettings
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.tool_agent import ToolAgent
@@ -50,7 +52,7 @@ class JobSpec(Settings):
     agent: AgentSettings = VerlogAgent()
     """The agent loop; `type` says which."""
 
-    environment: EnvironmentSettings
+    environment: EnvironmentSettings = EnvironmentSettings()
     """The environment and how its answers become rewards."""
 
     algorithm: AlgorithmSettings = TurnPpo()
@@ -105,6 +107,18 @@ class JobSpec(Settings):
         return self.agent
 
     @property
+    def multi_turn_agent(self) -> MultiTurnAgent:
+        """The agent of a job whose trajectories are those of verl's agent loops."""
+        assert isinstance(self.agent, MultiTurnAgent)
+        return self.agent
+
+    @property
+    def grl_agent(self) -> GrlAgent:
+        """The agent of a job with groups of several kinds of agents."""
+        assert isinstance(self.agent, GrlAgent)
+        return self.agent
+
+    @property
     def turn_ppo(self) -> TurnPpo:
         """The algorithm of a job that learns from turns."""
         assert isinstance(self.algorithm, TurnPpo)
@@ -156,6 +170,8 @@ class JobSpec(Settings):
     @property
     def tasks_per_step(self) -> int:
         """Tasks of a step, which every job has that learns from whole trajectories."""
+        if isinstance(self.agent, GrlAgent):
+            return len(self.agent.training_groups)
         assert self.training.tasks_per_step is not None
         return self.training.tasks_per_step
 

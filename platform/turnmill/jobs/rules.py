@@ -1,52 +1,12 @@
 """Rules across fields, once for the file on a laptop and once, as CEL, for the API server."""
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from turnmill.jobs.problems import MISSING, Problem
+from turnmill.jobs.grl_rules import GRL_RULES
+from turnmill.jobs.problems import Problem
+from turnmill.jobs.rule import Rule
 from turnmill.jobs.values import BrokenValueError, Values
-
-_PLACEHOLDER = re.compile(r"\{([A-Za-z.]+)\}")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What must hold between fields; `{path}` in the sentence stands for a value, paths start below `spec`."""
-
-    path: str
-    holds: Callable[[Values], bool]
-    cel: str
-    sentence: str
-    way_out: Callable[[Values], str]
-    only: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
-    """Fields and what they must say, one of several, for the rule to be judged at all."""
-
-    def check(self, values: Values) -> Problem | None:
-        """The problem, if the rule is broken; none if it cannot be judged."""
-        try:
-            if not self._is_judged(values) or self.holds(values):
-                return None
-            sentence = _PLACEHOLDER.sub(lambda match: str(values[f"spec.{match[1]}"]), self.sentence)
-            value = values[f"spec.{self.path}"]
-            shown = MISSING if value is None or isinstance(value, dict) else value
-            return Problem(f"spec.{self.path}", shown, sentence, self.way_out(values))
-        except BrokenValueError:
-            return None
-
-    def _is_judged(self, values: Values) -> bool:
-        return all(values[f"spec.{path}"] in _words(wanted) for path, wanted in self.only)
-
-    @property
-    def validation(self) -> str:
-        """The rule in CEL, with what it is judged for."""
-        conditions = [_is_other(path, _words(wanted)) for path, wanted in self.only]
-        return " || ".join([*conditions, f"({self.cel})" if conditions else self.cel])
-
-    @property
-    def message(self) -> str:
-        """The sentence without values."""
-        return re.sub(r" ?\(?\{[A-Za-z.]+\}\)?", "", self.sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +25,6 @@ class Fixed:
     def sentence(self) -> str:
         """What is said to whoever changes it."""
         return f"must stay as it was: {self.because}. Make a job of another name"
-
-
-def _words(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (wanted,) if isinstance(wanted, str) else wanted
-
-
-def _is_other(path: str, words: tuple[str, ...]) -> str:
-    return f"self.{path} != '{words[0]}'" if len(words) == 1 else f"!(self.{path} in {list(words)})"
 
 
 def broken_rules(values: Values) -> Iterator[Problem]:
@@ -119,7 +71,14 @@ def _learns_from_turns(values: Values) -> bool:
     return bool(values["spec.agent.type"] == "verlog" and values["spec.algorithm.type"] == "turn_ppo")
 
 
+def _has_tasks(values: Values) -> bool:
+    """Whether a job says how many tasks a step has; what turns and groups of agents are follows from other fields."""
+    return not _learns_from_turns(values) and values["spec.agent.type"] != "grl"
+
+
 def _compares_with_group(values: Values) -> bool:
+    if values["spec.agent.type"] == "grl":
+        return False
     if values["spec.algorithm.type"] == "grpo" and values["spec.algorithm.baseline"] == "step":
         return False
     return values["spec.algorithm.type"] in COMPARING
@@ -154,6 +113,12 @@ def _overlong_fits(values: Values) -> bool:
     return tokens is None or bool(tokens <= _room(values))
 
 
+def _what_instead_of_tasks(values: Values) -> str:
+    if _has_tasks(values):
+        return "Add it."
+    return f"Give {'training.turnsPerStep' if _learns_from_turns(values) else 'agent.agentGroupNum'} instead."
+
+
 FIXED = (
     Fixed("model", "the run's checkpoints belong to this model"),
     Fixed("environment", "the run's checkpoints and curve belong to this environment"),
@@ -176,6 +141,7 @@ TRAJECTORIES = (
 # A field of one type alone has no default in the API server, where all types share one schema.
 _MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
 _LEARNS_FROM_TURNS = "(self.agent.type == 'verlog' && self.algorithm.type == 'turn_ppo')"
+_IS_GRL = "self.agent.type == 'grl'"
 _SEPARATE = "self.training.mode == 'separate_async'"
 _PROCESSES = "(self.resources.train.nodes * self.resources.train.gpusPerNode)"
 
@@ -332,10 +298,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="training.tasksPerStep",
-        holds=lambda v: _learns_from_turns(v) != (v["spec.training.tasksPerStep"] is not None),
-        cel=f"{_LEARNS_FROM_TURNS} != has(self.training.tasksPerStep)",
-        sentence="is for every spec.algorithm.type but turn_ppo, which need it: their steps are as many tasks",
-        way_out=lambda v: "Give training.turnsPerStep instead." if _learns_from_turns(v) else "Add it.",
+        holds=lambda v: _has_tasks(v) == (v["spec.training.tasksPerStep"] is not None),
+        cel=f"({_LEARNS_FROM_TURNS} || {_IS_GRL}) != has(self.training.tasksPerStep)",
+        sentence="is for every spec.algorithm.type but turn_ppo and every spec.agent.type but grl, which need it: "
+        "their steps are as many tasks",
+        way_out=_what_instead_of_tasks,
     ),
     Rule(
         path="algorithm.minibatchTasks",
@@ -363,7 +330,7 @@ RULES: tuple[Rule, ...] = (
         holds=_overlong_fits,
         cel="!has(self.algorithm.overlong) || !has(self.algorithm.overlong.tokens) || self.algorithm.overlong.tokens <="
         " (self.agent.type == 'verlog' ? (has(self.agent.maxResponseTokens) ? self.agent.maxResponseTokens : 512)"
-        " : (has(self.agent.maxResponseLength) ? self.agent.maxResponseLength : 1024))",
+        " : has(self.agent.maxResponseLength) ? self.agent.maxResponseLength : self.agent.type == 'grl' ? 400 : 1024)",
         sentence="must be at most what a response may have, spec.agent.maxResponseTokens or maxResponseLength: "
         "the penalty grows within that room",
         way_out=lambda v: f"Try {max(1, _room(v) // 4)}.",
@@ -402,8 +369,16 @@ RULES: tuple[Rule, ...] = (
         path="training.validation.renderEpisodes",
         holds=lambda v: v["spec.training.validation.renderEpisodes"] == 0,
         cel="self.training.validation.renderEpisodes == 0",
-        sentence="must be 0 with spec.agent.type tool: there is nothing to draw",
+        sentence="must be 0 with spec.agent.type {agent.type}: there is nothing to draw",
         way_out=lambda v: "Leave it out.",
-        only=(TOOL,),
+        only=(("agent.type", ("tool", "multi_turn", "grl")),),
     ),
+    Rule(
+        path="environment.name",
+        holds=lambda v: (v["spec.environment.name"] != "") == (v["spec.agent.type"] != "grl"),
+        cel=f"(self.environment.name != '') != ({_IS_GRL})",
+        sentence="is for every spec.agent.type but grl, which need it: agents of type grl bring their environments",
+        way_out=lambda v: "Take it out." if v["spec.environment.name"] else "Add it, for example babyai.",
+    ),
+    *GRL_RULES,
 )

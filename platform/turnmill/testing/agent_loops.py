@@ -9,8 +9,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWra
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.grl.loop import GrlLoop
 from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.turn_loop import TurnLoop
+from turnmill.testing.agents import counting
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
@@ -79,14 +81,42 @@ class ToolTable(Table):
         return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
 
 
+class GrlTable(Table):
+    """A loop that plays groups of GRL's agents."""
+
+    def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob, **more: Any) -> None:
+        super().__init__(GrlLoop, run_dir, script, job, **more)
+
+    async def play(
+        self, *, group: int = 0, member: int = 0, step: int = 1, validate: bool = False, lockstep: Any = None
+    ) -> Any:
+        """One episode: a GrlEpisode or a Failure."""
+        return await self.loop.run(
+            SAMPLING, index=group, session_id=member, global_steps=step, validate=validate, lockstep=lockstep
+        )
+
+
+def grl_job(*agents: dict[str, Any], **agent: Any) -> AgentTrainingJob:
+    """A job of one step with agents in GRL's manner."""
+    return job_of(
+        {"type": "grl", "agents": list(agents or (counting(),)), "agentGroupNum": [2], "agentGroupSize": [2]} | agent,
+        None,
+        algorithm={"type": "ppo"},
+    )
+
+
 def job_of(
-    agent: dict[str, Any], environment: dict[str, Any], *, algorithm: dict[str, Any] | None = None, **training: Any
+    agent: dict[str, Any],
+    environment: dict[str, Any] | None,
+    *,
+    algorithm: dict[str, Any] | None = None,
+    **training: Any,
 ) -> AgentTrainingJob:
     """A job of one step."""
     spec = {
         "model": {"warmStart": {}},
         "agent": agent,
-        "environment": environment,
+        **({} if environment is None else {"environment": environment}),
         "training": {"steps": 1, "validation": {"episodes": 2}} | training,
     }
     return AgentTrainingJob.model_validate(

@@ -44,6 +44,29 @@ def tool_job(**changes: Any) -> dict[str, Any]:
     return job(TOOL_JOB, **changes)
 
 
+GRL_JOB = JOB | {
+    "spec": {
+        "model": {"path": "/models/Qwen2.5-0.5B-Instruct"},
+        "agent": {
+            "type": "grl",
+            "agents": [
+                {"name": "simple", "agentType": "sokobanAgent", "agentConfig": {"maxTurns": 6}},
+                {"name": "large", "agentType": "sokobanAgent", "envConfig": {"dim_room": [8, 8]}},
+            ],
+            "training": ["simple"],
+            "validation": ["simple", "large"],
+        },
+        "algorithm": {"type": "ppo"},
+        "training": {"steps": 20},
+    }
+}
+
+
+def grl_job(**changes: Any) -> dict[str, Any]:
+    """A good job of GRL's agents, with changes like those of `job`."""
+    return job(GRL_JOB, **changes)
+
+
 RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "both models": {"model": {"path": "/m", "warmStart": {}}},
     "no model": {"model": {}},
@@ -76,4 +99,20 @@ TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "nothing that ends an action": {"agent__stopTokens": []},
     "pictures of trajectories": {"training__validation__renderEpisodes": 1},
     "idle workers": {"resources__agentLoopWorkers": 17},
+}
+
+GRL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
+    "two agents of one name": {"agent__agents": [{"name": "simple", "agentType": "a"}] * 2, "agent__validation": []},
+    "two lists of those that learn": {"agent__train": ["simple"]},
+    "a stranger that learns": {"agent__training": ["medium"]},
+    "a stranger that learns, by the other name": {"agent__training": [], "agent__train": ["medium"]},
+    "a stranger in validations": {"agent__validation": ["medium"]},
+    "groups for more agents than learn": {"agent__agentGroupNum": [8, 8]},
+    "sizes for more agents than learn": {"agent__agentGroupSize": [8, 8]},
+    "groups for fewer agents than validate": {"agent__validationAgentGroupNum": [8, 8, 8]},
+    "sizes for more agents than validate": {"agent__validationAgentGroupSize": [1, 1, 1]},
+    "groups of one": {"agent__agentGroupSize": [1], "algorithm__type": "grpo"},
+    "an environment for all": {"environment": {"name": "sokoban"}},
+    "tasks of a step": {"training__tasksPerStep": 8},
+    "pictures of chats": {"training__validation__renderEpisodes": 1},
 }

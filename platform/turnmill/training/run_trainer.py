@@ -141,11 +141,10 @@ class RunTrainer(PPOTrainer):
 
     def _validate(self, before_first_step: bool = False) -> dict[str, float]:
         """Play whole episodes, each counted once, and average them; `before_first_step` says with which policy."""
-        validation = self.job.spec.training.validation
         started = time.monotonic()
         with self.recorder.phase("validation"):
-            rows = [self.train_dataset[i] for i in range(validation.episodes)]
-            uids = [f"validation{self.global_steps}x{i}" for i in range(validation.episodes)]
+            rows = self._validation_rows()
+            uids = [f"validation{self.global_steps}x{i}" for i in range(len(rows))]
             batch = tu.get_tensordict(rows_as_columns(rows) | {"uid": np.array(uids, dtype=object)})
             step = 0 if before_first_step else self.global_steps
             tu.assign_non_tensor_data(batch, "global_steps", step)
@@ -157,6 +156,10 @@ class RunTrainer(PPOTrainer):
             metrics = self._measure_validation(batch, num_episodes=len(uids))
             tq.kv_clear(keys=batch.keys, partition_id="val")
         return metrics | {"validation/seconds": time.monotonic() - started}
+
+    def _validation_rows(self) -> list[dict[str, Any]]:
+        """One for each episode."""
+        return [self.train_dataset[i] for i in range(self.job.spec.training.validation.episodes)]
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         raise NotImplementedError

@@ -70,6 +70,22 @@ def classes_of(job: "AgentTrainingJob") -> tuple[Any, Any]:
         from turnmill.training import trajectory_trainer
 
         return trajectory_trainer.TRAINERS[job.spec.training.mode], ToolLoopManager
+    if job.spec.agent.type == "multi_turn":
+        from turnmill.rollout.multi_turn.worker import manager_class
+        from turnmill.training import trajectory_trainer
+
+        manager = manager_class(job.spec.multi_turn_agent.agent_loop_manager_class)
+        return trajectory_trainer.TRAINERS[job.spec.training.mode], manager
+    if job.spec.agent.type == "grl":
+        from turnmill.rollout.grl.manager import GrlLoopManager
+        from turnmill.training.grl.trainer import TRAINERS
+
+        return TRAINERS[job.spec.training.mode], GrlLoopManager
+    if job.spec.algorithm.type != "turn_ppo":
+        from turnmill.rollout.episode_manager import EpisodeLoopManager
+        from turnmill.training import trajectory_trainer
+
+        return trajectory_trainer.TRAINERS[job.spec.training.mode], EpisodeLoopManager
     from turnmill.rollout.manager import TurnLoopManager
     from turnmill.training import trainer
 

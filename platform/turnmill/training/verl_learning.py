@@ -47,7 +47,7 @@ def _trajectories(job: AgentTrainingJob) -> dict[str, Any]:
     # verl counts a mini-batch in tasks and multiplies by the trajectories of each.
     minibatch = algorithm.minibatch_tasks or spec.tasks_per_step
     settings = {
-        **(_episodes(job) if spec.agent.type == "verlog" else _contexts(job)),
+        **AGENTS[spec.agent.type](job),
         "data.custom_cls.name": "TaskRows",
         "data.train_batch_size": spec.tasks_per_step,
         "actor_rollout_ref.actor.ppo_mini_batch_size": minibatch,
@@ -90,6 +90,54 @@ def _contexts(job: AgentTrainingJob) -> dict[str, Any]:
         f"{rollout}.calculate_log_probs": agent.logprobs,
         f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.tool_agent.manager.ToolLoopManager",
     }
+
+
+def _conversations(job: AgentTrainingJob) -> dict[str, Any]:
+    """verl's own agent loops, by verl's own names."""
+    agent, rollout = job.spec.multi_turn_agent, "actor_rollout_ref.rollout"
+    multi_turn, loops = f"{rollout}.multi_turn", f"{rollout}.agent"
+    return {
+        "data.max_prompt_length": agent.max_prompt_length,
+        "data.max_response_length": agent.max_response_length,
+        "data.return_multi_modal_inputs": agent.return_multi_modal_inputs,
+        f"{rollout}.max_model_len": agent.max_prompt_length + agent.max_response_length,
+        f"{rollout}.calculate_log_probs": True,
+        f"{multi_turn}.enable": True,
+        f"{multi_turn}.tool_config_path": agent.tool_config_path,
+        f"{multi_turn}.function_tool_path": agent.function_tool_path,
+        f"{multi_turn}.format": agent.format,
+        f"{multi_turn}.max_assistant_turns": agent.max_assistant_turns,
+        f"{multi_turn}.max_user_turns": agent.max_user_turns,
+        f"{multi_turn}.max_parallel_calls": agent.max_parallel_calls,
+        f"{multi_turn}.max_tool_response_length": agent.max_tool_response_length,
+        f"{multi_turn}.tool_response_truncate_side": agent.tool_response_truncate_side,
+        f"{multi_turn}.use_inference_chat_template": agent.use_inference_chat_template,
+        f"{multi_turn}.tokenization_sanity_check_mode": agent.tokenization_sanity_check_mode,
+        f"{loops}.default_agent_loop": agent.default_agent_loop,
+        f"{loops}.agent_loop_config_path": agent.agent_loop_config_path,
+        f"{loops}.agent_loop_manager_class": (
+            agent.agent_loop_manager_class or "turnmill.rollout.multi_turn.worker.MultiTurnManager"
+        ),
+    }
+
+
+def _groups(job: AgentTrainingJob) -> dict[str, Any]:
+    """Groups of GRL's agents, each with a size of its own."""
+    agent, rollout = job.spec.grl_agent, "actor_rollout_ref.rollout"
+    greedy = agent.validation_sampling == "greedy"
+    return {
+        "data.max_prompt_length": agent.max_prompt_length,
+        "data.max_response_length": agent.max_response_length,
+        f"{rollout}.max_model_len": agent.max_prompt_length + agent.max_response_length,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.val_kwargs.temperature": 0 if greedy else agent.temperature,
+        f"{rollout}.val_kwargs.do_sample": not greedy,
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.grl.manager.GrlLoopManager",
+    }
+
+
+AGENTS = {"verlog": _episodes, "tool": _contexts, "multi_turn": _conversations, "grl": _groups}
+"""What each agent asks of verl where it learns from whole trajectories."""
 
 
 def _critic(algorithm: TurnPpo | Ppo, *, minibatch: int, seed: int) -> dict[str, Any]:

@@ -5,7 +5,15 @@ import pytest
 
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.rules import RULES
-from turnmill.testing.jobs import JOB, RULE_BREAKERS, TOOL_RULE_BREAKERS, job, tool_job
+from turnmill.testing.jobs import (
+    GRL_RULE_BREAKERS,
+    JOB,
+    RULE_BREAKERS,
+    TOOL_RULE_BREAKERS,
+    grl_job,
+    job,
+    tool_job,
+)
 
 
 def refused(data: dict[str, Any]) -> list[str]:
@@ -88,6 +96,7 @@ def test_rollout_may_have_machines_of_its_own(resources: dict[str, Any]):
 def test_every_rule_has_a_job_that_breaks_it():
     broken = [refused(job(**change)) for change in RULE_BREAKERS.values()]
     broken += [refused(tool_job(**change)) for change in TOOL_RULE_BREAKERS.values()]
+    broken += [refused(grl_job(**change)) for change in GRL_RULE_BREAKERS.values()]
 
     assert {problem.split(":")[0] for problems in broken for problem in problems} == {
         f"spec.{rule.path}" for rule in RULES
@@ -141,7 +150,7 @@ def test_tasks_that_fill_a_step_up_are_none_that_another_step_takes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"agent__type": "tol"}, "spec.agent.type: 'tol' must be verlog or tool. Did you mean tool?"),
+        ({"agent__type": "tol"}, "spec.agent.type: 'tol' must be verlog, tool, multi_turn or grl. Did you mean tool?"),
         ({"agent__maxTurns": -1}, "spec.agent.maxTurns: -1 must be at least 0. Try 0."),
         ({"agent__memory": {}}, "spec.agent.memory: is no field of spec.agent."),
         ({"agent__stopTokens": "x"}, "spec.agent.stopTokens: 'x' must be a list."),

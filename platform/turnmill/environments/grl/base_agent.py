@@ -44,6 +44,8 @@ class PlayedTurn:
     reward: float
     penalty: float
     info: Mapping[str, Any]
+    valid: bool = True
+    """Whether it held an action, and none that is not allowed."""
 
 
 class BaseAgent(ABC):
@@ -145,7 +147,9 @@ class BaseAgent(ABC):
         penalty = 0.0 if all_allowed else config.format_penalty
         self._state = last.state
         self.num_actions += len(executed)
-        self.turns.append(PlayedTurn(last.state, answer.text, tuple(executed), reward, penalty, last.info))
+        self.turns.append(
+            PlayedTurn(last.state, answer.text, tuple(executed), reward, penalty, last.info, valid=all_allowed)
+        )
         self._messages.append({"role": "assistant", "content": answer.text})
         spent = len(self.turns) >= config.max_turns or self.num_actions >= config.max_actions_all_turns
         self.done = last.done or spent

@@ -48,6 +48,10 @@ class EnvironmentAgent(BaseAgent):
         """The environment's word for an action; None where it is not allowed."""
         return self.environment.match_action(action)
 
+    def word_for(self, action: str) -> str:
+        """The agent's word for an action of the environment."""
+        return action
+
     def tell(self, observation: str) -> str:
         """What the environment shows, as the agent tells it."""
         return observation

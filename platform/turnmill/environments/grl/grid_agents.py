@@ -61,6 +61,10 @@ class GridAgent(EnvironmentAgent):
         """A word for an action in whatever case, or its number."""
         return self.words.match(action)
 
+    def word_for(self, action: str) -> str:
+        """The agent's word for an action of the environment."""
+        return next(word for word in self.words.lookup.values() if word.lower() == action)
+
     def tell(self, observation: str) -> str:
         """The map in the agent's symbols."""
         return self.grid.draw(observation)

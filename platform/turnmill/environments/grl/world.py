@@ -3,7 +3,7 @@
 import json
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
@@ -36,6 +36,9 @@ class AgentView(BaseModel):
     actions: list[str] = Field(default_factory=list)
     """Of the last turn, those that were done."""
 
+    valid: bool = True
+    """Whether the last turn held an action, and none that is not allowed."""
+
     penalty: float = 0.0
     """Of the last turn."""
 
@@ -62,7 +65,14 @@ class AgentWorld(Environment):
 
     def __init__(self, task: str | None, max_turns: int, options: WorldOptions) -> None:
         super().__init__(task, max_turns, options)
-        self.agent: BaseAgent = make_agent(options)
+        self.agent: BaseAgent = agent_of(
+            NamedAgent(
+                name=options.tag,
+                agent_type=options.agent_type,
+                agent_config=AgentConfig.model_validate(options.agent_config),
+                env_config=options.env_config,
+            )
+        )
 
     def reset(self, seed: int) -> str:
         """Begin the episode of a seed."""
@@ -99,25 +109,32 @@ class AgentWorld(Environment):
             state=output.state,
             response=last.response,
             actions=list(last.actions),
+            valid=last.valid,
             penalty=last.penalty,
             metrics={name: float(value) for name, value in state["metrics"].items()},
         )
         return view.model_dump_json()
 
 
-def make_agent(options: WorldOptions, **kwargs: Any) -> BaseAgent:
-    """The agent that settings name. Raises SettingsError where there is none."""
+def agent_of(named: NamedAgent) -> BaseAgent:
+    """The agent that settings name. Raises SettingsError for a type or an environment that cannot be made."""
     try:
-        agent_class = get_agent_cls(options.agent_type)
+        agent_class = get_agent_cls(named.agent_type)
     except KeyError as error:
         raise SettingsError(f"agentType: {error.args[0]}") from None
-    named = NamedAgent(
-        name=options.tag,
-        agent_type=options.agent_type,
-        agent_config=AgentConfig.model_validate(options.agent_config),
-        env_config=options.env_config,
-    )
-    return agent_class(named, tag=options.tag, **kwargs)
+    try:
+        return agent_class(named, tag=named.name)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+    except SettingsError as error:
+        raise SettingsError(str(error).replace("environment.options.", "envConfig.")) from None
+
+
+def _explain(problem: Any) -> str:
+    place = ".".join(["envConfig", *map(str, problem["loc"])])
+    if problem["type"] == "extra_forbidden":
+        return f"{place}: the agent has no such setting. Look it up in docs/grl.md."
+    return f"{place} ({problem['input']!r}): {problem['msg']}. Correct it."
 
 
 def options_of(agent: NamedAgent) -> dict[str, Any]:

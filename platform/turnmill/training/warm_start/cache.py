@@ -6,13 +6,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from turnmill.environments import create
 from turnmill.environments.tasks import create_source
 from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.grl_agent import NamedAgent
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.expert import expert_of
 
@@ -28,17 +29,21 @@ def ensure_warm_start(
     environment: EnvironmentSettings,
     max_turns: int,
     tasks: bool = False,
+    agents: Sequence[NamedAgent] = (),
     cache_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """The folder of a model cloned for an environment, or for tasks; made on the first call, found on later ones."""
-    folder = (cache_dir or default_cache_dir()) / cache_key(settings, environment, 0 if tasks else max_turns)
+    """The folder of a model cloned for an environment, for tasks or for agents; made on the first call, found later."""
+    key = cache_key(settings, environment, 0 if tasks else max_turns, agents)
+    folder = (cache_dir or default_cache_dir()) / key
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        make_warm_start(unfinished, settings, environment, max_turns, on_progress or (lambda *_: None), tasks=tasks)
+        make_warm_start(
+            unfinished, settings, environment, max_turns, on_progress or (lambda *_: None), tasks=tasks, agents=agents
+        )
         try:
             unfinished.replace(folder)
         except OSError:
@@ -54,10 +59,13 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnmill" / "warm-start"
 
 
-def cache_key(settings: WarmStart, environment: EnvironmentSettings, max_turns: int) -> str:
+def cache_key(
+    settings: WarmStart, environment: EnvironmentSettings, max_turns: int, agents: Sequence[NamedAgent] = ()
+) -> str:
     """A name for a warm start that changes with everything that makes it."""
     world = [environment.name, environment.task, environment.options, max_turns]
     made_of = [RECIPE_VERSION, settings.model_dump(mode="json"), world]
+    made_of += [agent.model_dump(mode="json") for agent in agents]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -69,6 +77,7 @@ def make_warm_start(
     on_progress: Progress,
     *,
     tasks: bool = False,
+    agents: Sequence[NamedAgent] = (),
 ) -> None:
     """Gather demonstrations, clone a model on them and save everything in `folder`."""
     # torch and transformers take seconds to import; a warm start that is found in the cache needs neither.
@@ -77,7 +86,11 @@ def make_warm_start(
     from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
     started = time.perf_counter()
-    if tasks:
+    if agents:
+        from turnmill.training.warm_start.agent_rows import build_agent_rows
+
+        tokenizer, rows = build_agent_rows(agents, settings)
+    elif tasks:
         tokenizer, rows = build_task_rows(teacher_of(create_source(environment.name, environment.options)), settings)
     else:
         world = create(environment.name, environment.task, max_turns, environment.options)

@@ -4,35 +4,14 @@ from typing import Any
 
 import pytest
 
-from turnmill.environments.grl import BaseAgent, EnvOutput
+from turnmill.environments.grl import EnvOutput
 from turnmill.environments.grl.answers import read_answer
-
-
-class Counter(BaseAgent):
-    """Counts up to three; every number is worth itself."""
-
-    system_prompt = "You count."
-    prompt = "Count to 3."
-
-    def reset_env(self, seed: int) -> str:
-        self.number = 0
-        return f"at {self.number} of seed {seed}"
-
-    def step_env(self, action: str) -> EnvOutput | None:
-        if not action.isdigit():
-            return None
-        self.number = int(action)
-        info = {"action_is_effective": action != "0", "action_is_valid": True, "success": self.number == 3}
-        return EnvOutput(f"at {self.number}", float(self.number), terminated=self.number == 3, info=info)
+from turnmill.testing.agents import Counter, say
 
 
 def agent(**config: Any) -> Counter:
     settings = {"max_turns": 3, "max_actions_all_turns": 4, "max_actions_per_turn": 2} | config
     return Counter({"agent_config": settings}, seed=7, tag="counter")
-
-
-def say(*actions: str, thought: str = "hm") -> str:
-    return f"{thought}</think><answer>{'||'.join(actions)}</answer>"
 
 
 def played(*responses: str, **config: Any) -> tuple[Counter, list[EnvOutput]]:

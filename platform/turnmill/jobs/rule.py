@@ -1,0 +1,57 @@
+"""A rule across fields, once in Python and once, as CEL, for the API server."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnmill.jobs.problems import MISSING, Problem
+from turnmill.jobs.values import BrokenValueError, Values
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z.]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What must hold between fields; `{path}` in the sentence stands for a value, paths start below `spec`."""
+
+    path: str
+    holds: Callable[[Values], bool]
+    cel: str
+    sentence: str
+    way_out: Callable[[Values], str]
+    only: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
+    """Fields and what they must say, one of several, for the rule to be judged at all."""
+
+    def check(self, values: Values) -> Problem | None:
+        """The problem, if the rule is broken; none if it cannot be judged."""
+        try:
+            if not self._is_judged(values) or self.holds(values):
+                return None
+            sentence = _PLACEHOLDER.sub(lambda match: str(values[f"spec.{match[1]}"]), self.sentence)
+            value = values[f"spec.{self.path}"]
+            shown = MISSING if value is None or isinstance(value, dict) else value
+            return Problem(f"spec.{self.path}", shown, sentence, self.way_out(values))
+        except BrokenValueError:
+            return None
+
+    def _is_judged(self, values: Values) -> bool:
+        return all(values[f"spec.{path}"] in _words(wanted) for path, wanted in self.only)
+
+    @property
+    def validation(self) -> str:
+        """The rule in CEL, with what it is judged for."""
+        conditions = [_is_other(path, _words(wanted)) for path, wanted in self.only]
+        return " || ".join([*conditions, f"({self.cel})" if conditions else self.cel])
+
+    @property
+    def message(self) -> str:
+        """The sentence without values."""
+        return re.sub(r" ?\(?\{[A-Za-z.]+\}\)?", "", self.sentence)
+
+
+def _words(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (wanted,) if isinstance(wanted, str) else wanted
+
+
+def _is_other(path: str, words: tuple[str, ...]) -> str:
+    return f"self.{path} != '{words[0]}'" if len(words) == 1 else f"!(self.{path} in {list(words)})"

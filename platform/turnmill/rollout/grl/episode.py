@@ -1,0 +1,214 @@
+"""One episode of an agent, from its seed to its stop reason."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from turnmill.core.errors import SettingsError
+from turnmill.core.trajectory import StopReason, Turn, in_full
+from turnmill.environments.episode import ActionResult
+from turnmill.environments.grl.world import AgentView
+from turnmill.environments.process import EnvironmentProcess
+from turnmill.environments.tasks import Task
+from turnmill.jobs.grl_agent import AgentGroup
+from turnmill.rollout.grl.conversation import Conversation
+from turnmill.rollout.grl.lockstep import Lockstep
+from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.rollout.sampled import pack
+from turnmill.rollout.tool_agent.context import Tokens
+from turnmill.rollout.tool_agent.episode import Name
+from turnmill.rollout.waits import Waits
+
+if TYPE_CHECKING:
+    from turnmill.rollout.grl.loop import GrlLoop
+
+Message = dict[str, str]
+
+
+class GrlEpisode:
+    """Plays one episode and keeps what it came to."""
+
+    def __init__(self, name: Name, group: AgentGroup, seed: int, loop: "GrlLoop", sampling: Mapping[str, Any]) -> None:
+        self.name, self.step, self.validate = str(name), name.step, name.validate
+        self.sampling_stream = name.sampling_stream
+        self.group, self.seed = group, seed
+        self.task = Task(name.task, ())
+        self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(4)}"
+        self.turns: list[Turn] = []
+        self.views: list[AgentView] = []
+        """What the agent showed before the first turn, and after each."""
+
+        self.stop_reason: StopReason | None = None
+        self.waits = Waits()
+        self.conversation = Conversation(learn_all=loop.agent.loss_mask == "after_system")
+        self._loop, self._agent, self._sampling = loop, loop.agent, sampling
+        self._process: EnvironmentProcess = loop.environment_of(group.agent)
+        self._messages: list[Message] = []
+        self._sampled = b""
+
+    @property
+    def num_turns(self) -> int:
+        """How often the policy answered."""
+        return len(self.turns)
+
+    async def play(self, lockstep: Lockstep | None) -> None:
+        """Play to the end, from the last turn that the journal has. Raises EpisodeError where it cannot go on."""
+        begun = await self._loop.journal.open(self)
+        self.trajectory_id = begun.trajectory_id
+        turns = [turn for turn in in_full(begun.turns) if not turn.unanswered]
+        results = await self._begin([turn.response_text for turn in turns])
+        for turn, result in zip(turns, results, strict=True):
+            await self._hear_prompt()
+            self._take_in(turn, result)
+        while self.stop_reason is None:
+            if lockstep is not None:
+                with self.waits.on("tools"):
+                    await lockstep.wait()
+            await self._turn()
+        await self._loop.journal.finish(self, {"stop_reason": self.stop_reason})
+
+    async def close(self) -> None:
+        """End the environment."""
+        await self._process.close()
+
+    # ---- turns ----
+
+    async def _begin(self, responses: Sequence[str]) -> Sequence[ActionResult]:
+        """The agent in its episode, after the responses that it has had."""
+        with self.waits.on("tools"):
+            async with self._loop.environments_at_once:
+                if responses:
+                    restored = await self._process.restore(self.seed, responses)
+                    opening, results = restored.opening, restored.results
+                else:
+                    opening, results = await self._process.reset(self.seed), ()
+        self.views.append(AgentView.model_validate_json(opening.observation))
+        return results
+
+    async def _turn(self) -> None:
+        await self._hear_prompt()
+        if self.stop_reason is not None:
+            return
+        turn = await self._say()
+        with self.waits.on("tools"):
+            async with self._loop.environments_at_once:
+                result = await self._process.act(turn.response_text)
+        self._take_in(turn, result)
+        await self._loop.journal.append(self, self.turns[-1])
+
+    async def _hear_prompt(self) -> None:
+        """Have the context hold all that the policy is to answer."""
+        view = self.views[-1]
+        async with self._loop.prompts_at_once:
+            await self._hear(view.messages)
+        prefix = self._loop.ids_of(view.prefix)
+        limit = self._agent.max_prompt_length - len(prefix)
+        if len(self.conversation.ids) > limit:
+            if self._agent.truncation == "error":
+                self._end_as_too_long()
+                return
+            self.conversation.cut(limit)
+        self.conversation.hear(prefix)
+
+    async def _hear(self, messages: list[Message]) -> None:
+        before, after = self._messages, messages
+        self._messages = [dict(message) for message in messages]
+        # The agent words its responses as it likes; what it heard before them must be what the policy read.
+        if not self.turns or after[: len(before)] != before or after[len(before) :][:1] != self._last_response(after):
+            ids = await self._loop.ct_build_initial_tokens(messages)
+            self.conversation.begin(ids, given=self._loop.system_length(messages, ids))
+            return
+        answered = after[: len(before) + 1]
+        read = self.conversation.ids
+        merged, _, _ = await self._loop.ct_merge_context_msg(answered, after, read, [])
+        kept = len(merged.token_ids) - merged.appended_token_count - len(merged.inserted_token_ids)
+        assert merged.token_ids[:kept] == read, "what was read stays as it is"
+        self.conversation.hear(merged.token_ids[kept:])
+
+    def _last_response(self, messages: list[Message]) -> list[Message]:
+        return [{"role": "assistant", "content": self.views[-1].response}] if messages else []
+
+    def _end_as_too_long(self) -> None:
+        if not self.turns:
+            raise SettingsError(
+                f"spec.agent.maxPromptLength ({self._agent.max_prompt_length}): the first prompt of "
+                f"{self.group.agent.name} has {len(self.conversation.ids)} tokens. Raise it, or set truncation to left."
+            )
+        self.stop_reason = "max_tokens"
+
+    async def _say(self) -> Turn:
+        ids, asked_at, before = self.conversation.ids, time.time(), self.waits.read()
+        with self.waits.on("generation"):
+            output = await self._loop.generate(self, self.num_turns, ids, self._sampling)
+        oldest = int(output.extra_fields.get("min_global_steps") or 0)
+        return Turn(
+            prompt_ids=tuple(ids) if not self.turns else (),
+            response_ids=tuple(output.token_ids),
+            log_probs=tuple(output.log_probs or ()),
+            response_text=self._loop.tokenizer.decode(output.token_ids, skip_special_tokens=True),
+            policy_version=int(output.extra_fields.get("max_global_steps") or 0),
+            metrics={"oldest_version": oldest},
+            asked_at=asked_at,
+            seconds={"generation": self.waits.read()["generation"] - before["generation"]},
+        )
+
+    def _take_in(self, turn: Turn, result: ActionResult) -> None:
+        view = AgentView.model_validate_json(result.observation)
+        self._sampled += pack(turn.response_ids)
+        self.conversation.say(self._learned(turn, view))
+        end = self._loop.tokenizer.eos_token_id
+        if self.conversation.ids[-1] != end and not result.done:
+            # What the limit cut off is still a turn of the chat.
+            self.conversation.hear([end])
+        self.views.append(view)
+        self.turns.append(
+            Turn(
+                prompt_ids=turn.prompt_ids, response_ids=turn.response_ids, log_probs=turn.log_probs,
+                response_text=turn.response_text, observation=view.state, action=" || ".join(view.actions),
+                valid=view.valid, reward=result.reward, done=result.done, policy_version=turn.policy_version,
+                metrics=turn.metrics, asked_at=turn.asked_at, seconds=turn.seconds,
+            )
+        )  # fmt: skip
+        if result.done:
+            self.stop_reason = "completed" if result.terminated else "max_turns"
+
+    def _learned(self, turn: Turn, view: AgentView) -> Tokens:
+        """The response as it stands in the context: as it was sampled, or spelled anew as the agent keeps it."""
+        if not self._agent.reformat_responses:
+            return Tokens.sampled(turn.response_ids, turn.log_probs)
+        text = view.response.removeprefix(self.views[-1].prefix)
+        ids = [*self._loop.ids_of(text), self._loop.tokenizer.eos_token_id]
+        return Tokens.sampled(ids, turn.log_probs if tuple(ids) == turn.response_ids else None)
+
+    # ---- what it came to ----
+
+    @property
+    def reward(self) -> float:
+        """The sum over all turns, penalties included."""
+        return sum(turn.reward for turn in self.turns) + sum(view.penalty for view in self.views[1:])
+
+    def told(self) -> dict[str, Any]:
+        """What travels to the trainer beside the rows."""
+        metrics = self.views[-1].metrics
+        episode = ToldEpisode(
+            group=self.task.number,
+            tag=self.group.agent.name,
+            rewards=tuple(turn.reward for turn in self.turns),
+            penalties=tuple(view.penalty for view in self.views[1:]),
+            places=tuple(self.conversation.places),
+            metrics=metrics,
+        )
+        num_turns = float(self.num_turns)
+        return {
+            "name": self.name,
+            "reward": self.reward,
+            "success": metrics.get(f"{self.group.agent.name}/success", 0.0) > 0,
+            "stop_reason": self.stop_reason,
+            "num_rows": len(self.conversation.rows),
+            "own_scores": True,
+            "sampled": self._sampled,
+            "seconds": self.waits.read(),
+            "figures": {"num_turns": num_turns, "valid_action": sum(t.valid for t in self.turns) / num_turns},
+            **episode.as_field(),
+        }

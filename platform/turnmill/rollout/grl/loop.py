@@ -1,0 +1,196 @@
+"""The agent loop over groups of GRL's agents: tokens in, tokens out, in environments of supervised processes."""
+
+import asyncio
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+from vllm.sampling_params import RequestOutputKind
+
+from turnmill.core.errors import EpisodeError, InferenceError
+from turnmill.environments.grl.world import NAME, options_of
+from turnmill.environments.process import EnvironmentProcess
+from turnmill.environments.worker import WorkerSettings
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.grl_agent import AgentGroup, NamedAgent
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.failure import Failure
+from turnmill.rollout.grl.episode import GrlEpisode
+from turnmill.rollout.grl.lockstep import Lockstep
+from turnmill.rollout.slot import MAX_SEED, VALIDATION_SEEDS
+from turnmill.rollout.tool_agent.episode import Name
+from turnmill.rollout.tool_agent.journal import Journal, NoJournal
+from turnmill.rollout.turn_loop import sampling_seed
+
+NUM_SLOTS = 256
+
+
+class GrlLoop(AgentLoopBase):
+    """Plays episodes, any number at once."""
+
+    def __init__(
+        self, *args: Any, job: AgentTrainingJob, run_dir: Path, journal: Journal | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.job = job
+        self.agent = job.spec.grl_agent
+        self.folder = RunFolder(run_dir)
+        self.run_name = self.folder.run_name()
+        self.log = TrajectoryLog(self.folder)
+        self.journal: Journal = journal or NoJournal()
+        self.prompts_at_once = _at_most(self.agent.num_prompt_threads)
+        self.environments_at_once = _at_most(self.agent.num_env_threads)
+        self._groups = self.agent.training_groups
+        self._validation_groups = self.agent.validation_groups
+
+    async def run(
+        self,
+        sampling_params: dict[str, Any],
+        *,
+        index: int,
+        session_id: int,
+        global_steps: int,
+        validate: bool = False,
+        lockstep: Lockstep | None = None,
+        **_: Any,
+    ) -> GrlEpisode | Failure:
+        """Play one episode of one group."""
+        name = Name(int(global_steps), int(index), int(session_id), validate)
+        group, seed = self._group_and_seed(name)
+        episode = GrlEpisode(name, group, seed, self, sampling_params)
+        try:
+            await episode.play(lockstep)
+        except EpisodeError as error:
+            failure = Failure(episode.name, error.cause, str(error), episode.num_turns, episode.waits.read())
+            await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
+            self._record(episode, failure)
+            return failure
+        finally:
+            await episode.close()
+        self._record(episode)
+        self.folder.beat()
+        return episode
+
+    def _group_and_seed(self, name: Name) -> tuple[AgentGroup, int]:
+        groups = self._validation_groups if name.validate else self._groups
+        group = groups[name.task % len(groups)]
+        if name.validate:
+            # Every time the same.
+            return group, self.agent.validation_seed + group.number
+        return group, base_seed(self.job.spec.training.seed, name.step) + name.task
+
+    def environment_of(self, agent: NamedAgent) -> EnvironmentProcess:
+        """The process in which an agent acts; it starts with its first episode."""
+        environment = self.job.spec.environment
+        return EnvironmentProcess(
+            WorkerSettings(
+                name=NAME,
+                max_turns=agent.agent_config.max_turns,
+                options=options_of(agent),
+                python=environment.python,
+                memory_limit_bytes=environment.memory_mib * 2**20,
+                invalid_penalty=0.0,
+                binary_reward=False,
+                marker_required=False,
+            ),
+            step_timeout_seconds=environment.step_timeout_seconds,
+            reset_timeout_seconds=environment.reset_timeout_seconds,
+        )
+
+    def ids_of(self, text: str) -> list[int]:
+        """The tokens of a text of ours."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def system_length(self, messages: Sequence[Mapping[str, str]], ids: Sequence[int]) -> int:
+        """How many of a prompt's tokens are the message of the system."""
+        system = [dict(message) for message in messages[:1] if message["role"] == "system"]
+        if not system:
+            return 1
+        spelled = self.tokenizer.apply_chat_template(system, tokenize=True, return_dict=False)
+        alike = (number for number, (one, other) in enumerate(zip(spelled, ids, strict=False)) if one != other)
+        return next(alike, min(len(spelled), len(ids)))
+
+    async def generate(self, episode: GrlEpisode, turn: int, prompt_ids: list[int], sampling: Mapping[str, Any]) -> Any:
+        """Have the policy answer. Raises InferenceError."""
+        parameters = {
+            **sampling,
+            "seed": sampling_seed(self.job.spec.training.seed, episode.sampling_stream, 0, turn),
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            "max_tokens": self.agent.max_response_length,
+            "detokenize": False,
+        }
+        slot = f"slot-{zlib.crc32(episode.name.encode()) % NUM_SLOTS}"
+        try:
+            async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):
+                output = await self.server_manager.generate(
+                    request_id=slot, prompt_ids=prompt_ids, sampling_params=parameters
+                )
+        except TimeoutError as error:
+            raise InferenceError(f"{episode.name}: the policy did not answer in time") from error
+        if not output.token_ids:
+            raise InferenceError(f"{episode.name}: the policy answered with no token ({output.stop_reason})")
+        self.folder.beat()
+        return output
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.journal.close()
+
+    def _record(self, episode: GrlEpisode, failure: Failure | None = None) -> None:
+        last = len(episode.turns) - 1
+        records = [
+            self._turn_record(
+                episode, number, stop_reason=episode.stop_reason if number == last and not failure else None
+            )
+            for number in range(len(episode.turns))
+        ]
+        if failure is not None:
+            records.append(
+                TurnRecord(
+                    episode=episode.name, environment=episode.group.number, turn=len(episode.turns), step=episode.step,
+                    policy_version=0, prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
+                    observation=failure.message, failed_cause=failure.cause,
+                    environment_name=episode.group.agent.name, seed=episode.seed,
+                )
+            )  # fmt: skip
+        self.log.append(records, validation=episode.validate)
+
+    def _turn_record(self, episode: GrlEpisode, number: int, *, stop_reason: str | None) -> TurnRecord:
+        turn, view = episode.turns[number], episode.views[number + 1]
+        return TurnRecord(
+            episode=episode.name,
+            environment=episode.group.number,
+            turn=number,
+            step=episode.step,
+            policy_version=turn.policy_version,
+            prompt=episode.views[number].messages[-1]["content"] if number else self.tokenizer.decode(turn.prompt_ids),
+            response=turn.response_text,
+            action=turn.action,
+            reward=turn.reward + view.penalty,
+            prompt_ids=turn.prompt_ids,
+            response_ids=turn.response_ids,
+            log_probs=turn.log_probs,
+            valid=turn.valid,
+            done=stop_reason is not None,
+            stop_reason=stop_reason,
+            observation=turn.observation,
+            environment_name=episode.group.agent.name,
+            seed=episode.seed,
+            asked_at=turn.asked_at,
+            seconds=turn.seconds,
+        )
+
+
+def base_seed(run_seed: int, step: int) -> int:
+    """The seed of a step's first group: every step has seeds of its own, and none of a validation's."""
+    digest = hashlib.blake2b(f"{run_seed}/{step}".encode(), digest_size=4).digest()
+    return VALIDATION_SEEDS + int.from_bytes(digest, "big") % (MAX_SEED - 2 * VALIDATION_SEEDS)
+
+
+def _at_most(number: int) -> asyncio.Semaphore | nullcontext[None]:
+    return asyncio.Semaphore(number) if number else nullcontext()

@@ -1,0 +1,141 @@
+"""What GRL makes of the rewards of a step: normalised among their like, with penalties, and placed on tokens.
+
+Axes: K trajectories, J turns of a trajectory, R rows, G response tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnmill.jobs.grl_agent import RewardNormalization
+from turnmill.rollout.grl.told import ToldEpisode
+
+MIN_STD = 1e-6
+CLIP = (-1.0, 3.0)
+
+
+def normalise(rewards_K: Tensor, groups_K: Sequence[Any], method: str) -> Tensor:
+    """Rewards against those of their group; a group without deviation, or of one, is worth 0 where it is divided by."""
+    if method == "identity":
+        return rewards_K.clone()
+    normalised_K = torch.zeros_like(rewards_K)
+    for members in _members(groups_K).values():
+        found = rewards_K[members]
+        centred, std = found - found.mean(), deviation(found)
+        if method == "mean":
+            normalised_K[members] = centred
+        elif std > MIN_STD:
+            normalised_K[members] = centred / (std + MIN_STD)
+    return normalised_K.clamp(*CLIP) if method == "asym_clip" else normalised_K
+
+
+def deviation(values: Tensor) -> float:
+    """The unbiased standard deviation; 0 of a single value."""
+    return float(values.std(unbiased=True)) if len(values) > 1 else 0.0
+
+
+def _members(groups_K: Sequence[Any]) -> dict[Any, list[int]]:
+    members: dict[Any, list[int]] = {}
+    for position, group in enumerate(groups_K):
+        members.setdefault(group, []).append(position)
+    return members
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a step's trajectories."""
+
+    turns_K: tuple[Tensor, ...]
+    """Of each turn of each trajectory, normalised and with its penalty, shape (turns,)."""
+
+    raw_K: Tensor
+    """Sums with penalties, before anything is normalised."""
+
+    @property
+    def sums_K(self) -> Tensor:  # noqa: N802 (named for its axis)
+        """Of whole trajectories."""
+        return torch.stack([turns.sum() for turns in self.turns_K])
+
+    @classmethod
+    def of(cls, episodes: Sequence[ToldEpisode], settings: RewardNormalization) -> "Scores":
+        """What trajectories are worth, compared as the settings say; penalties come after that."""
+        rewards_KJ = [torch.tensor(episode.rewards, dtype=torch.float64) for episode in episodes]
+        penalties_KJ = [torch.tensor(episode.penalties, dtype=torch.float64) for episode in episodes]
+        sums_K = torch.stack([rewards.sum() for rewards in rewards_KJ])
+        groups_K = [_compared_with(episode, settings.grouping) for episode in episodes]
+        normalised_K = normalise(sums_K, groups_K, settings.method)
+        scales_K = _scales(sums_K, groups_K, settings.method)
+        turns_K = [
+            rewards * scale + (normalised - scale * rewards.sum()) / len(rewards) + penalties
+            for rewards, penalties, scale, normalised in zip(
+                rewards_KJ, penalties_KJ, scales_K, normalised_K, strict=True
+            )
+        ]
+        return cls(tuple(turns_K), sums_K + torch.stack([penalties.sum() for penalties in penalties_KJ]))
+
+
+def _compared_with(episode: ToldEpisode, grouping: str) -> Any:
+    return {"state": episode.group, "inductive": episode.tag, "batch": 0}[grouping]
+
+
+def _scales(sums_K: Tensor, groups_K: Sequence[Any], method: str) -> Tensor:
+    """What normalisation multiplies rewards by; the rest of it is shared by a trajectory's turns."""
+    scales_K = torch.ones_like(sums_K)
+    if method in ("mean_std", "asym_clip"):
+        for members in _members(groups_K).values():
+            std = deviation(sums_K[members])
+            scales_K[members] = 1 / (std + MIN_STD) if std > MIN_STD else 0.0
+    return scales_K
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which groups of a step are learned from."""
+
+    kept: frozenset[int]
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, raw_K: Tensor, groups_K: Sequence[int], *, ratio: float, kind: str) -> "Choice":
+        """The groups whose trajectories differ most in worth (`std`), or least (`std_rev`); one at least."""
+        spread = {group: deviation(raw_K[members]) for group, members in _members(groups_K).items()}
+        best_first = sorted(spread, key=lambda group: (-spread[group] if kind == "std" else spread[group], group))
+        kept = best_first[: max(1, int(ratio * len(spread)))]
+        values = {group: raw_K[members] for group, members in _members(groups_K).items()}
+        return cls(
+            frozenset(kept),
+            {
+                **_group_metrics("in_group", [values[group] for group in spread]),
+                **_group_metrics("chosen_in_group", [values[group] for group in kept]),
+            },
+        )
+
+
+def _group_metrics(name: str, values: Sequence[Tensor]) -> dict[str, float]:
+    """Means over groups of the deviation, the greatest and the mean within each."""
+    return {
+        f"rollout/{name}_std": sum(map(deviation, values)) / len(values),
+        f"rollout/{name}_max": sum(float(found.max()) for found in values) / len(values),
+        f"rollout/{name}_mean": sum(float(found.mean()) for found in values) / len(values),
+    }
+
+
+def place(
+    turns_K: Sequence[Tensor], episodes: Sequence[ToldEpisode], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
+    shape: tuple[int, int], lengths_R: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """Scores on tokens, shape (rows, response tokens): each turn's at its last token, or their sum at the very end.
+
+    `rows_K` are the positions of each trajectory's rows, in order.
+    """
+    scores_RG = torch.zeros(shape, dtype=torch.float32)
+    for turns, episode, rows in zip(turns_K, episodes, rows_K, strict=True):
+        if by_turn:
+            for score, (row, token) in zip(turns.tolist(), episode.places, strict=True):
+                scores_RG[rows[row], token] += score
+        else:
+            scores_RG[rows[-1], lengths_R[rows[-1]] - 1] = float(turns.sum())
+    return scores_RG

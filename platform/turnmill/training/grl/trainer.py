@@ -1,0 +1,132 @@
+"""verl's trainer over groups of GRL's agents: scores among their like, and groups that are worth learning from.
+
+Axes: K trajectories.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync
+
+from turnmill.jobs.grl_agent import AgentGroup
+from turnmill.rollout.grl.manager import GROUP_SIZE
+from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.rollout.llm_client import SlotClient
+from turnmill.training.ahead import ColocateAsync, SeparateAsync
+from turnmill.training.dataset import select
+from turnmill.training.grl.metrics import environment_metrics, step_metrics
+from turnmill.training.grl.scores import Choice, Scores, place
+from turnmill.training.joined_rows import JoinedRows
+from turnmill.training.trajectory_batch import put_ragged, split, told_trajectories, validation_metrics
+from turnmill.training.trajectory_trainer import TrajectoryTrainer
+
+
+class Groups:
+    """What stands in place of a data set: a row per group, of a step or of a validation, over and over."""
+
+    def __init__(self, groups: Sequence[AgentGroup]) -> None:
+        self._groups = groups
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        size = self._groups[position % len(self._groups)].size
+        return {"raw_prompt": [], "index": position, "agent_name": "grl", GROUP_SIZE: size}
+
+
+class GrlTrainer(TrajectoryTrainer):
+    """What groups of agents change: there are no tasks, rewards become scores, and few groups are learned from."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._step_metrics: dict[str, float] = {}
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.train_dataset = Groups(self.job.spec.grl_agent.training_groups)
+
+    def _num_expected(self) -> int:
+        return sum(self.train_dataset[position][GROUP_SIZE] for position in range(self._num_asked[self.global_steps]))
+
+    def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
+        """Give trajectories their scores, and keep the groups that the filter keeps."""
+        agent = self.job.spec.grl_agent
+        data = tq.kv_batch_get(
+            keys=survivors.keys, partition_id=survivors.partition_id, select_fields=["responses", "extra_fields"]
+        )
+        told = told_trajectories(survivors.keys, data["extra_fields"])
+        episodes = [ToldEpisode.read(each) for each in told]
+        scores = Scores.of(episodes, agent.reward_normalization)
+        choice = Choice.of(
+            scores.raw_K,
+            [episode.group for episode in episodes],
+            ratio=agent.rollout_filter_ratio,
+            kind=agent.rollout_filter_type,
+        )
+        lengths_R = data["responses"].offsets().diff()
+        rows = JoinedRows.of(survivors.keys, lengths_R)
+        shape = (len(survivors.keys), int(lengths_R.max()))
+        placed_RG = place(
+            scores.turns_K, episodes, rows.rows_K, by_turn=agent.use_turn_scores, shape=shape,
+            lengths_R=rows.lengths_R,
+        )  # fmt: skip
+        put_ragged(survivors, {"rm_scores": placed_RG}, lengths_R)
+        self._step_metrics = {**choice.metrics, **step_metrics(told, episodes)}
+        return self._keep(survivors, episodes, rows, choice)
+
+    def _keep(
+        self, survivors: KVBatchMeta, episodes: Sequence[ToldEpisode], rows: JoinedRows, choice: Choice
+    ) -> KVBatchMeta:
+        kept = [False] * len(survivors.keys)
+        for episode, rows_of_it in zip(episodes, rows.rows_K, strict=True):
+            for row in rows_of_it:
+                kept[row] = episode.group in choice.kept
+        dropped = select(survivors, [not keep for keep in kept])
+        if dropped.keys:
+            tq.kv_clear(keys=dropped.keys, partition_id=dropped.partition_id)
+        return select(survivors, kept)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        # Of all episodes that were played, not of those alone that are learned from.
+        metrics.update(self._step_metrics)
+        return batch
+
+    def _validation_rows(self) -> list[dict[str, Any]]:
+        """Every group of the validation, as often as it is to be played."""
+        agent = self.job.spec.grl_agent
+        groups = Groups(agent.validation_groups)
+        return [groups[position] for position in range(agent.validation_steps * len(agent.validation_groups))]
+
+    def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
+        agent = self.job.spec.grl_agent
+        parts = split(batch)
+        self._require_whole(parts, agent.validation_steps * sum(group.size for group in agent.validation_groups))
+        parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
+        kept = parts.survivors
+        data = tq.kv_batch_get(keys=kept.keys, partition_id="val", select_fields=["extra_fields"])
+        told = told_trajectories(kept.keys, data["extra_fields"])
+        return validation_metrics(told, parts) | environment_metrics(told)
+
+
+class GrlTrainerSync(GrlTrainer, PPOTrainerSync):
+    """Rollout and learning take turns on the same devices."""
+
+    def get_llm_client(self) -> SlotClient:
+        """The client that agent loops generate with."""
+        return self.llm_server_manager.get_client(client_cls=SlotClient)
+
+
+class GrlTrainerColocateAsync(GrlTrainer, ColocateAsync):
+    """Groups of agents, with rollout going on while the policy learns."""
+
+
+class GrlTrainerSeparateAsync(GrlTrainer, SeparateAsync):
+    """Groups of agents, with devices of their own for rollout and learning."""
+
+
+TRAINERS = {
+    "sync": GrlTrainerSync,
+    "colocate_async": GrlTrainerColocateAsync,
+    "separate_async": GrlTrainerSeparateAsync,
+}

@@ -1,0 +1,271 @@
+"""Episodes of GRL's agents in processes of their own: rows 107 to 109, 111, 116, 119 and 125 of the feature table."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from turnmill.core.errors import SettingsError
+from turnmill.rollout.failure import Failure
+from turnmill.rollout.grl.lockstep import Lockstep
+from turnmill.rollout.grl.rows import verl_rows
+from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.rollout.sampled import count_foreign
+from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable, grl_job
+from turnmill.testing.agents import counting, say
+from turnmill.testing.policies import LOG_PROB
+
+ONE, TWO, THREE = say("1") + END, say("2") + END, say("3") + END
+
+
+@pytest.fixture
+async def table(tmp_path) -> AsyncIterator[Callable[..., GrlTable]]:
+    made: list[GrlTable] = []
+
+    def make(script: Any, *agents: dict[str, Any], journal: Any = None, **agent: Any) -> GrlTable:
+        made.append(GrlTable(tmp_path, script, grl_job(*agents, **agent), journal=journal))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.loop.close()
+
+
+def read(row: Any) -> str:
+    return TOKENIZER.decode([*row.prompt_ids, *row.response_ids])
+
+
+def learned(row: Any) -> str:
+    return TOKENIZER.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
+
+
+def foreign(episode: Any) -> int:
+    rows = ((row.response_ids, row.response_mask) for row in verl_rows(episode))
+    return count_foreign(rows, episode.told()["sampled"])
+
+
+async def test_an_episode_is_one_conversation_in_one_row(table):
+    at = table([ONE, THREE])
+
+    episode = await at.play()
+
+    (row,) = verl_rows(episode)
+    assert TOKENIZER.decode(row.prompt_ids).startswith("<sys>You count." + END)
+    assert read(row).count("Turn 1:") == read(row).count("Turn 2:") == 1
+    assert "Reward: \n1\n Turn 2:\nState:\nat 1" in read(row)
+    assert (episode.stop_reason, episode.num_turns, episode.reward) == ("completed", 2, 4.0)
+
+
+async def test_every_prompt_ends_with_the_tag_of_the_thought(table):
+    at = table([ONE, THREE])
+
+    await at.play()
+
+    assert [prompt[-12:] for prompt in at.prompts] == ["<ast><think>"] * 2
+
+
+async def test_the_policy_reads_the_very_tokens_that_are_learned_from(table):
+    at = table([ONE, "cut off without an end", THREE])
+
+    episode = await at.play()
+
+    (row,) = verl_rows(episode)
+    whole = (*row.prompt_ids, *row.response_ids)
+    assert all(whole[: len(request.prompt_ids)] == request.prompt_ids for request in at.policy.requests)
+    assert learned(row) == ONE + "cut off without an end" + THREE
+    assert foreign(episode) == 0
+    # A turn that its limit cut off is closed before the next one opens.
+    assert f"without an end{END}" in read(row)
+    logged = [p for p, mask in zip(row.response_logprobs, row.response_mask, strict=True) if mask]
+    assert logged == [LOG_PROB] * len(logged)
+
+
+async def test_grl_s_mask_learns_from_all_that_follows_the_system(table):
+    at = table([ONE, THREE], lossMask="after_system")
+
+    episode = await at.play()
+
+    (row,) = verl_rows(episode)
+    assert TOKENIZER.decode(row.prompt_ids) == f"<sys>You count.{END}"
+    assert learned(row).startswith("<usr>Count to 3.")
+    assert all(row.response_mask)
+
+
+async def test_turns_end_where_their_scores_are_placed(table):
+    at = table([say("1", "fly") + END, THREE])
+
+    episode = await at.play()
+
+    (row,) = verl_rows(episode)
+    told = ToldEpisode.read(row.extra_fields["trajectory"])
+    assert (told.rewards, told.penalties) == ((1.0, 3.0), (-0.1, 0.0))
+    ends = [TOKENIZER.decode(row.response_ids[: token + 1]) for _, token in told.places]
+    assert [end.endswith(f"</answer>{END}") for end in ends] == [True, True]
+    assert told.places[-1] == (0, len(row.response_ids) - 1)
+
+
+async def test_what_is_told_names_group_kind_and_figures(table):
+    at = table([THREE])
+
+    told = (await at.play(group=1)).told()
+
+    episode = ToldEpisode.read(told)
+    assert (episode.group, episode.tag) == (1, "counter")
+    assert episode.metrics["counter/success"] == 1.0
+    assert (told["success"], told["reward"], told["own_scores"]) == (True, 3.0, True)
+
+
+async def test_responses_may_be_put_into_their_form_as_grl_does(table):
+    at = table(["  hm </think>\n<answer> 1|| 2 || 3</answer> and more", THREE], reformatResponses=True)
+
+    episode = await at.play()
+
+    (row,) = verl_rows(episode)
+    assert f"<think>hm</think><answer>1 || 2</answer>{END}" in read(row)
+    assert "and more" not in read(row)
+
+
+async def test_a_group_begins_alike_and_other_groups_and_steps_differently(table):
+    at = table(lambda request: THREE)
+
+    episodes = [await at.play(group=group, member=member, step=step)
+                for group, member, step in [(0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 2)]]  # fmt: skip
+
+    states = [episode.views[0].state for episode in episodes]
+    assert states[0] == states[1]
+    assert len(set(states)) == 3
+
+
+async def test_every_validation_has_the_same_states_and_training_never(table):
+    at = table(lambda request: THREE, validationAgentGroupNum=[2], validationSteps=2, validationSeed=123)
+
+    episodes = [await at.play(group=group, step=step, validate=True) for step in (1, 9) for group in range(4)]
+
+    assert [episode.seed for episode in episodes] == [123, 124, 123, 124] * 2
+    assert (await at.play()).seed > 1_000_000
+
+
+async def test_a_limit_on_turns_and_on_actions_end_an_episode(table):
+    at = table(lambda request: ONE)
+    more = table(lambda request: say("1", "1") + END)
+
+    assert ((await at.play()).num_turns, (await at.play()).stop_reason) == (3, "max_turns")
+    assert (await more.play()).num_turns == 2
+
+
+async def test_a_conversation_that_grows_too_long_goes_on_in_a_row_of_its_own(table):
+    at = table([ONE, ONE, THREE], maxPromptLength=300)
+
+    episode = await at.play()
+
+    rows = verl_rows(episode)
+    assert len(rows) == 3
+    assert all(len(request.prompt_ids) <= 300 for request in at.policy.requests)
+    assert [row for row, _ in ToldEpisode.read(episode.told()).places] == [0, 1, 2]
+    assert "".join(map(learned, rows)) == ONE + ONE + THREE
+    assert foreign(episode) == 0
+
+
+async def test_a_conversation_that_grows_too_long_may_end_instead(table):
+    at = table([ONE, ONE, THREE], maxPromptLength=350, truncation="error")
+
+    episode = await at.play()
+
+    assert (episode.stop_reason, episode.num_turns) == ("max_tokens", 1)
+
+
+async def test_a_first_prompt_that_is_too_long_is_an_error_of_the_settings(table):
+    at = table([ONE], maxPromptLength=16, truncation="error")
+
+    with pytest.raises(SettingsError, match=r"spec\.agent\.maxPromptLength"):
+        await at.play()
+
+
+async def test_an_agent_that_forgets_has_a_row_for_every_turn(table):
+    at = table([ONE, THREE], counting() | {"agentType": "turnmill.testing.agents:Forgetful"})
+
+    episode = await at.play()
+
+    rows = verl_rows(episode)
+    assert [TOKENIZER.decode(row.prompt_ids).count("Turn") for row in rows] == [1, 1]
+    assert [learned(row) for row in rows] == [ONE, THREE]
+
+
+@pytest.mark.parametrize("how", ["exit", "raise"])
+async def test_an_agent_that_breaks_costs_its_episode_alone(table, how: str):
+    at = table(lambda request: say(how) + END if "seed" in request.prompt else ONE)
+
+    failure = await at.play()
+
+    assert isinstance(failure, Failure)
+    assert failure.cause == "environment"
+    (record,) = at.logged()
+    assert (record.stop_reason, record.environment_name) == ("failed", "counter")
+
+
+async def test_the_turns_of_an_episode_are_logged(table):
+    at = table([say("1", "fly") + END, THREE])
+
+    episode = await at.play()
+
+    first, last = at.logged()
+    assert (first.action, first.valid, first.reward, first.observation) == ("1", False, 0.9, "at 1")
+    assert (last.stop_reason, last.done, last.seed, last.environment_name) == (
+        "completed",
+        True,
+        episode.seed,
+        "counter",
+    )
+    assert last.prompt.startswith("Reward: \n1")
+
+
+async def test_synchronous_turns_wait_for_each_other(table):
+    turns: list[str] = []
+
+    def script(request: Any) -> str:
+        turns.append("2" if "Turn 2:" in request.prompt else "1")
+        return ONE if "Turn 2:" not in request.prompt else THREE
+
+    at = table(script)
+    lockstep = Lockstep(6)
+
+    async def member(number: int) -> None:
+        with lockstep.taking_part():
+            await asyncio.sleep(0.02 * number)
+            await at.play(member=number, lockstep=lockstep)
+
+    await asyncio.gather(*map(member, range(6)))
+
+    assert turns == ["1"] * 6 + ["2"] * 6
+
+
+async def test_who_ends_early_is_waited_for_no_more(table):
+    at = table(lambda request: ONE if request.prompt.count("Turn") < 3 and "of seed" in request.prompt else THREE)
+    lockstep = Lockstep(3)
+    ended: list[int] = []
+
+    async def member(number: int) -> None:
+        with lockstep.taking_part():
+            for _ in range(number):
+                await lockstep.wait()
+            ended.append(number)
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(*map(member, (3, 1, 2)))
+    assert ended == [1, 2, 3]
+    assert at.prompts == []
+
+
+@pytest.mark.parametrize("limits", [{"numPromptThreads": 1, "numEnvThreads": 1}, {"numPromptThreads": 2}])
+async def test_one_at_a_time_brings_the_same_as_all_at_once(table, limits: dict[str, int]):
+    def script(request: Any) -> str:
+        return THREE if "Turn 3:" in request.prompt else ONE
+
+    played = []
+    for settings in ({}, limits):
+        at = table(script, **settings)
+        played.append(await asyncio.gather(*(at.play(group=g, member=m) for g in range(2) for m in range(2))))
+
+    serial, parallel = ([[row.response_ids for row in verl_rows(e)] for e in episodes] for episodes in played)
+    assert serial == parallel

@@ -1,0 +1,149 @@
+"""What becomes of rewards: rows 114 and 116 to 118 of the table of features."""
+
+import pytest
+import torch
+
+from turnmill.jobs.grl_agent import RewardNormalization
+from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.training.grl.scores import Choice, Scores, normalise, place
+
+FOUR = [10.9, -1.0, -0.5, 9.9]
+
+
+def rewards(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def episode(*turns: float, group: int = 0, tag: str = "a", penalties: tuple[float, ...] = ()) -> ToldEpisode:
+    places = tuple((0, 3 * (number + 1) - 1) for number in range(len(turns)))
+    return ToldEpisode(group, tag, turns, penalties or (0.0,) * len(turns), places)
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "expected"),
+    [
+        ("identity", FOUR, FOUR),
+        ("mean", FOUR, [6.075, -5.825, -5.325, 5.075]),
+        ("mean_std", FOUR, [0.941333, -0.902595, -0.825119, 0.786381]),
+        ("asym_clip", FOUR, [0.941333, -0.902595, -0.825119, 0.786381]),
+        ("mean_std", [0.0] * 7 + [10.0], [-0.353553] * 7 + [2.474873]),
+        ("asym_clip", [0.0] * 7 + [10.0], [-0.353553] * 7 + [2.474873]),
+        ("asym_clip", [0.0] * 11 + [10.0], [-0.288675] * 11 + [3.0]),
+        ("asym_clip", [0.0] * 7 + [-10.0], [0.353553] * 7 + [-1.0]),
+        ("mean_std", [4.0], [0.0]),
+        ("mean", [4.0], [0.0]),
+        ("mean_std", [4.0, 4.0], [0.0, 0.0]),
+    ],
+)
+def test_rewards_are_normalised_as_grl_does(method: str, values: list[float], expected: list[float]):
+    found = normalise(rewards(*values), [0] * len(values), method)
+
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("grouping", "expected"),
+    [
+        ("state", [-1.0, 1.0, -2.0, 2.0]),
+        ("inductive", [-4.0, -2.0, 1.0, 5.0]),
+        ("batch", [-4.0, -2.0, 1.0, 5.0]),
+    ],
+)
+def test_rewards_are_compared_with_those_of_group_kind_or_batch(grouping: str, expected: list[float]):
+    episodes = [episode(0, group=0), episode(2, group=0), episode(5, group=1), episode(9, group=1)]
+
+    scores = Scores.of(episodes, RewardNormalization(grouping=grouping, method="mean"))
+
+    assert scores.sums_K.tolist() == pytest.approx(expected)
+
+
+def test_kinds_of_agents_are_compared_with_their_like():
+    episodes = [episode(0, tag="a"), episode(2, tag="a"), episode(5, tag="b"), episode(9, tag="b")]
+
+    scores = Scores.of(episodes, RewardNormalization(grouping="inductive", method="mean"))
+
+    assert scores.sums_K.tolist() == pytest.approx([-1.0, 1.0, -2.0, 2.0])
+
+
+def test_penalties_are_added_after_normalisation():
+    episodes = [episode(1.0, 2.0, penalties=(-0.5, -0.5)), episode(1.0)]
+
+    scores = Scores.of(episodes, RewardNormalization(method="mean"))
+
+    assert scores.sums_K.tolist() == pytest.approx([1.0 - 1.0, -1.0])
+    assert scores.raw_K.tolist() == pytest.approx([2.0, 1.0])
+
+
+@pytest.mark.parametrize("method", ["identity", "mean", "mean_std", "asym_clip"])
+def test_the_scores_of_turns_add_up_to_that_of_the_trajectory(method: str):
+    episodes = [episode(*turns) for turns in [(1.0, 9.9), (-1.0,), (0.0, 0.0, -0.5), (9.9, 0.0)]]
+
+    scores = Scores.of(episodes, RewardNormalization(method=method))
+
+    assert scores.sums_K.tolist() == pytest.approx(normalise(rewards(*FOUR), [0] * 4, method).tolist())
+    # What a turn brought above the one before stays, in the measure of all.
+    first, second = scores.turns_K[0].tolist()
+    scale = 1.0 if method in ("identity", "mean") else 1 / (float(rewards(*FOUR).std()) + 1e-6)
+    assert second - first == pytest.approx(8.9 * scale)
+
+
+def test_a_sum_is_placed_at_the_end_and_turn_scores_where_turns_end():
+    episodes = [episode(1.0, 2.0), episode(4.0)]
+    scores = Scores.of(episodes, RewardNormalization())
+    rows_K = [(1,), (0,)]
+
+    at_end = place(scores.turns_K, episodes, rows_K, by_turn=False, shape=(2, 7), lengths_R=[4, 7])
+    by_turn = place(scores.turns_K, episodes, rows_K, by_turn=True, shape=(2, 7), lengths_R=[4, 7])
+
+    assert at_end.tolist() == [[0, 0, 0, 4, 0, 0, 0], [0, 0, 0, 0, 0, 0, 3]]
+    assert by_turn.tolist() == [[0, 0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 0, 2, 0]]
+
+
+def test_turns_of_several_rows_find_their_own():
+    told = ToldEpisode(0, "a", (1.0, 2.0), (0.0, 0.0), ((0, 1), (1, 0)))
+
+    placed = place([rewards(1.0, 2.0)], [told], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
+
+    assert placed.tolist() == [[2, 0], [0, 1]]
+
+
+GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
+WORTH = rewards(0, 1, 5, 5, 0, 9, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kind", "kept"),
+    [
+        (0.5, "std", {2, 3}),
+        (0.5, "std_rev", {1, 0}),
+        (0.25, "std", {2}),
+        (0.74, "std", {2, 3}),
+        (0.1, "std", {2}),
+        (1.0, "std", {0, 1, 2, 3}),
+        (1.0, "std_rev", {0, 1, 2, 3}),
+    ],
+)
+def test_the_filter_keeps_the_groups_that_differ_most_or_least(ratio: float, kind: str, kept: set[int]):
+    assert Choice.of(WORTH, GROUPS, ratio=ratio, kind=kind).kept == kept
+
+
+def test_the_filter_tells_of_all_groups_and_of_those_it_keeps():
+    metrics = Choice.of(WORTH, GROUPS, ratio=0.25, kind="std").metrics
+
+    root = 2**0.5
+    assert metrics == pytest.approx(
+        {
+            "rollout/in_group_std": (1 / root + 0 + 9 / root + 2 / root) / 4,
+            "rollout/in_group_max": (1 + 5 + 9 + 4) / 4,
+            "rollout/in_group_mean": (0.5 + 5 + 4.5 + 3) / 4,
+            "rollout/chosen_in_group_std": 9 / root,
+            "rollout/chosen_in_group_max": 9,
+            "rollout/chosen_in_group_mean": 4.5,
+        }
+    )
+
+
+def test_what_is_told_of_an_episode_survives_the_way():
+    told = ToldEpisode(3, "a", (1.0,), (-0.1,), ((0, 4),), {"a/success": 1.0})
+
+    assert ToldEpisode.read(told.as_field()) == told
