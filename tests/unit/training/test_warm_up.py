@@ -1,0 +1,131 @@
+"""The KL penalty in rewards and the critic's warm-up, on a trainer whose neighbours only keep what they are told."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import get_kl_controller
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.testing.jobs import job
+from turnmill.training import trainer
+from turnmill.training.run_trainer import RunTrainer
+from turnmill.training.trainer import TurnTrainer
+
+OLD = torch.tensor([[-1.0, -2.0, -3.0, 0.0], [-1.0, -1.0, 0.0, 0.0]])
+REFERENCE = torch.tensor([[-1.5, -2.0, -2.0, 9.0], [-2.0, -1.0, 9.0, 9.0]])
+MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+SCORES = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.0, 0.0]])
+
+
+def after_kl(kind: str, *, target: float = 0.1) -> tuple[torch.Tensor, float]:
+    """Rewards after a penalty with coefficient 0.1, and the coefficient that comes of it."""
+    controller = get_kl_controller(SimpleNamespace(type=kind, kl_coef=0.1, target_kl=target, horizon=100))
+    algorithm = SimpleNamespace(algorithm=SimpleNamespace(kl_penalty="kl"))
+    told = SimpleNamespace(kl_ctrl_in_reward=controller, config=algorithm)
+    metrics: dict[str, Any] = {}
+    rewards = RunTrainer._after_kl(told, SCORES, OLD, REFERENCE, MASK, metrics)  # type: ignore[arg-type]
+    assert metrics["turnmill/kl_reference"] == pytest.approx((-0.5 / 3 + 1.0 / 2) / 2)
+    return rewards, controller.value
+
+
+def test_drifting_costs_its_coefficient_token_by_token():
+    rewards, coefficient = after_kl("fixed")
+
+    assert torch.allclose(rewards, SCORES - 0.1 * (OLD - REFERENCE) * MASK)
+    assert coefficient == 0.1
+
+
+@pytest.mark.parametrize(("target", "error"), [(0.001, 0.2), (100.0, -0.2), (1 / 6, 0.0)])
+def test_an_adaptive_coefficient_moves_by_a_fifth_at_most(target, error):
+    _, coefficient = after_kl("adaptive", target=target)
+
+    # Two rows were seen, of a horizon of 100.
+    assert coefficient == pytest.approx(0.1 * (1 + error * 2 / 100), rel=1e-5)
+
+
+class Learner(RunTrainer):
+    """Where verl's trainer stands; it keeps the batches that its critic is to learn from."""
+
+    def __init__(self, spec: Any) -> None:
+        self.job = SimpleNamespace(spec=spec)
+        self.global_steps = 7
+        self.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=False))
+        self.recorder = SimpleNamespace(phase=lambda *_, **__: _Phase(), advance=lambda *_: None, beat=lambda: None)
+        self.learned: list[KVBatchMeta] = []
+        self.gathered: list[KVBatchMeta] = []
+        self.estimated: list[KVBatchMeta] = []
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.learned.append(batch)
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        raise AssertionError("the policy moves")
+
+
+class _Phase:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class WarmingUp(TurnTrainer, Learner):
+    """Gathers rows without a rollout, and estimates nothing."""
+
+    def __init__(self, spec: Any) -> None:
+        Learner.__init__(self, spec)
+
+    def _gather_for_warmup(self, number: int) -> KVBatchMeta:
+        spec = self.job.spec
+        turns = spec.turns_per_step // spec.environment.count
+        keys = [f"{number}e{slot}_0_{turn}" for slot in range(spec.environment.count) for turn in range(turns + 1)]
+        self.gathered.append(KVBatchMeta(partition_id="train", keys=keys, tags=[{} for _ in keys]))
+        return self.gathered[-1]
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.estimated.append(batch)
+        return batch
+
+
+def warmed_up(monkeypatch: pytest.MonkeyPatch, **warmup: int) -> WarmingUp:
+    monkeypatch.setattr(trainer.tq, "kv_clear", lambda **_: None)
+    settings = job(environment__count=4, training__turnsPerStep=32, algorithm__minibatchTurns=8)
+    settings["spec"]["algorithm"]["criticWarmup"] = warmup
+    learner = WarmingUp(AgentTrainingJob.model_validate(settings).spec)
+    learner._warm_critic_up()
+    return learner
+
+
+def test_turns_are_gathered_once_and_the_critic_alone_learns_from_them(monkeypatch):
+    learner = warmed_up(monkeypatch, batches=3, steps=5)
+
+    assert len(learner.gathered) == 3
+    assert learner.estimated == learner.gathered * 5
+    assert len(learner.learned) == 5
+    assert learner.global_steps == 7
+
+
+def test_an_update_draws_some_of_the_turns_and_no_bootstrap_row(monkeypatch):
+    learner = warmed_up(monkeypatch, batches=3, steps=2, turnsPerStep=40)
+
+    for batch in learner.learned:
+        assert len(set(batch.keys)) == len(batch.keys) == 40
+        assert all(int(key.rpartition("_")[2]) < 8 for key in batch.keys)
+    assert learner.learned[0].keys != learner.learned[1].keys
+
+
+@pytest.mark.parametrize(
+    ("batches", "wanted", "drawn"), [(40, None, 128), (20, None, 64), (1, None, 8), (3, 96, 96), (1, 30, 24)]
+)
+def test_a_tenth_is_drawn_unless_the_job_says_otherwise_in_whole_mini_batches(monkeypatch, batches, wanted, drawn):
+    warmup = {"batches": batches, "steps": 1, **({"turnsPerStep": wanted} if wanted else {})}
+
+    assert len(warmed_up(monkeypatch, **warmup).learned[0].keys) == drawn
