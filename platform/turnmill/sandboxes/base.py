@@ -53,6 +53,9 @@ class Function:
 
     target: str
     argument: bytes
+    attends: bool = False
+    """It runs nothing untrusted in its own process, only in programs that it starts; its task has no more than limits.
+    Where those programs cannot reach it, one process, an attendant, serves task after task."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,12 @@ class Barriers:
         return self.confined and self.landlock_abi >= 6
 
     @property
+    def holds_attendants(self) -> bool:
+        """Nothing that an attendant starts can reach it: the kernel keeps the first process of a pid namespace from
+        signals, the filter from all else, and its folder belongs to another user."""
+        return self.has_landlock and self.pid_namespace and self.own_user and not self.own_mounts
+
+    @property
     def permissions(self) -> Permissions:
         """What the filter may leave to other barriers."""
         return Permissions(
@@ -348,7 +354,7 @@ def confine(barriers: Barriers, ruleset: int | None, prepared: bytes | None, wor
         kernel.install_filter(prepared or build_filter(barriers.permissions, os.getpid()))
 
 
-def apply_limits(limits: Limits, *, base_bytes: int, other_processes: int) -> None:
+def apply_limits(limits: Limits, *, base_bytes: int, other_processes: int, cpu: bool = True) -> None:
     """Rlimits hold for each process; what holds for all together is the supervisor's to watch."""
     bounds = {
         resource.RLIMIT_AS: limits.memory_bytes + base_bytes,
@@ -362,8 +368,9 @@ def apply_limits(limits: Limits, *, base_bytes: int, other_processes: int) -> No
         _limit(kind, bound, bound)
     with suppress(ValueError):  # gVisor does not let it be set; the filter refuses such queues in any case.
         _limit(resource.RLIMIT_MSGQUEUE, 0, 0)
-    # The signal comes first; who ignores it is killed a second later.
-    _limit(resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1)
+    if cpu:
+        # The signal comes first; who ignores it is killed a second later.
+        _limit(resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1)
 
 
 def _limit(kind: int, soft: int, hard: int) -> None:

@@ -19,8 +19,8 @@ from turnmill.core.errors import SandboxError
 from turnmill.sandboxes import wire, workspace
 from turnmill.sandboxes.base import Command, Function, Outcome, Python, Task
 from turnmill.sandboxes.confinement import Barriers
+from turnmill.sandboxes.run import ALONE, ATTENDED, MAX_COPIES
 from turnmill.sandboxes.self_test import find_missing
-from turnmill.sandboxes.supervisor import MAX_COPIES
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class ForkSandbox:
         match task.program:
             case Python(source, _):
                 mentioned = [name in source for name in packages]
-            case Function(_, argument):
+            case Function(argument=argument):
                 mentioned = [name.encode() in argument for name in packages]
             case Command():
                 mentioned = []
@@ -168,7 +168,9 @@ class Zygote:
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._spares: int = options["spares"]
-        self._idle: list[_Supervisor] = []
+        self._idle: dict[bool, list[_Supervisor]] = {False: [], True: []}
+        """Those whose tasks have an attendant, and those whose have none."""
+
         self._trimming: asyncio.TimerHandle | None = None
         self._abandoned = False
         self.barriers = Barriers()
@@ -201,17 +203,18 @@ class Zygote:
         if "failure" in found:
             raise SandboxError(f"the sandbox process could not start: {found['failure']}. {WEAKER}")
         self.barriers = Barriers(**found)
-        self._idle = [await self._open() for _ in range(self._spares)]
+        self._idle[False] = [await self._open(attended=False) for _ in range(self._spares)]
 
     async def run(self, task: Task) -> Outcome:
         """Hand a task to a supervisor that is free, and wait for its report."""
         message = wire.pack_task(task)
+        attended = isinstance(task.program, Function) and task.program.attends and self.barriers.holds_attendants
         supervisor = None
         try:
             async with asyncio.timeout(task.limits.seconds + GRACE_SECONDS):
                 with ExitStack() as stack:
                     opened = [_open(path, stack) for path in task.copies.values()]
-                    supervisor = self._take_idle() or await self._open()
+                    supervisor = self._take_idle(attended) or await self._open(attended=attended)
                     report = await supervisor.exchange(message, opened)
         except TimeoutError:
             raise SandboxError("the sandbox did not report in time") from None
@@ -227,29 +230,29 @@ class Zygote:
             raise SandboxError(f"the sandbox could not run the task: {header['failure']}")
         return wire.unpack_outcome(header, blobs)
 
-    async def _open(self) -> "_Supervisor":
+    async def _open(self, *, attended: bool) -> "_Supervisor":
         """Another supervisor, made by the zygote for our connection."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                await self._pass(theirs)
-                return _Supervisor(ours, *await asyncio.open_connection(sock=ours))
+                await self._pass(theirs, ATTENDED if attended else ALONE)
+                return _Supervisor(ours, *await asyncio.open_connection(sock=ours), attended)
             except BaseException:
                 ours.close()
                 raise
 
-    async def _pass(self, connection: socket.socket) -> None:
+    async def _pass(self, connection: socket.socket, kind: bytes) -> None:
         while True:
             try:
-                socket.send_fds(self._control, [b"c"], [connection.fileno()])
+                socket.send_fds(self._control, [kind], [connection.fileno()])
                 return
             except BlockingIOError:
                 await asyncio.sleep(0.002)  # The queue is full for a moment.
 
-    def _take_idle(self) -> "_Supervisor | None":
+    def _take_idle(self, attended: bool) -> "_Supervisor | None":
         """The one that ran last: its memory is warm."""
-        while self._idle:
-            supervisor = self._idle.pop()
+        while self._idle[attended]:
+            supervisor = self._idle[attended].pop()
             if supervisor.is_ready:
                 return supervisor
             supervisor.close()
@@ -259,25 +262,28 @@ class Zygote:
         if self._abandoned or not supervisor.is_ready or supervisor.num_runs >= RUNS_PER_SUPERVISOR:
             supervisor.close()
             return
-        self._idle.append(supervisor)
-        if self._trimming is None and len(self._idle) > self._spares:
+        self._idle[supervisor.attended].append(supervisor)
+        if self._trimming is None and self._has_too_many():
             self._trimming = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._trim)
 
     def _trim(self) -> None:
         """Close what has not been needed for a while, the spares apart."""
         now = time.monotonic()
-        while len(self._idle) > self._spares and now - self._idle[0].last_used >= IDLE_SECONDS:
-            self._idle.pop(0).close()
-        again = len(self._idle) > self._spares
+        for idle in self._idle.values():
+            while len(idle) > self._spares and now - idle[0].last_used >= IDLE_SECONDS:
+                idle.pop(0).close()
         loop = asyncio.get_running_loop()
-        self._trimming = loop.call_later(IDLE_SECONDS, self._trim) if again else None
+        self._trimming = loop.call_later(IDLE_SECONDS, self._trim) if self._has_too_many() else None
+
+    def _has_too_many(self) -> bool:
+        return max(map(len, self._idle.values())) > self._spares
 
     def abandon(self) -> None:
         """Let go of it: it ends its tasks, and then itself."""
         self._abandoned = True
         if self._trimming is not None:
             self._trimming.cancel()
-        for supervisor in self._idle:
+        for supervisor in (*self._idle[False], *self._idle[True]):
             supervisor.close()
         if self._process is not None:
             self._control.close()
@@ -321,6 +327,7 @@ class _Supervisor:
     connection: socket.socket
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    attended: bool
     num_runs: int = 0
     last_used: float = 0.0
     is_busy: bool = False
@@ -366,5 +373,7 @@ def check(task: Task) -> None:
     match task.program:
         case Command(arguments) if not arguments:
             raise SandboxError("a command needs at least the name of a program")
-        case Function(target, _) if target.count(":") != 1:
+        case Function(target) if target.count(":") != 1:
             raise SandboxError(f"function {target!r} is not module:name")
+        case Function(target, attends=True) if task != Task(task.program, limits=task.limits):
+            raise SandboxError(f"function {target!r} attends: its task has limits, and nothing else")

@@ -38,6 +38,11 @@ def children() -> list[int]:
     return list(_children("self"))
 
 
+def children_of(process: int) -> list[int]:
+    """Of another process, all numbers as /proc shows them."""
+    return list(_children(str(process)))
+
+
 def _children(process: str) -> Iterator[int]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
@@ -59,9 +64,9 @@ class End:
         try:
             self.descriptor = os.pidfd_open(child)
         except OSError as error:
-            if error.errno != errno.ENOSYS:
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
-            # gVisor has no such call, and a thread that waits could be signalled by the task.
+            # gVisor has no such call, a filter may refuse it, and a thread that waits could be signalled by the task.
             self.descriptor, self._told = os.pipe()
             os.set_blocking(self.descriptor, False)
             os.set_blocking(self._told, False)
@@ -152,6 +157,15 @@ def end_all(barriers: Barriers, user: int | None) -> dict[int, int]:
             pause = min(pause * 2, 0.02)
             ended |= reap()
     return ended
+
+
+def end_others() -> None:
+    """By the first process of a pid namespace: kill everything else in it, and return when the last is gone."""
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 
 
 def _has_children() -> bool:

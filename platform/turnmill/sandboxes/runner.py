@@ -28,8 +28,8 @@ def run_program(program: Python | Command | Function, value_descriptor: int) -> 
     if isinstance(program, Command):
         _run_command(program)
     if isinstance(program, Python):
-        _end_with(lambda: _run_source(program))
-    _end_with(lambda: _call(program, value_descriptor))
+        end_with(lambda: _run_source(program))
+    end_with(lambda: answer(program, value_descriptor))
 
 
 def renew_interpreter() -> None:
@@ -82,17 +82,19 @@ def _run_source(program: Python) -> None:
     exec(compile(program.source, program.filename, "exec", dont_inherit=True), main.__dict__)
 
 
-def _call(program: Function, value_descriptor: int) -> None:
+def answer(program: Function, value_descriptor: int, *, after: Callable[[], None] = lambda: None) -> None:
+    """Call a function, do what comes after it, and hand its value over."""
     name, _, function = program.target.partition(":")
     module = sys.modules.get(name) or importlib.import_module(name)
     value = getattr(module, function)(program.argument)
     if not isinstance(value, bytes):
         raise TypeError(f"{program.target} returned {type(value).__name__}; the function of a task returns bytes")
+    after()
     with io.FileIO(value_descriptor, "w", closefd=False) as raw, io.BufferedWriter(raw) as pipe:
         pipe.write(struct.pack("!Q", len(value)) + value)
 
 
-def _end_with(work: Callable[[], None]) -> NoReturn:
+def end_with(work: Callable[[], None]) -> NoReturn:
     """End as an interpreter does: its exit code, its traceback, its exit handlers, everything flushed."""
     code = 1
     try:

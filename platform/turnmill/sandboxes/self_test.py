@@ -43,6 +43,7 @@ WAYS_OUT = {
     "capabilities": "capabilities are left",
     "leftovers": "a process outlived its task",
     "time": "a task outlived its time",
+    "attendant": "what an attendant starts can end it, although it is the first process of a pid namespace",
 }
 
 
@@ -64,6 +65,10 @@ async def find_missing(run: Callable[[Task], Awaitable[Outcome]], barriers: Barr
     limits = Limits(seconds=_SECONDS, network=barriers.network)
     if (await run(Task(Python("while True: pass"), limits=limits))).limit != "time":
         missing.append("time")
+    if barriers.holds_attendants:
+        function = Function("turnmill.sandboxes.self_test:attend", b"", attends=True)
+        if (await run(Task(function, limits=replace(_LIMITS, network=barriers.network)))).value != b"held":
+            missing.append("attendant")
     return [WAYS_OUT[name] for name in missing]
 
 
@@ -100,6 +105,13 @@ def probe(argument: bytes) -> bytes:
         "capabilities": _capabilities_hold,
     }
     return json.dumps([name for name, holds in checks.items() if not holds(place)]).encode()
+
+
+def attend(_: bytes) -> bytes:
+    """Runs inside as an attendant, and starts what tries to end it."""
+    words = ["sh", "-c", "kill -STOP $PPID; kill -INT $PPID; kill -KILL $PPID; kill -KILL -1"]
+    os.waitpid(os.posix_spawn("/bin/sh", words, os.environ, setsid=True), 0)
+    return b"held"
 
 
 def _fails(action: Callable[[], object]) -> bool:

@@ -46,6 +46,28 @@ def create(path: str, user: int | None) -> None:
         os.chown(path, user, user)
 
 
+def create_around(path: str, user: int) -> None:
+    """The folder of a workspace that is made anew for each task; tasks may write to what is in it alone."""
+    os.mkdir(path, 0o710)
+    os.chown(path, -1, user)
+
+
+def fill(path: str, user: int) -> None:
+    """What a workspace consists of, in a folder that `create_around` made."""
+    for name in (HOME, TEMPORARY):
+        os.mkdir(f"{path}/{name}", 0o700)
+        os.chown(f"{path}/{name}", user, user)
+
+
+def empty(path: str) -> None:
+    """Delete what a task left, so that it can be filled again."""
+    for name in (HOME, TEMPORARY):
+        try:
+            os.rmdir(f"{path}/{name}")
+        except OSError:
+            _remove_all(f"{path}/{name}")
+
+
 def copy_in(path: str, name: str, source: int, user: int | None) -> None:
     """Copy an open file into the home of a workspace in which nothing runs yet."""
     target = os.open(f"{path}/{HOME}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -32,8 +32,9 @@ from turnmill.sandboxes.confinement import (
     prepare_filter,
     users_work,
 )
+from turnmill.sandboxes.run import ATTENDED, Place, Settings
 from turnmill.sandboxes.runner import renew_interpreter
-from turnmill.sandboxes.supervisor import Settings, supervise
+from turnmill.sandboxes.supervisor import supervise
 
 COMMON = (
     "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime",
@@ -106,37 +107,38 @@ class Zygote:
                 if not data:
                     return
                 for connection in descriptors:
-                    self._fork_patiently(connection)
+                    self._fork_patiently(connection, attended=data == ATTENDED)
                     os.close(connection)
 
-    def _fork_patiently(self, connection: int) -> None:
+    def _fork_patiently(self, connection: int, *, attended: bool) -> None:
         """A machine that has no room for another process may have it in a moment; else the server sees its end."""
         deadline = time.monotonic() + _FORK_SECONDS
         while time.monotonic() < deadline:
             try:
-                self._fork(connection)
+                self._fork(connection, attended=attended)
                 return
             except OSError as error:
                 print(f"turnmill sandbox: {error}", file=sys.stderr)
                 time.sleep(0.05)
                 self._reap()
 
-    def _fork(self, connection: int) -> None:
+    def _fork(self, connection: int, *, attended: bool) -> None:
         folder = workspace.choose(f"{self.folder}/{workspace.TASKS}")
         user = self._choose_user() if self.barriers.own_user else None
         with namespace_for_child() if self.barriers.pid_namespace else nullcontext():
             child = os.fork()
             if child == 0:
-                self._become_supervisor(connection, folder, user)
+                self._become_supervisor(connection, folder, user, attended=attended)
         self.supervisors[child] = (folder, user)
 
-    def _become_supervisor(self, connection: int, folder: str, user: int | None) -> None:
+    def _become_supervisor(self, connection: int, folder: str, user: int | None, *, attended: bool) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for descriptor in (self.alive, self.woken, self.waking):
             os.close(descriptor)
         self.control.close()
-        supervise(self.settings, socket.socket(fileno=connection), self.alive_end, folder, user)
+        place = Place(folder, user)
+        supervise(self.settings, socket.socket(fileno=connection), self.alive_end, place, attended=attended)
 
     def _choose_user(self) -> int:
         used = {user for _, user in self.supervisors.values()}

@@ -97,6 +97,7 @@ class BashTerminal(Tool):
             "home_bytes": self._home_bytes,
             "home_files": self._home_files,
             "join": self._joins_lines,
+            "cpu_seconds": int(seconds) + 1,
         }
         argument = pack(
             {
@@ -106,7 +107,7 @@ class BashTerminal(Tool):
             }
         )
         return Task(
-            Function("turnmill.tools.sandboxed.shell:run", argument),
+            Function("turnmill.tools.sandboxed.shell:run", argument, attends=True),
             limits=Limits(
                 seconds=seconds + _GRACE_SECONDS,
                 cpu_seconds=int(seconds) + 1,

@@ -148,7 +148,7 @@ class Scene:
             return self.workspace.exists()
         homes = [path for path in self.tasks.iterdir() if str(path) not in self.neighbour]
         return any(
-            {path.name for path in home.iterdir()} != {"home", "tmp"} or _entries(home / "home") for home in homes
+            {path.name for path in home.iterdir()} - {"home", "tmp"} or _entries(home / "home") for home in homes
         )
 
     def close(self) -> None:

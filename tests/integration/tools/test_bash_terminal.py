@@ -145,14 +145,31 @@ async def test_only_parts_that_changed_are_written(new_dialogue: NewDialogue):
     assert (set(change.written), set(change.removed)) == ({"file/b"}, {"file/a"})
 
 
-async def test_a_shell_that_stops_its_keeper_is_ended_and_left_as_it_was(new_dialogue: NewDialogue):
-    dialogue = new_dialogue("bash_terminal", BASH_TIMEOUT_SECONDS="1")
+async def test_a_shell_does_not_reach_what_keeps_it(new_dialogue: NewDialogue):
+    seen = await new_dialogue("bash_terminal").say("<bash>kill -STOP $PPID; kill -KILL $PPID\necho on</bash>")
+
+    assert transcript(seen).endswith("echo on\non")
+
+
+async def test_a_shell_beyond_a_limit_is_ended_and_left_as_it_was(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("bash_terminal", BASH_MEMORY_MIB="64")
     await dialogue.say("<bash>echo x > kept</bash>")
 
-    seen = await dialogue.say("<bash>rm kept; kill -STOP $PPID; sleep 30</bash>")
+    eats = "python3 -c 'x = bytearray(40 << 20); import time; time.sleep(9)'"
+    seen = await dialogue.say(f"<bash>rm kept; for i in 1 2 3; do {eats} & done; wait</bash>")
 
     assert UNCHANGED in seen
     assert "file/kept" in dialogue.state
+    assert transcript(await dialogue.say("<bash>ls</bash>")).endswith("ls\nkept")
+
+
+async def test_lines_and_exports_may_be_longer_than_a_variable_can_be(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("bash_terminal", BASH_MAX_OUTPUT_CHARACTERS="1000000")
+    await dialogue.say(f"<bash>LONG={'x' * 300_000}; export A=${{LONG:0:200000}} TURNMILL_LINE=y</bash>")
+
+    seen = transcript(await dialogue.say("<bash>echo ${#A} [$TURNMILL_SETUP]\n# a line of its own\necho on</bash>"))
+
+    assert seen.splitlines()[1::2] == ["200000 []", "user@bash-session:~$ echo on"]
 
 
 async def test_two_trajectories_share_no_home(new_dialogue: NewDialogue):

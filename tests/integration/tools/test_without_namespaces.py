@@ -7,6 +7,7 @@ import pytest_asyncio
 
 from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.testing.tool_calls import Dialogue, make_tool
+from turnmill.tools.bash_terminal import UNCHANGED
 from turnmill.tools.sandboxed import PRELOAD
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,6 +28,16 @@ async def test_a_shell_keeps_its_files_with_their_modes(sandbox: ForkSandbox):
     seen = await dialogue.say("<bash>cat ../l; stat -c %a ../f e; echo $A</bash>")
 
     assert "user@bash-session:~/d$ cat ../l; stat -c %a ../f e; echo $A\ndata\n600\n700\n1\n" in seen
+
+
+async def test_a_shell_that_stops_its_keeper_is_ended_and_left_as_it_was(sandbox: ForkSandbox):
+    dialogue = Dialogue(make_tool("bash_terminal", sandbox, BASH_TIMEOUT_SECONDS="1"))
+    await dialogue.say("<bash>echo x > kept</bash>")
+
+    seen = await dialogue.say("<bash>rm kept; kill -STOP $PPID; sleep 30</bash>")
+
+    assert UNCHANGED in seen
+    assert "file/kept" in dialogue.state
 
 
 async def test_files_that_did_not_change_are_not_written_again(sandbox: ForkSandbox):

@@ -1,6 +1,7 @@
 """A block of shell lines, each a bash of its own; working directory, exports and functions go from one to the next."""
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 
+from turnmill.sandboxes import processes
 from turnmill.tools.sandboxed.answers import not_kept, pack_answer
 from turnmill.tools.sandboxed.parts import unpack
 from turnmill.tools.sandboxed.shell_lines import join_lines
@@ -19,19 +21,26 @@ TIMED_OUT = "Process timed out after {seconds:g} seconds"
 CUT = "... [output cut: a block shows {limit:,} characters]"
 _HOME_MARK = b"\x01home\x01"
 _DRAIN_SECONDS = 0.1
-_POLL_SECONDS = 0.02
+_LOOK_SECONDS = 0.05
+_SAVED_BYTES = 4 << 20
+"""Of exports and functions; more than a state may hold."""
 
-# Where bash finds what it is to do, and leaves what it did.
-_ORDER, _SAVED = 198, 199
+# Where bash leaves what it did, and where it finds what it is to do if that is longer than a variable can be.
+_SAVED, _ORDER = 199, 198
+_MAX_VARIABLE_BYTES = 100_000
+_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 
-# Both texts are read from a descriptor, as they may be longer than an argument can be. One line, so that errors of the
-# agent's line name line 1.
+# One line, so that errors of the agent's line name line 1. Its limits come before anything of the agent's.
 _SCRIPT = (
-    f"IFS= read -r -d '' -u {_ORDER}; eval \"$REPLY\" 2>/dev/null; "
-    f"IFS= read -r -d '' -u {_ORDER}; exec {_ORDER}<&-; eval \"$REPLY\""
+    "{{ ulimit -St {cpu_seconds}; ulimit -Ht {cpu_seconds_at_most}; "
+    'eval "$TURNMILL_SETUP"; }} 2>/dev/null; eval "$TURNMILL_LINE"'
+)
+_READ_FIRST = (
+    f"IFS= read -r -d '' -u {_ORDER} TURNMILL_SETUP; IFS= read -r -d '' -u {_ORDER} TURNMILL_LINE; exec {_ORDER}<&-;"
+    ' eval "$TURNMILL_SETUP"'
 )
 _SAVE = (
-    'builtin printf "%s\\0" "$PWD"; builtin export -n PWD SHLVL _; {unchanged} builtin declare -px;'
+    'builtin printf "%s\\0" "$PWD"; builtin export -n PWD SHLVL _ TURNMILL_LINE; {unchanged} builtin declare -px;'
     ' builtin printf "\\0"; builtin declare -f; builtin declare -Fx; builtin printf "\\0"'
 )
 
@@ -42,9 +51,8 @@ def run(argument: bytes) -> bytes:
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
     root = os.getcwd()
-    files_of_bash = _nameless_file(root), _nameless_file(root)
     restore(before, root)
-    shell = _Shell(root, before, limits["seconds"], limits["characters"], files_of_bash)
+    shell = _Shell(root, before, limits["seconds"], limits["characters"], limits["cpu_seconds"])
     try:
         lines = json.loads(parts["lines"])
         for line in join_lines(lines) if limits["join"] else lines:
@@ -56,25 +64,17 @@ def run(argument: bytes) -> bytes:
     return pack_answer({}, before, {**shell.state(), **files})
 
 
-def _nameless_file(folder: str) -> int:
-    """Open and without a name, in a folder that is empty still; it goes with this process."""
-    path = f"{folder}/nameless"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
-    return descriptor
-
-
 class _Shell:
     """What one line leaves to the next."""
 
     def __init__(
-        self, root: str, state: Mapping[str, bytes], seconds: float, max_characters: int, files: tuple[int, int]
+        self, root: str, state: Mapping[str, bytes], seconds: float, max_characters: int, cpu_seconds: int
     ) -> None:
         self._root = root
-        self._order, self._saved = files
+        self._script = _SCRIPT.format(cpu_seconds=cpu_seconds, cpu_seconds_at_most=cpu_seconds + 1)
         self._seconds = seconds
         self._room = self._limit = max_characters
-        self._environment = {name: value for name, value in os.environ.items() if name not in ("PWD", "OLDPWD")}
+        self._environment = _environment()
         self._exports = self._located(state.get("exports", b""))
         self._functions = self._located(state.get("functions", b""))
         folder = state.get("cwd", b"~").decode("utf-8", "surrogateescape")
@@ -95,13 +95,13 @@ class _Shell:
         if not os.path.isdir(self._folder):
             self._folder = self._root
         self.say(f"user@bash-session:{self._shown_folder()}$ " + line.replace("\n", "\n> "))
-        self._rewrite(self._order, self._setup() + b"\0" + line.encode("utf-8", "surrogateescape") + b"\0")
-        self._rewrite(self._saved, b"")
-        output = self._watch(*self._start())
-        if output is None:
+        with contextlib.ExitStack() as stack:
+            written = self._watch(*self._start(line.encode("utf-8", "surrogateescape"), stack))
+        if written is None:
             self.say(TIMED_OUT.format(seconds=self._seconds))
             return
-        self._take_over(os.pread(self._saved, os.fstat(self._saved).st_size, 0))
+        output, saved = written
+        self._take_over(saved)
         self.say(output.decode("utf-8", "replace").rstrip("\n"))
 
     def say(self, text: str) -> None:
@@ -114,72 +114,89 @@ class _Shell:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Kill what still runs in the background; the first process of each group is unreaped and keeps its number."""
+        """Kill what still runs in the background."""
+        if _is_first_process():
+            processes.end_others()
+            return
+        # The first process of each group is unreaped and keeps its number.
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process, signal.SIGKILL)
             os.waitpid(process, 0)
 
-    def _start(self) -> tuple[int, int]:
-        """A bash that leads a session of its own, and the descriptor that it writes to."""
-        ours, theirs = os.pipe()
-        try:
-            process = os.posix_spawnp(
-                "bash",
-                ["bash", "--noprofile", "--norc", "-c", _SCRIPT],
-                self._environment,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs, 1),
-                    (os.POSIX_SPAWN_DUP2, theirs, 2),
-                    (os.POSIX_SPAWN_DUP2, self._order, _ORDER),
-                    (os.POSIX_SPAWN_DUP2, self._saved, _SAVED),
-                ],
-                setsid=True,
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-            )
-        except BaseException:
-            os.close(ours)
-            raise
-        finally:
-            os.close(theirs)
+    def _start(self, line: bytes, stack: contextlib.ExitStack) -> tuple[int, int, int]:
+        """A bash that leads a session of its own, and the descriptors of what it shows and of what it leaves."""
+        shown, saved = _pipe(stack), _pipe(stack)
+        setup = self._setup()
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, shown[1], 1),
+            (os.POSIX_SPAWN_DUP2, shown[1], 2),
+            (os.POSIX_SPAWN_DUP2, saved[1], _SAVED),
+        ]
+        if max(len(setup), len(line)) > _MAX_VARIABLE_BYTES:
+            actions.append((os.POSIX_SPAWN_DUP2, self._order(setup + b"\0" + line + b"\0", stack), _ORDER))
+            setup, line = _READ_FIRST.encode(), b""
+        process = os.posix_spawn(
+            _program(),
+            ["bash", "--noprofile", "--norc", "-c", self._script],
+            {**self._environment, "TURNMILL_SETUP": os.fsdecode(setup), "TURNMILL_LINE": os.fsdecode(line)},
+            file_actions=actions,
+            setsid=True,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
         self._processes.append(process)
-        return process, ours
+        for _, writing in (shown, saved):
+            os.close(writing)
+        return process, shown[0], saved[0]
 
-    def _watch(self, process: int, pipe: int) -> bytes | None:
+    def _order(self, content: bytes, stack: contextlib.ExitStack) -> int:
+        """A file without a name, at its beginning."""
+        path = f"{self._root}/{os.urandom(16).hex()}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        stack.callback(os.close, descriptor)
+        os.unlink(path)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return descriptor
+
+    def _watch(self, process: int, shown: int, saved: int) -> tuple[bytes, bytes] | None:
         """What it wrote until it ended; None if it had to be killed."""
-        collected = bytearray()
-        deadline = time.monotonic() + self._seconds
-        ended = False
+        # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
+        kept = {shown: bytearray(), saved: bytearray()}
+        room = {shown: 4 * self._limit, saved: _SAVED_BYTES}
+        ending = processes.End(process)
+        poll = select.poll()
+        for descriptor in (shown, saved, ending.descriptor):
+            poll.register(descriptor, select.POLLIN)
+        deadline, ended, shows = time.monotonic() + self._seconds, False, True
         try:
-            while (left := deadline - time.monotonic()) > 0:
-                if select.select([pipe], [], [], min(left, _POLL_SECONDS))[0]:
-                    block = os.read(pipe, 65536)
+            while (shows or not ended) and (left := deadline - time.monotonic()) > 0:
+                ready = dict(poll.poll(1000 * min(left, _LOOK_SECONDS)))
+                for descriptor in kept.keys() & ready:
+                    block = os.read(descriptor, 65536)
+                    kept[descriptor] += block[: max(0, room[descriptor] - len(kept[descriptor]))]
                     if not block:
-                        break
-                    # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
-                    collected += block[: max(0, 4 * self._limit - len(collected))]
-                elif not ended and _has_ended(process):
+                        poll.unregister(descriptor)
+                        shows = shows and descriptor != shown
+                if not ended and ending.descriptor in ready and ending.happened():
+                    poll.unregister(ending.descriptor)
+                    # What it has started in the background may hold the pipes.
                     ended, deadline = True, time.monotonic() + _DRAIN_SECONDS
+                if not ready and _is_first_process():
+                    processes.reap()
         finally:
-            os.close(pipe)
-        while not ended and (left := deadline - time.monotonic()) > 0:
-            ended = _has_ended(process)
-            if not ended:
-                time.sleep(min(left, _POLL_SECONDS / 20))
+            ending.close()
         if ended:
-            return bytes(collected)
+            os.set_blocking(saved, False)
+            with contextlib.suppress(BlockingIOError):
+                while (block := os.read(saved, 65536)) and len(kept[saved]) < _SAVED_BYTES:
+                    kept[saved] += block
+            return bytes(kept[shown]), bytes(kept[saved])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
         return None
-
-    @staticmethod
-    def _rewrite(file: int, content: bytes) -> None:
-        os.ftruncate(file, 0)
-        os.lseek(file, 0, os.SEEK_SET)
-        with open(file, "wb", closefd=False) as stream:
-            stream.write(content)
-        os.lseek(file, 0, os.SEEK_SET)
 
     def _setup(self) -> bytes:
         unchanged = " ".join(
@@ -189,7 +206,7 @@ class _Shell:
         )
         save = f"{{ {_SAVE.format(unchanged=unchanged)}; }} 2>/dev/null >&{_SAVED}"
         lines = (
-            b"unset -v REPLY",
+            b"unset -v TURNMILL_SETUP; export -n TURNMILL_LINE",
             b"cd -- " + shlex.quote(self._folder).encode("utf-8", "surrogateescape"),
             self._exports,
             self._functions,
@@ -212,6 +229,25 @@ class _Shell:
         return "~" + self._folder.removeprefix(self._root) if inside else self._folder
 
 
-def _has_ended(process: int) -> bool:
-    """Whether it ended; it stays unreaped."""
-    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+def _is_first_process() -> bool:
+    """Of a pid namespace: what has lost its parent comes here, and nothing here is of another task."""
+    return os.getpid() == 1
+
+
+def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+    """Its reading end is closed with the stack, or both if there is an error before."""
+    reading, writing = os.pipe()
+    stack.callback(os.close, reading)
+    return reading, writing
+
+
+def _environment() -> dict[str, str]:
+    """What a bash starts with: where it is not told, it asks for the user's shell, and loads each part of a locale."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PWD", "OLDPWD", "LANG")}
+    return {**environment, "LC_CTYPE": "C.UTF-8", "SHELL": "/bin/bash"}
+
+
+@functools.cache
+def _program() -> str:
+    paths = (f"{folder}/bash" for folder in _FOLDERS)
+    return next((path for path in paths if os.access(path, os.X_OK)), "bash")
