@@ -69,7 +69,7 @@ def _row(name: str, schema: Schema, required: tuple[str, ...]) -> str:
     elif "default" not in schema:
         default = "–"
     else:
-        default = "" if schema["default"] == {} else f"`{_plain(schema['default'])}`"
+        default = "" if schema["default"] in ({}, "") else f"`{_plain(schema['default'])}`"
     return f"| `{name}` | {_type(schema)} | {default} | {schema['description']} |\n"
 
 

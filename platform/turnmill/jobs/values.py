@@ -49,7 +49,7 @@ def fields_by_alias(model: type[Settings]) -> dict[str, FieldInfo]:
 
 def variants_of(field: FieldInfo) -> tuple[type[Settings], ...]:
     """The sections that a field may hold, the default first; none where it holds a plain value."""
-    return tuple(_sections_in(field.annotation))
+    return tuple(sections_in(field.annotation))
 
 
 def tag_of(variant: type[Settings]) -> str:
@@ -72,12 +72,13 @@ def section_of(field: FieldInfo, value: Any = None) -> type[Settings] | None:
     raise BrokenValueError("type")
 
 
-def _sections_in(annotation: Any) -> Iterator[type[Settings]]:
+def sections_in(annotation: Any) -> Iterator[type[Settings]]:
+    """The sections in an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         yield annotation
         return
     for argument in get_args(annotation):
-        yield from _sections_in(argument)
+        yield from sections_in(argument)
 
 
 def _child(node: Any, part: str, field: FieldInfo | None) -> Any:

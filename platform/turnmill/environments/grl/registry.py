@@ -2,11 +2,14 @@
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
+from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import import_object, suggestion
 from turnmill.environments.grl.base_agent import BaseAgent
 
@@ -52,6 +55,33 @@ def get_agent_cls(name: str) -> type[BaseAgent]:
     if name in _broken:
         raise KeyError(f"The agent {name!r} could not be imported: {_broken[name]!r}.")
     raise KeyError(f"There is no agent {name!r}. {suggestion(name, list_agents())}")
+
+
+def path_of(name: str) -> str:
+    """What other processes find an agent by: the name of one that comes along or is installed, else its import path.
+
+    Raises SettingsError for a class that no other process can import.
+    """
+    if ":" in name or name in _installed():
+        return name
+    agent_class = get_agent_cls(name)
+    module = agent_class.__module__
+    if module == "__main__":
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        if file is None:
+            raise SettingsError(
+                f"agentType: {name!r} is a class of this session alone, and agents run in processes of their own. "
+                "Write it into a file, and import it from there."
+            )
+        module = Path(file).stem
+    return f"{module}:{agent_class.__qualname__}"
+
+
+def _installed() -> set[str]:
+    """Names that every process knows."""
+    _load_all()
+    own = {name for name, found in _registered.items() if found.__module__.startswith("turnmill.environments.")}
+    return own | {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def list_agents() -> list[str]:

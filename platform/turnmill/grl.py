@@ -1,0 +1,115 @@
+"""GRL's trainer from Python: agents of your own, and runs of them.
+
+    from turnmill.grl import AgentTrainer, BaseAgent, EnvOutput, register_agent
+
+An agent's own processes import this module too, so it brings no more than agents need until a trainer is used.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.grl import (
+    BaseAgent,
+    EnvironmentAgent,
+    EnvOutput,
+    get_agent_cls,
+    list_agents,
+    register_agent,
+)
+
+if TYPE_CHECKING:
+    from turnmill.jobs import AgentTrainingJob
+    from turnmill.training.launch import RunResult
+    from turnmill.training.run_watch import Report
+
+__all__ = [
+    "AgentTrainer",
+    "BaseAgent",
+    "EnvOutput",
+    "EnvironmentAgent",
+    "get_agent_cls",
+    "list_agents",
+    "register_agent",
+]
+
+# What GRL's scripts hand over, and what has nothing to do here: agents bring tasks and rewards.
+_UNUSED = frozenset(
+    {"reward_fn", "val_reward_fn", "train_dataset", "val_dataset", "collate_fn", "train_sampler", "device_name"}
+    | {"ray_worker_group_cls"}
+)
+
+
+class AgentTrainer:
+    """Trains agents as a configuration of GRL's says, or as a job does."""
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        role_worker_mapping: Any = None,
+        resource_pool_manager: Any = None,
+        processor: Any = None,
+        *,
+        overrides: Sequence[str] = (),
+        output: Path | str | None = None,
+        resume: bool = False,
+        on_progress: "Report | None" = None,
+        **unused: Any,
+    ) -> None:
+        """`config`: a mapping, OmegaConf's own, or the path of a YAML file. `overrides`: such as
+        `resources.device=cpu`, as `--set` takes them. `output`: the run folder; left out, a free one in runs/.
+
+        What GRL's scripts hand over besides is taken and not used: turnmill makes tokenizer, workers and pools itself.
+        """
+        if strangers := sorted(unused.keys() - _UNUSED):
+            raise TypeError(f"AgentTrainer takes no {strangers[0]}")
+        if given := [name for name in ("train_dataset", "val_dataset") if unused.get(name) is not None]:
+            raise SettingsError(f"{given[0]}: agents bring their own tasks. Give None.")
+        self.job: AgentTrainingJob = _job_of(config, overrides)
+        self.output = Path(output) if output is not None else None
+        self.resume = resume
+        self._on_progress = on_progress
+        self._checked = False
+
+    def init_workers(self) -> None:
+        """Check everything that can be checked before the run; its processes start with it."""
+        from turnmill.cli import checks
+        from turnmill.jobs import parse_job
+        from turnmill.jobs.load import model_folder
+
+        parse_job(self.job.model_dump(mode="json", by_alias=True, exclude_none=True), (model_folder, *checks.ALL))
+        self._checked = True
+
+    def fit(self) -> "RunResult":
+        """Train to the last step; its result has the run folder and a summary. Raises RunFailedError with a cause."""
+        if not self._checked:
+            self.init_workers()
+        from turnmill.cli.run_dirs import choose_run_dir
+        from turnmill.training.launch import launch
+
+        _let_others_import_what_this_process_can()
+        run_dir = choose_run_dir(self.job, self.output, resume=self.resume)
+        return launch(self.job, run_dir, resume=self.resume, on_progress=self._on_progress)
+
+
+def _job_of(config: Any, overrides: Sequence[str]) -> "AgentTrainingJob":
+    from turnmill.jobs import JobError, parse_job
+    from turnmill.jobs.overrides import apply_overrides
+    from turnmill.training.grl.config import job_data
+
+    data, _, problems = apply_overrides(job_data(config), overrides)
+    if problems:
+        raise JobError(problems)
+    return parse_job(data)
+
+
+def _let_others_import_what_this_process_can() -> None:
+    """The folder of the script, so that the processes of a run find the agents in it."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    folders = [str(Path(file).parent.absolute())] if file else []
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, known)])

@@ -1,0 +1,197 @@
+"""GRL's configuration, as its YAML files have it, as a job."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from pydantic.alias_generators import to_camel
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.grl.registry import path_of
+from turnmill.jobs import API_VERSION, KIND, JobError, parse_job
+from turnmill.jobs.algorithm import AlgorithmSettings
+from turnmill.jobs.grl_agent import AgentConfig, GrlAgent
+from turnmill.jobs.settings import Settings
+from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
+
+ESTIMATORS = {"gae": "ppo"}
+"""Estimators that go by another name here."""
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+FIELDS = {
+    "actor_rollout_ref.model.path": "model.path",
+    f"{ACTOR}.optim.lr": "algorithm.actorLearningRate",
+    f"{ACTOR}.optim.weight_decay": "algorithm.weightDecay",
+    f"{ACTOR}.clip_ratio": "algorithm.clipRatio",
+    f"{ACTOR}.clip_ratio_low": "algorithm.clipRatio",
+    f"{ACTOR}.clip_ratio_high": "algorithm.clipRatioHigh",
+    f"{ACTOR}.entropy_coeff": "algorithm.entropyCoefficient",
+    f"{ACTOR}.grad_clip": "algorithm.gradientClip",
+    f"{ACTOR}.ppo_epochs": "algorithm.epochs",
+    "critic.optim.lr": "algorithm.criticLearningRate",
+    "critic.cliprange_value": "algorithm.valueClip",
+    "algorithm.gamma": "algorithm.gamma",
+    "algorithm.lam": "algorithm.gaeLambda",
+    "algorithm.kl_ctrl.kl_coef": "algorithm.kl.coefficient",
+    "algorithm.kl_ctrl.type": "algorithm.kl.type",
+    "data.max_prompt_length": "agent.maxPromptLength",
+    "data.max_response_length": "agent.maxResponseLength",
+    f"{ROLLOUT}.temperature": "agent.temperature",
+    "trainer.validation_steps": "agent.validationSteps",
+    "trainer.total_training_steps": "training.steps",
+    "trainer.critic_warmup": "algorithm.criticWarmupSteps",
+    "trainer.project_name": "tracking.project",
+    "trainer.logger": "tracking.loggers",
+    "trainer.nnodes": "resources.train.nodes",
+    "trainer.n_gpus_per_node": "resources.train.gpusPerNode",
+}
+"""verl's and GRL's names, and where a job has them."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        *("data.train_batch_size", "data.val_batch_size", "data.train_files", "data.val_files", "rollout.show_tqdm"),
+        *("trainer.val_before_train", "trainer.default_local_dir", "trainer.experiment_name", "trainer.total_epochs"),
+        *("trainer.save_freq", "trainer.test_freq", "trainer.resume_mode", "algorithm.adv_estimator"),
+        *("algorithm.use_kl_in_reward", f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"),
+        *(f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length", f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.n"),
+        *(f"{ROLLOUT}.name", f"{ROLLOUT}.mode"),
+    }
+)
+"""Names that are read elsewhere here, or that mean nothing where there is no data set."""
+
+
+def job_data(config: Any) -> dict[str, Any]:
+    """A job, unchecked, of a configuration: a mapping, OmegaConf's own, or the path of a YAML file.
+
+    What has no field in a job goes to `spec.verl` by its own name. A configuration that is a job already stays as it
+    is.
+    """
+    read = OmegaConf.load(config) if isinstance(config, (str, Path)) else OmegaConf.create(config)
+    plain: dict[str, Any] = OmegaConf.to_container(read, resolve=True)
+    if plain.get("kind") == KIND:
+        return plain
+    blocks = {name: plain.pop(name) for name in [*plain] if _is_agent(plain[name])}
+    rollout = plain.pop("rollout", {})
+    flat = dict(_flat(plain))
+    spec: dict[str, Any] = {"agent": _agent(blocks, rollout), "algorithm": _algorithm(flat), "verl": {}}
+    for name, value in flat.items():
+        if name in FIELDS:
+            _put(spec, FIELDS[name], value)
+        elif name not in WITHOUT_EFFECT:
+            spec["verl"][name] = value
+    spec["algorithm"] = _known(spec["algorithm"])
+    spec["training"] = _training(spec.get("training", {}), flat)
+    data = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": _as_name(str(flat.get("trainer.experiment_name", "grl")))},
+        "spec": spec,
+    }
+    if (minibatch := flat.get(f"{ACTOR}.ppo_mini_batch_size")) is not None:
+        _size_minibatches(data, minibatch)
+    return data
+
+
+def _is_agent(block: Any) -> bool:
+    return isinstance(block, Mapping) and any(name in block for name in ("agent_type", "agent_config", "env_config"))
+
+
+def _agent(blocks: Mapping[str, Any], rollout: Mapping[str, Any]) -> dict[str, Any]:
+    """The agent of a job: lists stay lists, and a single number becomes one."""
+    fields = fields_by_alias(GrlAgent)
+    agent: dict[str, Any] = {"type": "grl", "agents": [_named(name, block) for name, block in blocks.items()]}
+    for name, value in rollout.items():
+        field = to_camel(name)
+        if field not in fields and f"rollout.{name}" not in WITHOUT_EFFECT:
+            raise SettingsError(f"rollout.{name}: there is no such setting. Known: {', '.join(sorted(fields))}.")
+        if field in ("agentGroupNum", "agentGroupSize", "validationAgentGroupNum", "validationAgentGroupSize"):
+            value = [value] if isinstance(value, int) else value
+        if field in fields:
+            agent[field] = value
+    return agent
+
+
+def _named(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    known = AgentConfig.model_fields
+    given = dict(block.get("agent_config") or {})
+    config = {to_camel(field): value for field, value in given.items() if field in known}
+    if own := {field: value for field, value in given.items() if field not in known}:
+        config["options"] = config.get("options", {}) | own
+    return {
+        "name": name,
+        "agentType": path_of(str(block.get("agent_type", name))),
+        "agentConfig": config,
+        # Keys of mappings are text in a job.
+        "envConfig": _with_text_keys(block.get("env_config") or {}),
+    }
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return value
+
+
+def _algorithm(flat: Mapping[str, Any]) -> dict[str, Any]:
+    estimator = str(flat.get("algorithm.adv_estimator", "gae"))
+    algorithm: dict[str, Any] = {"type": ESTIMATORS.get(estimator, estimator)}
+    if flat.get("algorithm.use_kl_in_reward") is False:
+        algorithm["kl"] = {"coefficient": 0}
+    return algorithm
+
+
+def _known(algorithm: dict[str, Any]) -> dict[str, Any]:
+    """What an algorithm has fields for: one without a critic has no use for a critic's settings."""
+    by_type: dict[str, type[Settings]] = {tag_of(section): section for section in sections_in(AlgorithmSettings)}
+    section = by_type.get(algorithm["type"])
+    return algorithm if section is None else {k: v for k, v in algorithm.items() if k in fields_by_alias(section)}
+
+
+def _training(training: dict[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]:
+    # Without a data set an epoch is one step.
+    steps = training.setdefault("steps", flat.get("trainer.total_epochs"))
+    if steps is None:
+        raise SettingsError("trainer.total_training_steps: is missing, and no data set tells it. Say how many steps.")
+    save, test = flat.get("trainer.save_freq"), flat.get("trainer.test_freq")
+    if save is not None:
+        training["checkpointEvery"] = save if save > 0 else steps
+    if test is not None and test > 0:
+        training["validation"] = {"every": test}
+    return training
+
+
+def _size_minibatches(data: dict[str, Any], minibatch: int) -> None:
+    """Groups per update, of trajectories per update: what the filter leaves is split into as many updates."""
+    try:
+        agent = parse_job(data).spec.grl_agent
+    except JobError:
+        # Whoever takes the job is told.
+        return
+    groups = agent.training_groups
+    kept = max(1, int(agent.rollout_filter_ratio * len(groups)))
+    trajectories = kept * sum(group.size for group in groups) / len(groups)
+    updates = max(1, round(trajectories / minibatch))
+    if updates > 1:
+        data["spec"]["algorithm"]["minibatchTasks"] = max(1, len(groups) // updates)
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+    data[name] = value
+
+
+def _as_name(text: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-")
+    return name if name[:1].isalpha() else f"grl-{name}"[:40].strip("-")

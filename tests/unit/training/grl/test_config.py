@@ -1,0 +1,166 @@
+"""GRL's configuration as a job, by the document's keys and those that its code reads: row 123 of the feature table."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from turnmill.core.errors import SettingsError
+from turnmill.environments.grl import register_agent
+from turnmill.grl import AgentTrainer
+from turnmill.jobs import JobError
+from turnmill.testing.agents import Counter
+from turnmill.training.grl.config import job_data
+
+# As in the documentation of AgentTrainer, with a model and a number of steps.
+DOCUMENTED = """
+actor_rollout_ref: {model: {path: /models/small}}
+trainer:
+  total_epochs: 10
+  validation_steps: 10
+algorithm:
+  adv_estimator: "gae"
+rollout:
+  train: ["sokobanAgent"]
+  agent_group_num: 2
+  agent_group_size: 2
+  use_turn_scores: false
+  reward_normalization: {grouping: batch, method: identity}
+  rollout_filter_ratio: 1.0
+sokobanAgent:
+  agent_config:
+    max_turns: 5
+    max_actions_all_turns: 10
+    max_actions_per_turn: 5
+    max_tokens: 100
+    format_penalty: 0.0
+    enable_think: true
+    action_separator: "||"
+    system_prompt: "You are a helpful AI assistant that solves Sokoban puzzles."
+    prompt: "You are solving the Sokoban puzzle."
+  env_config:
+    grid_vocab: {"@": player, "#": wall, "$": box, ".": target}
+    action_lookup: {0: up, 1: down, 2: left, 3: right}
+"""
+
+# As GRL's own files have it: lists, one entry per agent, and verl's settings beside them.
+OWN = {
+    "actor_rollout_ref": {
+        "model": {"path": "/models/small"},
+        "actor": {"optim": {"lr": 1e-6}, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batch_size": 32,
+                  "ppo_micro_batch_size_per_gpu": 4, "entropy_coeff": 0.001},
+        "rollout": {"temperature": 1, "tensor_model_parallel_size": 2, "prompt_length": 1},
+    },
+    "critic": {"optim": {"lr": 1e-5}},
+    "data": {"max_prompt_length": 4096, "max_response_length": 400, "train_batch_size": 128},
+    "algorithm": {"adv_estimator": "gae", "gamma": 1.0, "lam": 1.0, "kl_ctrl": {"kl_coef": 0.001, "type": "fixed"}},
+    "trainer": {"total_training_steps": 200, "save_freq": -1, "test_freq": 10, "experiment_name": "Sokoban 0.5B",
+                "n_gpus_per_node": 8, "validation_steps": 1},
+    "rollout": {
+        "training": ["simple"], "validation": ["simple", "large"], "agent_group_num": [8], "agent_group_size": [16],
+        "validation_agent_group_num": [256, 256], "validation_agent_group_size": [1, 1], "truncation": "left",
+        "rollout_filter_ratio": 1, "rollout_filter_type": "std", "show_tqdm": False, "num_env_threads": 0,
+    },
+    "simple": {"agent_type": "sokobanAgent", "agent_config": {"max_turns": 6}, "env_config": {"dim_room": [6, 6]}},
+    "large": {"agent_type": "sokobanAgent", "agent_config": {"max_turns": 6}, "env_config": {"dim_room": [8, 8]}},
+}  # fmt: skip
+
+
+def test_the_documented_configuration_is_a_job(tmp_path: Path):
+    file = tmp_path / "documented.yaml"
+    file.write_text(DOCUMENTED)
+
+    spec = AgentTrainer(config=file, reward_fn=None, train_dataset=None).job.spec
+
+    agent = spec.grl_agent
+    assert [(group.agent.name, group.size) for group in agent.training_groups] == [("sokobanAgent", 2)] * 2
+    assert (spec.training.steps, agent.validation_steps, spec.algorithm.type) == (10, 10, "ppo")
+    (sokoban,) = agent.agents
+    assert (sokoban.agent_type, sokoban.agent_config.max_turns) == ("sokobanAgent", 5)
+    assert sokoban.env_config["action_lookup"]["3"] == "right"
+
+
+def test_grl_s_own_configuration_is_a_job():
+    spec = AgentTrainer(config=OmegaConf.create(OWN)).job.spec
+
+    agent, algorithm = spec.grl_agent, spec.algorithm
+    assert sum(group.size for group in agent.training_groups) == 128
+    assert [group.agent.name for group in agent.validation_groups] == ["simple"] * 256 + ["large"] * 256
+    assert (algorithm.clip_ratio, algorithm.clip_ratio_high, algorithm.critic_learning_rate) == (0.2, 0.28, 1e-5)
+    assert (algorithm.kl.coefficient, algorithm.gae_lambda) == (0.001, 1.0)
+    assert (spec.training.steps, spec.training.checkpoint_every, spec.training.validation.every) == (200, 200, 10)
+    # Four updates a step, of 32 trajectories each.
+    assert algorithm.minibatch_tasks == 2
+    assert spec.resources.train.gpus_per_node == 8
+    assert spec.verl == {
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    }
+
+
+def test_one_mini_batch_takes_what_the_filter_leaves():
+    config = OWN | {"rollout": OWN["rollout"] | {"rollout_filter_ratio": 0.25}}
+
+    assert AgentTrainer(config=config).job.spec.algorithm.minibatch_tasks is None
+
+
+def changed(**parts: Any) -> dict[str, Any]:
+    return {**OWN, **parts}
+
+
+def test_an_estimator_without_a_critic_leaves_its_settings_out():
+    spec = AgentTrainer(config=changed(algorithm={"adv_estimator": "grpo", "lam": 1.0})).job.spec
+
+    assert spec.algorithm.type == "grpo"
+
+
+def test_overrides_go_last():
+    spec = AgentTrainer(config=OWN, overrides=["training.steps=3", "resources.device=cpu"]).job.spec
+
+    assert (spec.training.steps, spec.resources.device) == (3, "cpu")
+
+
+def test_settings_of_an_agent_s_own_stay_with_it():
+    simple = {**OWN["simple"], "agent_config": {"max_turns": 2, "use_custom_prompt": True}}
+
+    agent = AgentTrainer(config=changed(simple=simple)).job.spec.grl_agent
+
+    assert agent.agents[0].agent_config.options == {"use_custom_prompt": True}
+
+
+def test_an_agent_of_the_user_s_is_found_by_others_by_its_path():
+    register_agent("theirCounter")(Counter)
+
+    agent = job_data(changed(simple={"agent_type": "theirCounter", "agent_config": {}}))["spec"]["agent"]
+
+    assert agent["agents"][0]["agentType"] == "turnmill.testing.agents:Counter"
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (changed(simple={"agent_type": "sokoban"}), KeyError, "sokobanAgent"),
+        (changed(trainer={}), SettingsError, r"trainer\.total_training_steps: is missing"),
+        (changed(rollout={"trainings": ["simple"]}), SettingsError, r"rollout\.trainings: there is no such setting"),
+        (changed(rollout={"training": ["medium"]}), JobError, r"spec\.agent\.training: .*must name agents"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(config: Any, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        AgentTrainer(config=config)
+
+
+def test_a_data_set_is_refused():
+    with pytest.raises(SettingsError, match="agents bring their own tasks"):
+        AgentTrainer(config=OWN, train_dataset=[1])
+
+
+def test_what_cannot_run_is_told_before_anything_starts(tmp_path: Path):
+    (tmp_path / "documented.yaml").write_text(DOCUMENTED)
+    trainer = AgentTrainer(config=tmp_path / "documented.yaml", output=tmp_path / "run")
+
+    with pytest.raises(JobError, match=r"spec\.model\.path: '/models/small' is no folder"):
+        trainer.init_workers()
+
+    assert not (tmp_path / "run").exists()
