@@ -12,9 +12,12 @@ from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.rows import verl_rows
 from turnmill.rollout.grl.told import ToldEpisode
 from turnmill.rollout.sampled import count_foreign
+from turnmill.rollout.tool_agent.journal import StoreJournal
 from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable, grl_job
 from turnmill.testing.agents import counting, say
 from turnmill.testing.policies import LOG_PROB
+from turnmill.trajectories.embedded import EmbeddedStore
+from turnmill.trajectories.journal import RolloutJournal
 
 ONE, TWO, THREE = say("1") + END, say("2") + END, say("3") + END
 
@@ -269,3 +272,31 @@ async def test_one_at_a_time_brings_the_same_as_all_at_once(table, limits: dict[
 
     serial, parallel = ([[row.response_ids for row in verl_rows(e)] for e in episodes] for episodes in played)
     assert serial == parallel
+
+
+class Crash(BaseException):
+    """The process is gone: nothing that handles errors gets to see it."""
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+async def test_an_episode_carries_on_from_its_last_turn_in_another_process(table, turn: int):
+    def script(request: Any) -> str:
+        return {1: ONE, 2: say("1", "fly") + END, 3: TWO}[request.prompt.count("State:")]
+
+    def crashes(request: Any) -> str:
+        if request.prompt.count("State:") == turn:
+            raise Crash
+        return script(request)
+
+    wanted = await table(script).play(member=1)
+    with EmbeddedStore() as store:
+        with pytest.raises(Crash):
+            await table(crashes, journal=StoreJournal(RolloutJournal.from_url(store.url, "run"))).play()
+        second = table(script, journal=StoreJournal(RolloutJournal.from_url(store.url, "run")))
+        episode = await second.play()
+        await second.loop.close()
+
+    assert len(second.policy.requests) == 3 - (turn - 1)
+    assert episode.conversation.rows == wanted.conversation.rows
+    assert ToldEpisode.read(episode.told()) == ToldEpisode.read(wanted.told())
+    assert (episode.stop_reason, episode.num_turns) == ("max_turns", 3)

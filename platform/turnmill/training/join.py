@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from turnmill.core.errors import RunFailedError, StaleClaimError, StoreError
+from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
@@ -87,14 +88,15 @@ def _with_metrics(attempt: Attempt) -> Any:
 
 def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
     """Where agents with tools find store and tool servers, and which attempt they belong to."""
-    if attempt.job.spec.agent.type != "tool":
+    agent = attempt.job.spec.agent
+    if agent.type == "verlog":
         return {}
     addresses = {"attempt": str(attempt.number)}
     if attempt.store_url is not None:
         addresses["store_url"] = attempt.store_url
         JournalAddress(attempt.store_url, folder.run_name()).write(folder.path)
         asyncio.run(_take_run(attempt.store_url, folder.run_name(), attempt.number))
-    if attempt.tool_server_url is not None and attempt.job.spec.tool_agent.tool_server_url is None:
+    if isinstance(agent, ToolAgent) and attempt.tool_server_url is not None and agent.tool_server_url is None:
         addresses["tool_server_url"] = attempt.tool_server_url
     return addresses
 

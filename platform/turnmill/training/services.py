@@ -15,6 +15,7 @@ from pathlib import Path
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.observability.run_folder import RunFolder
 from turnmill.training.processes import Owner
 from turnmill.trajectories.address import JournalAddress
@@ -29,13 +30,13 @@ log = logging.getLogger(__name__)
 @contextmanager
 def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Mapping[str, str]]:
     """Addresses of the tool server and the store of a run; what the user does not give is started for it."""
-    if job.spec.agent.type != "tool":
+    if job.spec.agent.type == "verlog":
         yield {}
         return
     with _store(folder, owner) as store_url:
         JournalAddress(store_url, folder.run_name()).write(folder.path)
-        agent = job.spec.tool_agent
-        if agent.tool_server_url is not None or not agent.enable_agent:
+        agent = job.spec.agent
+        if not isinstance(agent, ToolAgent) or agent.tool_server_url is not None or not agent.enable_agent:
             yield {"store_url": store_url}
             return
         server = ToolServerProcess(agent.tool_type, store_url, run_name=job.metadata.name, log_file=folder.logs)

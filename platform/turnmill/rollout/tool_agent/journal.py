@@ -3,15 +3,13 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from turnmill.core.errors import InferenceError, StaleClaimError, StoreError
 from turnmill.core.trajectory import Turn
+from turnmill.environments.tasks import Task
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import Rollout, RolloutJournal
-
-if TYPE_CHECKING:
-    from turnmill.rollout.tool_agent.episode import Episode
 
 STORE_SECONDS = 10.0
 TRAJECTORY = "trajectory_id"
@@ -30,18 +28,28 @@ class Begun:
     """Those that are there already."""
 
 
+class InFlight(Protocol):
+    """A trajectory while it is played."""
+
+    name: str
+    step: int
+    validate: bool
+    trajectory_id: str
+    task: Task
+
+
 class Journal(Protocol):
     """Turns of trajectories, by the name of the trajectory."""
 
-    async def open(self, episode: "Episode") -> Begun:
+    async def open(self, episode: InFlight) -> Begun:
         """Begin a trajectory, or take it over with the turns that are there."""
         ...
 
-    async def append(self, episode: "Episode", turn: Turn) -> None:
+    async def append(self, episode: InFlight, turn: Turn) -> None:
         """Keep a finished turn."""
         ...
 
-    async def finish(self, episode: "Episode", outcome: Mapping[str, Any]) -> None:
+    async def finish(self, episode: InFlight, outcome: Mapping[str, Any]) -> None:
         """The trajectory is over."""
         ...
 
@@ -53,14 +61,14 @@ class Journal(Protocol):
 class NoJournal:
     """Keeps nothing: a trajectory in flight is lost with its process."""
 
-    async def open(self, episode: "Episode") -> Begun:
+    async def open(self, episode: InFlight) -> Begun:
         """Nothing is there."""
         return Begun(episode.trajectory_id)
 
-    async def append(self, episode: "Episode", turn: Turn) -> None:
+    async def append(self, episode: InFlight, turn: Turn) -> None:
         """Nothing is kept."""
 
-    async def finish(self, episode: "Episode", outcome: Mapping[str, Any]) -> None:
+    async def finish(self, episode: InFlight, outcome: Mapping[str, Any]) -> None:
         """Nothing is kept."""
 
     async def close(self) -> None:
@@ -82,7 +90,7 @@ class StoreJournal:
         self.num_carried_on = 0
         self.num_not_kept = 0
 
-    async def open(self, episode: "Episode") -> Begun:
+    async def open(self, episode: InFlight) -> Begun:
         """Begin a trajectory, or take it over with the turns that are there.
 
         Raises InferenceError where a later attempt at the run has begun.
@@ -102,7 +110,7 @@ class StoreJournal:
         self.num_carried_on += bool(rollout.turns)
         return Begun(str(rollout.about[TRAJECTORY]), rollout.turns)
 
-    async def _take_over_or_begin(self, episode: "Episode") -> Rollout:
+    async def _take_over_or_begin(self, episode: InFlight) -> Rollout:
         deadline = deadline_in(STORE_SECONDS)
         rollout = await self._journal.open(episode.name, deadline=deadline)
         if rollout.turns:
@@ -110,7 +118,7 @@ class StoreJournal:
         about = {"step": episode.step, "task": episode.task.number, TRAJECTORY: episode.trajectory_id}
         return await self._journal.open(episode.name, about=about, deadline=deadline)
 
-    async def append(self, episode: "Episode", turn: Turn) -> None:
+    async def append(self, episode: InFlight, turn: Turn) -> None:
         """Keep a finished turn; raises InferenceError where another process plays the trajectory now."""
         rollout = self._rollouts.get(episode.name)
         if rollout is None:
@@ -126,7 +134,7 @@ class StoreJournal:
             del self._rollouts[episode.name]
             self._not_kept(episode, error)
 
-    async def finish(self, episode: "Episode", outcome: Mapping[str, Any]) -> None:
+    async def finish(self, episode: InFlight, outcome: Mapping[str, Any]) -> None:
         """The trajectory is over."""
         rollout = self._rollouts.pop(episode.name, None)
         if rollout is None or rollout.finished:
@@ -144,6 +152,6 @@ class StoreJournal:
         """Close the connections."""
         await self._journal.close()
 
-    def _not_kept(self, episode: "Episode", error: StoreError) -> None:
+    def _not_kept(self, episode: InFlight, error: StoreError) -> None:
         self.num_not_kept += 1
         log.warning("Turns are not kept", extra={"trajectory": episode.name, "what": str(error)})
