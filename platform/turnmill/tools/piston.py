@@ -53,7 +53,7 @@ class Piston(Tool):
 
     def parse(self, action: str) -> str | None:
         """An action that is XML or JSON as a whole, with a language and a file."""
-        text = action.strip()
+        text = encodable(action).strip()
         if text.startswith("<piston>") and text.endswith("</piston>"):
             return _from_xml(text)
         return _from_json(text) if text.startswith("{") and text.endswith("}") else None

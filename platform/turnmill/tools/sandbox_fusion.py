@@ -72,8 +72,9 @@ class SandboxFusion(Tool):
 
     def parse(self, action: str) -> str | None:
         """The first block in a language; a fence without one is Python."""
-        blocks = [*re.findall(r"<([\w+]+)>(.*?)</\1>", action, re.DOTALL)]
-        blocks += re.findall(r"```([\w+]*)(.*?)```", action, re.DOTALL)
+        text = encodable(action)
+        blocks = [*re.findall(r"<([\w+]+)>(.*?)</\1>", text, re.DOTALL)]
+        blocks += re.findall(r"```([\w+]*)(.*?)```", text, re.DOTALL)
         for tag, code in blocks:
             language = language_of(tag or "python")
             if language and code.strip():

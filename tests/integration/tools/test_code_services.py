@@ -176,6 +176,13 @@ async def test_words_are_refused_before_the_service_is_asked(services: CodeServi
     assert services.asked == []
 
 
+async def test_halves_of_characters_are_no_outage(piston: Dialogue, fusion: Dialogue):
+    assert "Output:\n?" in await fusion.say("<python>print('\ud800')</python>")
+    assert "--- STDOUT ---\n?" in await piston.say(
+        '<piston><language>python</language><file name="a.py">print("\ud800")</file></piston>'
+    )
+
+
 OUTAGES = {
     "status 503": lambda: web.Response(status=503, text="overloaded"),
     "status 429": lambda: web.Response(status=429, text="later"),

@@ -97,6 +97,13 @@ async def test_a_form_is_sent_with_what_was_typed_chosen_and_checked(new_browser
     assert "asked for /search?lang=en&q=other&in=2" in await browser.say(say("type [4] [other] [1]"))
 
 
+async def test_halves_of_characters_are_filled_in_as_question_marks(new_browser):
+    browser = await new_browser()
+
+    assert "[4] textbox 'Search' filled: 'a?'" in await browser.say(say("type [4] [a\ud800] [0]"))
+    assert "asked for /search?lang=en&q=a%3F&in=2" in await browser.say(say("click [7]"))
+
+
 async def test_a_posted_form_names_the_button_that_was_clicked(new_browser, site):
     browser = await new_browser()
 

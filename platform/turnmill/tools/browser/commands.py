@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from turnmill.tools.code_blocks import encodable
+
 Name = Literal["click", "type", "scroll", "goto", "go_back", "go_forward", "stop", "none"]
 
 USAGE = (
@@ -33,7 +35,7 @@ def fenced_command(action: str) -> str | None:
     if not action.strip():
         return ""
     match = re.search(r"<think>.*?</think>\s*```(.*?)```", action, re.DOTALL)
-    return match.group(1).strip() if match else None
+    return encodable(match.group(1).strip()) if match else None
 
 
 def parse_command(text: str) -> Command | None:

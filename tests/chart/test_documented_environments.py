@@ -1,0 +1,28 @@
+"""The tables of environments and tools name all that there are."""
+
+import re
+from pathlib import Path
+
+from turnmill.environments import registry as environments
+from turnmill.tools import registry as tools
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def rows(page: str) -> set[str]:
+    """What the rows of a page's tables begin with."""
+    return set(re.findall(r"^\| `(\w+)`", (DOCS / page).read_text(), re.MULTILINE))
+
+
+def test_every_environment_has_a_row():
+    # Other tests may have registered environments of their own.
+    ours = [
+        name for name in environments.names() if environments.find(name).__module__.startswith("turnmill.environments.")
+    ]
+
+    assert len(ours) > 10
+    assert [name for name in ours if name not in rows("environments.md")] == []
+
+
+def test_every_tool_has_a_row():
+    assert [name for name in tools.BUILT_IN if name not in rows("tools.md")] == []
