@@ -59,7 +59,8 @@ THERE = {
         agent_config.max_tokens agent_config.format_penalty agent_config.enable_think
         agent_config.use_think_answer_token agent_config.action_separator agent_config.system_prompt prompt env_config
         env_config.grid_vocab trainer.total_training_steps trainer.total_epochs trainer.test_freq
-        trainer.validation_steps trainer.save_freq train/<key> val-env/<key>
+        trainer.validation_steps trainer.save_freq train/<key> val-env/<key> AgentTrainer init_workers fit
+        register_agent get_agent_cls SokobanAgent SyncMultiTurnRollout DummyRewardManager
     """,
     "verl": """
         rollout.name rollout.mode rollout.multi_turn rollout.multi_turn.enable rollout.tool_kwargs.tools_config_file
