@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import jinja2
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
@@ -21,6 +22,7 @@ from turnmill.trajectory_page.source import PREFIX, Source
 from turnmill.trajectory_page.summary import OUTCOMES, Summary
 
 HERE = Path(__file__).parent
+MAX_OFFERED = 200
 PICTURES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -36,6 +38,7 @@ class Pages:
     def __init__(self, source: Source, follower: Follower) -> None:
         self.source = source
         self.follower = follower
+        self._offered: dict[str, tuple[int, list[str]]] = {}
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -75,8 +78,14 @@ class Pages:
         )
 
     def _values(self, column: str) -> list[str]:
-        found = self.source.index.rows(f"SELECT DISTINCT {column} FROM episodes ORDER BY 1 LIMIT 200")
-        return [str(value) for (value,) in found]
+        """What a filter offers; looked up once after every change."""
+        revision = self.source.index.revision
+        known, values = self._offered.get(column, (-1, []))
+        if known != revision:
+            found = self.source.index.rows(f"SELECT DISTINCT {column} FROM episodes ORDER BY 1 LIMIT {MAX_OFFERED}")
+            values = [str(value) for (value,) in found]
+            self._offered[column] = revision, values
+        return values
 
     def trajectory(self, request: Request, key: str) -> Response:
         """One trajectory, turn by turn."""
@@ -102,7 +111,7 @@ class Pages:
         """There is no such trajectory."""
         return self.render("missing.html", status=404, key=shown.text(key))
 
-    def compare(self, a: str, b: str) -> Response:
+    def compare(self, a: str = "", b: str = "") -> Response:
         """Two trajectories side by side."""
         left, right = (self.source.index.find(key) for key in (a, b))
         if left is None or right is None:
@@ -195,6 +204,7 @@ def create_app(source: Source, *, names: Iterable[str] = (), pause_seconds: floa
     app.get("/trajectory/{key:path}")(pages.trajectory)
 
     @app.exception_handler(404)
+    @app.exception_handler(RequestValidationError)
     def nowhere(request: Request, _: Exception) -> Response:
         return pages.missing(request.url.path)
 

@@ -1,5 +1,6 @@
 """Which trajectories a list shows, and in what order: as its address says it, and as SQL."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -85,7 +86,9 @@ class Filters:
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Filters)}
-_TYPES = {field.name: str(field.type) for field in fields(Filters)}
+_KINDS = {
+    field.name: kind for field in fields(Filters) for kind in (bool, int, float) if field.type in (kind, kind | None)
+}
 
 
 def read_filters(query: Mapping[str, str]) -> tuple[Filters, list[str]]:
@@ -103,12 +106,11 @@ def read_filters(query: Mapping[str, str]) -> tuple[Filters, list[str]]:
 
 
 def _read(name: str, text: str) -> Any:
-    if _TYPES[name].startswith("int"):
-        return max(1, _number(text, int)) if name == "page" else _number(text, int)
-    if _TYPES[name].startswith("float"):
-        return _number(text, float)
-    if _TYPES[name] == "bool":
+    kind = _KINDS.get(name)
+    if kind is bool:
         return text == "1"
+    if kind is not None:
+        return max(1, _number(text, kind)) if name == "page" else _number(text, kind)
     if name == "sort" and text not in SORTS:
         raise ValueError(f"is no order: it must be one of {', '.join(SORTS)}")
     if name == "outcome" and text not in OUTCOMES:
@@ -120,7 +122,9 @@ def _number(text: str, kind: type) -> Any:
     try:
         number = kind(text)
     except ValueError:
-        raise ValueError("is no whole number" if kind is int else "is no number") from None
+        number = math.nan
+    if number != number:
+        raise ValueError("is no whole number" if kind is int else "is no number")
     # SQLite's integers have 64 bits; nothing lies beyond an infinite bound.
     if not -(2**63) <= number < 2**63:
         raise ValueError("is too large")

@@ -13,7 +13,7 @@ from typing import Any
 
 from turnmill.trajectory_page.summary import COLUMNS, IN_FLIGHT, Summary, as_row
 
-FORMAT = 1
+FORMAT = 2
 BUSY_SECONDS = 10.0
 
 _SCHEMA = f"""
@@ -23,6 +23,8 @@ INSERT INTO state VALUES (0);
 CREATE TABLE episodes ({", ".join(f"{name} INTEGER PRIMARY KEY" if name == "id" else name for name in COLUMNS)});
 CREATE UNIQUE INDEX by_key ON episodes (key);
 CREATE INDEX by_task ON episodes (task);
+CREATE INDEX by_step ON episodes (last_step, id);
+CREATE INDEX by_outcome ON episodes (outcome, reward);
 CREATE INDEX by_open ON episodes (open) WHERE open = 1;
 CREATE TABLE turns (
     episode INTEGER, position INTEGER, file TEXT, start INTEGER, length INTEGER, PRIMARY KEY (episode, position)

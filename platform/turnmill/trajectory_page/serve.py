@@ -1,5 +1,6 @@
 """Serves the pages until it is told to end."""
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable
@@ -20,8 +21,10 @@ def serve(
         source = open_source(place)
         app = create_app(source, names=[host, *names])
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
-        on_ready(_address(host, listener.getsockname()[1]))
-        server.run(sockets=[listener])
+        # It lets Ctrl-C through once it has ended.
+        with contextlib.suppress(KeyboardInterrupt):
+            on_ready(_address(host, listener.getsockname()[1]))
+            server.run(sockets=[listener])
     finally:
         listener.close()
 
@@ -32,6 +35,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        # Whoever is told the address may come at once.
+        listener.listen()
     except OSError as error:
         listener.close()
         raise SettingsError(

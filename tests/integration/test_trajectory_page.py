@@ -1,0 +1,317 @@
+"""`turnmill view` as a process, and its pages in a browser."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turnmill.environments.rendering import write_gif
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+
+WORDS = ["go", " left", " right", "\n", "<img src=x onerror=pwned=1>", " on", "[2]"]
+START_SECONDS, LIVE_MILLISECONDS = 60, 20_000
+
+
+def turn(episode: str, number: int = 0, *said: int, **more: Any) -> TurnRecord:
+    """A turn that says words of the vocabulary, the first of them for certain."""
+    ids = said or (0, 1)
+    given = {"environment": int(episode[1]), "seed": 7, "step": 1, "policy_version": 0, "reward": 0.0, **more}
+    return TurnRecord(
+        episode=episode, turn=number, prompt="<sys>A ball.", response="".join(WORDS[word] for word in ids),
+        action=WORDS[ids[0]], response_ids=ids, log_probs=(0.0, *(-3.0,) * (len(ids) - 1)), asked_at=1.7e9 + number,
+        seconds={"generation": 0.25, "tools": 0.75}, environment_name="babyai GoToObj" if number == 0 else "", **given,
+    )  # fmt: skip
+
+
+def last(**more: Any) -> dict[str, Any]:
+    return {"done": True, "stop_reason": "completed"} | more
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    made = RunFolder(tmp_path_factory.mktemp("page") / "run")
+    made.create()
+    made.write_job("spec: {environment: {name: babyai, task: GoToObj}}\n")
+    made.vocabulary.write_text(json.dumps(WORDS))
+    log = TrajectoryLog(made)
+    log.append([turn("t0-0"), turn("t0-0", 1, 0, 5, observation_ids=(6,), **last(reward=1.0))])
+    log.append([turn("t1-0", 0, 4, 4, **last(stop_reason="max_turns"))])
+    log.append([turn("t2-0", **last(stop_reason="failed", failed_cause="environment", observation="It died."))])
+    log.append_token_advantages(1, [("t0-0", 0, [0.5, -1.0]), ("t0-0", 1, [1.0, 0.0])])
+    for step, way in ((1, 1), (2, 2)):
+        version = {"step": step, "policy_version": step}
+        log.append(
+            [turn("v0-0", **version), turn("v0-0", 1, 0, way, **version, **last(reward=step - 1.0))], validation=True
+        )
+        pictures = [np.full((64, 64, 3), 80 * number, dtype=np.uint8) for number in range(3)]
+        write_gif(pictures, made.episodes / f"validation-{step:06d}-0.gif")
+    return made
+
+
+class Server:
+    """`turnmill view` on a free port."""
+
+    def __init__(self, *arguments: str, cache: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "turnmill.cli.main", "view", *arguments],
+            env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def address(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "http://" in line, self.process.communicate(timeout=10)
+        return line.partition(": ")[2].split()[0]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.communicate(timeout=20)
+        finally:
+            self.process.kill()
+        return self.process.returncode
+
+
+def run_to_its_end(*arguments: str, cache: Path) -> tuple[int, str]:
+    server = Server(*arguments, cache=cache)
+    try:
+        _, errors = server.process.communicate(timeout=START_SECONDS)
+    finally:
+        server.process.kill()
+    return server.process.returncode, errors
+
+
+@pytest.fixture(scope="module")
+def page_address(folder: RunFolder) -> Iterator[str]:
+    server = Server(str(folder.path), "--port", "0", cache=folder.path.parent / "cache")
+    try:
+        yield server.address()
+    finally:
+        server.stop()
+
+
+# ---- the command ----
+
+
+def test_a_port_that_is_taken_is_told_with_the_way_out(folder, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, errors = run_to_its_end(str(folder.path), "--port", port, cache=tmp_path)
+
+    assert code == 2
+    assert f"--port {port}: it cannot be listened at on 127.0.0.1" in errors
+    assert "or 0 for a free one" in errors
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("nowhere", "holds no run"), ("redis://127.0.0.1:1/0", "Is the run still there?"), ("ftp://x", "nor a store")],
+)
+def test_where_there_is_no_run_the_command_says_so(place, said, tmp_path):
+    code, errors = run_to_its_end(place, "--port", "0", cache=tmp_path)
+
+    assert code == 2
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_ctrl_c_ends_it(folder, tmp_path):
+    server = Server(str(folder.path), "--port", "0", cache=tmp_path)
+    server.address()
+
+    assert server.stop() == 0
+
+
+# ---- the browser ----
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("There is no browser: apt-get install chromium.")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser: Any, page_address: str) -> Iterator[Any]:
+    """Opens pages; whatever they ask for, and whatever goes wrong in them, is noted."""
+    context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
+    page = context.new_page()
+    noted: dict[str, list[str]] = {"asked": [], "wrong": []}
+    page.on("request", lambda request: noted["asked"].append(request.url))
+    page.on("pageerror", lambda error: noted["wrong"].append(str(error)))
+    page.on("console", lambda message: noted["wrong"].append(message.text) if message.type == "error" else None)
+    page.on("dialog", lambda dialog: noted["wrong"].append(dialog.message))
+
+    def visit(path: str) -> Any:
+        page.goto(page_address + path)
+        return page
+
+    yield visit
+    context.close()
+    assert noted["wrong"] == []
+    assert [url for url in noted["asked"] if not url.startswith(page_address + "/")] == []
+
+
+def names(page: Any) -> list[str]:
+    return [text.strip() for text in page.locator("#list tbody td:first-child").all_inner_texts()]
+
+
+def background(page: Any, text: str, *, turn: int = 0) -> str:
+    token = page.locator(f"#turn-{turn} .token", has_text=text).first
+    token.wait_for()
+    shade: str = token.evaluate("token => getComputedStyle(token).backgroundColor")
+    return shade
+
+
+def is_clear(colour: str) -> bool:
+    """Whether nothing of it is to be seen: `rgba(0, 0, 0, 0)` or `color(srgb 0 0 0 / 0)`."""
+    return colour.endswith((", 0)", "/ 0)"))
+
+
+def test_a_list_is_filtered_sorted_and_shared_by_its_address(visit):
+    page = visit("/")
+    everything = names(page)
+    page.get_by_label("outcome").select_option("failed")
+    page.get_by_role("button", name="Filter").click()
+    page.wait_for_url("**/?outcome=failed")
+
+    assert sorted(everything) == ["t0-0", "t1-0", "t2-0", "v0-0", "v0-0"]
+    assert names(page) == ["t2-0"]
+    page.get_by_role("link", name="Clear").click()
+    page.get_by_label("reward", exact=True).fill("0.5")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/?reward_from=0.5")
+    page.get_by_role("link", name="turns").click()
+    page.wait_for_url("**/?reward_from=0.5&sort=turns")
+    assert sorted(names(page)) == ["t0-0", "v0-0"]
+
+
+def test_a_trajectory_is_opened_and_read_with_the_keyboard_alone(visit):
+    page = visit("/?sort=name")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/trajectory/t0-0?sort=name")
+
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.wait_for_url("**#turn-1")
+    assert page.locator(".turn.current h2").inner_text() == "Turn 1"
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("u")
+    page.wait_for_url("**/?sort=name")
+
+
+def test_tokens_are_coloured_by_log_prob_then_by_advantage_then_by_mask(visit):
+    page = visit("/trajectory/t0-0")
+    likely, unlikely = background(page, "go"), background(page, " left")
+    page.keyboard.press("c")
+    better, worse = background(page, "go"), background(page, " left")
+    page.get_by_label("loss mask").check()
+    learned, observed = background(page, "go", turn=1), background(page, "[2]", turn=1)
+
+    assert is_clear(likely)
+    assert is_clear(observed)
+    assert not any(map(is_clear, (unlikely, better, worse, learned)))
+    assert len({unlikely, better, worse, learned}) == 4
+    page.wait_for_url("**/trajectory/t0-0?colour=mask")
+    page.reload()
+    assert background(page, "go", turn=1) == learned
+    assert "log-prob −3 " in (page.locator(".token", has_text=" left").first.get_attribute("title") or "")
+
+
+def test_two_policies_are_compared_side_by_side(visit):
+    page = visit("/trajectory/v0-0@1")
+    page.locator("#peers summary").click()
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url("**/compare?a=v0-0%401&b=v0-0%402")
+
+    left, right = page.locator(".sides.parting .side").all()
+    assert "They part in turn 1" in page.locator(".toolbar").inner_text()
+    assert "go left" in left.inner_text()
+    assert "go right" in right.inner_text()
+    assert page.locator(".side .turn header", has_text="policy 2").count() == 2
+
+
+def test_frames_stand_beside_the_turns(visit):
+    page = visit("/trajectory/v0-0@1")
+
+    picture = page.get_by_alt_text("The environment after turn 0")
+    picture.scroll_into_view_if_needed()
+    page.wait_for_function("picture => picture.complete", arg=picture.element_handle())
+    assert picture.evaluate("picture => picture.naturalWidth") == 64
+
+
+def test_what_a_model_said_is_shown_and_not_run(visit):
+    page = visit("/trajectory/t1-0")
+
+    page.locator(".token", has_text="onerror=pwned").first.wait_for()
+    assert page.evaluate("typeof pwned") == "undefined"
+    assert page.locator(".response img").count() == 0
+
+
+def test_light_and_dark_can_be_chosen_and_stay(visit):
+    page = visit("/")
+    shade = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(shade)
+    page.keyboard.press("t")
+    dark = page.evaluate(shade)
+    page.reload()
+
+    assert page.evaluate(shade) == dark != light
+
+
+def test_a_list_follows_the_run(visit, folder):
+    page = visit("/?sort=name")
+    TrajectoryLog(folder).append([turn("t8-0", step=2)])
+
+    page.get_by_role("link", name="t8-0").wait_for(timeout=LIVE_MILLISECONDS)
+
+
+def test_a_trajectory_follows_the_run_and_what_was_opened_stays_open(visit, folder):
+    log = TrajectoryLog(folder)
+    log.append([turn("t9-0", step=2)])
+    page = visit("/?name=t9-0")
+    page.get_by_role("link", name="t9-0").click(timeout=LIVE_MILLISECONDS)
+    page.locator("#turn-0 .prompt summary").click()
+    page.keyboard.press("c")
+
+    log.append([turn("t9-0", 1, step=2)])
+
+    page.locator("#turn-1 .token").first.wait_for(timeout=LIVE_MILLISECONDS)
+    assert page.locator("#turn-0 .prompt").get_attribute("open") is None
+    assert page.locator("#live").get_attribute("data-colour") == "advantage"
+
+
+def test_a_page_says_when_its_server_is_gone(browser, folder, tmp_path):
+    server = Server(str(folder.path), "--port", "0", cache=tmp_path)
+    page = browser.new_page()
+    try:
+        page.goto(server.address())
+    finally:
+        server.stop()
+
+    page.get_by_text("does not answer: start it again").wait_for(timeout=LIVE_MILLISECONDS)
+    page.close()

@@ -1,0 +1,244 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from turnmill.observability import atomic_files
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog, TurnRecord, decode_turn
+from turnmill.testing.long_log import write_long_log
+from turnmill.trajectory_page.files import LogReader, Reading
+from turnmill.trajectory_page.index import Index
+from turnmill.trajectory_page.summary import Summary
+
+TURN = TurnRecord(
+    episode="t0-0", environment=0, turn=0, step=1, policy_version=0, prompt="A ball.", response="go", action="go",
+    reward=0.0, prompt_ids=(1, 2), response_ids=(4, 5), log_probs=(-0.5, -0.25), seed=3,
+)  # fmt: skip
+LAST = replace(TURN, turn=1, reward=1.0, done=True, stop_reason="completed")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> TrajectoryLog:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    return TrajectoryLog(folder)
+
+
+@pytest.fixture
+def reader(log: TrajectoryLog, tmp_path: Path) -> Callable[[], "Reader"]:
+    return lambda: Reader(log.path, tmp_path / "index.sqlite")
+
+
+class Reader:
+    """A log and an index that is kept in a file."""
+
+    def __init__(self, folder: Path, place: Path) -> None:
+        self.folder = folder
+        self.index = Index(place)
+        self.log = LogReader(folder, self.index, run="run", environment="babyai", lock=place.with_suffix(".lock"))
+
+    def read(self) -> list[Reading]:
+        return list(self.log.update())
+
+    def found(self) -> dict[str, Summary]:
+        return {summary.key: summary for summary in self.index.summaries("ORDER BY id")}
+
+    def turns(self, key: str) -> list[TurnRecord | None]:
+        summary = self.index.find(key)
+        assert summary is not None
+        lines = []
+        for place in self.index.places(summary.id):
+            content = (self.folder / place.file).read_bytes()
+            lines.append(content[place.start : place.start + place.length])
+        return [decode_turn(json.loads(line)) for line in lines]
+
+
+def test_a_trajectory_is_listed_with_what_its_turns_sum_up_to(log, reader):
+    log.append(
+        [replace(TURN, seconds={"generation": 0.5}), replace(LAST, policy_version=2, environment_name="sokoban")]
+    )
+    at = reader()
+
+    at.read()
+
+    summary = at.found()["t0-0"]
+    assert (summary.turns, summary.tokens, summary.reward, summary.seconds) == (2, 4, 1.0, 0.5)
+    assert (summary.outcome, summary.reason, summary.open) == ("solved", "completed", 0)
+    assert (summary.first_version, summary.last_version) == (0, 2)
+    assert (summary.environment, summary.kind, summary.run) == ("babyai", "training", "run")
+    assert at.turns("t0-0") == [
+        replace(TURN, seconds={"generation": 0.5}),
+        replace(LAST, policy_version=2, environment_name="sokoban"),
+    ]
+
+
+def test_the_index_and_the_log_tell_the_same_of_every_trajectory(log, reader):
+    write_long_log(log.path.parent, trajectories=120, per_step=50)
+    at = reader()
+
+    at.read()
+
+    told = {(each.name, each.outcome, len(each.turns), each.reward) for each in log.read_episodes(EpisodeFilter())}
+    listed = {(each.name, each.outcome, len(at.index.places(each.id)), each.reward) for each in at.index.summaries()}
+    assert len(told) == 120
+    assert listed == told
+
+
+def test_what_is_written_later_is_read_on(log, reader):
+    log.append([TURN])
+    at = reader()
+    at.read()
+    first = at.found()["t0-0"]
+    log.append([replace(LAST, step=2)])
+
+    at.read()
+
+    second = at.found()["t0-0"]
+    assert (first.outcome, first.turns) == ("unfinished", 1)
+    assert (second.outcome, second.turns, second.id) == ("solved", 2, first.id)
+    assert (second.first_step, second.last_step) == (1, 2)
+
+
+def test_nothing_is_read_twice(log, reader):
+    log.append([TURN, LAST])
+    reader().read()
+
+    again = reader()
+    revision = again.index.revision
+    readings = again.read()
+
+    assert readings == []
+    assert again.index.revision == revision
+
+
+def test_another_process_carries_on_where_the_first_one_ended(log, reader):
+    log.append([TURN])
+    first = reader()
+    first.read()
+    first.log.close()
+    log.append([LAST])
+
+    second = reader()
+    second.read()
+
+    assert second.found()["t0-0"].turns == 2
+
+
+def test_half_a_line_waits_for_its_other_half(log, reader):
+    log.append([TURN, LAST])
+    file = log.path / "step-000001.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-40])
+    at = reader()
+    at.read()
+    before = at.found()["t0-0"].turns
+    file.write_bytes(whole)
+
+    at.read()
+
+    assert (before, at.found()["t0-0"].turns) == (1, 2)
+
+
+def test_a_torn_line_costs_only_itself(log, reader):
+    log.append([TURN])
+    atomic_files.append(log.path / "step-000001.jsonl", b'{"episode":"t9-9","prompt":"{\\"episode\\":')
+    log.append([LAST])
+    at = reader()
+
+    at.read()
+
+    assert at.found().keys() == {"t0-0"}
+    assert at.found()["t0-0"].turns == 2
+
+
+def test_lines_that_are_no_turns_are_left_out(log, reader):
+    (log.path / "step-000001.jsonl").write_bytes(b'{"episode":"t1-1"}\n[]\n{"episode":5,"turn":"x"}\n\xff\xfe\n\n')
+    at = reader()
+
+    at.read()
+
+    assert at.found() == {}
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_is_read_anew(log, reader):
+    log.append([TURN, replace(LAST, step=2)])
+    at = reader()
+    at.read()
+    log.rewind(1)
+    log.append([replace(LAST, step=2, reward=0.0, stop_reason="max_turns")])
+
+    at.read()
+
+    assert at.found()["t0-0"].outcome == "unsolved"
+    assert [turn.stop_reason for turn in at.turns("t0-0")] == [None, "max_turns"]
+
+
+def test_an_episode_that_is_played_again_under_its_name_has_a_key_of_its_own(log, reader):
+    failed = replace(TURN, response="", response_ids=(), done=True, stop_reason="failed", failed_cause="environment")
+    log.append([failed, TURN, LAST], validation=True)
+    at = reader()
+
+    at.read()
+
+    assert {key: each.outcome for key, each in at.found().items()} == {"t0-0@1": "failed", "t0-0@1~2": "solved"}
+    assert at.found()["t0-0@1"].turns == 0
+
+
+def test_what_began_alike_has_the_same_task_and_nothing_else_has(log, reader):
+    log.append([replace(LAST, episode="v0-0", turn=0, step=step) for step in (1, 2)], validation=True)
+    log.append([replace(LAST, episode="v1-0", turn=0, environment=1)], validation=True)
+    log.append([replace(LAST, episode="v2-0", turn=0, seed=4), replace(LAST, episode="v3-0", turn=0, prompt="A box.")])
+    at = reader()
+
+    at.read()
+
+    tasks = {key: each.task for key, each in at.found().items()}
+    assert tasks.pop("v0-0@2") == tasks["v0-0@1"]
+    assert len(set(tasks.values())) == 4
+
+
+def test_one_of_two_pages_of_a_run_writes_the_index_and_both_show_it(log, reader):
+    log.append([TURN, LAST])
+    first, second = reader(), reader()
+    first.read()
+
+    readings = second.read()
+
+    assert readings == []
+    assert second.found().keys() == {"t0-0"}
+
+
+def test_a_reading_that_is_broken_off_is_carried_on_later(log, reader, monkeypatch):
+    monkeypatch.setattr("turnmill.trajectory_page.files.CHUNK_BYTES", 1000)
+    write_long_log(log.path.parent, trajectories=20)
+    at = reader()
+    update = at.log.update()
+    next(update)
+    next(update)
+    update.close()
+    part = len(at.found())
+
+    at.read()
+
+    assert 0 < part < 20
+    assert len(at.found()) == 20
+
+
+def test_an_index_of_another_version_is_made_anew(log, reader):
+    log.append([TURN, LAST])
+    at = reader()
+    at.read()
+    with at.index.change() as connection:
+        connection.execute("PRAGMA user_version = 0")
+    at.log.close()
+    at.index.close()
+
+    again = reader()
+    before = again.found()
+    again.read()
+
+    assert before == {}
+    assert again.found().keys() == {"t0-0"}
