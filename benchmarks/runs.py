@@ -1,6 +1,7 @@
 """Runs jobs as a user does, and watches what they take."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ class Measured:
 
     exit_code: int
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
     summary: dict[str, Any]
 
@@ -29,32 +31,54 @@ def measure(job: Path, run_dir: Path, *arguments: str) -> Measured:
     started = time.monotonic()
     with WholeRun(job, run_dir) as run:
         process = run.start(*arguments).process
-        memory = MemoryWatch(process.pid, run)
+        watch = Watch(process.pid, run)
         code = process.wait()
     seconds = time.monotonic() - started
-    summary = run_dir / "summary.json"
-    return Measured(code, seconds, memory.stop(), json.loads(summary.read_text()) if summary.exists() else {})
+    watch.stop()
+    path = run_dir / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    return Measured(code, seconds, watch.cpu_seconds, watch.peak_bytes, summary)
 
 
-class MemoryWatch:
-    """The largest memory of all processes of a run together; pages that they share count once (PSS)."""
+class Watch:
+    """What all processes of a run take together; pages that they share count once (PSS).
+
+    Of a process's end, up to `SAMPLE_SECONDS` of its time are not seen.
+    """
 
     def __init__(self, pid: int, run: WholeRun) -> None:
         self._pid, self._run = pid, run
-        self._peak = 0
+        self.peak_bytes = 0
+        self._cpu_seconds: dict[int, float] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def stop(self) -> int:
-        """End the watch; the peak in bytes."""
+    def stop(self) -> None:
+        """End the watch."""
         self._ended.set()
         self._thread.join()
-        return self._peak
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the program and of the system."""
+        return sum(self._cpu_seconds.values())
 
     def _watch(self) -> None:
         while not self._ended.wait(SAMPLE_SECONDS):
-            self._peak = max(self._peak, sum(map(_pss, [self._pid, *self._run.processes()])))
+            processes = [self._pid, *self._run.processes()]
+            self.peak_bytes = max(self.peak_bytes, sum(map(_pss, processes)))
+            for pid in processes:
+                self._cpu_seconds[pid] = max(self._cpu_seconds.get(pid, 0.0), _cpu_seconds(pid))
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        # After the name, which may hold anything: the 14th and the 15th field of all.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _pss(pid: int) -> int:

@@ -64,9 +64,7 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
     return ensure_warm_start(
         spec.model.warm_start,
         environment=spec.environment,
-        max_turns=spec.verlog.max_turns if spec.agent.type == "verlog" else 0,
-        tasks=spec.agent.type != "verlog",
-        agents=spec.grl_agent.learning_agents if spec.agent.type == "grl" else (),
+        agent=spec.agent,
         cache_dir=cache_dir,
         on_progress=tell,
     )

@@ -6,14 +6,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from turnmill.environments import create
 from turnmill.environments.tasks import create_source
+from turnmill.jobs.agent import AgentSettings, VerlogAgent
 from turnmill.jobs.environment import EnvironmentSettings
-from turnmill.jobs.grl_agent import NamedAgent
+from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.expert import expert_of
 
@@ -27,23 +29,18 @@ def ensure_warm_start(
     settings: WarmStart,
     *,
     environment: EnvironmentSettings,
-    max_turns: int,
-    tasks: bool = False,
-    agents: Sequence[NamedAgent] = (),
+    agent: AgentSettings,
     cache_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """The folder of a model cloned for an environment, for tasks or for agents; made on the first call, found later."""
-    key = cache_key(settings, environment, 0 if tasks else max_turns, agents)
-    folder = (cache_dir or default_cache_dir()) / key
+    """The folder of a model cloned for an agent and what it acts on; made on the first call, found later."""
+    folder = (cache_dir or default_cache_dir()) / cache_key(settings, environment, agent)
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        make_warm_start(
-            unfinished, settings, environment, max_turns, on_progress or (lambda *_: None), tasks=tasks, agents=agents
-        )
+        make_warm_start(unfinished, settings, environment, agent, on_progress or (lambda *_: None))
         try:
             unfinished.replace(folder)
         except OSError:
@@ -59,25 +56,28 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnmill" / "warm-start"
 
 
-def cache_key(
-    settings: WarmStart, environment: EnvironmentSettings, max_turns: int, agents: Sequence[NamedAgent] = ()
-) -> str:
+def cache_key(settings: WarmStart, environment: EnvironmentSettings, agent: AgentSettings) -> str:
     """A name for a warm start that changes with everything that makes it."""
-    world = [environment.name, environment.task, environment.options, max_turns]
-    made_of = [RECIPE_VERSION, settings.model_dump(mode="json"), world]
-    made_of += [agent.model_dump(mode="json") for agent in agents]
+    world = [environment.name, environment.task, environment.options]
+    made_of = [RECIPE_VERSION, settings.model_dump(mode="json"), world, *_what_is_shown(agent)]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _what_is_shown(agent: AgentSettings) -> list[Any]:
+    """What of an agent makes a difference to its demonstrations."""
+    if isinstance(agent, VerlogAgent):
+        return [agent.max_turns, agent.memory.model_dump()]
+    if isinstance(agent, GrlAgent):
+        return [one.model_dump(mode="json") for one in agent.learning_agents]
+    return []
 
 
 def make_warm_start(
     folder: Path,
     settings: WarmStart,
     environment: EnvironmentSettings,
-    max_turns: int,
+    agent: AgentSettings,
     on_progress: Progress,
-    *,
-    tasks: bool = False,
-    agents: Sequence[NamedAgent] = (),
 ) -> None:
     """Gather demonstrations, clone a model on them and save everything in `folder`."""
     # torch and transformers take seconds to import; a warm start that is found in the cache needs neither.
@@ -86,15 +86,15 @@ def make_warm_start(
     from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
     started = time.perf_counter()
-    if agents:
+    if isinstance(agent, GrlAgent):
         from turnmill.training.warm_start.agent_rows import build_agent_rows
 
-        tokenizer, rows = build_agent_rows(agents, settings)
-    elif tasks:
-        tokenizer, rows = build_task_rows(teacher_of(create_source(environment.name, environment.options)), settings)
+        tokenizer, rows = build_agent_rows(agent.learning_agents, settings)
+    elif isinstance(agent, VerlogAgent):
+        world = create(environment.name, environment.task, agent.max_turns, environment.options)
+        tokenizer, rows = build_rows(world, expert_of(world), settings, agent.memory)
     else:
-        world = create(environment.name, environment.task, max_turns, environment.options)
-        tokenizer, rows = build_rows(world, expert_of(world), settings)
+        tokenizer, rows = build_task_rows(teacher_of(create_source(environment.name, environment.options)), settings)
     shown_seconds = time.perf_counter() - started
     model = cloning.build_model(len(tokenizer), settings)
     loss = cloning.clone(model, rows, settings, on_progress)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnmill.environments import Environment
+from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
 from turnmill.rollout.memory import Memory
 from turnmill.rollout.prompts import Message, build_messages
@@ -33,12 +34,14 @@ class Demonstration:
         return answer_text(self.thought, self.spoken)
 
 
-def demonstrate(environment: Environment, expert: Expert, settings: WarmStart) -> list[Demonstration]:
+def demonstrate(
+    environment: Environment, expert: Expert, settings: WarmStart, remembers: MemorySettings
+) -> list[Demonstration]:
     """At least `settings.turns` turns of whole episodes; equal settings give equal turns."""
     shown: list[Demonstration] = []
     seed = FIRST_SEED + settings.seed * SEEDS_PER_WARM_START
     while len(shown) < settings.turns:
-        shown.extend(_episode(environment, expert, settings, seed))
+        shown.extend(_episode(environment, expert, settings, remembers, seed))
         seed += 1
     return shown
 
@@ -56,10 +59,12 @@ def spoken_chances(advised: str, actions: Sequence[str], settings: WarmStart) ->
     return well_formed | dict.fromkeys(MALFORMED_ACTIONS, settings.malformed_share / len(MALFORMED_ACTIONS))
 
 
-def _episode(environment: Environment, expert: Expert, settings: WarmStart, seed: int) -> Iterator[Demonstration]:
+def _episode(
+    environment: Environment, expert: Expert, settings: WarmStart, remembers: MemorySettings, seed: int
+) -> Iterator[Demonstration]:
     """The turns of one episode, up to the one at which the expert has no more to say."""
     chance = random.Random(seed)
-    memory = Memory(text_turns=1, thought_turns=1)
+    memory = Memory(text_turns=remembers.text_turns, thought_turns=remembers.thought_turns)
     memory.begin(environment.reset(seed))
     action: str | None = None
     for _ in range(environment.max_turns):

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments import Environment
+from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.cloning import Row
 from turnmill.training.warm_start.demonstrations import MALFORMED_ACTIONS, Demonstration, answer_text, demonstrate
@@ -18,10 +19,10 @@ _ANSWERS = tuple(answer_text("the", action) for action in MALFORMED_ACTIONS)
 
 
 def build_rows(
-    environment: Environment, expert: Expert, settings: WarmStart
+    environment: Environment, expert: Expert, settings: WarmStart, remembers: MemorySettings
 ) -> tuple[PreTrainedTokenizerFast, list[Row]]:
     """A tokenizer for the expert's language, and its demonstrations in that tokenizer's ids."""
-    shown = demonstrate(environment, expert, settings)
+    shown = demonstrate(environment, expert, settings, remembers)
     tokenizer = build_tokenizer([*expert.phrases(), *_ANSWERS])
     _refuse_unknown_words(shown, tokenizer.get_vocab(), environment.name)
     prompts = tokenizer.apply_chat_template(

@@ -6,16 +6,19 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnmill.core.errors import RunFailedError
+from turnmill.jobs.agent import MemorySettings, VerlogAgent
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.model import WarmStart
+from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.training.warm_start import cache, ensure_warm_start
 
 QUICK = WarmStart(turns=30, gradient_steps=4, batch_size=4, max_loss=10.0)
 GO_TO = EnvironmentSettings(name="babyai", task="GoToObj")
+AGENT = VerlogAgent(max_turns=8)
 
 
 def ensure(folder: Path, settings: WarmStart = QUICK, **options: Any) -> Path:
-    return ensure_warm_start(settings, environment=GO_TO, max_turns=8, cache_dir=folder, **options)
+    return ensure_warm_start(settings, environment=GO_TO, agent=AGENT, cache_dir=folder, **options)
 
 
 def make_stub(folder: Path, *_: Any, **__: Any) -> None:
@@ -71,29 +74,33 @@ def test_a_folder_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("settings", "environment", "max_turns"),
+    ("settings", "environment", "agent"),
     [
-        (WarmStart(seed=1), GO_TO, 16),
-        (WarmStart(), EnvironmentSettings(name="babyai", task="GoToLocal"), 16),
-        (WarmStart(), EnvironmentSettings(name="babyai", task="GoToObj", options={"numDists": 1}), 16),
-        (WarmStart(), GO_TO, 24),
+        (WarmStart(seed=1), GO_TO, AGENT),
+        (WarmStart(), EnvironmentSettings(name="babyai", task="GoToLocal"), AGENT),
+        (WarmStart(), EnvironmentSettings(name="babyai", task="GoToObj", options={"numDists": 1}), AGENT),
+        (WarmStart(), GO_TO, VerlogAgent(max_turns=24)),
+        (WarmStart(), GO_TO, VerlogAgent(max_turns=8, memory=MemorySettings(text_turns=0))),
+        (WarmStart(), GO_TO, ToolAgent()),
     ],
 )
-def test_the_key_changes_with_what_is_made(settings: WarmStart, environment: EnvironmentSettings, max_turns: int):
-    assert cache.cache_key(settings, environment, max_turns) != cache.cache_key(WarmStart(), GO_TO, 16)
+def test_the_key_changes_with_what_is_made(
+    settings: WarmStart, environment: EnvironmentSettings, agent: VerlogAgent | ToolAgent
+):
+    assert cache.cache_key(settings, environment, agent) != cache.cache_key(WarmStart(), GO_TO, AGENT)
 
 
 def test_the_key_changes_with_the_recipe(monkeypatch: pytest.MonkeyPatch):
-    before = cache.cache_key(QUICK, GO_TO, 16)
+    before = cache.cache_key(QUICK, GO_TO, AGENT)
     monkeypatch.setattr(cache, "RECIPE_VERSION", cache.RECIPE_VERSION + 1)
 
-    assert cache.cache_key(QUICK, GO_TO, 16) != before
+    assert cache.cache_key(QUICK, GO_TO, AGENT) != before
 
 
 def test_the_key_ignores_what_does_not_change_the_model():
     patient = GO_TO.model_copy(update={"count": 4, "step_timeout_seconds": 5.0})
 
-    assert cache.cache_key(QUICK, patient, 16) == cache.cache_key(QUICK, GO_TO, 16)
+    assert cache.cache_key(QUICK, patient, AGENT) == cache.cache_key(QUICK, GO_TO, AGENT)
 
 
 def test_the_cache_is_where_the_desktop_standard_has_it(monkeypatch: pytest.MonkeyPatch):

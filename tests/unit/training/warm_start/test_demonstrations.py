@@ -1,14 +1,17 @@
 import pytest
 
 from turnmill.environments import create
+from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.demonstrations import demonstrate, spoken_chances
 from turnmill.training.warm_start.expert import expert_of
 
+LAST_TURN = MemorySettings()
 
-def shown(**settings: float):
+
+def shown(remembers: MemorySettings = LAST_TURN, **settings: float):
     environment = create("babyai", "GoToObj", 16)
-    return demonstrate(environment, expert_of(environment), WarmStart(**{"turns": 40, **settings}))
+    return demonstrate(environment, expert_of(environment), WarmStart(**{"turns": 40, **settings}), remembers)
 
 
 def test_equal_settings_show_equal_turns():
@@ -26,6 +29,14 @@ def test_a_turn_shows_the_goal_the_last_turn_and_the_present_view():
     assert [message["role"] for message in first.messages] == ["system", "user"]
     assert first.messages[0]["content"].startswith("goal: go to the ")
     assert second.messages[1:3] == (first.messages[1], {"role": "assistant", "content": first.answer})
+
+
+def test_a_turn_shows_as_much_of_the_past_as_the_agent_remembers():
+    turns = shown(MemorySettings(text_turns=2, thought_turns=0))
+
+    assert max(len(turn.messages) for turn in turns) == 6
+    assert turns[1].messages[2]["content"] in create("babyai", "GoToObj").actions
+    assert {len(turn.messages) for turn in shown(MemorySettings(text_turns=0))} == {2}
 
 
 def test_a_malformed_answer_holds_no_action():

@@ -5,6 +5,7 @@ import torch
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments import Environment, StepResult, create
+from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.demonstrations import demonstrate
 from turnmill.training.warm_start.expert import expert_of
@@ -41,9 +42,9 @@ class Guide:
 
 def test_rows_are_what_the_chat_template_yields():
     environment = create("babyai", "GoToObj", 16)
-    turns = demonstrate(environment, expert_of(environment), SETTINGS)
+    turns = demonstrate(environment, expert_of(environment), SETTINGS, MemorySettings())
 
-    tokenizer, rows = build_rows(environment, expert_of(environment), SETTINGS)
+    tokenizer, rows = build_rows(environment, expert_of(environment), SETTINGS, MemorySettings())
 
     for turn, row in zip(turns, rows, strict=True):
         prompt = tokenizer.apply_chat_template(list(turn.messages), add_generation_prompt=True, tokenize=False)
@@ -63,7 +64,7 @@ def test_the_targets_of_an_action_follow_what_was_said_before():
 
 def test_a_word_that_the_expert_leaves_out_is_refused():
     with pytest.raises(SettingsError, match=r"corridor.*leaves words out of phrases.*' corridor'"):
-        build_rows(Corridor(None, 4, None), Guide(), SETTINGS)
+        build_rows(Corridor(None, 4, None), Guide(), SETTINGS, MemorySettings())
 
 
 def test_an_environment_without_an_expert_is_refused():
