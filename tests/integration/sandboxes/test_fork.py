@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -15,8 +16,10 @@ from turnmill.core.errors import SandboxError
 from turnmill.sandboxes import fork
 from turnmill.sandboxes.base import MIB, Command, Function, Limits, Python, Task
 from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
+from turnmill.tools.sandboxed.parts import pack
 
 SECONDS = 60
+SHELL = "turnmill.tools.sandboxed.shell"
 SANDBOXES = {
     "namespaces": lambda: ForkSandbox(spares=1),
     "bare": lambda: ForkSandbox(spares=1, namespaces=False),
@@ -47,6 +50,12 @@ def script(text: str, **options) -> Task:
 
 def shell(text: str, **options) -> Task:
     return Task(Command(("sh", "-c", text)), **options)
+
+
+def attended(line: str) -> Task:
+    settings = {"seconds": 60, "cpu_seconds": 9, "characters": 999, "home_bytes": MIB, "home_files": 9, "join": False}
+    parts = {"lines": json.dumps([line]).encode(), "state": b"", "limits": json.dumps(settings).encode()}
+    return Task(Function(f"{SHELL}:run", pack(parts), attends=True), limits=Limits(seconds=60))
 
 
 def zygote_pids(sandbox: ForkSandbox) -> list[int]:
@@ -480,6 +489,32 @@ async def test_what_a_killed_supervisor_had_started_is_ended(sandbox):
     await until(lambda: not is_running(mark))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="attendants take root")
+@pytest.mark.parametrize("end", ["cancelled", "supervisor killed"])
+async def test_what_an_attendant_has_started_ends_with_its_task(tmp_path, end):
+    tmp_path.chmod(0o755)
+    made = ForkSandbox(preload=[SHELL], folder=tmp_path)
+    mark = f"{time.time_ns() % 10**9 + 10**9}"
+    try:
+        run = asyncio.create_task(made.run(attended(f"setsid sleep {mark} & sleep {mark}")))
+        await until(lambda: len(marked(mark)) == 2)
+
+        if end == "cancelled":
+            run.cancel()
+        else:
+            attendants = {parent(parent(pid)) for pid in marked(mark)} - {1}
+            for supervisor in {parent(pid) for pid in attendants if user(pid) != os.geteuid()}:
+                os.kill(supervisor, signal.SIGKILL)
+
+        await until(lambda: not is_running(mark))
+        with pytest.raises((asyncio.CancelledError, SandboxError)):
+            await run
+        assert b"well\n" in (await made.run(attended("echo well"))).stdout
+    finally:
+        await made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_the_weaker_sandbox_says_so_aloud(caplog):
     # verl, imported by other tests, lets the root logger pass errors alone.
     caplog.set_level(logging.WARNING, logger="turnmill")
@@ -543,6 +578,10 @@ def supervisors_above(mark: str) -> set[int]:
     parents = {parent(pid) for pid in marked(mark)}
     grandparents = {parent(pid) for pid in parents if Path(f"/proc/{pid}/comm").read_text() == "sh\n"}
     return grandparents - {1}
+
+
+def user(pid: int) -> int:
+    return Path(f"/proc/{pid}").stat().st_uid
 
 
 def parent(pid: int) -> int:

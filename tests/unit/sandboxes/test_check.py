@@ -1,7 +1,7 @@
 import pytest
 
 from turnmill.core.errors import SandboxError
-from turnmill.sandboxes.base import Command, Function, Python, Task
+from turnmill.sandboxes.base import Command, Function, Limits, Python, Task
 from turnmill.sandboxes.fork import check
 
 
@@ -22,3 +22,12 @@ def test_a_path_that_leads_out_is_refused(path, place):
 def test_a_program_that_names_nothing_is_refused(program):
     with pytest.raises(SandboxError):
         check(Task(program))
+
+
+@pytest.mark.parametrize("more", [{"stdin": b"x"}, {"files": {"f": b""}}, {"folder": "f"}, {"keep_files": True}])
+def test_the_task_of_an_attendant_has_limits_and_nothing_else(more):
+    function = Function("module:name", b"", attends=True)
+    check(Task(function, limits=Limits(seconds=1)))
+
+    with pytest.raises(SandboxError, match="nothing else"):
+        check(Task(function, **more))

@@ -235,7 +235,7 @@ def _is_first_process() -> bool:
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
-    """Its reading end is closed with the stack, or both if there is an error before."""
+    """Its reading end is closed with the stack."""
     reading, writing = os.pipe()
     stack.callback(os.close, reading)
     return reading, writing
