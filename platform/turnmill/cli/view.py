@@ -36,5 +36,5 @@ def view(
         host=host,
         port=port,
         names=allow_host or (),
-        on_ready=lambda address: typer.echo(f"Trajectories of {place}: {address} (Ctrl-C ends it)"),
+        on_ready=lambda address: typer.echo(f"Trajectories: {address} (Ctrl-C ends it)"),
     )

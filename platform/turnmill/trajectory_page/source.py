@@ -171,7 +171,8 @@ class StoreSource:
     """Every run in a trajectory store."""
 
     def __init__(self, url: str) -> None:
-        self.title = url.rpartition("@")[2] if "@" in url else url.partition("://")[2]
+        # Without what may be a password.
+        self.title = url.partition("://")[2].rpartition("@")[2].partition("?")[0]
         self.index = Index()
         self.vocabulary = Vocabulary()
         self._store = StoreReader(url, finished_too=True)

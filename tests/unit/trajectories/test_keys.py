@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turnmill.core.errors import SettingsError
-from turnmill.trajectories.keys import Keys
+from turnmill.trajectories.keys import ROLLOUTS_OF_ANY_RUN, Keys, run_and_name
 
 names = st.text(st.characters(), max_size=10)
 
@@ -53,3 +53,12 @@ def test_the_name_of_a_rollout_follows_from_its_key(name):
 def test_a_run_without_a_name_or_with_a_novel_for_one_is_refused(run):
     with pytest.raises(SettingsError, match="1 to 200"):
         Keys(run)
+
+
+@given(st.text(st.characters(), min_size=1, max_size=10), names)
+def test_the_key_of_a_rollout_tells_its_run_and_its_name(run, name):
+    key = Keys(run).journal(name)
+
+    assert run_and_name(key) == (run, name)
+    assert fnmatchcase(key, ROLLOUTS_OF_ANY_RUN)
+    assert not fnmatchcase(f"{key}:turns", ROLLOUTS_OF_ANY_RUN)
