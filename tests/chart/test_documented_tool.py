@@ -21,7 +21,7 @@ async def test_the_documented_tool_works_from_a_folder(tmp_path):
 def test_every_setting_of_a_tool_is_documented():
     sources = (Path(__file__).parents[2] / "platform" / "turnmill" / "tools").rglob("*.py")
     text = "".join(map(Path.read_text, sources))
-    kinds = "PYTHON|IPYTHON|BASH|SQL|RETRIEVER|MCP|VERL|TOOLS|IMAGE|BROWSER|PISTON|SANDBOX_FUSION"
+    kinds = "PYTHON|IPYTHON|BASH|SQL|RETRIEVER|MCP|VERL|TOOLS|IMAGE|BROWSER|PISTON|SANDBOX_FUSION|SERPER|GOOGLE"
     names = {*re.findall(rf'"((?:{kinds})_[A-Z_]+)"', text)}
     names |= {f"{kind}_{name}" for name in re.findall(r'f"{prefix}_([A-Z_]+)"', text) for kind in ("IMAGE", "AUDIO")}
 

@@ -18,6 +18,7 @@ BUILT_IN = {
     "base": "turnmill.tools.turn_counter:TurnCounter",
     "bash_terminal": "turnmill.tools.bash_terminal:BashTerminal",
     "finish": "turnmill.tools.finish:Finish",
+    "google_search": "turnmill.tools.google_search:GoogleSearch",
     "ipython_code": "turnmill.tools.ipython_code:IPythonCode",
     "mcp_interface": "turnmill.tools.mcp_interface:McpInterface",
     "piston": "turnmill.tools.piston:Piston",

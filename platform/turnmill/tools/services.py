@@ -9,19 +9,24 @@ from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 class JsonService:
     """One address that takes and gives JSON."""
 
-    def __init__(self, tool: str, setting: str, url: str, *, seconds: float) -> None:
+    def __init__(
+        self, tool: str, setting: str, url: str, *, seconds: float, headers: Mapping[str, str] | None = None
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ToolUnavailableError(f"{tool}: {setting} ({url!r}) must be an address such as http://host:8080.")
         self._name = f"{tool}: the service at {setting} ({url})"
         self._url = url.rstrip("/")
         self._seconds = seconds
+        self._headers = dict(headers or {})
         self._client: Any = None
 
     async def start(self) -> None:
         """Open the connections."""
         import httpx
 
-        self._client = httpx.AsyncClient(timeout=self._seconds, limits=httpx.Limits(max_connections=None))
+        self._client = httpx.AsyncClient(
+            timeout=self._seconds, headers=self._headers, limits=httpx.Limits(max_connections=None)
+        )
 
     async def close(self) -> None:
         """Close them."""

@@ -85,13 +85,12 @@ def registered(monkeypatch):
         del sys.modules[name]
 
 
-def settings_of(name: str) -> dict[str, str]:
-    return {"MCP_GATEWAY_ADDRESS": "http://gateway:1"} if name == "mcp_interface" else {}
+NEEDED = {"MCP_GATEWAY_ADDRESS": "http://gateway:1", "SERPER_API_KEY": "secret"}
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_every_tool_is_made_by_its_name(name):
-    tool = make_tool(name, **settings_of(name))
+    tool = make_tool(name, **NEEDED)
 
     assert tool.name == name
 
