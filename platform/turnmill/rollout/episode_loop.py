@@ -73,6 +73,7 @@ def _told(slot: Slot, turns: Sequence[Turn]) -> Mapping[str, Any]:
         "stop_reason": slot.stop_reason(turns[-1]),
         "num_rows": len(turns),
         "own_scores": True,
+        "turn_rows": True,
         "sampled": b"".join(pack(turn.response_ids) for turn in turns),
         "seconds": slot.waits.read(),
         "figures": {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turnmill.jobs.trajectory_algorithms import Dapo, GigPo, TrajectoryAlgorithm
+from turnmill.training.advantages import alone
 from turnmill.training.estimators import estimate, state_advantages
 from turnmill.training.joined_rows import JoinedRows, group_of
 
@@ -38,6 +39,16 @@ class Rows:
     states_R: Sequence[str] = ()
     """What each row's turn began with."""
 
+    @property
+    def situations(self) -> list[str]:
+        """What is the same where turns of the same task began in the same state."""
+        return [f"{group_of(key)}/{state}" for key, state in zip(self.keys, self.states_R, strict=True)]
+
+    @property
+    def same_state_ratio(self) -> float:
+        """Share of the turns that began in a state in which another turn of the same task began."""
+        return 1.0 - alone(self.situations).double().mean().item()
+
 
 def advantages_of(rows: Rows, algorithm: TrajectoryAlgorithm) -> tuple[Tensor, Tensor]:
     """Advantages and returns, shape (rows, response tokens): a trajectory's rows are one sequence to the estimator."""
@@ -48,9 +59,8 @@ def advantages_of(rows: Rows, algorithm: TrajectoryAlgorithm) -> tuple[Tensor, T
     found = estimate(algorithm, joined.join(counted_RG), joined.join(rows.mask_RG), groups_K, values_KL)
     advantages_RG, returns_RG = (joined.split(of_tokens_KL, rows.mask_RG.shape[1]) for of_tokens_KL in found)
     if isinstance(algorithm, GigPo):
-        situations_R = [f"{group_of(key)}/{state}" for key, state in zip(rows.keys, rows.states_R, strict=True)]
         of_turns_R = state_advantages(
-            counted_RG.sum(1), joined.rows_K, situations_R, gamma=algorithm.gamma, normalise=algorithm.normalise
+            counted_RG.sum(1), joined.rows_K, rows.situations, gamma=algorithm.gamma, normalise=algorithm.normalise
         )
         advantages_RG = advantages_RG + algorithm.step_weight * of_turns_R[:, None] * rows.mask_RG
     return advantages_RG, returns_RG

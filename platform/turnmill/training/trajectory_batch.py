@@ -150,7 +150,7 @@ class TrajectoryBatch:
         told_of = dict(zip(last, self.trajectories, strict=True))
         lengths = self.response_lengths_R.tolist()
         for key, values_G, length in zip(self.meta.keys, values_RG, lengths, strict=True):
-            if (told := told_of[trajectory_of(key)]).get("own_scores"):
+            if (told := told_of[trajectory_of(key)]).get("turn_rows"):
                 yield told["name"], row_number(key), values_G[:length].tolist()
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:

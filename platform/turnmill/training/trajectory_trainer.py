@@ -18,7 +18,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from turnmill.core.errors import RunFailedError
-from turnmill.jobs.trajectory_algorithms import Dapo
+from turnmill.jobs.trajectory_algorithms import Dapo, GigPo
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.ahead import ColocateAsync, SeparateAsync
@@ -109,6 +109,8 @@ class TrajectoryTrainer(RunTrainer):
         self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(means_R))
         self.trajectory_log.append_token_advantages(self.global_steps, rows.by_turn(advantages_RG))
         self._fill_padding(batch)
+        if isinstance(self.job.spec.algorithm, GigPo):
+            metrics["turnmill/same_state_ratio"] = rewarded.same_state_ratio
         metrics.update(trajectory_metrics(rows, self._split, at_once=self.job.spec.trajectories_at_once))
         # A batch that names its columns is handed to the update without those that were added since.
         return select(batch, [True] * len(batch.keys))

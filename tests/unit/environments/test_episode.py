@@ -29,6 +29,17 @@ def test_an_invalid_response_executes_the_default_action_and_costs_the_penalty()
     assert result.observation == "seed 0 step 1"
 
 
+def test_a_state_is_the_observation_unless_the_environment_says_otherwise():
+    class Forgetful(Hostile):
+        def state_key(self, observation: str) -> str:
+            return observation.partition(" step")[0]
+
+    made = TurnEnvironment(Forgetful(None, 10, HostileOptions()), invalid_penalty=0.1, binary_reward=True)
+
+    assert (made.reset(3).state_key, made.act("ACTION: look").state_key) == ("seed 3", "seed 3")
+    assert episode().act("ACTION: look").state_key == "seed 0 step 1"
+
+
 def test_the_penalty_replaces_even_a_reward_that_the_default_action_earned():
     made = episode()
     made.environment.default_action = "win"

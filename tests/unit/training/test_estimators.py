@@ -168,6 +168,7 @@ def test_gigpo_adds_the_comparison_of_turns_to_that_of_episodes():
 
     advantages, _ = advantages_of(rows, GigPo(gamma=0.5, step_weight=2.0, normalise=False))
 
+    assert rows.same_state_ratio == 0.5
     # Episodes: +-0.5. Turns in s: returns 0.5 and 0, so +-0.25, twice.
     assert advantages[:, 0].tolist() == pytest.approx([0.5 + 0.5, 0.5, -0.5 - 0.5, -0.5])
 
