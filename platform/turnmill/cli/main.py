@@ -294,7 +294,8 @@ def _outcome(run_dir: Path) -> str:
     return (
         f"Done{took}: {success}. Everything is in {folder}\n"
         f"  turnmill report {folder}\n"
-        f"  turnmill trajectories {folder}"
+        f"  turnmill trajectories {folder}\n"
+        f"  turnmill view {folder}"
     )
 
 
