@@ -1,4 +1,5 @@
 import random
+import re
 
 import numpy as np
 import pytest
@@ -29,6 +30,11 @@ def in_room(*rows: str, **options: object) -> Sokoban:
     environment.moves = {"up": -environment.width, "down": environment.width, "left": -1, "right": 1}
     environment.begin(list(rows))
     return environment
+
+
+def words(text: str) -> set[str]:
+    """As a warm start's tokenizer takes them, each with the space before it."""
+    return set(re.findall(r"\n| ?[^ \n]+", text))
 
 
 @pytest.mark.parametrize(("size", "seed"), ROOMS)
@@ -126,6 +132,41 @@ def test_a_spaced_view_tells_the_same_room():
     assert create(view="spaced").reset(3).replace(" ", "") == create().reset(3)
 
 
+def test_a_view_in_words_tells_distances_and_the_walls_beside():
+    environment = in_room("#######", "#P____#", "#__XO_#", "#######", view="words")
+
+    assert environment.step("right").observation == (
+        "player wall up\nbox 1 down 1 right wall down\ntarget 1 down 2 right wall down"
+    )
+
+
+def test_a_view_in_words_leaves_out_boxes_in_their_place_and_tells_targets_underfoot():
+    environment = in_room("#######", "#√____#", "#_X_S_#", "#_____#", "#######", view="words")
+
+    assert environment.step("up").observation == "player wall up\nbox 1 down 2 left\ntarget 1 down"
+    assert environment.step("down").observation == "player\nbox 2 left\ntarget here"
+
+
+@pytest.mark.parametrize("view", ["spaced", "words"])
+def test_phrases_hold_every_word_of_every_room(view):
+    environment = create(size=[7, 9], numBoxes=2, searchDepth=20, view=view)
+    expert, chance = environment.expert(), random.Random(0)
+    # The first word of a thought stands behind `THINK:`.
+    known = set().union(*map(words, expert.phrases()), words(" the"))
+
+    for seed in range(10):
+        told = [environment.reset(seed)]
+        for _ in range(20):
+            told += [environment.step(chance.choice(environment.actions)).observation, f" {expert.thought()}"]
+
+        assert set().union(*map(words, told)) <= known
+
+
+def test_the_instructions_explain_the_view():
+    assert "Its symbols are: # wall" in create().instruction_prompt()
+    assert "how many cells from you" in create(view="words").instruction_prompt()
+
+
 def test_an_expert_plans_anew_where_another_action_was_taken():
     environment = in_room("#######", "#P____#", "#__XO_#", "#######", view="spaced")
     expert = environment.expert()
@@ -147,7 +188,7 @@ def test_an_expert_gives_up_on_a_box_in_a_corner():
 
 
 def test_an_expert_is_there_for_views_that_a_word_tokenizer_can_read():
-    with pytest.raises(SettingsError, match=r"options.view: .* Set it to spaced"):
+    with pytest.raises(SettingsError, match=r"options.view: must be spaced or words .* Set it to spaced"):
         create().expert()
 
 

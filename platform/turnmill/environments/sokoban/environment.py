@@ -19,6 +19,7 @@ from turnmill.environments.sokoban.rooms import (
     WALL,
     generate_room,
 )
+from turnmill.environments.sokoban.text import describe
 
 NAMES = {
     WALL: "wall",
@@ -64,8 +65,9 @@ class SokobanOptions(EnvironmentOptions):
     max_steps: int = Field(default=100, ge=1)
     """Actions after which an episode ends."""
 
-    view: Literal["map", "spaced"] = "map"
-    """`map` tells the room as rows of symbols, `spaced` puts spaces between them, for tokenizers of words."""
+    view: Literal["map", "spaced", "words"] = "map"
+    """`map` tells the room as rows of symbols, `spaced` puts spaces between them, for tokenizers of words; `words`
+    tells how far from the player boxes and targets are, and the walls next to them."""
 
 
 @register
@@ -126,15 +128,23 @@ class Sokoban(Environment):
 
     def instruction_prompt(self) -> str:
         """Explain the map, the rules and the four actions."""
-        symbols = ", ".join(f"{symbol} {name}" for symbol, name in NAMES.items())
         return (
             "You are the player of a Sokoban puzzle. Push every box onto a target.\n\n"
-            f"You see a map of the room. Its symbols are: {symbols}.\n\n"
+            f"{self._explain_view()}\n\n"
             f"The actions you can take are: {', '.join(self.actions)}. Each moves you one cell. Moving into a box "
             "pushes it one cell further, if nothing is behind it; a box can neither be pulled nor pushed through a "
             "wall or another box.\n\n"
             "Mind corners: a box that is pushed into one never comes out."
         )
+
+    def _explain_view(self) -> str:
+        if self.view == "words":
+            return (
+                "You are told how many cells from you every box and every target without a box is, and on which sides "
+                "you, they and the boxes stand next to a wall."
+            )
+        symbols = ", ".join(f"{symbol} {name}" for symbol, name in NAMES.items())
+        return f"You see a map of the room. Its symbols are: {symbols}."
 
     def compact_prompt(self) -> str:
         """Name the game."""
@@ -146,10 +156,10 @@ class Sokoban(Environment):
 
     def expert(self) -> SokobanExpert:
         """Who plays this well, for a policy to imitate."""
-        if self.view != "spaced":
+        if self.view == "map":
             raise SettingsError(
-                "environment.options.view: must be spaced for model.warmStart: its tokenizer would take every row of "
-                "a map for a word of its own. Set it to spaced."
+                "environment.options.view: must be spaced or words for model.warmStart: its tokenizer would take every "
+                "row of a map for a word of its own. Set it to spaced."
             )
         return SokobanExpert(self)
 
@@ -174,4 +184,6 @@ class Sokoban(Environment):
         self.player = ahead
 
     def _tell(self) -> str:
+        if self.view == "words":
+            return describe(self)
         return ("" if self.view == "map" else " ").join(self.cells).replace(" \n ", "\n")

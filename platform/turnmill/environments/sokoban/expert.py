@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from turnmill.environments.sokoban.rooms import BOX, BOX_ON_TARGET, WALL
+from turnmill.environments.sokoban.text import free_targets, offset, where
 
 if TYPE_CHECKING:
     from turnmill.environments.sokoban.environment import Sokoban
@@ -38,8 +39,7 @@ class SokobanExpert:
         """Where the nearest box and the nearest target are, seen from the player."""
         environment = self.environment
         boxes = [cell for cell in self._state()[1] if cell not in environment.targets]
-        free = [cell for cell in environment.targets if environment.cells[cell] != BOX_ON_TARGET]
-        return f"the box is {self._where(boxes)} and the target is {self._where(free)}"
+        return f"the box is {self._where(boxes)} and the target is {self._where(free_targets(environment))}"
 
     def phrases(self) -> Iterator[str]:
         """Every word of a prompt or an answer, each in its place in a line."""
@@ -51,8 +51,10 @@ class SokobanExpert:
                 yield f"the box is {number} {direction} {number} {direction} and the target is placed"
         yield " here"
         yield "# # _ O √ X P S\n#"
-        for action in environment.actions:
-            yield f" {action}"
+        for direction in environment.actions:
+            yield f"player wall {direction}"
+            yield f"box {direction} wall {direction}"
+            yield f"target {direction} wall {direction}"
 
     def _state(self) -> _State:
         cells = self.environment.cells
@@ -61,11 +63,11 @@ class SokobanExpert:
     def _where(self, cells: list[int]) -> str:
         if not cells:
             return "placed"
-        width, player = self.environment.width, self.environment.player
-        steps = [(cell // width - player // width, cell % width - player % width) for cell in sorted(cells)]
-        down, right = min(steps, key=lambda step: abs(step[0]) + abs(step[1]))
-        parts = [(abs(down), "down" if down > 0 else "up"), (abs(right), "right" if right > 0 else "left")]
-        return " ".join(f"{number} {direction}" for number, direction in parts if number) or "here"
+        return where(self.environment, min(sorted(cells), key=self._distance))
+
+    def _distance(self, cell: int) -> int:
+        down, right = offset(self.environment, cell)
+        return abs(down) + abs(right)
 
     def _after(self, state: _State, move: int) -> _State:
         player, boxes = state
