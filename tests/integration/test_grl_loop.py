@@ -221,6 +221,9 @@ async def test_the_turns_of_an_episode_are_logged(table):
         "counter",
     )
     assert last.prompt.startswith("Reward: \n1")
+    assert TOKENIZER.decode(first.observation_ids).startswith("\n<usr>Reward: \n1")
+    assert TOKENIZER.decode(first.observation_ids).endswith("<ast><think>")
+    assert last.observation_ids == ()
 
 
 async def test_synchronous_turns_wait_for_each_other(table):

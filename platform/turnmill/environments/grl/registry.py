@@ -64,17 +64,13 @@ def path_of(name: str) -> str:
     """
     if ":" in name or name in _installed():
         return name
-    agent_class = get_agent_cls(name)
-    module = agent_class.__module__
+    module, qualified = _path(get_agent_cls(name))
     if module == "__main__":
-        file = getattr(sys.modules["__main__"], "__file__", None)
-        if file is None:
-            raise SettingsError(
-                f"agentType: {name!r} is a class of this session alone, and agents run in processes of their own. "
-                "Write it into a file, and import it from there."
-            )
-        module = Path(file).stem
-    return f"{module}:{agent_class.__qualname__}"
+        raise SettingsError(
+            f"agentType: {name!r} is a class of this session alone, and agents run in processes of their own. "
+            "Write it into a file, and import it from there."
+        )
+    return f"{module}:{qualified}"
 
 
 def _installed() -> set[str]:
@@ -128,4 +124,7 @@ def _checked(found: Any, path: str) -> type[BaseAgent]:
 
 
 def _path(agent_class: type[BaseAgent]) -> tuple[str, str]:
-    return agent_class.__module__, agent_class.__qualname__
+    """Module and name; a script goes by the name that others import it by."""
+    module = agent_class.__module__
+    file = getattr(sys.modules.get("__main__"), "__file__", None) if module == "__main__" else None
+    return Path(file).stem if file else module, agent_class.__qualname__

@@ -183,6 +183,15 @@ class GrlEpisode:
 
     # ---- what it came to ----
 
+    def heard_after(self, number: int) -> tuple[int, ...]:
+        """The tokens between a response and the next one, where both stand in one row as they were sampled."""
+        places = self.conversation.places[number : number + 2]
+        if len(places) < 2 or places[0][0] != places[1][0] or self._agent.reformat_responses:
+            return ()
+        (row, end), (_, next_end) = places
+        next_start = next_end + 1 - len(self.turns[number + 1].response_ids)
+        return self.conversation.rows[row].response.ids[end + 1 : next_start]
+
     @property
     def reward(self) -> float:
         """The sum over all turns, penalties included."""

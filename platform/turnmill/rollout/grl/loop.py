@@ -161,7 +161,8 @@ class GrlLoop(AgentLoopBase):
         self.log.append(records, validation=episode.validate)
 
     def _turn_record(self, episode: GrlEpisode, number: int, *, stop_reason: str | None) -> TurnRecord:
-        turn, view = episode.turns[number], episode.views[number + 1]
+        turn, view, heard = episode.turns[number], episode.views[number + 1], episode.heard_after(number)
+        learns_all = self.agent.loss_mask == "after_system"
         return TurnRecord(
             episode=episode.name,
             environment=episode.group.number,
@@ -175,6 +176,8 @@ class GrlLoop(AgentLoopBase):
             prompt_ids=turn.prompt_ids,
             response_ids=turn.response_ids,
             log_probs=turn.log_probs,
+            observation_ids=heard,
+            mask=(len(turn.response_ids) + len(heard),) if learns_all else (),
             valid=turn.valid,
             done=stop_reason is not None,
             stop_reason=stop_reason,

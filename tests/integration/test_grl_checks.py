@@ -1,0 +1,45 @@
+"""`turnmill check` of GRL's agents: each is made and dropped."""
+
+from pathlib import Path
+
+import pytest
+
+from turnmill.cli import checks
+from turnmill.jobs import JobError, load_job
+
+EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "sokoban-grl-cpu.yaml"
+
+
+def problems(agent: str) -> list[str]:
+    try:
+        load_job(EXAMPLE, [f"agent.agents=[{agent}]", "agent.training=[]", "agent.validation=[]"], checks=checks.ALL)
+    except JobError as error:
+        return [str(problem).removesuffix(" (--set)") for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("agent", "problem"),
+    [
+        ("agentType: sokobanAgnt", "spec.agent.agents[0].agentType: There is no agent 'sokobanAgnt'. Did you mean"),
+        ("agentType: 'nowhere:Agent'", "spec.agent.agents[0].agentType: 'nowhere:Agent' names no agent"),
+        ("agentType: sokobanAgent, envConfig: {dim_rom: [6, 6]}", "spec.agent.agents[0].envConfig.dim_rom: "),
+        ("agentType: sokobanAgent, envConfig: {dim_room: [6]}", "spec.agent.agents[0].envConfig.dim_room"),
+        ("agentType: sokobanAgent, envConfig: {num_boxes: 99}", "spec.agent.agents[0].envConfig.numBoxes"),
+        ("agentType: environmentAgent, envConfig: {name: babyay}", "spec.agent.agents[0].environment.name: "),
+        ("agentType: webshopAgent, envConfig: {shop: x}", "spec.agent.agents[0].envConfig.shop: webshop has no such"),
+    ],
+)
+def test_what_is_wrong_with_an_agent_is_told_with_its_place(agent: str, problem: str):
+    (found,) = problems(f"{{name: a, {agent}}}")
+
+    assert found.startswith(problem)
+
+
+def test_agents_that_can_be_made_are_fine():
+    assert (
+        problems(
+            "{name: a, agentType: tetrisAgent}, {name: b, agentType: environmentAgent, envConfig: {name: sokoban}}"
+        )
+        == []
+    )

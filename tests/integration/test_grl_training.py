@@ -1,0 +1,152 @@
+"""Whole runs of GRL's agents: rows 110, 116, 120, 123, 124 and 126 of the feature table."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.testing.whole_runs import WholeRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "sokoban-grl-cpu.yaml"
+FEW = ("--set", "model.warmStart.gradientSteps=40", "--set", "agent.validationAgentGroupNum=[8]")
+
+MIXED = """
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: mixed}
+spec:
+  model: {warmStart: {turns: 600, gradientSteps: 40, batchSize: 32, maxLoss: 10}}
+  agent:
+    type: grl
+    train: [sokoban, tetris]
+    agentGroupNum: [2, 3]
+    agentGroupSize: [4, 2]
+    validation: [tetris, sokoban]
+    validationAgentGroupNum: [4, 2]
+    validationSteps: 2
+    validationSampling: training
+    rolloutFilterRatio: 0.5
+    useTurnScores: true
+    rewardNormalization: {grouping: inductive, method: mean_std}
+    turns: asynchronous
+    maxPromptLength: 512
+    maxResponseLength: 24
+    agents:
+      - name: sokoban
+        agentType: sokobanAgent
+        agentConfig: {maxTurns: 3, maxActionsAllTurns: 3, systemPrompt: s, prompt: p}
+        envConfig: {dim_room: [6, 6], num_boxes: 1, view: spaced}
+      - name: tetris
+        agentType: tetrisAgent
+        agentConfig: {maxTurns: 2, maxActionsAllTurns: 6, maxActionsPerTurn: 3, systemPrompt: s, prompt: p}
+        envConfig: {view: spaced}
+  algorithm: {type: ppo, actorLearningRate: 1e-4, minibatchTasks: 2}
+  training: {steps: 2, mode: colocate_async, checkpointEvery: 1}
+  resources: {device: cpu, agentLoopWorkers: 2}
+"""
+
+SCRIPT = """
+from turnmill.environments.grl.grid_agents import SokobanAgent
+from turnmill.grl import AgentTrainer, register_agent
+
+
+@register_agent("politeAgent")
+class PoliteAgent(SokobanAgent):
+    system_prompt = "please solve the puzzle"
+
+
+CONFIG = {
+    "trainer": {"total_training_steps": 1},
+    "algorithm": {"adv_estimator": "grpo"},
+    "data": {"max_prompt_length": 512, "max_response_length": 24},
+    "rollout": {"train": ["polite"], "agent_group_num": 2, "agent_group_size": 4, "rollout_filter_ratio": 1.0,
+                "validation_agent_group_num": 2},
+    "polite": {
+        "agent_type": "politeAgent",
+        "agent_config": {"max_turns": 2, "max_actions_all_turns": 2},
+        "env_config": {"view": "spaced", "action_lookup": {0: "up", 1: "down", 2: "left", 3: "right"}},
+    },
+}
+
+if __name__ == "__main__":
+    made = "model.warmStart={turns: 300, gradientSteps: 20, batchSize: 32, maxLoss: 10}"
+    trainer = AgentTrainer(config=CONFIG, overrides=[made, "resources.device=cpu"], output="run", reward_fn=None)
+    trainer.init_workers()
+    print("success", trainer.fit().summary is not None)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[WholeRun]:
+    job = tmp_path / "job.yaml"
+    job.write_text(MIXED)
+    with WholeRun(job, tmp_path / "run") as run:
+        yield run
+
+
+def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoint(tmp_path):
+    with WholeRun(EXAMPLE, tmp_path / "run") as run:
+        run.train(*FEW, "--set", "training.steps=1")
+        assert run.checkpoints() == [1]
+        run.train(*FEW, "--set", "training.steps=2", "--resume")
+
+        before, first, second = run.metrics
+        assert run.checkpoints() == [1, 2]
+    for key in ("success", "num_actions", "action_is_effective", "action_is_valid"):
+        assert all(math.isfinite(row[f"train/sokobanAgent/{key}"]) for row in (first, second))
+        assert all(math.isfinite(row[f"val-env/sokobanAgent/{key}"]) for row in (before, second))
+    for part in ("std", "max", "mean"):
+        assert {f"rollout/in_group_{part}", f"rollout/chosen_in_group_{part}"} <= first.keys()
+    assert "val-env/test_score/unknown" in before
+    assert (first["turnmill/trajectories"], before["validation/episodes"]) == (64, 8)
+    assert first["rollout/chosen_in_group_std"] >= first["rollout/in_group_std"]
+    assert all(row["turnmill/token_mismatches"] == 0 for row in (first, second))
+    assert all(row["training/rollout_probs_diff_mean"] < 1e-4 for row in (first, second))
+    assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in (first, second))
+
+
+def test_several_kinds_of_agents_learn_together_turn_by_turn_ahead_of_learning(run):
+    run.train()
+
+    *_, last = run.metrics
+    assert {"train/sokoban/success", "train/tetris/success", "val-env/sokoban/success"} <= last.keys()
+    assert last["turnmill/trajectories"] == 2 * 4 + 3 * 2
+    assert last["validation/episodes"] == 2 * (4 + 2)
+    assert last["turnmill/token_mismatches"] == 0
+    episodes = [e for e in TrajectoryLog(RunFolder(run.folder)).read_episodes() if not e.validation]
+    kinds = {(e.turns[0].step, e.turns[0].environment): e.turns[0].environment_name for e in episodes}
+    assert [kinds[1, group] for group in range(5)] == ["sokoban"] * 2 + ["tetris"] * 3
+    seeds: dict[tuple[int, int], set[int | None]] = {}
+    for episode in episodes:
+        first = episode.turns[0]
+        seeds.setdefault((first.step, first.environment), set()).add(first.seed)
+    assert all(len(group) == 1 for group in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+
+
+def test_an_agent_of_a_script_learns_from_python(tmp_path):
+    (tmp_path / "polite.py").write_text(SCRIPT)
+
+    done = subprocess.run(
+        [sys.executable, "polite.py"],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "success True" in done.stdout
+    folder = RunFolder(tmp_path / "run")
+    assert [row["step"] for row in folder.read_metrics()] == [0, 1]
+    (first, *_) = TrajectoryLog(folder).read_turns()
+    assert "please solve the puzzle" in first.prompt
