@@ -107,12 +107,14 @@ def _gap(before: TurnRecord | None, turn: TurnRecord) -> float | None:
 def read_worth(folder: Path, name: str, steps: set[int]) -> Worth:
     """What the log keeps of a trajectory's advantages; found without reading the lines of others."""
     by_turn: dict[int, Sequence[float]] = {}
+    of_all: float | None = None
     for step in sorted(steps):
         for record in _records_of(folder / f"{ADVANTAGES}-{step:06d}.jsonl", name):
-            if "advantage" in record:
-                return float(record["advantage"])
-            by_turn[int(record["turn"])] = [float(value) for value in record["advantages"]]
-    return by_turn or None
+            if "advantages" in record:
+                by_turn[int(record["turn"])] = [float(value) for value in record["advantages"]]
+            elif isinstance(record.get("advantage"), int | float):
+                of_all = float(record["advantage"])
+    return by_turn or of_all
 
 
 def _records_of(path: Path, name: str) -> list[dict[str, Any]]:

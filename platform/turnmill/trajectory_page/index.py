@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnmill.core.errors import SettingsError
 from turnmill.trajectory_page.summary import COLUMNS, IN_FLIGHT, Summary, as_row
 
 FORMAT = 2
@@ -140,6 +141,21 @@ class Index:
         """Where the turns of a trajectory stand, in their order."""
         found = self.rows("SELECT file, start, length FROM turns WHERE episode = ? ORDER BY position", (episode,))
         return [Place(*row) for row in found]
+
+
+def open_index(path: Path) -> Index:
+    """The index in a file; one that cannot be read is made anew."""
+    try:
+        return Index(path)
+    except sqlite3.OperationalError as error:
+        # The disk is full, another process holds it, or it may not be written: nothing is wrong with what it holds.
+        raise SettingsError(
+            f"The index {path} cannot be used: {error}. Free some space, or set XDG_CACHE_HOME."
+        ) from error
+    except sqlite3.DatabaseError:
+        for suffix in ("", "-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return Index(path)
 
 
 def put(connection: sqlite3.Connection, summaries: Iterable[Summary]) -> None:

@@ -16,7 +16,7 @@ from turnmill.observability.trajectory_log import TurnRecord, decode_turn
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectory_page.detail import Worth, read_worth
 from turnmill.trajectory_page.files import LogReader, Reading
-from turnmill.trajectory_page.index import Index
+from turnmill.trajectory_page.index import Index, open_index
 from turnmill.trajectory_page.store import PREFIX, StoreReader
 from turnmill.trajectory_page.summary import IN_FLIGHT, VALIDATION, Summary
 from turnmill.trajectory_page.tokens import Vocabulary
@@ -89,7 +89,7 @@ class RunSource:
         self.folder = RunFolder(path)
         self.title = path.resolve().name
         place = _index_place(self.folder)
-        self.index = Index(place)
+        self.index = open_index(place)
         environment, lock = _environment(self.folder), place.with_suffix(".lock")
         self._log = LogReader(self.folder.trajectories, self.index, run=self.title, environment=environment, lock=lock)
         self._store: StoreReader | None = None

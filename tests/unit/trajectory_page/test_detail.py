@@ -107,6 +107,7 @@ def test_advantages_are_found_among_those_of_others(tmp_path: Path):
     log.append_token_advantages(1, [("t0-0", 0, [0.5]), ("t0-01", 0, [9.0]), ("t0-0", 1, [-0.5])])
     log.append_token_advantages(2, [("t0-0", 2, [0.25])])
     log.append_advantages(3, {"t3-0-0": 1.5})
+    log.append_advantages(1, {"t0-0": 0.25})
 
     assert read_worth(log.path, "t0-0", {1, 2, 7}) == {0: [0.5], 1: [-0.5], 2: [0.25]}
     assert read_worth(log.path, "t3-0-0", {3}) == 1.5

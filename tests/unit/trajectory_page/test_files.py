@@ -10,7 +10,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog, TurnRecord, decode_turn
 from turnmill.testing.long_log import write_long_log
 from turnmill.trajectory_page.files import LogReader, Reading
-from turnmill.trajectory_page.index import Index
+from turnmill.trajectory_page.index import Index, open_index
 from turnmill.trajectory_page.summary import Summary
 
 TURN = TurnRecord(
@@ -225,6 +225,17 @@ def test_a_reading_that_is_broken_off_is_carried_on_later(log, reader, monkeypat
 
     assert 0 < part < 20
     assert len(at.found()) == 20
+
+
+def test_an_index_that_cannot_be_read_is_made_anew(log, tmp_path):
+    log.append([TURN, LAST])
+    place = tmp_path / "index.sqlite"
+    place.write_bytes(b"no index at all" * 1000)
+
+    index = open_index(place)
+    list(LogReader(log.path, index, run="run", environment="babyai").update())
+
+    assert [each.key for each in index.summaries()] == ["t0-0"]
 
 
 def test_an_index_of_another_version_is_made_anew(log, reader):
