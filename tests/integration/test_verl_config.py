@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -10,6 +11,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
 from turnmill.training.ahead import StepReplayBuffer
+from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
 from turnmill.training.task_runner import classes_of
 from turnmill.training.verl_config import build_verl_config, compose_defaults
 from turnmill.training.verl_names import unknown_names
@@ -57,22 +59,59 @@ def config_of(job: AgentTrainingJob, model: Path, device: str):
     return config
 
 
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [
-        *(("babyai-goto-cpu", "cpu"), ("babyai-goto-gpu", "cuda"), ("babyai-goto-gpu", "cpu")),
-        *(("tool-arithmetic-cpu", "cpu"), ("tool-math-gpu", "cuda"), ("tool-math-gpu", "cpu")),
-        *(("babyai-goto-separate-cpu", "cpu"), ("babyai-goto-h100-a40", "cuda")),
-    ],
-)
-def test_verl_takes_the_examples(name, device, model):
-    config = config_of(example(name, model), model, device)
-
-    use_critic = name.startswith("babyai")
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    assert need_critic(config) is use_critic
+def require_verl_takes(config) -> None:
+    use_critic = need_critic(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=use_critic)
     for section in SECTIONS if use_critic else [s for s in SECTIONS if not s.startswith("critic")]:
         assert omega_conf_to_dataclass(OmegaConf.select(config, section)) is not None
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_verl_takes_the_examples(file, model):
+    job = example(file.stem, model)
+
+    require_verl_takes(config_of(job, model, job.spec.resources.device))
+
+
+@pytest.mark.parametrize("name", ["babyai-goto-gpu", "tool-math-gpu", "webshop-gigpo-gpu"])
+def test_verl_takes_the_examples_for_gpus_on_a_cpu(name, model):
+    require_verl_takes(config_of(example(name, model), model, "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "estimator", "critic"),
+    [
+        ("ppo", "gae", True),
+        ("grpo", "grpo", False),
+        ("rloo", "rloo", False),
+        ("reinforce_plus_plus", "reinforce_plus_plus", False),
+        ("reinforce_plus_plus_baseline", "reinforce_plus_plus_baseline", False),
+        ("dapo", "grpo", False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tool-arithmetic-cpu", "babyai-goto-gigpo-cpu"])
+def test_verl_takes_every_algorithm(kind, algorithm, estimator, critic, model):
+    job = example(kind, model, f"spec.algorithm={{type: {algorithm}, clipRatioHigh: 0.3}}")
+
+    config = config_of(job, model, "cpu")
+
+    require_verl_takes(config)
+    assert need_critic(config) is critic
+    assert need_reference_policy(config) is (algorithm != "dapo")
+    assert config.algorithm.adv_estimator == AdvantageEstimator(estimator)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.3)
+    assert config.actor_rollout_ref.rollout.n == 8
+
+
+def test_the_policy_of_ppo_may_wait_for_its_critic(model):
+    algorithm = "spec.algorithm={type: ppo, criticWarmupSteps: 5, gamma: 0.9, gaeLambda: 0.8, minibatchTasks: 4}"
+
+    config = config_of(example("tool-arithmetic-cpu", model, algorithm), model, "cpu")
+
+    # verl names the first step in which the policy learns.
+    assert config.trainer.critic_warmup == 6
+    assert (config.algorithm.gamma, config.algorithm.lam, config.critic.ppo_mini_batch_size) == (0.9, 0.8, 4)
 
 
 def test_verl_takes_the_settings_of_lora(model):
@@ -133,7 +172,7 @@ def test_an_engine_of_several_gpus_has_all_of_them_on_one_machine(model):
     assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.tensor_model_parallel_size) == (8, 2, 2)
 
 
-@pytest.mark.parametrize("kind", ["babyai-goto-cpu", "tool-arithmetic-cpu"])
+@pytest.mark.parametrize("kind", ["babyai-goto-cpu", "babyai-goto-gigpo-cpu", "tool-arithmetic-cpu"])
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_path):
     job = example(kind, model, f"spec.training.mode={mode}")
@@ -148,6 +187,20 @@ def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_
     assert isinstance(trainer, TRAINER_REGISTRY[mode])
     assert isinstance(trainer.replay_buffer, StepReplayBuffer) is (mode != "sync")
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == minibatch
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("sync", FilteringBuffer), ("colocate_async", FilteringStepBuffer)])
+def test_dynamic_sampling_stands_in_for_the_buffer_of_every_mode(mode, kind, model, tmp_path):
+    job = example("tool-arithmetic-dapo-cpu", model, f"spec.training.mode={mode}")
+    config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
+    OmegaConf.set_struct(config, False)
+    OmegaConf.resolve(config)
+
+    buffer = classes_of(job)[0](config).replay_buffer
+
+    assert type(buffer) is kind
+    assert buffer.sampler_kwargs["max_batches"] == 3
+    assert isinstance(buffer, StepReplayBuffer) is (mode != "sync")
 
 
 def test_a_step_takes_the_rows_that_were_asked_for_for_it(model, tmp_path):
@@ -227,7 +280,8 @@ def test_names_inside_of_a_mapping_are_looked_at(defaults):
 def test_every_name_that_turnmill_itself_sets_is_known(model, defaults):
     lora = "spec.model.lora={rank: 8, alpha: 16, targetModules: [q_proj]}"
     job = example("babyai-goto-cpu", model, lora)
-    others = [example(name, model) for name in ("tool-arithmetic-cpu", "babyai-goto-separate-cpu")]
+    names = ("tool-arithmetic-dapo-cpu", "babyai-goto-separate-cpu", "babyai-goto-gigpo-cpu")
+    others = [example(name, model) for name in names]
     for each, device in ((job, "cpu"), (job, "cuda"), *((other, "cpu") for other in others)):
         config = OmegaConf.to_container(build_verl_config(each, model=model, run_dir=Path("run"), device=device))
         del config["turnmill"]
