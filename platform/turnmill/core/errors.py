@@ -121,6 +121,12 @@ class ToolRaisedError(ToolCallError):
     cause: ClassVar[str] = "tool_raised"
 
 
+class AgentLoopError(EpisodeError):
+    """An agent loop of verl's or of the user's broke on a trajectory."""
+
+    cause: ClassVar[str] = "agent_loop"
+
+
 class RewardError(EpisodeError):
     """The worth of an answer could not be told."""
 

@@ -1,5 +1,6 @@
 """What verl takes for a data set of prompts, the slots of environments or the tasks of a step; rows of its batches."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 
 from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.multi_turn.loop_input import images_in
 
 
 class _Rows(Dataset):
@@ -39,6 +41,11 @@ class TaskRows(_Rows):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"raw_prompt": [], "index": index, "agent_name": "tool"}
+
+    @classmethod
+    async def process_multi_modal_info(cls, messages: list[dict[str, Any]], **_: Any) -> tuple[Any, None, None]:
+        """What verl's agent loops find in a prompt beside its text: images, videos, sounds."""
+        return await asyncio.to_thread(images_in, messages) or None, None, None
 
 
 def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:

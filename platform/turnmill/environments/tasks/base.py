@@ -25,6 +25,9 @@ class Task:
     use_tool: bool | None = None
     """Whether tools may be called; None leaves it to the agent."""
 
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The row of a data set that it comes from, for agent loops of verl's, which are given all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -33,7 +33,8 @@ class DatasetOptions(EnvironmentOptions):
     """Message that comes before every prompt."""
 
     reward: str = "exact_match"
-    """`exact_match`, `boxed_match`, `math_verify`, or `package.module:function` of a function of ours or yours."""
+    """`exact_match`, `boxed_match`, `math_verify`, or `package.module:function` of a function of ours or yours;
+    `verl` is what verl has for the row's `data_source`, `verl:FILE:function` a function in verl's form."""
 
 
 class Dataset(TaskSource):
@@ -74,7 +75,8 @@ class Dataset(TaskSource):
 
     def reward(self, task: Task, answer: Answer) -> float:
         """What the function of `options.reward` says."""
-        return float(self._reward(answer, task.truth, task.extra_info))
+        source = {"data_source": task.row["data_source"]} if "data_source" in task.row else {}
+        return float(self._reward(answer, task.truth, {**source, **task.extra_info}))
 
     def _task(self, number: int, row: Mapping[str, Any]) -> Task:
         prompt = row[self.options.prompt_key]
@@ -88,6 +90,7 @@ class Dataset(TaskSource):
             truth=model.get("ground_truth", row.get("ground_truth", row.get("answer"))),
             extra_info=row.get("extra_info") or {},
             use_tool=row.get("use_tool"),
+            row=row,
         )
 
 

@@ -1,6 +1,7 @@
 """What an answer to a task of a data set is worth: by name, or a function of one's own."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from turnmill.core.errors import SettingsError
@@ -15,6 +16,8 @@ def find(name: str) -> Reward:
     """The function of that name; raises SettingsError where there is none."""
     if name == "math_verify":
         return _math_verify()
+    if name.partition(":")[0] == "verl":
+        return _of_verl(name.partition(":")[2])
     if name in BY_NAME:
         return BY_NAME[name]
     try:
@@ -22,7 +25,8 @@ def find(name: str) -> Reward:
     except ImportError as error:
         raise SettingsError(
             f"environment.options.reward: {name!r} is no reward: {error}. "
-            f"Choose one of {', '.join([*BY_NAME, 'math_verify'])}, or name a function as package.module:function."
+            f"Choose one of {', '.join([*BY_NAME, 'math_verify', 'verl'])}, "
+            "or name a function as package.module:function."
         ) from error
     return reward
 
@@ -68,5 +72,31 @@ def _math_verify() -> Reward:
         gold = parse(f"\\boxed{{{truth}}}", parsing_timeout=None)
         said = parse(answer.responses, parsing_timeout=None)
         return float(verify(gold, said, timeout_seconds=None))
+
+    return reward
+
+
+def _of_verl(path: str) -> Reward:
+    """A function in verl's form, which takes the whole text: verl's own choice by data source, or one in a file."""
+    try:
+        if path:
+            file, _, function = path.rpartition(":")
+            score = import_module("verl.utils.import_utils").load_extern_object(file, function)
+        else:
+            score = import_module("verl.utils.reward_score").default_compute_score
+    except (ImportError, AttributeError, FileNotFoundError, RuntimeError, ValueError) as error:
+        raise SettingsError(
+            f"environment.options.reward: verl:{path} cannot be loaded: {error}. "
+            "Write verl, or verl:FILE:function, where FILE is a .py file or pkg://package.module."
+        ) from error
+
+    def reward(answer: Answer, truth: Any, extra_info: Mapping[str, Any]) -> float:
+        told = score(
+            data_source=extra_info.get("data_source", ""),
+            solution_str=answer.whole,
+            ground_truth=truth,
+            extra_info=dict(extra_info),
+        )
+        return float(told["score"] if isinstance(told, Mapping) else told)
 
     return reward

@@ -1,0 +1,124 @@
+"""verl's agent loops without a trainer: verl's own worker and dispatch, and a policy that says what it is told to."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.multi_turn.player import ConversationPlayer
+from turnmill.rollout.tool_agent.journal import Journal, NoJournal
+from turnmill.testing.agent_loops import SAMPLING, job_of
+from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
+from turnmill.training.verl_config import build_verl_config
+
+THINKS = """
+{%- macro spelled(content) %}{% if content is string %}{{- content }}{% else %}{% for part in content %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
+{%- endmacro %}
+{%- if tools %}{{- '<|im_start|>system\\nTools:' }}{% for tool in tools %}{{- ' ' + tool.function.name }}
+{%- endfor %}{{- '<|im_end|>\\n' }}{% endif %}
+{%- set asked = namespace(last=-1) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set asked.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+{%- set content = spelled(message.content) %}
+{%- if message.role == 'assistant' %}
+{%- if loop.index0 < asked.last and '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}
+{{- '<|im_start|>assistant\\n' + content }}
+{%- for call in message.tool_calls or [] %}{{- '<tool_call>' }}{{- call.function | tojson }}{{- '</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
+{{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{% endif %}
+{%- else %}{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""A chat template in the manner of Qwen3: reasoning before the last question is left out, tools answer as the user."""
+
+FORGETS = THINKS.replace("loop.index0 < asked.last and", "not loop.last and")
+"""One that leaves the reasoning of all but the last message out, in the manner of QwQ and DeepSeek-R1."""
+
+
+class _Worker(ConversationPlayer, AgentLoopWorker):
+    """verl's worker, which hands out what it would put into the queue."""
+
+
+class ConversationTable:
+    """A worker with a scripted policy and all that it sees."""
+
+    def __init__(
+        self,
+        folder: Path,
+        script: Any,
+        job: AgentTrainingJob,
+        *,
+        template: str = THINKS,
+        journal: Journal | None = None,
+        model: Any = None,
+    ) -> None:
+        """`model`: one of `turnmill.testing.vision`, which reads images; a policy that reads text needs none."""
+        self.tokenizer = model.tokenizer if model else character_tokenizer()
+        self.tokenizer.chat_template = template
+        self.policy = model.policy(script) if model else ScriptedPolicy(self.tokenizer, script)
+        self.folder = RunFolder(folder / "run")
+        self.folder.create()
+        config = _config(folder, job, self.tokenizer, model.config if model else _tiny(self.tokenizer))
+        self.worker = _Worker(config, self.policy, None, None, journal=journal or NoJournal())
+        self.worker.processor = model.processor if model else None
+
+    async def play(
+        self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False, **row: Any
+    ) -> Any:  # fmt: skip
+        """One trajectory: its rows, or its Failure."""
+        given = {"index": task, "session_id": sample, "global_steps": step, "uid": f"task{task}"} | row
+        return await self.worker.play(SAMPLING, validate=validate, **given)
+
+    @property
+    def prompts(self) -> list[str]:
+        """What the policy was asked, one by one."""
+        return [request.prompt for request in self.policy.requests]
+
+    def logged(self) -> list[TurnRecord]:
+        """The turns in the run folder."""
+        return list(TrajectoryLog(self.folder).read_turns(validation=False))
+
+
+def conversation_job(tasks: Path, **agent: Any) -> AgentTrainingJob:
+    """A job of one step whose tasks are the rows of a file."""
+    options = {"path": str(tasks), "validationTasks": 0, "reward": "turnmill.testing.conversations:says_done"}
+    return job_of(
+        {"type": "multi_turn", "groupSize": 2, "maxPromptLength": 512, "maxResponseLength": 512} | agent,
+        {"name": "dataset", "options": options},
+        algorithm={"type": "grpo"},
+        tasksPerStep=1,
+        validation={"episodes": 0},
+    )
+
+
+def says_done(answer: Any, truth: Any, extra_info: Any) -> float:
+    """1 where the last response ends with `done`."""
+    return float(answer.last.endswith("done"))
+
+
+def _tiny(tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    return Qwen2Config(vocab_size=len(tokenizer), architectures=["Qwen2ForCausalLM"], **sizes)
+
+
+def _config(
+    folder: Path, job: AgentTrainingJob, tokenizer: PreTrainedTokenizerFast, model_config: PretrainedConfig
+) -> Any:
+    """verl's configuration of the job, with a model that has no weights."""
+    model = folder / "model"
+    model_config.save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    config = build_verl_config(job, model=model, run_dir=folder / "run", device="cpu")
+    OmegaConf.set_struct(config, False)
+    OmegaConf.resolve(config)
+    return config

@@ -1,0 +1,46 @@
+"""Tools of verl's for tests: they note what is done with them."""
+
+from typing import Any, ClassVar
+
+from PIL import Image
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+
+class Scales(BaseTool):
+    """Weighs, in the unit that it was made with; `notes` tells of every instance."""
+
+    notes: ClassVar[list[str]] = []
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """An instance."""
+        unit = kwargs["create_kwargs"].get("unit", self.config.get("unit", "kg"))
+        self.notes.append(f"create {unit}")
+        return unit, ToolResponse(text="dropped")
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
+        """The weight; what is lighter than nothing breaks it, `text` is said back."""
+        self.notes.append(f"execute {parameters}")
+        if parameters.get("weight", 0) < 0:
+            raise ValueError("too light")
+        if parameters.get("weight") == 0:
+            raise ConnectionRefusedError("the scales are away")
+        text = parameters.get("text") or f"{parameters['weight']} {instance_id}"
+        return ToolResponse(text=text), 0.5, {"n": 1}
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Let it go."""
+        self.notes.append(f"release {instance_id}")
+
+
+class Camera(BaseTool):
+    """Takes a picture of one colour."""
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
+        """A picture; a colour that is none breaks the rules of images, `film` those of videos."""
+        colour = parameters["colour"]
+        if colour == "none":
+            return ToolResponse(image="no list"), 0.0, {}
+        if colour == "film":
+            return ToolResponse(video=["film"]), 0.0, {}
+        return ToolResponse(image=[Image.new("RGB", (64, 64), colour)], text=f"all {colour}"), 0.0, {}

@@ -1,0 +1,91 @@
+"""A tiny model of random weights that reads images, and a policy that says what it is told to under it."""
+
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers.models.qwen2_vl import Qwen2VLImageProcessorPil, Qwen2VLModel, Qwen2VLProcessor
+from verl.workers.rollout.replica import TokenOutput
+
+from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
+
+MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+SIDE = 56
+"""Images have so many pixels each way: four tokens."""
+
+
+class _ImageProcessor(Qwen2VLProcessor):
+    """Without the processor of videos that transformers asks for, which needs torchvision."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        """Let what is missing be missing."""
+        return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+
+@dataclass(frozen=True)
+class VisionModel:
+    """Qwen2-VL's architecture, processor and tokens, small enough for a test."""
+
+    tokenizer: PreTrainedTokenizerFast
+    processor: Any
+    config: Qwen2VLConfig
+    network: Any
+
+    def policy(self, script: Any) -> "VisionPolicy":
+        """What says the script, with the log-probs of this model."""
+        return VisionPolicy(self, script)
+
+    def log_probs(self, prompt_ids: list[int], response_ids: list[int], **inputs: Any) -> list[float]:
+        """Of the response, after the prompt and the images of `inputs`."""
+        ids = torch.tensor([[*prompt_ids, *response_ids]])
+        with torch.no_grad():
+            logits = self.network(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0].double()
+        first = len(prompt_ids)
+        chosen = logits[first - 1 : -1].log_softmax(-1).gather(1, ids[0, first:, None])
+        return [float(value) for value in chosen[:, 0]]
+
+
+class VisionPolicy(ScriptedPolicy):
+    """Sees images, as an inference engine does: from the images themselves, and not from their tokens."""
+
+    def __init__(self, model: VisionModel, script: Any) -> None:
+        super().__init__(model.tokenizer, script)
+        self.model = model
+        self.images: list[int] = []
+
+    async def generate(self, request_id: str, *, image_data: Any = None, **asked: Any) -> TokenOutput:
+        """Say the next thing of the script; `images` notes how many were seen."""
+        output = await super().generate(request_id, **asked)
+        images = list(image_data or ())
+        self.images.append(len(images))
+        seen = self.model.processor.image_processor(images, return_tensors="pt") if images else {}
+        output.log_probs = self.model.log_probs(asked["prompt_ids"], output.token_ids, **seen)
+        return output
+
+
+def tiny_vision_model() -> VisionModel:
+    """A model made on the spot."""
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS], special_tokens=True)
+    begin, image, end, video = tokenizer.convert_tokens_to_ids(list(MARKS))
+    config = Qwen2VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+        },
+        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 1},
+        vision_start_token_id=begin, image_token_id=image, vision_end_token_id=end, video_token_id=video,
+        architectures=["Qwen2VLForConditionalGeneration"],
+    )  # fmt: skip
+    images = Qwen2VLImageProcessorPil(min_pixels=SIDE * SIDE, max_pixels=SIDE * SIDE)
+    processor = _ImageProcessor(image_processor=images, tokenizer=tokenizer, video_processor=None)
+    # As verl does where it loads a processor.
+    processor.config = config
+    for name in ("get_rope_index", "get_vision_position_ids"):
+        setattr(processor, name, MethodType(getattr(Qwen2VLModel, name), processor))
+    torch.manual_seed(0)
+    return VisionModel(tokenizer, processor, config, Qwen2VLForConditionalGeneration(config).eval())

@@ -1,0 +1,428 @@
+"""verl's multi-turn rollout: verl's own worker, loops and tools, and a policy that says what it is told to."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl.tools import function_tool
+
+from turnmill.core.errors import SettingsError
+from turnmill.rollout.failure import Failure
+from turnmill.rollout.sampled import count_foreign
+from turnmill.testing.agent_loops import END
+from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
+from turnmill.testing.policies import LOG_PROB
+from turnmill.testing.trial_tools import Scales
+
+SCALES = """
+tools:
+  - class_name: turnmill.testing.trial_tools.Scales
+    config: {type: native, unit: lb}
+    tool_schema:
+      type: function
+      function:
+        name: weigh
+        description: Weighs.
+        parameters:
+          type: object
+          properties: {weight: {type: integer, description: How much.}}
+          required: [weight]
+"""
+FUNCTIONS = '''
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def shout(text: str) -> dict:
+    """Shouts.
+
+    Args:
+        text: What to shout.
+    """
+    return {"text": text.upper()}, None, {"loud": True}
+
+
+@function_tool("later")
+async def wait(text: str) -> str:
+    """Says it back.
+
+    Args:
+        text: What to say.
+    """
+    return text
+
+
+@function_tool
+def four() -> str:
+    """Returns too much."""
+    return "one", 2, {}, 4
+'''
+TASK = {"prompt": [{"role": "user", "content": "Weigh it."}], "data_source": "trial"}
+DONE = f"It is done{END}"
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+Make = Callable[..., ConversationTable]
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    # verl loads a file of functions once per process.
+    monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
+    monkeypatch.setattr(function_tool, "_LOADED_FUNCTION_TOOL_PATHS", {})
+    monkeypatch.setattr(Scales, "notes", [])
+    (tmp_path / "tools.yaml").write_text(SCALES)
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+
+    def make(script: Any, *tasks: dict[str, Any], template: str | None = None, **agent: Any) -> ConversationTable:
+        rows = [TASK | task for task in tasks or ({},)]
+        (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        paths = {name: str(tmp_path / agent.get(name, file)) for name, file in PATHS.items()}
+        job = conversation_job(tmp_path / "tasks.jsonl", **(agent | paths))
+        return ConversationTable(tmp_path, script, job, **({"template": template} if template else {}))
+
+    return make
+
+
+PATHS = {"toolConfigPath": "tools.yaml", "functionToolPath": "functions.py"}
+
+
+def learned(table: ConversationTable, row: Any) -> str:
+    """The text of the tokens that are learned from."""
+    return table.tokenizer.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
+
+
+def text(table: ConversationTable, row: Any) -> str:
+    return table.tokenizer.decode(row.response_ids)
+
+
+# ---- tools ----
+
+
+async def test_tools_of_a_yaml_file_are_made_with_their_settings_and_shown_by_their_schema(table: Make):
+    played = table([call("weigh", weight=3) + END, DONE])
+
+    await played.play()
+
+    assert played.prompts[0].startswith("<|im_start|>system\nTools: weigh")
+    # The unit stands in `config`.
+    assert "<tool_response>\n3 lb\n</tool_response>" in played.prompts[1]
+
+
+async def test_a_tool_is_created_executed_and_released_once_for_every_call(table: Make):
+    await table([call("weigh", weight=3) + END, call("weigh", weight=4) + END, DONE]).play()
+
+    once = ["create lb", "execute {'weight': %d}", "release lb"]
+    assert Scales.notes == [note.replace("%d", weight) for weight in "34" for note in once]
+
+
+async def test_a_tool_that_raises_is_released(table: Make):
+    await table([call("weigh", weight=-1) + END, DONE]).play()
+
+    assert Scales.notes == ["create lb", "execute {'weight': -1}", "release lb"]
+
+
+async def test_a_tool_is_created_with_what_the_data_says(table: Make):
+    kwargs = {"weigh": {"create_kwargs": {"unit": "stone", "gap": None}}, "shout": None}
+    played = table([call("weigh", weight=3) + END, DONE], {"extra_info": {"tools_kwargs": kwargs}})
+
+    await played.play()
+
+    assert Scales.notes[0] == "create stone"
+    assert "3 stone" in played.prompts[1]
+
+
+async def test_functions_are_tools_with_and_without_a_name_sync_and_async(table: Make):
+    played = table([call("shout", text="hey") + END, call("later", text="bye") + END, DONE])
+
+    (row,) = await played.play()
+
+    assert '<tool_response>\n{"text": "HEY"}\n</tool_response>' in played.prompts[1]
+    assert "<tool_response>\nbye\n</tool_response>" in played.prompts[2]
+    assert row.extra_fields["trajectory"]["figures"]["tool_avg_loud"] == 1
+
+
+def test_two_tools_of_one_name_are_refused(table: Make, tmp_path: Path):
+    (tmp_path / "colliding.py").write_text(FUNCTIONS.replace('"later"', '"weigh"'))
+
+    with pytest.raises(ValueError, match=r"Function tool name\(s\) \['weigh'\] collide"):
+        table([], functionToolPath="colliding.py")
+
+
+async def test_calls_beyond_the_limit_of_a_response_are_dropped(table: Make):
+    said = "".join(call("later", text=word) for word in ("one", "two", "three")) + END
+    played = table([said, DONE], maxParallelCalls=2)
+
+    (row,) = await played.play()
+
+    assert played.prompts[1].count("<tool_response>") == 2
+    assert "two" in played.prompts[1].rpartition("<tool_response>")[2]
+    assert row.extra_fields["trajectory"]["figures"]["num_tool_calls"] == 2
+
+
+@pytest.mark.parametrize(
+    ("side", "shown"),
+    [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
+)
+async def test_long_texts_of_tools_are_cut_in_characters(table: Make, side: str, shown: str):
+    said = call("later", text="0123456789") + END
+    played = table([said, DONE], maxToolResponseLength=4, toolResponseTruncateSide=side)
+
+    await played.play()
+
+    assert f"<tool_response>\n{shown}\n</tool_response>" in played.prompts[1]
+
+
+async def test_a_task_may_choose_among_the_tools(table: Make):
+    played = table([call("weigh", weight=1) + END, DONE], {"extra_info": {"tool_selection": ["shout", "nothing"]}})
+
+    await played.play()
+
+    assert played.prompts[0].startswith("<|im_start|>system\nTools: shout<|im_end|>")
+    assert "Unknown function 'weigh'. Available tools: ['shout']" in played.prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (call("fly"), "Unknown function 'fly'. Available tools: ['weigh', 'four', 'later', 'shout']"),
+        (call("weigh", weight=-1), "Error executing tool 'weigh': too light"),
+        (call("four"), "Error executing tool 'four': @function_tool return tuple must have length 1, 2, or 3"),
+        (call("shout", loud=1), "Error executing tool 'shout': "),
+    ],
+)
+async def test_mistakes_of_the_policy_and_of_tools_are_told_to_it(table: Make, said: str, told: str):
+    played = table([said + END, DONE], maxToolResponseLength=10_000)
+
+    (row,) = await played.play()
+
+    assert f"<tool_response>\n{told}" in played.prompts[1]
+    assert row.extra_fields["tool_rewards"] == [0.0]
+
+
+async def test_arguments_that_are_no_json_are_told_to_the_policy(table: Make):
+    said = "<|start|>assistant<|channel|>commentary to=functions.weigh <|constrain|>json<|message|>{oops<|call|>"
+    played = table([said, DONE], format="gpt-oss")
+
+    await played.play()
+
+    assert "Invalid JSON in arguments for 'weigh': " in played.prompts[1]
+
+
+# ---- limits ----
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_responses", "detail"),
+    [
+        ({"maxAssistantTurns": 2}, 2, "max_assistant_turns"),
+        ({"maxUserTurns": 2}, 3, "max_user_turns"),
+    ],
+)
+async def test_a_trajectory_ends_at_its_limit_of_turns(table: Make, limit: Any, num_responses: int, detail: str):
+    played = table(lambda _: call("later", text="on") + END, **limit)
+
+    (row,) = await played.play()
+
+    assert len(played.policy.requests) == num_responses
+    assert row.extra_fields["trajectory"]["stop_reason"] == "max_turns"
+    assert played.logged()[-1].stop_detail == detail
+
+
+async def test_a_trajectory_ends_where_what_a_tool_answers_does_not_fit(table: Make):
+    said = call("later", text="x" * 100) + END
+    played = table([said], maxResponseLength=200)
+
+    (row,) = await played.play()
+
+    assert text(played, row) == said
+    assert row.extra_fields["trajectory"]["stop_reason"] == "max_tokens"
+
+
+# ---- tokens ----
+
+
+async def test_only_what_the_policy_said_is_learned_and_it_read_these_very_tokens(table: Make):
+    said = "Let me see. " + call("weigh", weight=3) + END
+    played = table([said, DONE])
+
+    (row,) = await played.play()
+
+    between = "\n<|im_start|>user\n<tool_response>\n3 lb\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert text(played, row) == said + between + DONE
+    assert learned(played, row) == said + DONE
+    assert [LOG_PROB * mask for mask in row.response_mask] == row.response_logprobs
+    second = played.policy.requests[1]
+    assert list(second.prompt_ids) == (row.prompt_ids + row.response_ids)[: len(second.prompt_ids)]
+    assert count_foreign([(row.response_ids, row.response_mask)], row.extra_fields["trajectory"]["sampled"]) == 0
+
+
+async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
+    """A tool's turn is spelled after a fixed history, so that reasoning that the template drops changes nothing."""
+    task = {
+        "prompt": [
+            {"role": "user", "content": "Hello."},
+            {"role": "assistant", "content": "<think>polite</think>Hello!"},
+            {"role": "user", "content": "Weigh it."},
+        ]
+    }
+    said = "<think>scales</think>" + call("weigh", weight=3)
+    played = table([said + END, DONE], task)
+
+    await played.play()
+
+    tools = [tool.tool_schema.model_dump(exclude_none=True) for tool in played.worker.tools]
+    called = {"name": "weigh", "arguments": {"weight": 3}}
+    messages = [
+        *task["prompt"],
+        {"role": "assistant", "content": "<think>scales</think>", "tool_calls": [{"function": called}]},
+        {"role": "tool", "content": "3 lb"},
+    ]
+    whole = played.tokenizer.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert list(played.policy.requests[1].prompt_ids) == whole
+    assert "polite" not in played.prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said", "warns"),
+    [
+        ("strict", call("weigh", weight=3), False),
+        ("strict", call("weigh", weight=3).replace(": ", ":"), True),
+        ("ignore_strippable", call("weigh", weight=3).replace(": ", ":"), False),
+        ("ignore_strippable", "Hm. " + call("weigh", weight=3) + "!", True),
+        ("disable", "Hm. " + call("weigh", weight=3) + "!", False),
+    ],
+)
+async def test_tokens_that_the_template_spells_otherwise_are_warned_of(
+    table: Make, caplog: pytest.LogCaptureFixture, mode: str, said: str, warns: bool
+):
+    played = table([said + END, DONE], tokenizationSanityCheckMode=mode)
+
+    with caplog.at_level(logging.WARNING, logger="turnmill"):
+        (row,) = await played.play()
+
+    expected = f"Inconsistent training and inference tokenization detected ({mode})"
+    assert [record for record in caplog.messages if record.startswith(expected)] == caplog.messages[: int(warns)]
+    assert row.extra_fields["trajectory"]["figures"].get("tokenization_differences", 0) == warns
+    assert learned(played, row) == said + END + DONE
+
+
+async def test_the_policy_may_read_what_inference_would_show_it_and_learns_from_that(table: Make):
+    said = "<think>scales</think>Now." + call("weigh", weight=3)
+    answer = "<think>fine</think>It is done"
+    played = table([said + END, answer + END], template=FORGETS, useInferenceChatTemplate=True)
+
+    first, second = await played.play()
+
+    assert "scales" not in played.prompts[1]
+    assert "Now." in played.prompts[1]
+    assert (learned(played, first), learned(played, second)) == (said + END, answer + END)
+    assert played.tokenizer.decode(second.prompt_ids) == played.prompts[1]
+    rows = [(row.response_ids, row.response_mask) for row in (first, second)]
+    assert count_foreign(rows, second.extra_fields["trajectory"]["sampled"]) == 0
+
+
+async def test_without_it_the_policy_reads_its_reasoning_again(table: Make):
+    said = "<think>scales</think>Now." + call("weigh", weight=3)
+    played = table([said + END, DONE], template=FORGETS, tokenizationSanityCheckMode="disable")
+
+    (row,) = await played.play()
+
+    assert "<think>scales</think>" in played.prompts[1]
+    assert learned(played, row) == said + END + DONE
+
+
+# ---- agents ----
+
+
+OWN_LOOPS = """
+- {name: twice, _target_: turnmill.testing.trial_loops.Twice, word: again}
+- {name: breaks, _target_: turnmill.testing.trial_loops.Breaks}
+"""
+
+
+async def test_tasks_of_one_batch_may_have_loops_of_their_own(table: Make):
+    played = table(lambda _: call("weigh", weight=3) + END, {"agent_name": "single_turn_agent"}, {},
+                   maxAssistantTurns=3)  # fmt: skip
+
+    turns = sorted([(await played.play(task=task))[0].num_turns for task in range(2)])
+
+    # verl counts messages: a prompt and a response, or three responses with tools' answers between them.
+    assert turns == [2, 6]
+
+
+async def test_the_default_loop_is_that_of_the_job(table: Make):
+    played = table([call("weigh", weight=3) + END], defaultAgentLoop="single_turn_agent")
+
+    (row,) = await played.play()
+
+    assert "Tools:" not in played.prompts[0]
+    assert len(played.policy.requests) == row.extra_fields["trajectory"]["figures"]["num_turns"] == 1
+
+
+async def test_loops_of_ones_own_come_from_a_file_and_may_return_several_outputs(table: Make, tmp_path: Path):
+    (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
+    played = table(["one" + END, "two" + END], agentLoopConfigPath=str(tmp_path / "loops.yaml"),
+                   defaultAgentLoop="twice")  # fmt: skip
+
+    first, last = await played.play()
+
+    assert (text(played, first), text(played, last)) == ("one" + END, "two" + END)
+    # The loop says what its last output is worth; all rows of a trajectory have that.
+    assert (first.reward_score, last.reward_score) == (0.25, 0.25)
+    assert last.extra_fields["reward_extra_info"] == {"word": "again"}
+
+
+async def test_a_loop_that_breaks_ends_its_own_trajectory_alone(table: Make, tmp_path: Path):
+    (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
+    tasks = ({"agent_name": "breaks"}, {"agent_name": "single_turn_agent"})
+    played = table(lambda _: DONE, *tasks, agentLoopConfigPath=str(tmp_path / "loops.yaml"))
+
+    outcomes = [await played.play(task=task) for task in range(2)]
+
+    (failure,) = (outcome for outcome in outcomes if isinstance(outcome, Failure))
+    assert failure.cause == "agent_loop"
+    assert "'breaks' broke: ZeroDivisionError" in failure.message
+    assert len([outcome for outcome in outcomes if isinstance(outcome, list)]) == 1
+
+
+async def test_an_unknown_loop_is_a_mistake_in_the_job(table: Make):
+    with pytest.raises(SettingsError, match=r"there is no agent loop 'tool_agnt'. Did you mean 'tool_agent'\?"):
+        await table([DONE], defaultAgentLoop="tool_agnt").play()
+
+
+# ---- what is ours ----
+
+
+@pytest.mark.parametrize(("failure", "num_asked"), [("fail", 1), ("text", 2)])
+async def test_a_tool_that_reaches_nobody_ends_the_trajectory_or_is_told(table: Make, failure: str, num_asked: int):
+    played = table([call("weigh", weight=0) + END, DONE], onToolFailure=failure)
+
+    outcome = await played.play()
+
+    assert len(played.policy.requests) == num_asked
+    if failure == "fail":
+        assert isinstance(outcome, Failure)
+        assert outcome.cause == "tool_connection"
+        assert played.logged()[-1].failed_cause == "tool_connection"
+    else:
+        assert "Error executing tool 'weigh': the scales are away" in played.prompts[1]
+
+
+async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_path: Path):
+    hanging = FUNCTIONS.replace("    return text\n", "    import asyncio\n\n    await asyncio.Event().wait()\n")
+    (tmp_path / "hanging.py").write_text(hanging)
+    played = table([call("later", text="x") + END], functionToolPath="hanging.py", toolCallTimeout=0.2)
+
+    outcome = await played.play()
+
+    assert isinstance(outcome, Failure)
+    assert outcome.cause == "tool_timeout"
