@@ -119,6 +119,13 @@ class JobSpec(Settings):
         return self.agent
 
     @property
+    def environment_name(self) -> str:
+        """What the agent acts on, in a word: the kinds of agents where each has an environment of its own."""
+        if isinstance(self.agent, GrlAgent):
+            return "+".join(agent.name for agent in self.agent.learning_agents)
+        return self.environment.name
+
+    @property
     def turn_ppo(self) -> TurnPpo:
         """The algorithm of a job that learns from turns."""
         assert isinstance(self.algorithm, TurnPpo)

@@ -120,7 +120,7 @@ def run_facts(job: AgentTrainingJob, device: str) -> RunFacts:
     if job.spec.training.mode == "separate_async":
         counts["rollout", rollout.accelerator or "any"] = rollout.replicas
     return RunFacts(
-        environment=job.spec.environment.name,
+        environment=job.spec.environment_name,
         steps=job.spec.training.steps,
         checkpoint_every=job.spec.training.checkpoint_every,
         max_failed_ratio=job.spec.training.max_failed_ratio,

@@ -19,12 +19,16 @@ class Answer:
     actions: tuple[str, ...]
 
 
-def read_answer(response: str, *, think: bool, separator: str, max_actions: int) -> Answer:
-    """The first thought and answer, or answer alone; actions beyond `max_actions` are dropped."""
+def read_answer(response: str, *, think: bool, separator: str | None, max_actions: int) -> Answer:
+    """The first thought and answer, or answer alone; actions beyond `max_actions` are dropped.
+
+    Without a separator the whole answer is one action.
+    """
     found = (_WITH_THOUGHT if think else _ALONE).search(response)
     if found is None:
         return Answer(response, ())
-    parts = (part.strip() for part in _plain(found["answer"]).split(separator))
+    whole = _plain(found["answer"])
+    parts = (part.strip() for part in (whole.split(separator) if separator else [whole]))
     actions = tuple(part for part in parts if part)[:max_actions]
     answer = f"<answer>{f' {separator} '.join(actions)}</answer>"
     return Answer(f"<think>{_plain(found['thought'])}</think>{answer}" if think else answer, actions)

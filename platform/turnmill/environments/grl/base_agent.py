@@ -57,6 +57,8 @@ class BaseAgent(ABC):
 
     system_prompt: ClassVar[str] = "You are a helpful assistant."
     prompt: ClassVar[str] = ""
+    one_action: ClassVar[bool] = False
+    """Whether an answer is one action, whatever stands in it, as a statement or a formula is."""
 
     def __init__(
         self,
@@ -163,7 +165,7 @@ class BaseAgent(ABC):
         return read_answer(
             self.prefix + llm_response,
             think=config.enable_think,
-            separator=config.action_separator,
+            separator=None if self.one_action else config.action_separator,
             max_actions=config.max_actions_per_turn,
         )
 

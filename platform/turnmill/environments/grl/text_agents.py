@@ -33,6 +33,7 @@ class BirdAgent(EnvironmentAgent):
     """Answers questions to a database in SQL; an answer without a block of SQL costs 0.5 and ends the episode."""
 
     environment_name: ClassVar[str] = "bird"
+    one_action: ClassVar[bool] = True
     system_prompt: ClassVar[str] = "You are a helpful assistant that writes SQL."
 
     def match(self, action: str) -> str | None:
@@ -44,6 +45,7 @@ class MathsAgent(EnvironmentAgent):
     """Answers a problem until the answer is right."""
 
     environment_name: ClassVar[str] = "maths"
+    one_action: ClassVar[bool] = True
     task: ClassVar[str]
     system_prompt: ClassVar[str] = "You are a helpful assistant that solves mathematical problems."
 

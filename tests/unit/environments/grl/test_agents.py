@@ -8,6 +8,7 @@ import pytest
 from turnmill.core.errors import SettingsError
 from turnmill.environments.grl import BaseAgent, EnvOutput, get_agent_cls
 from turnmill.environments.sokoban import generate_room
+from turnmill.environments.webshop.catalogue import draw_goal
 
 ROOMS = {123: "######\n######\n#O####\n#XP###\n#__###\n######", 125: "######\n#__O_#\n#____#\n#_X__#\n#_P###\n######"}
 
@@ -129,6 +130,46 @@ def test_an_answer_without_sql_costs_a_half_and_ends_the_episode():
     output = do(bird, "I do not know")
 
     assert (output.reward, output.terminated) == (-0.5, True)
+
+
+def test_a_solved_pair_of_states_is_worth_ten():
+    blocks = agent("blocksworldAgent")
+    blocks.reset(0)
+    expert = blocks.environment.expert()
+
+    outputs = []
+    while not blocks.done:
+        outputs.append(do(blocks, f"({expert.advise(None)})"))
+
+    assert [output.reward for output in outputs] == [-1.0] * (len(outputs) - 1) + [10.0]
+
+
+@pytest.mark.parametrize(("tries", "reward"), [(1, 1.0), (2, 0.5), (3, 0.25)])
+def test_a_statement_is_worth_half_as_much_with_every_try(tries: int, reward: float):
+    bird = agent("birdAgent")
+    bird.reset(1)
+    right = bird.environment._row["SQL"]
+
+    statements = ["SELECT 'a' || 'b'"] * (tries - 1) + [right]
+    outputs = [do(bird, f"```sql\n{statement}\n```") for statement in statements]
+
+    assert (outputs[-1].reward, outputs[-1].terminated) == (reward, True)
+    assert bird.penalty == 0.0
+
+
+def test_a_purchase_is_worth_what_the_shop_says():
+    shop, goal = agent("webshopAgent"), draw_goal(4)
+    shop.reset(4)
+
+    output = do(
+        shop,
+        f"search[{goal.product.title}]",
+        f"click[{goal.product.number}]",
+        *(f"click[{option}]" for option in goal.options.values()),
+        "click[buy now]",
+    )
+
+    assert (output.reward, output.terminated, shop.figures()["success"]) == (1.0, True, 1.0)
 
 
 def test_an_agent_acts_in_any_environment():
