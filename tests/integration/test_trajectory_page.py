@@ -305,6 +305,17 @@ def test_a_trajectory_follows_the_run_and_what_was_opened_stays_open(visit, fold
     assert page.locator("#live").get_attribute("data-colour") == "advantage"
 
 
+def test_a_trajectory_that_has_ended_is_not_drawn_anew_with_every_other_one(visit, folder):
+    page = visit("/trajectory/t0-0")
+    page.evaluate("document.getElementById('turn-0').dataset.marked = 'yes'")
+    before = page.evaluate("document.body.dataset.revision")
+
+    TrajectoryLog(folder).append([turn("t7-0", step=2)])
+
+    page.wait_for_function("before => document.body.dataset.revision !== before", arg=before)
+    assert page.locator("#turn-0").get_attribute("data-marked") == "yes"
+
+
 def test_a_page_says_when_its_server_is_gone(browser, folder, tmp_path):
     server = Server(str(folder.path), "--port", "0", cache=tmp_path)
     page = browser.new_page()

@@ -99,6 +99,7 @@ class Pages:
             turns=self._turns(summary),
             peers=peers(self.source.index, summary),
             back=filters.query(),
+            stamp=_stamp(summary),
         )
 
     def _ended(self, key: str) -> Response | None:
@@ -125,6 +126,7 @@ class Pages:
             peers=peers(self.source.index, left),
             alike=left.task == right.task,
             parting=_parting(*(turns for _, turns in sides)),
+            stamp=_stamp(left) + _stamp(right),
         )
 
     def _turns(self, summary: Summary) -> list[TurnView]:
@@ -162,6 +164,11 @@ class Pages:
                 "problem": self.follower.problem,
             }
         )
+
+
+def _stamp(summary: Summary) -> str:
+    """Something else when there is something new to show of it."""
+    return f"{summary.id}:{summary.turns}:{summary.outcome};"
 
 
 def _side_by_side(left: list[TurnView], right: list[TurnView]) -> Iterable[tuple[TurnView | None, TurnView | None]]:

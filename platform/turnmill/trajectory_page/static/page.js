@@ -56,6 +56,10 @@ async function renew() {
     return;
   }
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  document.body.dataset.revision = fresh.body.dataset.revision;
+  const { stamp } = fresh.getElementById("live").dataset;
+  if (stamp === live.dataset.stamp && !live.querySelector("[role=status]")) return;
+  live.dataset.stamp = stamp;
   const opened = new Set([...live.querySelectorAll("details[open]")].map((each) => each.closest(".turn")?.id ?? each.id));
   const closed = new Set([...live.querySelectorAll("details:not([open])")].map((each) => each.closest(".turn")?.id ?? each.id));
   const currentHref = live.querySelector("tr.current a")?.getAttribute("href");
@@ -68,7 +72,6 @@ async function renew() {
   prepare();
   const element = current ? document.getElementById(current) : rows().find((row) => row.querySelector("a").getAttribute("href") === currentHref);
   if (element) select(element, { scroll: false });
-  document.body.dataset.revision = fresh.body.dataset.revision;
 }
 
 // Nothing moves under somebody who is writing or marking text.
