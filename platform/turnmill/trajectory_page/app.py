@@ -18,7 +18,8 @@ from turnmill.trajectory_page.filters import SORTS, listed, peers, read_filters
 from turnmill.trajectory_page.follower import Follower
 from turnmill.trajectory_page.frames import frame_png
 from turnmill.trajectory_page.guard import guard
-from turnmill.trajectory_page.source import PREFIX, Source
+from turnmill.trajectory_page.source import Source
+from turnmill.trajectory_page.store import PREFIX
 from turnmill.trajectory_page.summary import OUTCOMES, Summary
 
 HERE = Path(__file__).parent

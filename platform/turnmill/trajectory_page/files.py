@@ -105,6 +105,8 @@ class LogReader:
     def _files(self) -> list[tuple[str, int]]:
         """The log's files with their sizes: training by step, then validation by step."""
         found = []
+        if not self._folder.is_dir():
+            return []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 kind, _, step = entry.name.removesuffix(".jsonl").rpartition("-")

@@ -17,7 +17,7 @@ from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectory_page.detail import Worth, read_worth
 from turnmill.trajectory_page.files import LogReader, Reading
 from turnmill.trajectory_page.index import Index, open_index
-from turnmill.trajectory_page.store import PREFIX, StoreReader
+from turnmill.trajectory_page.store import StoreReader
 from turnmill.trajectory_page.summary import IN_FLIGHT, VALIDATION, Summary
 from turnmill.trajectory_page.tokens import Vocabulary
 
@@ -246,6 +246,3 @@ def _environment(folder: RunFolder) -> str:
         return " ".join(str(environment[part]) for part in ("name", "task") if environment.get(part))
     except (OSError, KeyError, TypeError, AttributeError, TurnmillError):
         return ""
-
-
-__all__ = ["PREFIX", "RunSource", "Source", "State", "StoreSource", "open_source"]

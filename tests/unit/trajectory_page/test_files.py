@@ -227,6 +227,15 @@ def test_a_reading_that_is_broken_off_is_carried_on_later(log, reader, monkeypat
     assert len(at.found()) == 20
 
 
+def test_a_run_that_has_no_log_yet_has_no_trajectories(log, reader):
+    log.path.rmdir()
+    at = reader()
+
+    at.read()
+
+    assert at.found() == {}
+
+
 def test_an_index_that_cannot_be_read_is_made_anew(log, tmp_path):
     log.append([TURN, LAST])
     place = tmp_path / "index.sqlite"
