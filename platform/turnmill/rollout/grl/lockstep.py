@@ -19,8 +19,12 @@ class Lockstep:
         try:
             yield
         finally:
-            self._members -= 1
-            self._open_if_all_wait()
+            self.leave(1)
+
+    def leave(self, members: int) -> None:
+        """Wait for so many no more."""
+        self._members -= members
+        self._open_if_all_wait()
 
     async def wait(self) -> None:
         """Return when all members wait."""

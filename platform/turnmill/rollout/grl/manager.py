@@ -1,5 +1,6 @@
 """Agent loop workers of verl's that play groups of GRL's agents."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDict
@@ -15,19 +16,30 @@ GROUP_SIZE = "__rollout_n__"
 """What verl reads the size of a group from, where it is a prompt's own."""
 
 
+@dataclass(slots=True)
+class _Seats:
+    """The places of a group among those that take their turns together."""
+
+    lockstep: Lockstep
+    free: int
+    """Episodes that have not begun."""
+
+
 class GrlLoopWorker(TrajectoryWorker):
     """Plays episodes; those that were asked for together take their turns together."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self.grl_loop = GrlLoop(**self.loop_arguments(config), journal=journal_of(config))
-        self._locksteps: dict[str, Lockstep] = {}
+        self._seats: dict[str, _Seats] = {}
 
     async def generate_sequences(self, batch: TensorDict) -> None:
         """Start the episodes of these groups."""
         if self.job.spec.grl_agent.turns == "synchronous":
-            lockstep = Lockstep(sum(_each(batch, GROUP_SIZE)))
-            self._locksteps |= dict.fromkeys(_each(batch, "uid"), lockstep)
+            sizes = [int(size) for size in _each(batch, GROUP_SIZE)]
+            lockstep = Lockstep(sum(sizes))
+            uids = _each(batch, "uid")
+            self._seats |= {uid: _Seats(lockstep, size) for uid, size in zip(uids, sizes, strict=True)}
         await super().generate_sequences(batch)
 
     async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -35,15 +47,18 @@ class GrlLoopWorker(TrajectoryWorker):
         try:
             await super()._run_prompt(prompt, *args, **kwargs)
         finally:
-            self._locksteps.pop(uid, None)
+            if (seats := self._seats.pop(uid, None)) is not None:
+                # Where verl gives up before it begins, the others must not wait for it.
+                seats.lockstep.leave(seats.free)
 
     async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
         """One episode of a group."""
-        lockstep = self._locksteps.get(row["uid"])
-        if lockstep is None:
+        seats = self._seats.get(row["uid"])
+        if seats is None:
             return await self._play(sampling_params, validate=validate, lockstep=None, **row)
-        with lockstep.taking_part():
-            return await self._play(sampling_params, validate=validate, lockstep=lockstep, **row)
+        seats.free -= 1
+        with seats.lockstep.taking_part():
+            return await self._play(sampling_params, validate=validate, lockstep=seats.lockstep, **row)
 
     async def _play(self, sampling_params: dict[str, Any], **row: Any) -> Failure | list[Any]:
         played = await self.grl_loop.run(sampling_params, **row)

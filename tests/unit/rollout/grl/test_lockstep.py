@@ -1,0 +1,79 @@
+"""Turns that wait for each other: row 109 of the feature table."""
+
+import asyncio
+
+import pytest
+
+from turnmill.rollout.grl.lockstep import Lockstep
+
+
+@pytest.fixture(autouse=True)
+async def bounded():
+    async with asyncio.timeout(10):
+        yield
+
+
+async def turns(lockstep: Lockstep, log: list[tuple[int, int]], member: int, count: int) -> None:
+    with lockstep.taking_part():
+        for turn in range(count):
+            await lockstep.wait()
+            log.append((turn, member))
+            for _ in range(member):
+                await asyncio.sleep(0)
+
+
+async def test_nobody_begins_a_turn_before_all_have_ended_the_last():
+    log: list[tuple[int, int]] = []
+    lockstep = Lockstep(4)
+
+    await asyncio.gather(*(turns(lockstep, log, member, 3) for member in range(4)))
+
+    assert [turn for turn, _ in log] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+async def test_who_has_come_to_the_end_is_waited_for_no_more():
+    log: list[tuple[int, int]] = []
+    lockstep = Lockstep(3)
+
+    await asyncio.gather(*(turns(lockstep, log, member, member + 1) for member in range(3)))
+
+    assert [turn for turn, _ in log] == [0, 0, 0, 1, 1, 2]
+
+
+async def test_who_fails_is_waited_for_no_more():
+    lockstep = Lockstep(2)
+
+    async def fails() -> None:
+        with lockstep.taking_part():
+            raise RuntimeError
+
+    log: list[tuple[int, int]] = []
+    results = await asyncio.gather(turns(lockstep, log, 0, 2), fails(), return_exceptions=True)
+
+    assert isinstance(results[1], RuntimeError)
+    assert log == [(0, 0), (1, 0)]
+
+
+async def test_who_is_cancelled_while_waiting_is_counted_no_more():
+    lockstep = Lockstep(3)
+    log: list[tuple[int, int]] = []
+    waiting = asyncio.create_task(turns(lockstep, log, 9, 1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    await asyncio.gather(*(turns(lockstep, log, member, 2) for member in range(2)))
+
+    assert [turn for turn, _ in log] == [0, 0, 1, 1]
+
+
+async def test_those_who_never_come_may_be_let_go():
+    lockstep = Lockstep(3)
+    log: list[tuple[int, int]] = []
+    waiting = asyncio.create_task(turns(lockstep, log, 0, 1))
+    await asyncio.sleep(0)
+
+    lockstep.leave(2)
+    await waiting
+
+    assert log == [(0, 0)]
