@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,16 @@ def run(job: Path, tmp_path: Path) -> Iterator[WholeRun]:
         yield run
 
 
+def lines(run: WholeRun, file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / "trajectories" / file).read_text().splitlines()]
+
+
+def tokens_of_turns(turns: list[dict[str, Any]], tokens: str) -> dict[tuple[str, int], int]:
+    return {(turn["episode"], turn["turn"]): len(turn[tokens]) for turn in turns}
+
+
 def first_step(run: WholeRun) -> list[tuple[object, ...]]:
-    turns = [json.loads(line) for line in (run.folder / "trajectories" / "step-000001.jsonl").read_text().splitlines()]
+    turns = lines(run, "step-000001.jsonl")
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
 
@@ -57,6 +66,9 @@ def test_a_run_trains_leaves_its_folder_and_repeats_itself_under_one_seed(run, j
     assert 0 <= summary["success_final"] <= 1
     assert (run.folder / "curve.png").stat().st_size > 0
     assert first_step(run) == first_step(second)
+    worth, said = lines(run, "advantages-000001.jsonl"), lines(run, "step-000001.jsonl")
+    assert tokens_of_turns(worth, "advantages") == tokens_of_turns(said, "response_ids")
+    assert (run.folder / "vocabulary.json").exists()
     assert run.mark() == ""
 
 
