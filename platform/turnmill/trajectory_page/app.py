@@ -49,6 +49,9 @@ class Pages:
         )
         self._templates.filters |= shown.FILTERS
         self._templates.filters["path"] = lambda key: quote(key, safe="/@~-_.")
+        # Read now, and not while the first visitor waits.
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
 
     def render(self, name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         """A page from its template."""
