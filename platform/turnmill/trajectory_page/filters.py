@@ -158,7 +158,9 @@ def listed(index: Index, filters: Filters) -> Listed:
     pages = max(1, -(-total // PAGE_SIZE))
     page = min(filters.page, pages)
     limit = f"LIMIT {PAGE_SIZE} OFFSET {(page - 1) * PAGE_SIZE}"
-    rows = index.summaries(f"{where} {filters.order()} {limit}", values)
+    # What is sorted is narrow: the numbers of all rows, and then the few rows of the page.
+    of_page = f"SELECT id FROM episodes {where} {filters.order()} {limit}"
+    rows = index.summaries(f"WHERE id IN ({of_page}) {filters.order()}", values)
     rewards = sum(reward for _, _, reward in found)
     by_outcome = {outcome: counts[outcome] for outcome in OUTCOMES if outcome in counts}
     return Listed(rows, total, by_outcome, rewards / total if total else None, page, pages)
