@@ -106,6 +106,8 @@ async def test_turns_end_where_their_scores_are_placed(table):
     ends = [TOKENIZER.decode(row.response_ids[: token + 1]) for _, token in told.places]
     assert [end.endswith(f"</answer>{END}") for end in ends] == [True, True]
     assert told.places[-1] == (0, len(row.response_ids) - 1)
+    texts = [TOKENIZER.decode(row.response_ids[end + 1 - length : end + 1]) for _, _, end, length in told.responses]
+    assert texts == [say("1", "fly") + END, THREE]
 
 
 async def test_what_is_told_names_group_kind_and_figures(table):

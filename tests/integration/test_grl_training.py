@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.testing.whole_runs import WholeRun
@@ -16,7 +17,7 @@ from turnmill.testing.whole_runs import WholeRun
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "sokoban-grl-cpu.yaml"
-FEW = ("--set", "model.warmStart.gradientSteps=40", "--set", "agent.validationAgentGroupNum=[8]")
+FEW = ("--set", "agent.validationAgentGroupNum=[8]")
 
 MIXED = """
 apiVersion: turnmill.dev/v1alpha1
@@ -110,6 +111,11 @@ def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoin
     assert first["rollout/chosen_in_group_std"] >= first["rollout/in_group_std"]
     assert all(row["turnmill/token_mismatches"] == 0 for row in (first, second))
     assert all(row["training/rollout_probs_diff_mean"] < 1e-4 for row in (first, second))
+    log = TrajectoryLog(RunFolder(tmp_path / "run"))
+    turns = {(turn.episode, turn.turn): turn for turn in log.read_turns() if turn.step == 1}
+    kept = [record for record in json_lines.read(log._file("advantages", 1), "episode") if "turn" in record]
+    assert kept
+    assert all(len(r["advantages"]) == len(turns[r["episode"], r["turn"]].response_ids) for r in kept)
     assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in (first, second))
 
 

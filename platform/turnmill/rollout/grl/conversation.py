@@ -17,6 +17,9 @@ class Conversation:
         self.places: list[tuple[int, int]] = []
         """Row and response token with which each turn ends."""
 
+        self.lengths: list[int] = []
+        """Tokens of each turn's response."""
+
     @property
     def ids(self) -> list[int]:
         """The tokens that the policy reads next."""
@@ -41,6 +44,7 @@ class Conversation:
         """Add a response."""
         self._response += tokens
         self.places.append((len(self._closed), len(self._response) - 1))
+        self.lengths.append(len(tokens))
 
     def hear(self, ids: Sequence[int]) -> None:
         """Add what nobody sampled."""

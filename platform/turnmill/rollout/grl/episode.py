@@ -206,6 +206,7 @@ class GrlEpisode:
             rewards=tuple(turn.reward for turn in self.turns),
             penalties=tuple(view.penalty for view in self.views[1:]),
             places=tuple(self.conversation.places),
+            lengths=tuple(self.conversation.lengths),
             metrics=metrics,
         )
         num_turns = float(self.num_turns)

@@ -1,6 +1,6 @@
 """What the agent loop tells the trainer of an episode, beside its rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,6 +28,15 @@ class ToldEpisode:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The agent's figures, by its tag."""
+
+    lengths: tuple[int, ...] = ()
+    """Tokens of each turn's response."""
+
+    @property
+    def responses(self) -> Iterator[tuple[int, int, int, int]]:
+        """Every turn's number, the row of its response, its last token there, and how many tokens it has."""
+        for turn, ((row, end), length) in enumerate(zip(self.places, self.lengths, strict=True)):
+            yield turn, row, end, length
 
     def as_field(self) -> dict[str, Any]:
         """The entry that travels with the rows."""

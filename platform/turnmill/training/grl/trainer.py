@@ -90,7 +90,22 @@ class GrlTrainer(TrajectoryTrainer):
         batch = super()._compute_advantage(batch, metrics)
         # Of all episodes that were played, not of those alone that are learned from.
         metrics.update(self._step_metrics)
+        self._keep_advantages_of_turns(self._rows_of(batch))
         return batch
+
+    def _keep_advantages_of_turns(self, batch: KVBatchMeta) -> None:
+        """Those of every response's tokens, for whoever looks at trajectories."""
+        fields = ["advantages", "extra_fields"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        advantages_R = data["advantages"].unbind()
+        rows = JoinedRows.of(batch.keys, data["advantages"].offsets().diff())
+        told = told_trajectories(batch.keys, data["extra_fields"])
+        found = (
+            (str(each["name"]), turn, advantages_R[rows_of_it[row]][end + 1 - length : end + 1].tolist())
+            for each, rows_of_it in zip(told, rows.rows_K, strict=True)
+            for turn, row, end, length in ToldEpisode.read(each).responses
+        )
+        self.trajectory_log.append_token_advantages(self.global_steps, found)
 
     def _validation_rows(self) -> list[dict[str, Any]]:
         """Every group of the validation, as often as it is to be played."""

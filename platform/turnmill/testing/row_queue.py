@@ -1,0 +1,42 @@
+"""Stands where the TransferQueue would: rows by their keys, in memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transfer_queue import KVBatchMeta
+
+
+class RowQueue:
+    """What trainers use of the TransferQueue."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+
+    def add(self, key: str, **fields: Any) -> None:
+        """Put a row; lists of numbers become tensors."""
+        self.rows[key] = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+    def meta(self) -> KVBatchMeta:
+        """All rows as a batch."""
+        return KVBatchMeta(partition_id="train", keys=[*self.rows], tags=[{} for _ in self.rows])
+
+    def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> dict[str, Any]:
+        """Columns of some rows; those of tensors as nested ones."""
+        return {name: self._column([self.rows[key][name] for key in keys]) for name in select_fields}
+
+    def kv_batch_put(self, *, keys: Sequence[str], partition_id: str, fields: Any) -> None:
+        """Add columns to rows, or replace them."""
+        for name in list(fields.keys()):
+            for key, value in zip(keys, fields[name].unbind(), strict=True):
+                self.rows[key][name] = value
+
+    def kv_clear(self, *, keys: Sequence[str], partition_id: str) -> None:
+        """Drop rows."""
+        for key in keys:
+            del self.rows[key]
+
+    def _column(self, values: list[Any]) -> Any:
+        if not isinstance(values[0], torch.Tensor):
+            return values
+        return torch.nested.as_nested_tensor(values, layout=torch.jagged)

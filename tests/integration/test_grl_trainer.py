@@ -1,0 +1,116 @@
+"""What a step makes of groups of agents: rows 106, 116 to 118 and 123 of the feature table."""
+
+import json
+from typing import Any
+
+import pytest
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.testing.agent_loops import grl_job
+from turnmill.testing.row_queue import RowQueue
+from turnmill.training import trajectory_batch
+from turnmill.training.grl import trainer as grl_trainer
+from turnmill.training.grl.trainer import GrlTrainer, Groups
+
+
+@pytest.fixture
+def queue(monkeypatch) -> RowQueue:
+    queue = RowQueue()
+    monkeypatch.setattr(grl_trainer, "tq", queue)
+    monkeypatch.setattr(trajectory_batch, "tq", queue)
+    return queue
+
+
+def trainer(**agent: Any) -> GrlTrainer:
+    """A trainer without a run: as much of it as its steps need here."""
+    made = GrlTrainer.__new__(GrlTrainer)
+    made.job = job(**agent)
+    return made
+
+
+def job(**agent: Any) -> AgentTrainingJob:
+    return grl_job(rolloutFilterRatio=0.5, **agent)
+
+
+def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalties: tuple[float, ...] = ()) -> None:
+    """An episode of one row, in which every turn takes three tokens, the last two of them said."""
+    places = tuple((0, 3 * number + 2) for number in range(len(turns)))
+    told = ToldEpisode(
+        group, "counter", turns, penalties or (0.0,) * len(turns), places, {"counter/success": 1.0}, (2,) * len(turns)
+    )
+    figures = {"name": f"t1-{group}-{member}", "reward": sum(turns), "success": True, "stop_reason": "completed",
+               "figures": {"valid_action": 1.0}}  # fmt: skip
+    length = 3 * len(turns)
+    queue.add(
+        f"group{group}_{member}_0",
+        responses=[0] * length,
+        rm_scores=[0.0] * length,
+        advantages=[float(token) for token in range(length)],
+        extra_fields={"trajectory": figures | told.as_field()},
+    )
+
+
+def two_groups(queue: RowQueue) -> None:
+    add_episode(queue, 0, 0, 1.0, 1.0)
+    add_episode(queue, 0, 1, 2.0)
+    add_episode(queue, 1, 0, 0.0, 9.0, penalties=(0.0, -0.5))
+    add_episode(queue, 1, 1, 1.0)
+
+
+def scores(queue: RowQueue) -> dict[str, list[float]]:
+    return {key: row["rm_scores"].tolist() for key, row in queue.rows.items()}
+
+
+def test_the_groups_that_differ_most_are_kept_with_their_scores(queue):
+    two_groups(queue)
+
+    chosen = trainer()._choose(queue.meta())
+
+    assert chosen.keys == ["group1_0_0", "group1_1_0"]
+    assert scores(queue) == {"group1_0_0": [0, 0, 0, 0, 0, 8.5], "group1_1_0": [0, 0, 1]}
+
+
+def test_turns_may_have_scores_of_their_own(queue):
+    two_groups(queue)
+
+    trainer(useTurnScores=True, rewardNormalization={"method": "mean"})._choose(queue.meta())
+
+    # The mean of 9 and 1 is 5: of the first episode each turn bears half of it.
+    assert scores(queue) == {"group1_0_0": [0, 0, -2.5, 0, 0, 6.0], "group1_1_0": [0, 0, -4.0]}
+
+
+def test_figures_are_of_all_episodes_of_the_step(queue):
+    two_groups(queue)
+    made = trainer()
+
+    made._choose(queue.meta())
+
+    assert made._step_metrics["turnmill/trajectories"] == 4
+    assert made._step_metrics["train/counter/success"] == 1.0
+    assert made._step_metrics["turnmill/reward_mean"] == pytest.approx((2 + 2 + 9 + 1) / 4)
+
+
+def test_advantages_are_kept_by_turn(queue, tmp_path):
+    add_episode(queue, 0, 0, 1.0, 1.0)
+    folder = RunFolder(tmp_path)
+    folder.create()
+    made = trainer()
+    made.global_steps, made.trajectory_log = 1, TrajectoryLog(folder)
+
+    made._keep_advantages_of_turns(queue.meta())
+
+    (file,) = folder.trajectories.glob("advantages*")
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"episode": "t1-0-0", "turn": 0, "advantages": [1.0, 2.0]},
+        {"episode": "t1-0-0", "turn": 1, "advantages": [4.0, 5.0]},
+    ]
+
+
+def test_rows_of_groups_stand_in_place_of_a_data_set():
+    agents = [{"name": name, "agentType": "turnmill.testing.agents:Counter"} for name in "ab"]
+    groups = Groups(grl_job(*agents, agentGroupNum=[1, 2], agentGroupSize=[4, 3]).spec.grl_agent.training_groups)
+
+    assert [(groups[n]["index"], groups[n]["__rollout_n__"]) for n in range(4)] == [(0, 4), (1, 3), (2, 3), (3, 4)]
