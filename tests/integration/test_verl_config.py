@@ -172,7 +172,7 @@ def test_an_engine_of_several_gpus_has_all_of_them_on_one_machine(model):
     assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.tensor_model_parallel_size) == (8, 2, 2)
 
 
-@pytest.mark.parametrize("kind", ["babyai-goto-cpu", "babyai-goto-gigpo-cpu", "tool-arithmetic-cpu"])
+@pytest.mark.parametrize("kind", ["babyai-goto-cpu", "babyai-goto-gigpo-cpu", "tool-arithmetic-cpu", "sokoban-grl-cpu"])
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_path):
     job = example(kind, model, f"spec.training.mode={mode}")
@@ -201,6 +201,17 @@ def test_dynamic_sampling_stands_in_for_the_buffer_of_every_mode(mode, kind, mod
     assert type(buffer) is kind
     assert buffer.sampler_kwargs["max_batches"] == 3
     assert isinstance(buffer, StepReplayBuffer) is (mode != "sync")
+
+
+@pytest.mark.parametrize(("sampling", "temperature"), [("greedy", 0), ("training", 0.7)])
+def test_validations_of_groups_of_agents_are_greedy_unless_told_otherwise(sampling, temperature, model):
+    job = example("sokoban-grl-cpu", model, f"agent.validationSampling={sampling}", "agent.temperature=0.7")
+
+    rollout = config_of(job, model, "cpu").actor_rollout_ref.rollout
+
+    assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (temperature, sampling == "training")
+    # Groups have sizes of their own.
+    assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 512 + 24)
 
 
 def test_a_step_takes_the_rows_that_were_asked_for_for_it(model, tmp_path):
