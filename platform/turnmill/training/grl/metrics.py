@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.training.rewards import reward_quantiles
 
 
 def step_metrics(told: Sequence[Mapping[str, Any]], episodes: Sequence[ToldEpisode]) -> dict[str, float]:
-    """Of all episodes of a step, those too that are not learned from."""
+    """Of all episodes of a step, those too that are not learned from; turns and tokens are of those that are."""
     return {
-        "turnmill/turns": float(sum(len(episode.rewards) for episode in episodes)),
         "turnmill/trajectories": float(len(told)),
         "turnmill/success": _mean(float(each["success"]) for each in told),
         "turnmill/reward_mean": _mean(each["reward"] for each in told),
@@ -20,6 +22,7 @@ def step_metrics(told: Sequence[Mapping[str, Any]], episodes: Sequence[ToldEpiso
             f"turnmill/episodes/{reason}": float(count)
             for reason, count in Counter(each["stop_reason"] for each in told).items()
         },
+        **reward_quantiles(torch.tensor([float(each["reward"]) for each in told])),
         **{f"train/{name}": value for name, value in figures_by_tag(episodes).items()},
     }
 

@@ -27,7 +27,7 @@ def test_figures_are_means_over_the_agents_of_a_tag():
     }
     assert metrics["turnmill/success"] == pytest.approx(2 / 3)
     assert (metrics["turnmill/reward_mean"], metrics["turnmill/trajectories"]) == (2.0, 3.0)
-    assert (metrics["turnmill/turns"], metrics["turnmill/episodes/completed"]) == (8.0, 3.0)
+    assert (metrics["turnmill/reward_quantile/0.5"], metrics["turnmill/episodes/completed"]) == (1.0, 3.0)
 
 
 def test_a_validation_tells_figures_by_tag_and_the_mean_score():
