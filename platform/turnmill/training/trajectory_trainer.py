@@ -31,9 +31,8 @@ from turnmill.training.trajectory_batch import (
     put_ragged,
     split,
     told_trajectories,
-    trajectory_metrics,
-    validation_metrics,
 )
+from turnmill.training.trajectory_metrics import trajectory_metrics, validation_metrics
 
 
 class TrajectoryTrainer(RunTrainer):

@@ -17,13 +17,8 @@ from turnmill.jobs.trajectory_algorithms import (
 from turnmill.rollout.failure import FAILED
 from turnmill.training.advantages import outcome_advantages
 from turnmill.training.trajectory_advantages import Rows, advantages_of
-from turnmill.training.trajectory_batch import (
-    TrajectoryBatch,
-    figure_metrics,
-    last_rows,
-    split,
-    trajectory_metrics,
-)
+from turnmill.training.trajectory_batch import TrajectoryBatch, last_rows, split
+from turnmill.training.trajectory_metrics import figure_metrics, trajectory_metrics
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:

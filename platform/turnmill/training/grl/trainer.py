@@ -19,7 +19,8 @@ from turnmill.training.dataset import select
 from turnmill.training.grl.metrics import environment_metrics, step_metrics
 from turnmill.training.grl.scores import Choice, Scores, place
 from turnmill.training.joined_rows import JoinedRows
-from turnmill.training.trajectory_batch import put_ragged, split, told_trajectories, validation_metrics
+from turnmill.training.trajectory_batch import put_ragged, split, told_trajectories
+from turnmill.training.trajectory_metrics import validation_metrics
 from turnmill.training.trajectory_trainer import TrajectoryTrainer
 
 
