@@ -1,0 +1,43 @@
+"""Every kind of example for a CPU, made small, up to its first update."""
+
+from pathlib import Path
+
+import pytest
+
+from turnmill.testing.whole_runs import WholeRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+
+SMALL = (
+    # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+    "model.warmStart={turns: 400, gradientSteps: 30, maxLoss: 10}",
+    *("training.steps=1", "training.validation.episodes=2", "environment.count=4"),
+    # On a machine that is busy Ray may not start in time.
+    "retries=2",
+)
+TURNS = ("training.turnsPerStep=16", "algorithm.minibatchTurns=8", "algorithm.criticWarmup={batches: 1, steps: 1}")
+TASKS = ("training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSize=4")
+
+
+# Those that are not here are trained by other tests, or are one of these on other machines.
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *(("babaisai-cpu", TURNS), ("blocksworld-cpu", TURNS), ("sokoban-cpu", TURNS), ("tetris-cpu", TURNS)),
+        *(("babyai-goto-gigpo-cpu", TASKS), ("tool-arithmetic-dapo-cpu", TASKS)),
+    ],
+)
+def test_an_example_comes_to_its_first_update(name, size, tmp_path):
+    overrides = [word for override in (*SMALL, *size) for word in ("--set", override)]
+
+    with WholeRun(EXAMPLES / f"{name}.yaml", tmp_path / "run") as run:
+        run.train(*overrides)
+
+    before, after = run.metrics
+    assert (before["step"], after["step"]) == (0, 1)
+    assert after["actor/grad_norm"] >= 0
+    assert after["turnmill/token_mismatches"] == 0
+    assert after["training/rollout_probs_diff_mean"] < 1e-4
+    assert run.checkpoints() == [1]
