@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import SettingsError
@@ -123,8 +124,11 @@ class GrlEpisode:
         read = self.conversation.ids
         merged, _, _ = await self._loop.ct_merge_context_msg(answered, after, read, [])
         kept = len(merged.token_ids) - merged.appended_token_count - len(merged.inserted_token_ids)
-        assert merged.token_ids[:kept] == read, "what was read stays as it is"
-        self.conversation.hear(merged.token_ids[kept:])
+        if merged.token_ids[:kept] == read:
+            self.conversation.hear(merged.token_ids[kept:])
+        else:
+            # Some templates take back what ended a turn.
+            self.conversation.begin(merged.token_ids)
 
     def _last_response(self, messages: list[Message]) -> list[Message]:
         return [{"role": "assistant", "content": self.views[-1].response}] if messages else []
@@ -163,11 +167,9 @@ class GrlEpisode:
             self.conversation.hear([end])
         self.views.append(view)
         self.turns.append(
-            Turn(
-                prompt_ids=turn.prompt_ids, response_ids=turn.response_ids, log_probs=turn.log_probs,
-                response_text=turn.response_text, observation=view.state, action=" || ".join(view.actions),
-                valid=view.valid, reward=result.reward, done=result.done, policy_version=turn.policy_version,
-                metrics=turn.metrics, asked_at=turn.asked_at, seconds=turn.seconds,
+            replace(
+                turn, observation=view.state, action=" || ".join(view.actions), valid=view.valid,
+                reward=result.reward, done=result.done,
             )
         )  # fmt: skip
         if result.done:
