@@ -7,30 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transfer_queue
 from verl.tools import function_tool
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from turnmill.core.errors import SettingsError
 from turnmill.rollout.failure import Failure
+from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.sampled import count_foreign
+from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
 from turnmill.testing.policies import LOG_PROB
-from turnmill.testing.trial_tools import Scales
+from turnmill.testing.trial_tools import SCALES_FILE, Scales
+from turnmill.training.verl_learning import file_of
 
-SCALES = """
-tools:
-  - class_name: turnmill.testing.trial_tools.Scales
-    config: {type: native, unit: lb}
-    tool_schema:
-      type: function
-      function:
-        name: weigh
-        description: Weighs.
-        parameters:
-          type: object
-          properties: {weight: {type: integer, description: How much.}}
-          required: [weight]
-"""
 FUNCTIONS = '''
 from verl.tools.function_tool import function_tool
 
@@ -68,6 +59,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+VERLS_WORKER = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 Make = Callable[..., ConversationTable]
 
 
@@ -77,14 +69,16 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
     monkeypatch.setattr(function_tool, "_LOADED_FUNCTION_TOOL_PATHS", {})
     monkeypatch.setattr(Scales, "notes", [])
-    (tmp_path / "tools.yaml").write_text(SCALES)
+    (tmp_path / "tools.yaml").write_text(SCALES_FILE)
     (tmp_path / "functions.py").write_text(FUNCTIONS)
 
-    def make(script: Any, *tasks: dict[str, Any], template: str | None = None, **agent: Any) -> ConversationTable:
+    def make(
+        script: Any, *tasks: dict[str, Any], template: str | None = None, reward: str | None = None, **agent: Any
+    ) -> ConversationTable:
         rows = [TASK | task for task in tasks or ({},)]
         (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         paths = {name: str(tmp_path / agent.get(name, file)) for name, file in PATHS.items()}
-        job = conversation_job(tmp_path / "tasks.jsonl", **(agent | paths))
+        job = conversation_job(tmp_path / "tasks.jsonl", reward=reward, **(agent | paths))
         return ConversationTable(tmp_path, script, job, **({"template": template} if template else {}))
 
     return make
@@ -426,3 +420,104 @@ async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_pa
 
     assert isinstance(outcome, Failure)
     assert outcome.cause == "tool_timeout"
+
+
+# ---- managers ----
+
+
+@pytest.mark.parametrize("name", ["turnmill.testing.trial_loops.Sorted", "turnmill.testing.trial_loops.SortedOfVerl"])
+def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
+    manager = manager_class(name)
+
+    assert issubclass(manager, MultiTurnManager)
+    assert manager.generate_sequences is getattr(trial_loops, name.rpartition(".")[2]).generate_sequences
+    assert manager.worker_class is MultiTurnWorker
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("turnmill.testing.trial_loops.Twice", "is no manager of verl's"),
+        ("turnmill.testing.trial_loops.Gone", "names no class"),
+    ],
+)
+def test_a_manager_that_is_none_is_a_mistake_in_the_job(name: str, message: str):
+    with pytest.raises(SettingsError, match=message):
+        manager_class(name)
+
+
+async def test_the_outputs_of_a_trajectory_are_rows_of_their_own_in_the_queue(
+    table: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
+    played = table(["one" + END, "two" + END], agentLoopConfigPath=str(tmp_path / "loops.yaml"),
+                   defaultAgentLoop="twice")  # fmt: skip
+    put: list[dict[str, Any]] = []
+
+    async def keep(**given: Any) -> None:
+        put.append(given)
+
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", keep)
+    rows = await played.play(sample=3)
+    given = {"uid": "task0", "session_id": 3, "index": 0, "global_steps": 1, "raw_prompt": []}
+    await VERLS_WORKER._agent_loop_postprocess(played.worker, rows, False, **given)
+
+    ((keys, tags),) = ((each["keys"], each["tags"]) for each in put)
+    assert keys == ["task0_3_0", "task0_3_1"]
+    assert [tag["status"] for tag in tags] == ["success", "success"]
+
+
+# ---- rewards ----
+
+
+async def test_verls_rewards_are_told_by_the_data_source(table: Make):
+    task = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "42"}}
+    said = call("weigh", weight=3) + END
+    played = table([said, f"#### 42{END}", said, f"#### 41{END}"], task, reward="verl")
+
+    rewards = [(await played.play(sample=sample))[0].reward_score for sample in range(2)]
+
+    assert rewards == [1.0, 0.0]
+
+
+async def test_a_reward_in_verls_form_comes_from_a_file(table: Make, tmp_path: Path):
+    (tmp_path / "reward.py").write_text(
+        "def worth(data_source, solution_str, ground_truth, extra_info):\n"
+        '    return {"score": len(solution_str) if data_source == "trial" else -1}\n'
+    )
+    played = table([DONE], reward=f"verl:{tmp_path / 'reward.py'}:worth", defaultAgentLoop="single_turn_agent")
+
+    (row,) = await played.play()
+
+    assert row.reward_score == len("It is done")
+
+
+# ---- files ----
+
+
+def test_files_may_lie_in_a_package():
+    path = "pkg://turnmill/rollout/multi_turn/example_tools/gsm8k.yaml"
+
+    found = file_of("toolConfigPath", path)
+
+    assert found is not None
+    assert "calc_gsm8k_reward" in Path(found).read_text()
+
+
+@pytest.mark.parametrize("path", ["/nowhere/tools.yaml", "pkg://turnmill/nowhere.yaml", "pkg://no_such_package/a.yaml"])
+def test_a_file_that_is_not_there_is_a_mistake_in_the_job(path: str):
+    with pytest.raises(SettingsError, match=r"spec.agent.toolConfigPath: .* (is no file|there is no package)"):
+        file_of("toolConfigPath", path)
+
+
+async def test_the_tool_of_verls_recipe_says_whether_an_answer_is_right(table: Make):
+    kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "42"}}}
+    said = call("calc_gsm8k_reward", answer="41") + call("calc_gsm8k_reward", answer="42") + END
+    recipe = file_of("toolConfigPath", "pkg://turnmill/rollout/multi_turn/example_tools/gsm8k.yaml")
+    played = table([said, DONE], {"extra_info": {"tools_kwargs": kwargs}}, toolConfigPath=recipe, maxParallelCalls=2)
+
+    (row,) = await played.play()
+
+    assert "Current parsed answer=41 reward=0.0" in played.prompts[1]
+    assert "Current parsed answer=42 reward=1.0" in played.prompts[1]
+    assert row.extra_fields["tool_rewards"] == [-0.05, 0.0]

@@ -12,7 +12,7 @@ from turnmill.jobs.values import BrokenValueError, Values
 
 # The warm start imitates an expert, and only these environments bring one.
 EXPERTS = ("babaisai", "babyai", "blocksworld", "sokoban", "tetris")
-TEACHERS = ("arithmetic",)
+TEACHERS = ("arithmetic", "calculator")
 
 
 def environment(values: Values) -> Iterator[Problem]:

@@ -20,7 +20,8 @@ class MultiTurnAgent(Settings):
     """Trajectories gathered per task and step: the group that a reward is compared with."""
 
     tool_config_path: FilePath | None = None
-    """YAML file that lists `BaseTool` classes with their settings and schemas."""
+    """YAML file that lists `BaseTool` classes with their settings and schemas; `pkg://PACKAGE/PATH` is one in a
+    package."""
 
     function_tool_path: FilePath | None = None
     """Python file with functions marked `@function_tool`."""

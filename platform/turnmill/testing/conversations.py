@@ -71,6 +71,8 @@ class ConversationTable:
         config = _config(folder, job, self.tokenizer, model.config if model else _tiny(self.tokenizer))
         self.worker = _Worker(config, self.policy, None, None, journal=journal or NoJournal())
         self.worker.processor = model.processor if model else None
+        if model:
+            model.processor.chat_template = template
 
     async def play(
         self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False, **row: Any
@@ -89,9 +91,10 @@ class ConversationTable:
         return list(TrajectoryLog(self.folder).read_turns(validation=False))
 
 
-def conversation_job(tasks: Path, **agent: Any) -> AgentTrainingJob:
+def conversation_job(tasks: Path, *, reward: str | None = None, **agent: Any) -> AgentTrainingJob:
     """A job of one step whose tasks are the rows of a file."""
-    options = {"path": str(tasks), "validationTasks": 0, "reward": "turnmill.testing.conversations:says_done"}
+    reward = reward or "turnmill.testing.conversations:says_done"
+    options = {"path": str(tasks), "validationTasks": 0, "reward": reward}
     return job_of(
         {"type": "multi_turn", "groupSize": 2, "maxPromptLength": 512, "maxResponseLength": 512} | agent,
         {"name": "dataset", "options": options},

@@ -1,8 +1,12 @@
-"""Agent loops of a user's for tests."""
+"""Agent loops and managers of a user's for tests."""
 
 from typing import Any
 
+from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+
+from turnmill.rollout.multi_turn.worker import MultiTurnManager
 
 
 class Twice(AgentLoopBase):
@@ -39,3 +43,19 @@ class Breaks(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Raise."""
         raise ZeroDivisionError
+
+
+class Sorted(MultiTurnManager):
+    """Hands tasks out in another order."""
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """The last first."""
+        super().generate_sequences(prompts[list(reversed(range(len(prompts))))])
+
+
+class SortedOfVerl(AgentLoopManagerTQ):
+    """The same, as it is written for verl alone."""
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """The last first."""
+        super().generate_sequences(prompts[list(reversed(range(len(prompts))))])

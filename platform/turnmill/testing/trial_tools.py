@@ -6,6 +6,35 @@ from PIL import Image
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
+SCALES_FILE = """
+tools:
+  - class_name: turnmill.testing.trial_tools.Scales
+    config: {type: native, unit: lb}
+    tool_schema:
+      type: function
+      function:
+        name: weigh
+        description: Weighs.
+        parameters:
+          type: object
+          properties: {weight: {type: integer, description: How much.}}
+          required: [weight]
+"""
+"""The file that names `Scales`."""
+
+CAMERA_FILE = """
+tools:
+  - class_name: turnmill.testing.trial_tools.Camera
+    config: {type: native}
+    tool_schema:
+      type: function
+      function:
+        name: photograph
+        description: Takes a picture.
+        parameters: {type: object, properties: {colour: {type: string}}, required: [colour]}
+"""
+"""The file that names `Camera`."""
+
 
 class Scales(BaseTool):
     """Weighs, in the unit that it was made with; `notes` tells of every instance."""

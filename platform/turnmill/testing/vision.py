@@ -39,8 +39,10 @@ class VisionModel:
         return VisionPolicy(self, script)
 
     def log_probs(self, prompt_ids: list[int], response_ids: list[int], **inputs: Any) -> list[float]:
-        """Of the response, after the prompt and the images of `inputs`."""
+        """Of the response, after the prompt and the images of `inputs`, at their positions if these are given."""
         ids = torch.tensor([[*prompt_ids, *response_ids]])
+        if "position_ids" not in inputs:
+            inputs["mm_token_type_ids"] = (ids == self.config.image_token_id).int()
         with torch.no_grad():
             logits = self.network(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0].double()
         first = len(prompt_ids)

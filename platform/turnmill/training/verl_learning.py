@@ -1,11 +1,15 @@
 """What the algorithm and the agent ask of verl's configuration."""
 
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.algorithm import TurnPpo
 from turnmill.jobs.trajectory_algorithms import Dapo, Ppo
 
+PACKAGE = "pkg://"
 LOSS_AVERAGES = {"token": "token-mean", "trajectory": "seq-mean-token-mean"}
 # What verl calls the estimators; DAPO's and GiGPO's comparisons are GRPO's.
 ESTIMATORS = {
@@ -103,8 +107,8 @@ def _conversations(job: AgentTrainingJob) -> dict[str, Any]:
         f"{rollout}.max_model_len": agent.max_prompt_length + agent.max_response_length,
         f"{rollout}.calculate_log_probs": True,
         f"{multi_turn}.enable": True,
-        f"{multi_turn}.tool_config_path": agent.tool_config_path,
-        f"{multi_turn}.function_tool_path": agent.function_tool_path,
+        f"{multi_turn}.tool_config_path": file_of("toolConfigPath", agent.tool_config_path),
+        f"{multi_turn}.function_tool_path": file_of("functionToolPath", agent.function_tool_path),
         f"{multi_turn}.format": agent.format,
         f"{multi_turn}.max_assistant_turns": agent.max_assistant_turns,
         f"{multi_turn}.max_user_turns": agent.max_user_turns,
@@ -114,7 +118,7 @@ def _conversations(job: AgentTrainingJob) -> dict[str, Any]:
         f"{multi_turn}.use_inference_chat_template": agent.use_inference_chat_template,
         f"{multi_turn}.tokenization_sanity_check_mode": agent.tokenization_sanity_check_mode,
         f"{loops}.default_agent_loop": agent.default_agent_loop,
-        f"{loops}.agent_loop_config_path": agent.agent_loop_config_path,
+        f"{loops}.agent_loop_config_path": file_of("agentLoopConfigPath", agent.agent_loop_config_path),
         f"{loops}.agent_loop_manager_class": (
             agent.agent_loop_manager_class or "turnmill.rollout.multi_turn.worker.MultiTurnManager"
         ),
@@ -134,6 +138,22 @@ def _groups(job: AgentTrainingJob) -> dict[str, Any]:
         f"{rollout}.val_kwargs.do_sample": not greedy,
         f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.grl.manager.GrlLoopManager",
     }
+
+
+def file_of(field: str, path: str | None) -> str | None:
+    """A file that the agent names, also as `pkg://package/path` within an installed package."""
+    if path is None:
+        return None
+    place = f"spec.agent.{field}: {path!r}"
+    if path.startswith(PACKAGE):
+        package, _, rest = path.removeprefix(PACKAGE).partition("/")
+        try:
+            path = str(files(package) / rest)
+        except ModuleNotFoundError as error:
+            raise SettingsError(f"{place}: there is no package {package!r}. Install it, or give a path.") from error
+    if not Path(path).is_file():
+        raise SettingsError(f"{place} is no file. Give the path that it has where the run goes on.")
+    return path
 
 
 AGENTS = {"verlog": _episodes, "tool": _contexts, "multi_turn": _conversations, "grl": _groups}

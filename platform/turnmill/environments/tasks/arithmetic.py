@@ -62,12 +62,12 @@ class Arithmetic(TaskSource):
         chance = random.Random(seed)
         for number in range(count):
             task = self._task(f"demonstrations/{seed}", number)
-            yield task, _with_tool(task, chance) if chance.random() < 0.5 else [_at_once(task, chance)]
+            yield task, _with_tool(task, chance) if chance.random() < 0.5 else [at_once(task, chance)]
 
     def _task(self, stream: str, number: int) -> Task:
         chance = random.Random(number_of(self.seed, stream, number))
         question = f"{chance.randint(10, 99)}{chance.choice(OPERATORS)}{chance.randint(10, 99)}"
-        return Task(number, ({"role": "system", "content": f"{question}=?"},), _value(question))
+        return Task(number, ({"role": "system", "content": f"{question}=?"},), value(question))
 
 
 def _with_tool(task: Task, chance: random.Random) -> list[Stretch]:
@@ -75,15 +75,17 @@ def _with_tool(task: Task, chance: random.Random) -> list[Stretch]:
     if chance.random() < 0.7:
         question = f"{chance.randint(10, 99)}{question[2:]}"
     call = f"<python>print({question}){STOP_TOKEN}"
-    read = call + OBSERVATION.format(result=_value(question))
-    return [Stretch("", call), Stretch(read, f"answer:{_value(question)}")]
+    read = call + OBSERVATION.format(result=value(question))
+    return [Stretch("", call), Stretch(read, f"answer:{value(question)}")]
 
 
-def _at_once(task: Task, chance: random.Random) -> Stretch:
+def at_once(task: Task, chance: random.Random) -> Stretch:
+    """An answer without a tool."""
     said = task.truth if chance.random() < 0.3 else chance.randint(-89, 9801)
     return Stretch("", f"answer:{said}")
 
 
-def _value(question: str) -> int:
+def value(question: str) -> int:
+    """What `42*17` comes to."""
     left, operator, right = int(question[:2]), question[2], int(question[3:])
     return {"+": left + right, "-": left - right, "*": left * right}[operator]

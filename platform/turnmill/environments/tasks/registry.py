@@ -9,7 +9,11 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import import_object, suggestion
 from turnmill.environments.tasks.base import TaskSource
 
-_MODULES = {"arithmetic": "arithmetic:Arithmetic", "dataset": "dataset:Dataset"}
+_MODULES = {
+    "arithmetic": "arithmetic:Arithmetic",
+    "calculator": "calculator:Calculator",
+    "dataset": "dataset:Dataset",
+}
 
 
 def source_names() -> list[str]:

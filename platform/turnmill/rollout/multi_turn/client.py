@@ -1,6 +1,7 @@
 """verl's client of the inference engines, as loops of one trajectory see it."""
 
 import asyncio
+import time
 import zlib
 from typing import Any
 
@@ -35,9 +36,10 @@ class ConversationClient:
         conversation.require_sound()
         if (output := conversation.said_before(prompt_ids)) is not None:
             return output
+        asked_at = time.time()
         with conversation.waits.on("generation"):
             output = await self._ask(conversation, prompt_ids, sampling_params, media)
-        await conversation.say(prompt_ids, output)
+        await conversation.say(prompt_ids, output, asked_at=asked_at)
         self._folder.beat()
         return output
 

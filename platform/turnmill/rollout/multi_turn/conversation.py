@@ -1,6 +1,7 @@
 """One trajectory of verl's agent loops: what the policy and the tools said in it, and what broke."""
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ class Generation:
 
     prompt_ids: tuple[int, ...]
     output: TokenOutput
+    asked_at: float = 0.0
+    seconds: float = 0.0
     calls: list["Call"] = field(default_factory=list)
 
 
@@ -37,6 +40,8 @@ class Call:
     number: int
     tool: str
     answered: Answered | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Conversation:
@@ -96,14 +101,17 @@ class Conversation:
             stop_reason="length" if turn.metrics["cut_off"] else "completed",
             extra_fields={"min_global_steps": oldest, "max_global_steps": turn.policy_version},
         )
-        self.generations.append(Generation(tuple(prompt_ids), output))
+        self.generations.append(
+            Generation(tuple(prompt_ids), output, turn.asked_at, turn.seconds.get("generation", 0.0))
+        )
         return output
 
-    async def say(self, prompt_ids: Sequence[int], output: TokenOutput) -> None:
+    async def say(self, prompt_ids: Sequence[int], output: TokenOutput, *, asked_at: float) -> None:
         """Keep a response; what was said before it is whole."""
         if self.generations:
             await self._keep(len(self.generations) - 1, unanswered=False)
-        self.generations.append(Generation(tuple(prompt_ids), output))
+        seconds = max(0.0, time.time() - asked_at)
+        self.generations.append(Generation(tuple(prompt_ids), output, asked_at, seconds))
         await self._keep(len(self.generations) - 1, unanswered=True)
 
     @property
@@ -164,6 +172,11 @@ class Conversation:
             response_text=self._decode(output.token_ids, skip_special_tokens=False),
             observation=answers.spell({call.number: (call.tool, call.answered) for call in generation.calls}),
             policy_version=int(versions.get("max_global_steps") or 0),
+            asked_at=generation.asked_at,
+            seconds={
+                "generation": round(generation.seconds, 6),
+                "tools": round(sum(call.seconds for call in generation.calls), 6),
+            },
             metrics={
                 "number": number,
                 "context": digest(generation.prompt_ids),

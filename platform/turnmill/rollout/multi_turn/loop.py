@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, register
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
 from verl.utils.tokenizer import get_processor_token_id
 
@@ -15,7 +15,6 @@ from turnmill.rollout.multi_turn.sanity import difference
 log = logging.getLogger(__name__)
 
 
-@register("tool_agent")
 class MultiTurnLoop(ToolAgentLoop):
     """Tells why it ends, compares its tokens with the chat template, and reads as inference does if told to."""
 

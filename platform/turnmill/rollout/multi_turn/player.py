@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry, register
 
 from turnmill.core.errors import AgentLoopError, EpisodeError, RewardError, SettingsError
 from turnmill.core.lookup import suggestion
@@ -14,9 +14,9 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.multi_turn import loop
 from turnmill.rollout.multi_turn.client import ConversationClient
 from turnmill.rollout.multi_turn.conversation import CURRENT, Conversation
+from turnmill.rollout.multi_turn.loop import MultiTurnLoop
 from turnmill.rollout.multi_turn.loop_input import loop_input
 from turnmill.rollout.multi_turn.rows import answer_of, measure, records_of, rows_of
 from turnmill.rollout.multi_turn.tools import watched
@@ -35,9 +35,9 @@ class ConversationPlayer:
     processor: Any
 
     def __init__(self, config: Any, *args: Any, journal: Journal, **kwargs: Any) -> None:
-        # verl registers its loops when they are imported, and those of the user's file here.
-        assert loop.MultiTurnLoop
-        super().__init__(config, *args, **kwargs)
+        # In place of verl's own; those of the user's file come after it.
+        register("tool_agent")(MultiTurnLoop)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
         self.agent = self.job.spec.multi_turn_agent
         self.folder = RunFolder(Path(config.turnmill.run_dir))
@@ -47,6 +47,7 @@ class ConversationPlayer:
         self.llm_client = ConversationClient(self.llm_client, self.job, self.folder)
         self.tools = [watched(tool, self.agent) for tool in self.tools]
         environment, training = self.job.spec.environment, self.job.spec.training
+        self.label = environment.label
         self.source = create_source(environment.name, environment.options, seed=training.seed)
         self.validation_source = create_source(environment.name, environment.options, seed=training.validation.seed)
 
@@ -70,7 +71,8 @@ class ConversationPlayer:
         finally:
             CURRENT.reset(token)
         self.log.append(
-            records_of(conversation, self.tokenizer, reward=float(rows[-1].reward_score or 0)), validation=validate
+            records_of(conversation, self.tokenizer, self.label, reward=float(rows[-1].reward_score or 0)),
+            validation=validate,
         )
         self.folder.beat()
         return rows
@@ -138,7 +140,7 @@ class ConversationPlayer:
         )
         await conversation.end({"stop_reason": "failed", "cause": error.cause})
         records = records_of(
-            conversation, self.tokenizer, reward=0.0, failure={"cause": error.cause, "message": str(error)}
+            conversation, self.tokenizer, self.label, reward=0.0, failure={"cause": error.cause, "message": str(error)}
         )
         self.log.append(records, validation=conversation.validate)
         return failure

@@ -86,7 +86,12 @@ def _measure_call(conversation: Conversation, call: Call) -> None:
 
 
 def records_of(
-    conversation: Conversation, tokenizer: Any, *, reward: float, failure: Mapping[str, str] | None = None
+    conversation: Conversation,
+    tokenizer: Any,
+    environment: str,
+    *,
+    reward: float,
+    failure: Mapping[str, str] | None = None,
 ) -> list[TurnRecord]:
     """Its turns for the run folder; a failed trajectory ends with one that says what failed."""
     last = len(conversation.generations) - 1
@@ -97,7 +102,7 @@ def records_of(
         "stop_detail": conversation.detail,
     }
     records = [
-        _record(conversation, tokenizer, number, **(ends if number == last and failure is None else {}))
+        _record(conversation, tokenizer, number, environment, **(ends if number == last and failure is None else {}))
         for number in range(last + 1)
     ]
     if failure is None:
@@ -110,7 +115,19 @@ def records_of(
     return [*records, end]
 
 
-def _record(conversation: Conversation, tokenizer: Any, number: int, **end: Any) -> TurnRecord:
+def _told(call: Call) -> dict[str, Any]:
+    answered = call.answered
+    told: dict[str, Any] = {
+        "name": call.tool,
+        "arguments": repr(dict(call.arguments)),
+        "seconds": round(call.seconds, 6),
+    }
+    if answered is not None:
+        told |= {"observation": answered.response.text or "", "reward": answered.reward}
+    return told
+
+
+def _record(conversation: Conversation, tokenizer: Any, number: int, environment: str, **end: Any) -> TurnRecord:
     generation, turn = conversation.generations[number], conversation.turn(number)
     followed_by = conversation.followed_by(number)
     return TurnRecord(
@@ -127,6 +144,9 @@ def _record(conversation: Conversation, tokenizer: Any, number: int, **end: Any)
         observation_ids=followed_by,
         log_probs=turn.log_probs,
         observation=tokenizer.decode(followed_by) if followed_by else turn.observation,
-        tool={"rewards": [call.answered.reward for call in generation.calls if call.answered is not None]},
+        tool={"calls": [_told(call) for call in generation.calls]} if generation.calls else {},
+        environment_name=environment if number == 0 else "",
+        asked_at=turn.asked_at,
+        seconds=turn.seconds,
         **({"reward": 0.0} | end),
     )

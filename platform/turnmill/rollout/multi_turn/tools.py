@@ -1,6 +1,7 @@
 """verl's tools, with an end to every call and an eye on what fails under them."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -45,6 +46,7 @@ class WatchedTool(BaseTool):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **given: Any) -> tuple[Any, Any, Any]:
         """What the tool answers."""
         call, made = self._calls[instance_id]
+        call.arguments = parameters
         if call.answered is None:
             returned = await _in_time(self._tool.execute(made, parameters, **given), call, self._agent)
             await CURRENT.get().answer(call, Answered(*returned))
@@ -60,6 +62,7 @@ class WatchedTool(BaseTool):
 def _function(tool: FunctionTool, agent: MultiTurnAgent) -> FunctionTool:
     async def call_it(**parameters: Any) -> tuple[Any, Any, Any]:
         call = CURRENT.get().call(tool.name)
+        call.arguments = parameters
         if call.answered is None:
             returned = await _in_time(tool.call(parameters), call, agent)
             await CURRENT.get().answer(call, Answered(*normalize_function_tool_return(returned)))
@@ -76,7 +79,7 @@ def _triple(call: Call) -> tuple[Any, Any, Any]:
 async def _in_time(doing: Awaitable[Any], call: Call, agent: MultiTurnAgent) -> Any:
     """What comes of it; an infrastructure failure also ends the trajectory, if the job says so."""
     conversation = CURRENT.get()
-    seconds = agent.tool_call_timeout
+    seconds, began = agent.tool_call_timeout, time.monotonic()
     try:
         with conversation.waits.on("tools"):
             async with asyncio.timeout(seconds) as limit:
@@ -87,6 +90,8 @@ async def _in_time(doing: Awaitable[Any], call: Call, agent: MultiTurnAgent) -> 
         if limit.expired():
             raise TimeoutError(f"no answer within {seconds:g} seconds") from error
         raise
+    finally:
+        call.seconds += time.monotonic() - began
 
 
 def _failure(error: Exception, call: Call, seconds: float | None) -> EpisodeError | None:

@@ -17,8 +17,11 @@ PAD_ID, END_ID = 0, 1
 MAX_TOKENS = 4096
 
 CHAT_TEMPLATE = (
-    "{%- set marks = {'system': '" + SYSTEM + "', 'user': '" + USER + "', 'assistant': '" + ASSISTANT + "'} -%}"
-    "{%- for message in messages -%}{{- marks[message['role']] + message['content'] + '" + END + "' -}}{%- endfor -%}"
+    "{%- set marks = {'system': '" + SYSTEM + "', 'user': '" + USER + "', 'tool': '" + USER + "', 'assistant': '"
+    "" + ASSISTANT + "'} -%}"
+    "{%- for message in messages -%}{{- marks[message['role']] + message['content'] -}}"
+    "{%- for call in message.tool_calls or [] -%}{{- '<tool_call>' + call.function | tojson + '</tool_call>' -}}"
+    "{%- endfor -%}{{- '" + END + "' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '" + ASSISTANT + "' -}}{%- endif -%}"
 )
 

@@ -1,0 +1,37 @@
+"""A whole run of verl's multi-turn rollout, as a user starts it: real engine, real worker, real update."""
+
+from pathlib import Path
+
+import pytest
+
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.testing.whole_runs import WholeRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "calculator-multi-turn-cpu.yaml"
+SMALL = (
+    # A clone that has learned to call, and not what.
+    "model.warmStart={turns: 1000, gradientSteps: 150, maxLoss: 10}",
+    *("training.steps=1", "training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSize=4"),
+    "training.validation.episodes=4",
+)
+
+
+def test_the_example_comes_to_its_first_update_and_calls_its_function(tmp_path):
+    overrides = [word for override in SMALL for word in ("--set", override)]
+
+    with WholeRun(EXAMPLE, tmp_path / "run") as run:
+        run.train(*overrides)
+
+    before, after = run.metrics
+    assert (before["step"], after["step"]) == (0, 1)
+    assert after["turnmill/trajectories"] == 16
+    assert after["turnmill/tool/num_tool_calls/max"] >= 1
+    assert after["turnmill/token_mismatches"] == 0
+    assert after["training/rollout_probs_diff_mean"] < 1e-4
+    assert after["actor/grad_norm"] >= 0
+    turns = [turn for turn in TrajectoryLog(RunFolder(run.folder)).read_turns(validation=False) if turn.tool]
+    assert {call["name"] for turn in turns for call in turn.tool["calls"]} == {"calculator"}
+    assert any(call["observation"] in turn.observation for turn in turns for call in turn.tool["calls"])
