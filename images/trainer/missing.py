@@ -9,9 +9,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 DEVELOPMENT = (
-    "ast-serialize", "execnet", "grimp", "harfile", "hatchling", "hypothesis", "hypothesis-graphql", "import-linter",
-    "iniconfig", "jsonschema-rs", "librt", "mypy", "mypy-extensions", "pathspec", "pyrate-limiter", "pytest",
-    "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff", "schemathesis", "trove-classifiers", "types-pyyaml",
+    "ast-serialize", "execnet", "greenlet", "grimp", "harfile", "hatchling", "hypothesis", "hypothesis-graphql",
+    "import-linter", "iniconfig", "jsonschema-rs", "librt", "mypy", "mypy-extensions", "pathspec", "playwright",
+    "pyrate-limiter", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff", "schemathesis",
+    "trove-classifiers", "types-pyyaml",
 )  # fmt: skip
 
 
