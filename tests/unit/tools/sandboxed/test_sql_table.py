@@ -1,6 +1,6 @@
 import pandas
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnmill.tools.sandboxed.sql_table import render
@@ -16,6 +16,7 @@ def tables(draw):
     return draw(st.lists(st.tuples(*kinds), min_size=1, max_size=5))
 
 
+@settings(deadline=None)  # the first call imports
 @given(tables())
 def test_rows_look_as_pandas_shows_them(rows):
     assert render(rows) == pandas.DataFrame(rows).to_string(index=False)
