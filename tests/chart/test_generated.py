@@ -90,7 +90,7 @@ def test_sections_of_several_types_share_one_schema():
     assert [name for name in ("memory", "stopTokens", "maxTurns") if "default" in fields[name]] == []
     assert fields["maxTurns"]["minimum"] == 0
     rules = [rule["rule"] for rule in agent["x-kubernetes-validations"]]
-    of_verlog, of_tool = (next(rule for rule in rules if f"has(self.{name})" in rule) for name in ("memory", "minTurns"))
+    of_verlog, of_tool = (next(r for r in rules if f"has(self.{name})" in r) for name in ("memory", "minTurns"))
     assert "has(self.maxTurns)" not in of_verlog
     assert "has(self.stopTokens)" in of_tool
     assert "self.type != 'verlog' || !has(self.maxTurns) || self.maxTurns >= 1" in rules
