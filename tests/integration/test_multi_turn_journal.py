@@ -1,0 +1,138 @@
+"""verl's multi-turn rollout in a process that dies, and what the next one finds in the trajectory store."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnmill.rollout.tool_agent.journal import StoreJournal
+from turnmill.testing.agent_loops import END
+from turnmill.testing.conversations import ConversationTable, conversation_job
+from turnmill.testing.policies import Request
+from turnmill.testing.trial_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
+from turnmill.testing.vision import tiny_vision_model
+from turnmill.trajectories.embedded import EmbeddedStore
+from turnmill.trajectories.journal import RolloutJournal
+
+WEIGHTS = (3, 4)
+Attempt = Callable[..., ConversationTable]
+
+
+class Crash(BaseException):
+    """The process is gone: nothing that handles errors gets to see it."""
+
+
+def script(request: Request) -> str:
+    turns = request.prompt.count("</tool_response>")
+    if turns == len(WEIGHTS):
+        return f"It is done{END}"
+    arguments = {"name": "weigh", "arguments": {"weight": WEIGHTS[turns]}}
+    return f"<tool_call>{json.dumps(arguments)}</tool_call>{END}"
+
+
+def crashing_at(turn: int) -> Callable[[Request], str]:
+    def answer(request: Request) -> str:
+        if request.prompt.count("</tool_response>") == turn:
+            raise Crash
+        return script(request)
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def store():
+    with EmbeddedStore() as store:
+        yield store
+
+
+@pytest.fixture
+def attempt(store: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
+    """Makes a worker as a new process of the run would have it."""
+    monkeypatch.setattr(Scales, "notes", [])
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "Weigh it."}))
+
+    def begin(script: Any, tools: str = SCALES_FILE, model: Any = None, **agent: Any) -> ConversationTable:
+        (tmp_path / "tools.yaml").write_text(tools)
+        job = conversation_job(tmp_path / "tasks.jsonl", toolConfigPath=str(tmp_path / "tools.yaml"), **agent)
+        journal = StoreJournal(RolloutJournal.from_url(store.url, tmp_path.name))
+        return ConversationTable(tmp_path, script, job, journal=journal, model=model)
+
+    return begin
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+async def test_what_was_said_and_answered_before_is_not_asked_for_again(attempt: Attempt, turn: int):
+    first = attempt(crashing_at(turn))
+    with pytest.raises(Crash):
+        await first.play()
+    second = attempt(script)
+
+    (row,) = await second.play()
+
+    await second.worker.close()
+    assert len(first.policy.requests) == turn + 1
+    assert len(second.policy.requests) == 3 - turn
+    assert [note for note in Scales.notes if note.startswith("execute")] == [
+        f"execute {{'weight': {weight}}}" for weight in WEIGHTS
+    ]
+    figures = row.extra_fields["trajectory"]["figures"]
+    assert (figures["turns_carried_on"], figures["num_turns"], figures["num_tool_calls"]) == (turn, 3, 2)
+    assert row.extra_fields["tool_rewards"] == [0.5, 0.5]
+
+
+async def test_an_answer_that_was_under_way_is_asked_for_again(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+    async def crash(self: Any, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scales, "execute", crash)
+        with pytest.raises(Crash):
+            await attempt(script).play()
+    second = attempt(script)
+
+    await second.play()
+
+    await second.worker.close()
+    # The response is there; its call is made now.
+    assert len(second.policy.requests) == 2
+    assert "execute {'weight': 3}" in Scales.notes
+
+
+async def test_pictures_of_tools_outlive_the_process(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+    model = tiny_vision_model()
+
+    def photograph(request: Request) -> str:
+        if "</tool_response>" in request.prompt:
+            return f"It is done{END}"
+        return f'<tool_call>{{"name": "photograph", "arguments": {{"colour": "red"}}}}</tool_call>{END}'
+
+    def crash(request: Request) -> str:
+        if "</tool_response>" in request.prompt:
+            raise Crash
+        return photograph(request)
+
+    with pytest.raises(Crash):
+        await attempt(crash, CAMERA_FILE, model).play()
+    monkeypatch.delattr(Camera, "execute")
+    second = attempt(photograph, CAMERA_FILE, model)
+
+    (row,) = await second.play()
+
+    await second.worker.close()
+    (picture,) = row.multi_modal_data["images"]
+    assert picture.getpixel((5, 5)) == (255, 0, 0)
+
+
+async def test_a_trajectory_begins_anew_where_the_job_asks_in_other_words(attempt: Attempt):
+    with pytest.raises(Crash):
+        await attempt(crashing_at(1)).play()
+    second = attempt(script, SCALES_FILE.replace("name: weigh", "name: weigh_it"))
+
+    (row,) = await second.play()
+
+    await second.worker.close()
+    assert len(second.policy.requests) == 3
+    assert "Unknown function 'weigh'" in second.prompts[1]
+    assert row.extra_fields["trajectory"]["figures"]["num_turns"] == 3
