@@ -1,0 +1,170 @@
+"""Images in prompts and in what tools answer: a processor and a tiny model of random weights that really read them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transfer_queue
+from PIL import Image
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+from turnmill.rollout.failure import Failure
+from turnmill.testing.agent_loops import END
+from turnmill.testing.conversations import ConversationTable, conversation_job
+from turnmill.testing.trial_tools import CAMERA_FILE
+from turnmill.testing.vision import VisionModel, tiny_vision_model
+
+DONE = f"It is done{END}"
+IMAGE = "<|vision_start|><|image_pad|><|image_pad|><|image_pad|><|image_pad|><|vision_end|>"
+Make = Callable[..., ConversationTable]
+
+
+def photograph(colour: str) -> str:
+    return f'<tool_call>{{"name": "photograph", "arguments": {{"colour": "{colour}"}}}}</tool_call>{END}'
+
+
+@pytest.fixture(scope="module")
+def model() -> VisionModel:
+    return tiny_vision_model()
+
+
+@pytest.fixture
+def table(tmp_path: Path, model: VisionModel) -> Make:
+    (tmp_path / "tools.yaml").write_text(CAMERA_FILE)
+
+    def make(script: Any, *, image: str | None = None, **agent: Any) -> ConversationTable:
+        task: dict[str, Any] = {"prompt": [{"role": "user", "content": "Look." if image is None else "Look: <image>"}]}
+        if image is not None:
+            Image.new("RGB", (70, 70), image).save(tmp_path / "seen.png")
+            task["images"] = [str(tmp_path / "seen.png")]
+        (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
+        job = conversation_job(tmp_path / "tasks.jsonl", toolConfigPath=str(tmp_path / "tools.yaml"), **agent)
+        return ConversationTable(tmp_path, script, job, model=model)
+
+    return make
+
+
+async def trained_row(table: ConversationTable, row: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What verl's worker would put into the queue for a row: tokens, and the model's inputs for the images."""
+    put: list[dict[str, Any]] = []
+
+    async def keep(**given: Any) -> None:
+        put.append(given)
+
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", keep)
+    worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    table.worker._compute_teacher_logprobs = _nothing
+    given = {"uid": "task0", "session_id": 0, "index": 0, "global_steps": 1, "raw_prompt": []}
+    await worker._agent_loop_postprocess(table.worker, row, False, **given)
+    ((fields,),) = ((each["fields"] for each in put),)
+    row = fields[0]
+    return {name: _plain(row[name]) for name in ("position_ids", "multi_modal_inputs")}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, torch.Tensor) else getattr(value, "data", value)
+
+
+async def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+async def test_the_policy_sees_what_a_tool_photographs_and_learns_from_the_same_picture(table, model, monkeypatch):
+    played = table([photograph("red"), DONE])
+
+    (row,) = await played.play()
+
+    assert played.policy.images == [0, 1]
+    assert f"<tool_response>\n{IMAGE}all red\n</tool_response>" in played.prompts[1]
+    learned = [token for token, mask in zip(row.response_ids, row.response_mask, strict=True) if mask]
+    assert played.tokenizer.decode(learned) == photograph("red") + DONE
+    fields = await trained_row(played, row, monkeypatch)
+    # Four rows of positions: of the text, and in time, height and width.
+    assert fields["position_ids"].shape == (4, len(row.prompt_ids) + len(row.response_ids))
+    inputs = {name: fields["multi_modal_inputs"][name] for name in ("pixel_values", "image_grid_thw")}
+    positions = fields["position_ids"][1:, None]
+    again = model.log_probs(row.prompt_ids, row.response_ids, **inputs, position_ids=positions)
+    said = [log_prob for log_prob, mask in zip(again, row.response_mask, strict=True) if mask]
+    sampled = [log_prob for log_prob, mask in zip(row.response_logprobs, row.response_mask, strict=True) if mask]
+    assert said == pytest.approx(sampled, abs=1e-4)
+
+
+async def test_another_picture_changes_what_the_model_makes_of_the_same_words(table):
+    seen = []
+    for colour in ("red", "tan"):
+        (row,) = await table([photograph(colour), DONE]).play()
+        seen.append(row.response_logprobs[-len(DONE) :])
+
+    assert not torch.allclose(torch.tensor(seen[0][-5:]), torch.tensor(seen[1][-5:]), atol=1e-6)
+
+
+async def test_pictures_of_a_task_stand_where_its_prompt_has_them(table):
+    played = table([photograph("red"), DONE], image="blue")
+
+    (row,) = await played.play()
+
+    assert played.policy.images == [1, 2]
+    assert f"Look: {IMAGE}" in played.prompts[0]
+    assert [picture.size for picture in row.multi_modal_data["images"]] == [(70, 70), (64, 64)]
+
+
+@pytest.mark.parametrize("flag", [True, False])
+async def test_loops_are_given_processed_pictures_if_the_job_says_so(table, monkeypatch, flag):
+    given = {}
+    played = table([DONE], image="blue", defaultAgentLoop="single_turn_agent", returnMultiModalInputs=flag)
+    from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+    original = SingleTurnAgentLoop.run
+
+    async def run(self: Any, sampling_params: dict[str, Any], **row: Any) -> Any:
+        given.update(row)
+        return await original(self, sampling_params, **row)
+
+    monkeypatch.setattr(SingleTurnAgentLoop, "run", run)
+
+    await played.play()
+
+    assert ("multi_modal_inputs" in given) is flag
+    if flag:
+        assert given["multi_modal_inputs"]["pixel_values"].shape[0] == 16
+
+
+async def test_a_picture_outside_a_list_is_a_mistake_of_the_tool(table):
+    played = table([photograph("none"), DONE], maxResponseLength=2048)
+
+    await played.play()
+
+    assert "Error executing tool 'photograph': 1 validation error for ToolResponse" in played.prompts[1]
+
+
+async def test_videos_of_tools_end_the_trajectory(table):
+    failure = await table([photograph("film"), DONE]).play()
+
+    assert isinstance(failure, Failure)
+    assert "Multimedia type 'video' is not currently supported" in failure.message
+
+
+async def test_a_model_that_reads_text_alone_refuses_pictures(table, tmp_path):
+    played = table([photograph("red"), DONE])
+    played.worker.processor = None
+
+    failure = await played.play()
+
+    assert isinstance(failure, Failure)
+    assert failure.cause == "agent_loop"
+
+
+async def test_each_row_of_a_context_that_is_spelled_anew_has_its_own_pictures(table):
+    first = "<think>light</think>" + photograph("red")
+    played = table([first, photograph("tan"), DONE], useInferenceChatTemplate=True, maxResponseLength=1024)
+    played.tokenizer.chat_template = played.tokenizer.chat_template.replace(
+        "loop.index0 < asked.last and", "not loop.last and"
+    )
+    played.worker.processor.chat_template = played.tokenizer.chat_template
+
+    rows = await played.play()
+
+    assert [len(row.multi_modal_data.get("images", ())) for row in rows] == [0, 2]
