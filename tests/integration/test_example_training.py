@@ -14,8 +14,6 @@ SMALL = (
     # A clone of a few seconds: it is here to take part in a run, not to solve anything.
     "model.warmStart={turns: 400, gradientSteps: 30, maxLoss: 10}",
     *("training.steps=1", "training.validation.episodes=2", "environment.count=4"),
-    # On a machine that is busy Ray may not start in time.
-    "retries=2",
 )
 TURNS = ("training.turnsPerStep=16", "algorithm.minibatchTurns=8", "algorithm.criticWarmup={batches: 1, steps: 1}")
 TASKS = ("training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSize=4")

@@ -36,6 +36,8 @@ from turnmill.training.zygote import Zygote, modules
 LOCAL_DEVICES_SECONDS = 10.0
 # Another try would end the same way.
 FINAL_CAUSES = frozenset({"settings", "failed_ratio", "environment"})
+RAY = "ray"
+RAY_RETRIES = 3
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +75,20 @@ def launch(
 
 
 def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, owner: processes.Owner) -> None:
-    """Train; after a failure that another try may get past, go on from the last checkpoint."""
-    for attempt in range(retries + 1):
+    """Train; after a failure that another try may get past, go on from the last checkpoint.
+
+    Ray gives a machine 30 s to start it, which a busy one may not keep: that costs the job none of its retries.
+    """
+    failed = not_started = 0
+    while True:
         try:
             train()
         except RunFailedError as error:
-            if error.cause in FINAL_CAUSES or attempt == retries:
+            failed += error.cause != RAY
+            not_started += error.cause == RAY
+            if error.cause in FINAL_CAUSES or failed > retries or not_started > RAY_RETRIES:
                 raise
-            log.warning("Run failed and is tried again", extra={"attempt": attempt + 1, "what": str(error)})
+            log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
             processes.end_marked(owner.mark)
             folder.failure.unlink(missing_ok=True)
             rewind(folder)
@@ -155,7 +163,7 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
         # A bare one where the machine is too busy for Ray to start in time.
         raise RunFailedError(
             f"Ray did not start: {str(error).strip()} Try again; if it stays so, memory, disk or ports may be short.",
-            "ray",
+            RAY,
         ) from error
     finally:
         # Ray takes SIGTERM for itself, to print where it hit.
