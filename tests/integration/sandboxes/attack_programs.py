@@ -236,7 +236,7 @@ ATTACKS = [
     ),
     Attack(
         "writes too much",
-        "for n in range(60): open(f'f{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(0.5); print('written')",
+        "for n in range(60): open(f'f{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(1.5); print('written')",
         _prints("written"),
     ),
     Attack(
@@ -244,7 +244,7 @@ ATTACKS = [
         "kept = []\n"
         "for n in range(60):\n"
         "    f = open('f', 'wb'); os.unlink('f'); f.write(b'x' * (1 << 20)); f.flush(); kept.append(f)\n"
-        "time.sleep(0.5); print('written')",
+        "time.sleep(1.5); print('written')",
         _prints("written"),
     ),
     Attack(
@@ -254,7 +254,7 @@ ATTACKS = [
     ),
     Attack(
         "takes too many inodes",
-        "for n in range(25000): os.close(os.open(f'{n}', os.O_CREAT))\ntime.sleep(0.5); print('created')",
+        "for n in range(25000): os.close(os.open(f'{n}', os.O_CREAT))\ntime.sleep(1.5); print('created')",
         _prints("created"),
     ),
     Attack(
