@@ -60,14 +60,13 @@ def test_a_run_outlives_its_operator_and_its_ray_head(team: Team):
     assert learned_steps(job) == [1, 2, 3, 4, 5, 6]
 
 
-def test_rollout_has_pods_of_its_own_and_carries_on_when_one_of_them_is_killed(team: Team):
+def test_rollout_has_a_pod_of_its_own_whose_loss_repeats_no_step(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
         training__steps=5,
         training__checkpointEvery=1,
         training__validation=SHORT_VALIDATION,
-        resources__rollout={"accelerator": "A40", "replicas": 2},
         retries=2,
     )
     job.wait_for_step(1, seconds=RUN_SECONDS)
@@ -75,13 +74,14 @@ def test_rollout_has_pods_of_its_own_and_carries_on_when_one_of_them_is_killed(t
     learning, rollout = processes(job, "h100"), processes(job, "a40")
     assert LEARNER in learning
     assert ENGINE not in learning
-    assert rollout.count(ENGINE) == 2
+    assert ENGINE in rollout
     assert LEARNER not in rollout
 
-    team.kill(f"{job.labels},ray.io/group=a40", at_most=1)
+    team.kill(f"{job.labels},ray.io/group=a40")
     job.wait_until_complete(seconds=RUN_SECONDS)
 
-    assert job.resource["status"]["attempt"] == 1
+    # No engine is left: the next attempt carries on from the checkpoint.
+    assert job.resource["status"]["attempt"] == 2
     assert learned_steps(job) == [1, 2, 3, 4, 5]
 
 
