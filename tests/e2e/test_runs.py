@@ -9,6 +9,7 @@ from turnmill.testing.team_release import STORE, TOOL_SERVER_PODS
 pytestmark = pytest.mark.timeout(1800)
 
 SHORT_VALIDATION = {"episodes": 32}
+# A status may be half a minute old, in which a run does five steps: what is killed is killed long before the end.
 RUN_SECONDS = 1200.0
 # The kernel keeps fifteen characters of a name.
 LEARNER, ENGINE = "ray::WorkerDict", "ray::vLLMHttpSe"
@@ -17,7 +18,9 @@ LEARNER, ENGINE = "ray::WorkerDict", "ray::vLLMHttpSe"
 def processes(job: SubmittedJob, group: str) -> str:
     """What runs in the pods of a worker group, by name."""
     pods = job.team.pods(f"{job.labels},ray.io/group={group}")
-    return "".join(job.team.namespace.run_in(pod, "sh", "-c", "cat /proc/[0-9]*/comm") for pod in pods)
+    # One may end while it is looked at.
+    look = "cat /proc/[0-9]*/comm 2>/dev/null || true"
+    return "".join(job.team.namespace.run_in(pod, "sh", "-c", look) for pod in pods)
 
 
 def learned_steps(job: SubmittedJob) -> list[int]:
@@ -41,7 +44,7 @@ def test_a_run_outlives_its_operator_and_its_ray_head(team: Team):
     job = team.submit(
         "babyai-goto-cpu.yaml",
         "beheaded",
-        training__steps=6,
+        training__steps=14,
         training__checkpointEvery=1,
         training__validation=SHORT_VALIDATION,
         retries=2,
@@ -57,14 +60,14 @@ def test_a_run_outlives_its_operator_and_its_ray_head(team: Team):
     job.wait_until_complete(seconds=RUN_SECONDS)
 
     assert job.resource["status"]["attempt"] == 2
-    assert learned_steps(job) == [1, 2, 3, 4, 5, 6]
+    assert learned_steps(job) == list(range(1, 15))
 
 
 def test_rollout_has_a_pod_of_its_own_whose_loss_repeats_no_step(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
-        training__steps=5,
+        training__steps=12,
         training__checkpointEvery=1,
         training__validation=SHORT_VALIDATION,
         retries=2,
@@ -82,11 +85,11 @@ def test_rollout_has_a_pod_of_its_own_whose_loss_repeats_no_step(team: Team):
 
     # No engine is left: the next attempt carries on from the checkpoint.
     assert job.resource["status"]["attempt"] == 2
-    assert learned_steps(job) == [1, 2, 3, 4, 5]
+    assert learned_steps(job) == list(range(1, 13))
 
 
 def test_no_turn_is_lost_with_a_tool_server_or_the_store_and_a_deleted_job_leaves_nothing(team: Team):
-    job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=10, training__validation=SHORT_VALIDATION)
+    job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=16, training__validation=SHORT_VALIDATION)
     job.wait_for_step(1, seconds=RUN_SECONDS)
 
     team.kill(TOOL_SERVER_PODS)
@@ -96,7 +99,7 @@ def test_no_turn_is_lost_with_a_tool_server_or_the_store_and_a_deleted_job_leave
 
     assert job.resource["status"]["attempt"] == 1
     assert job.summary()["failures"] == {}
-    assert job.summary()["steps"] == 10
+    assert job.summary()["steps"] == 16
     assert team.store_keys()
     team.namespace.delete("agenttrainingjob", job.name)
     wait_for("store without keys of the run", lambda: not team.store_keys(), seconds=120)

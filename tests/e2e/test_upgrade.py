@@ -24,7 +24,7 @@ def next_version(chart: Path, folder: Path) -> Path:
 
 
 def test_a_job_outlives_the_upgrade_of_both_charts_and_loses_no_turn(team: Team, tmp_path: Path):
-    job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=6, training__validation={"episodes": 32})
+    job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=12, training__validation={"episodes": 32})
     job.wait_for_step(1, seconds=RUN_SECONDS)
     before = {selector: set(team.pods(selector)) for selector in (OPERATOR_PODS, TOOL_SERVER_PODS)}
     store = team.namespace.list("pods", STORE_PODS)[0]["metadata"]["uid"]
@@ -41,7 +41,7 @@ def test_a_job_outlives_the_upgrade_of_both_charts_and_loses_no_turn(team: Team,
 
     assert job.resource["status"]["attempt"] == 1
     assert job.summary()["failures"] == {}
-    assert job.summary()["steps"] == 6
+    assert job.summary()["steps"] == 12
     for selector, pods in before.items():
         assert pods.isdisjoint(team.pods(selector)), selector
     assert team.namespace.list("pods", STORE_PODS)[0]["metadata"]["uid"] == store
