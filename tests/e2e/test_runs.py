@@ -1,4 +1,7 @@
-"""From `kubectl apply` to a trained policy, undisturbed and through kills: what dies comes back, and nothing stays."""
+"""From `kubectl apply` to a trained policy, undisturbed and through kills: what dies comes back, and nothing stays.
+
+A status may be half a minute old, in which a run does five steps: runs have more of them after the last kill.
+"""
 
 import pytest
 
@@ -9,7 +12,6 @@ from turnmill.testing.team_release import STORE, TOOL_SERVER_PODS
 pytestmark = pytest.mark.timeout(1800)
 
 SHORT_VALIDATION = {"episodes": 32}
-# A status may be half a minute old, in which a run does five steps: what is killed is killed long before the end.
 RUN_SECONDS = 1200.0
 # The kernel keeps fifteen characters of a name.
 LEARNER, ENGINE = "ray::WorkerDict", "ray::vLLMHttpSe"
