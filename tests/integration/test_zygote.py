@@ -195,6 +195,30 @@ def test_a_zygote_with_threads_forks_nothing(tmp_path, modules):
     assert "no forking" in (tmp_path / "zygote.log").read_text()
 
 
+def test_forks_do_not_share_ray_s_random_ids(tmp_path, modules):
+    (modules / "actors.py").write_text("import ray\n@ray.remote\nclass Declared: ...")
+    zygote = Zygote(tmp_path, (), ("turnmill.training.zygote.ray_ids", "actors"))
+    code = "import os, actors, ray; print(os.getppid(), ray.NodeID.from_random().hex())"
+
+    results = [run(zygote, "-c", code).stdout.split() for _ in range(2)]
+    zygote.close()
+
+    assert [int(parent) for parent, _ in results] == [zygote.process.pid] * 2
+    assert results[0][1] != results[1][1]
+
+
+def test_a_zygote_whose_imports_drew_ids_from_ray_s_generator_forks_nothing(tmp_path, modules):
+    """Once Ray draws none for actor classes, ray_ids need not patch it."""
+    (modules / "actors.py").write_text("import ray\n@ray.remote\nclass Declared: ...")
+    zygote = Zygote(tmp_path, (), ("actors",))
+
+    result = run(zygote, "-c", "import os; print(os.getppid())")
+
+    assert result.stdout.strip() != str(zygote.process.pid)
+    assert zygote.process.wait(SECONDS) == 0
+    assert "ids from Ray's generator" in (tmp_path / "zygote.log").read_text()
+
+
 def test_a_pod_s_zygote_outlives_the_process_that_starts_it(tmp_path, modules):
     code = (
         "from pathlib import Path; from turnmill.training.zygote import Zygote; "

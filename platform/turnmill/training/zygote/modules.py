@@ -3,6 +3,7 @@
 EARLY = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
 # With Ray, which reads some variables when it is imported.
 LATE = (
+    "turnmill.training.zygote.ray_ids",
     "turnmill.training.trainer",
     "turnmill.rollout.manager",
     "turnmill.rollout.turn_loop",

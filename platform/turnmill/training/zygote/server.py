@@ -81,7 +81,7 @@ class Server:
         self._children: dict[int, Child] = {}
 
     def serve(self) -> Request | None:
-        """Fork for every request; returns the request in the child, None if imports left threads behind."""
+        """Fork for every request; returns the request in the child, None if imports made forks unsafe."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
@@ -111,6 +111,9 @@ class Server:
         if threads := _other_threads():
             # A fork copies the calling thread alone: locks that others hold would stay locked.
             _note(f"imports started threads {threads}: no forking; processes start by themselves")
+            return False
+        if "ray" in sys.modules and not _ray_ids_differ_in_forks():
+            _note("imports drew ids from Ray's generator, which forks would draw again: no forking")
             return False
         gc.collect()
         gc.freeze()
@@ -173,6 +176,12 @@ def _other_threads() -> list[str]:
     others = (task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid())
     names = [(task / "comm").read_text().strip() for task in others]
     return [name for name in names if name not in _FORK_SAFE_THREADS]
+
+
+def _ray_ids_differ_in_forks() -> bool:
+    from turnmill.training.zygote import ray_ids  # imports Ray
+
+    return ray_ids.differ_in_forks()
 
 
 def _note(text: str) -> None:
