@@ -10,6 +10,9 @@ The load generator is a process of its own. A peer is a server of verl-tool, sta
 
 import argparse
 import os
+import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +56,15 @@ class Wait(Tool):
         number = int(call.state.get("number", b"0")) + 1
         return ToolResult(str(number), change=Change(written={"number": b"%d" % number}))
 '''
+
+STARTS = """
+import subprocess, sys, time
+end, count = time.monotonic() + float(sys.argv[1]), 0
+while time.monotonic() < end:
+    subprocess.run(["bash", "-c", ":"])
+    count += 1
+print(count)
+"""
 
 
 def row(name: str, measured: Load) -> list[str]:
@@ -104,23 +116,43 @@ def replicas(count: int, *arguments: str, pinned: bool = False) -> Iterator[list
 
 
 def measure_replicas(arguments: argparse.Namespace) -> None:
-    """Turns of a shell; a core holds a server with its sandbox and a generator of load, the store is on any."""
+    """Turns of a shell; a core holds a server with its sandbox and a generator of load, the store is on any.
+
+    Two cores of one machine do not always do twice the work of one: beside the servers, in turns with them, stand
+    processes that start a bash again and again and share nothing.
+    """
+    measured: dict[str, dict[int, list[float]]] = {"server": {1: [], 2: []}, "bash alone": {1: [], 2: []}}
+    for _ in range(arguments.rounds):
+        for count in (1, 2):
+            measured["server"][count].append(turns_per_second(count, arguments.seconds))
+            measured["bash alone"][count].append(starts_per_second(count, arguments.seconds / 2))
     rows: list[list[str]] = []
-    first = 0.0
-    for count in (1, 2):
-        cores = range(count)
-        # What is started from here on, the store among it, stays on these cores.
-        os.sched_setaffinity(0, cores)
-        with replicas(count, "--tool_type", "bash_terminal", pinned=True) as servers, ThreadPoolExecutor() as pool:
-            urls = [server.url for server in servers]
-            loads = [
-                pool.submit(load, urls, "bash_terminal", clients=8, seconds=arguments.seconds, core=core)
-                for core in cores
-            ]
-            rate = sum(load.result().per_second for load in loads)
-        first = first or rate
-        rows.append([str(count), f"{rate:.1f}", f"{rate / (count * first):.2f}"])
-    print(table(["servers", "turns/s", "efficiency"], rows))
+    for what, rates in measured.items():
+        one, two = (statistics.median(rates[count]) for count in (1, 2))
+        of_each = [second / (2 * first) for first, second in zip(rates[1], rates[2], strict=True)]
+        rows.append([what, f"{one:.1f}", f"{two:.1f}", f"{statistics.median(of_each):.2f}"])
+    print(table(["", "on one core, per s", "on two", "efficiency"], rows))
+
+
+def turns_per_second(count: int, seconds: float) -> float:
+    """Of this many servers on as many cores."""
+    cores = range(count)
+    # What is started from here on, the store among it, stays on these cores.
+    os.sched_setaffinity(0, cores)
+    with replicas(count, "--tool_type", "bash_terminal", pinned=True) as servers, ThreadPoolExecutor() as pool:
+        urls = [server.url for server in servers]
+        loads = [pool.submit(load, urls, "bash_terminal", clients=8, seconds=seconds, core=core) for core in cores]
+        return sum(load.result().per_second for load in loads)
+
+
+def starts_per_second(count: int, seconds: float) -> float:
+    """Of bash, by this many processes on as many cores."""
+    command = [sys.executable, "-c", STARTS, str(seconds)]
+    processes = [
+        subprocess.Popen(["taskset", "--cpu-list", str(core), *command], stdout=subprocess.PIPE)
+        for core in range(count)
+    ]
+    return sum(int(process.communicate()[0]) for process in processes) / seconds
 
 
 def measure_waiting(arguments: argparse.Namespace) -> None:
@@ -145,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("latency", "replicas", "waiting"))
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=5, help="of `replicas`")
     parser.add_argument("--peer")
     parser.add_argument("--peer-process", type=int, help="its process id, for its processor time")
     parser.add_argument("--most", type=int, default=16)

@@ -8,6 +8,7 @@ is the load generator; it prints one JSON object.
 import asyncio
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def load(
     warm: float = 1.0,
     core: int | None = None,
 ) -> Load:
-    """Load servers from another process; each client has a trajectory of its own and takes the servers in turn."""
+    """Load servers from another process; each client has a trajectory of its own and takes any server, call by call."""
     what = {"urls": list(urls), "kind": kind, "clients": clients, "seconds": seconds, "warm": warm}
     held = [] if core is None else ["taskset", "--cpu-list", str(core)]
     command = [*held, sys.executable, __file__, json.dumps(what | {"call_ids": call_ids})]
@@ -83,8 +84,10 @@ async def _generate(what: dict[str, Any]) -> Load:
     async def client(session: aiohttp.ClientSession, number: int, begin: float, end: float) -> None:
         nonlocal failures
         turn = 0
+        # In turn, clients that once wait for the same server would go on to the next one together for good.
+        order = random.Random(number)
         while (begun := time.perf_counter()) < end:
-            url = what["urls"][(number + turn) % len(what["urls"])]
+            url = order.choice(what["urls"])
             extra = {"call_id": str(turn)} if what["call_ids"] else {}
             body = {"trajectory_ids": [f"{name}-{number}"], "actions": [action(turn)], "extra_fields": [extra]}
             async with session.post(url, json=body) as response:
