@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from turnmill.core.trajectory import Turn
 from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
 
@@ -63,6 +64,33 @@ class TurnRecord:
 
     images: tuple[str, ...] = ()
     """Pictures that the observation held, by their names among the episodes of the run folder."""
+
+    @classmethod
+    def of(cls, turn: Turn, /, **facts: Any) -> "TurnRecord":
+        """The record of a turn; `facts` are what a turn does not know, and what is told otherwise here."""
+        known: dict[str, Any] = {
+            "policy_version": turn.policy_version,
+            "prompt": turn.prompt_text,
+            "response": turn.response_text,
+            "action": turn.action,
+            "reward": turn.reward,
+            "prompt_ids": turn.prompt_ids,
+            "response_ids": turn.response_ids,
+            "log_probs": turn.log_probs,
+            "valid": turn.valid,
+            "done": turn.done,
+            "observation": turn.observation,
+            "observation_ids": turn.observation_ids,
+            "asked_at": turn.asked_at,
+            "seconds": turn.seconds,
+        }
+        return cls(**{**known, **facts})
+
+    @classmethod
+    def of_failure(cls, cause: str, message: str, **facts: Any) -> "TurnRecord":
+        """How an episode ended that something around it broke; it follows the records of its turns."""
+        ended: dict[str, Any] = {"done": True, "stop_reason": "failed", "failed_cause": cause, "observation": message}
+        return cls(policy_version=0, prompt="", response="", action="", reward=0.0, **ended, **facts)
 
     @property
     def ends_episode(self) -> bool:

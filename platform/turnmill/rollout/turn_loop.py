@@ -1,7 +1,6 @@
 """The agent loop over turns: each turn of an environment becomes a row of its own (Verlog's turn-level abstraction)."""
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -10,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-from vllm.sampling_params import RequestOutputKind
 
-from turnmill.core.errors import EnvironmentFailedError, EpisodeError, InferenceError, RunFailedError
+from turnmill.core.errors import EnvironmentFailedError, EpisodeError, RunFailedError
 from turnmill.core.trajectory import Turn
 from turnmill.environments.rendering import write_gif
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.policy import ask, sampling_seed
 from turnmill.rollout.rows import TurnRow, bootstrap_row, turn_row
 from turnmill.rollout.sampled import digest
 from turnmill.rollout.slot import EpisodePlan, Slot
@@ -152,24 +151,16 @@ class TurnLoop(AgentLoopBase):
         return list(await self.ct_build_initial_tokens(slot.messages()))
 
     async def _generate(self, slot: Slot, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        parameters = {
-            **sampling_params,
-            "max_tokens": self.job.spec.verlog.max_response_tokens,
-            "seed": sampling_seed(self.job.spec.training.seed, slot.plan.stream, slot.index, slot.turns_played),
-            # The tokens are wanted at the end, and as tokens: what vLLM does per token by default costs as much again.
-            "output_kind": RequestOutputKind.FINAL_ONLY,
-            "detokenize": False,
-        }
-        try:
-            async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):
-                output = await self.server_manager.generate(
-                    request_id=f"slot-{slot.index}", prompt_ids=prompt_ids, sampling_params=parameters
-                )
-        except TimeoutError as error:
-            raise InferenceError(f"slot {slot.index}: the policy did not answer in time") from error
-        if not output.token_ids:
-            raise InferenceError(f"slot {slot.index}: the policy answered with no token ({output.stop_reason})")
-        return output
+        training = self.job.spec.training
+        return await ask(
+            self.server_manager,
+            slot.index,
+            prompt_ids,
+            {**sampling_params, "max_tokens": self.job.spec.verlog.max_response_tokens},
+            seed=sampling_seed(training.seed, slot.plan.stream, slot.index, slot.turns_played),
+            seconds=training.stall_timeout_seconds,
+            whose=f"slot {slot.index}",
+        )
 
     async def _validate(self, index: int, sampling_params: dict[str, Any], step: int) -> TurnRow:
         """One whole episode, in one row: its last turn, with the episode's figures."""
@@ -214,52 +205,35 @@ class TurnLoop(AgentLoopBase):
         return [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)]
 
     def _turn_record(self, slot: Slot, turn: Turn, step: int, number: int) -> TurnRecord:
-        return TurnRecord(
-            episode=slot.episode_name,
-            environment=slot.index,
-            turn=number,
+        return TurnRecord.of(
+            turn,
+            **self._facts(slot, number),
             step=step,
-            policy_version=turn.policy_version,
             prompt=self.tokenizer.decode(turn.prompt_ids),
-            response=turn.response_text,
-            action=turn.action,
-            reward=turn.reward,
-            prompt_ids=turn.prompt_ids,
-            response_ids=turn.response_ids,
-            log_probs=turn.log_probs,
-            valid=turn.valid,
-            done=turn.done,
             stop_reason=slot.stop_reason(turn),
-            observation=turn.observation,
-            environment_name=self.job.spec.environment.label if number == 0 else "",
-            seed=slot.seed,
-            asked_at=turn.asked_at,
-            seconds=turn.seconds,
         )
 
     def _record_failure(
         self, slot: Slot, step: int, error: EpisodeError, *, turns: Sequence[Turn] = (), validation: bool = False
     ) -> None:
         """How an episode ended, after those of its turns that are not in the log yet."""
-        end = TurnRecord(
-            episode=slot.episode_name, environment=slot.index, turn=slot.turn, step=step, policy_version=0,
-            prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
-            observation=str(error), failed_cause=error.cause,
-            environment_name=self.job.spec.environment.label if slot.turn == 0 else "", seed=slot.seed,
-        )  # fmt: skip
+        end = TurnRecord.of_failure(error.cause, str(error), **self._facts(slot, slot.turn), step=step)
         self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
+
+    def _facts(self, slot: Slot, number: int) -> dict[str, Any]:
+        return {
+            "episode": slot.episode_name,
+            "environment": slot.index,
+            "turn": number,
+            "environment_name": self.job.spec.environment.label if number == 0 else "",
+            "seed": slot.seed,
+        }
 
 
 def replace_time(row: TurnRow, time: int) -> TurnRow:
     """The row at another time of its segment."""
     row.facts = replace(row.facts, time=time)
     return row
-
-
-def sampling_seed(run_seed: int, stream: str, slot: int, turn: int) -> int:
-    """A seed of its own for every turn of a run, so that a turn does not depend on what else is in flight."""
-    digest = hashlib.blake2b(f"{run_seed}/{stream}/{slot}/{turn}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") & 0x7FFFFFFF
 
 
 def _give_up_after_too_many(failed_in_a_row: int, error: EpisodeError) -> None:

@@ -140,25 +140,13 @@ def turn_records(rollout: Rollout) -> list[TurnRecord]:
 
 def _record(rollout: Rollout, number: int, turn: Turn, *, last: bool) -> TurnRecord:
     ended = last and rollout.finished
-    return TurnRecord(
+    return TurnRecord.of(
+        turn,
         episode=rollout.name,
         environment=_number(rollout.about.get("task")),
         turn=number,
         step=_number(rollout.about.get("step")),
-        policy_version=turn.policy_version,
-        prompt=turn.prompt_text,
-        response=turn.response_text,
-        action=turn.action,
-        reward=turn.reward,
-        prompt_ids=turn.prompt_ids,
-        response_ids=turn.response_ids,
-        log_probs=turn.log_probs,
-        valid=turn.valid,
         done=ended,
         stop_reason=_reason(rollout) if ended else None,
         stop_detail=str((rollout.outcome or {}).get("detail", "")) if ended else "",
-        observation=turn.observation,
-        observation_ids=turn.observation_ids,
-        asked_at=turn.asked_at,
-        seconds=turn.seconds,
     )

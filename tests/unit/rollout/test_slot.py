@@ -1,7 +1,7 @@
 import pytest
 
+from turnmill.rollout.policy import sampling_seed
 from turnmill.rollout.slot import MAX_SEED, VALIDATION_SEEDS, EpisodePlan
-from turnmill.rollout.turn_loop import sampling_seed
 
 RUN_SEEDS = (0, 1, 17, MAX_SEED)
 

@@ -2,16 +2,14 @@
 
 import asyncio
 import hashlib
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-from vllm.sampling_params import RequestOutputKind
 
-from turnmill.core.errors import EpisodeError, InferenceError
+from turnmill.core.errors import EpisodeError
 from turnmill.environments.grl.world import NAME, options_of
 from turnmill.environments.process import EnvironmentProcess
 from turnmill.environments.worker import WorkerSettings
@@ -22,12 +20,10 @@ from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
+from turnmill.rollout.policy import ask, sampling_seed, slot_of
 from turnmill.rollout.slot import MAX_SEED, VALIDATION_SEEDS
 from turnmill.rollout.tool_agent.episode import Name
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal
-from turnmill.rollout.turn_loop import sampling_seed
-
-NUM_SLOTS = 256
 
 
 class GrlLoop(AgentLoopBase):
@@ -117,23 +113,16 @@ class GrlLoop(AgentLoopBase):
 
     async def generate(self, episode: GrlEpisode, turn: int, prompt_ids: list[int], sampling: Mapping[str, Any]) -> Any:
         """Have the policy answer. Raises InferenceError."""
-        parameters = {
-            **sampling,
-            "seed": sampling_seed(self.job.spec.training.seed, episode.sampling_stream, 0, turn),
-            "output_kind": RequestOutputKind.FINAL_ONLY,
-            "max_tokens": self.agent.max_response_length,
-            "detokenize": False,
-        }
-        slot = f"slot-{zlib.crc32(episode.name.encode()) % NUM_SLOTS}"
-        try:
-            async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):
-                output = await self.server_manager.generate(
-                    request_id=slot, prompt_ids=prompt_ids, sampling_params=parameters
-                )
-        except TimeoutError as error:
-            raise InferenceError(f"{episode.name}: the policy did not answer in time") from error
-        if not output.token_ids:
-            raise InferenceError(f"{episode.name}: the policy answered with no token ({output.stop_reason})")
+        training = self.job.spec.training
+        output = await ask(
+            self.server_manager,
+            slot_of(episode.name),
+            prompt_ids,
+            {**sampling, "max_tokens": self.agent.max_response_length},
+            seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
+            seconds=training.stall_timeout_seconds,
+            whose=str(episode.name),
+        )
         self.folder.beat()
         return output
 
@@ -150,43 +139,34 @@ class GrlLoop(AgentLoopBase):
             for number in range(len(episode.turns))
         ]
         if failure is not None:
-            records.append(
-                TurnRecord(
-                    episode=episode.name, environment=episode.group.number, turn=len(episode.turns), step=episode.step,
-                    policy_version=0, prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
-                    observation=failure.message, failed_cause=failure.cause,
-                    environment_name=episode.group.agent.name, seed=episode.seed,
-                )
-            )  # fmt: skip
+            facts = self._facts(episode, len(episode.turns))
+            records.append(TurnRecord.of_failure(failure.cause, failure.message, **facts))
         self.log.append(records, validation=episode.validate)
 
     def _turn_record(self, episode: GrlEpisode, number: int, *, stop_reason: str | None) -> TurnRecord:
         turn, view, heard = episode.turns[number], episode.views[number + 1], episode.heard_after(number)
         learns_all = self.agent.loss_mask == "after_system"
-        return TurnRecord(
-            episode=episode.name,
-            environment=episode.group.number,
-            turn=number,
-            step=episode.step,
-            policy_version=turn.policy_version,
+        return TurnRecord.of(
+            turn,
+            **self._facts(episode, number),
             prompt=episode.views[number].messages[-1]["content"] if number else self.tokenizer.decode(turn.prompt_ids),
-            response=turn.response_text,
-            action=turn.action,
             reward=turn.reward + view.penalty,
-            prompt_ids=turn.prompt_ids,
-            response_ids=turn.response_ids,
-            log_probs=turn.log_probs,
             observation_ids=heard,
             mask=(len(turn.response_ids) + len(heard),) if learns_all else (),
-            valid=turn.valid,
             done=stop_reason is not None,
             stop_reason=stop_reason,
-            observation=turn.observation,
-            environment_name=episode.group.agent.name,
-            seed=episode.seed,
-            asked_at=turn.asked_at,
-            seconds=turn.seconds,
         )
+
+    @staticmethod
+    def _facts(episode: GrlEpisode, number: int) -> dict[str, Any]:
+        return {
+            "episode": episode.name,
+            "environment": episode.group.number,
+            "turn": number,
+            "step": episode.step,
+            "environment_name": episode.group.agent.name,
+            "seed": episode.seed,
+        }
 
 
 def base_seed(run_seed: int, step: int) -> int:

@@ -1,20 +1,15 @@
 """verl's client of the inference engines, as loops of one trajectory see it."""
 
-import asyncio
 import time
-import zlib
 from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
-from vllm.sampling_params import RequestOutputKind
 
 from turnmill.core.errors import EpisodeError, InferenceError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.multi_turn.conversation import CURRENT, Conversation
-from turnmill.rollout.turn_loop import sampling_seed
-
-NUM_SLOTS = 256
+from turnmill.rollout.policy import ask, sampling_seed, slot_of
 
 
 class ConversationClient:
@@ -46,32 +41,25 @@ class ConversationClient:
     async def _ask(
         self, conversation: Conversation, prompt_ids: list[int], sampling: dict[str, Any], media: dict[str, Any]
     ) -> TokenOutput:
-        turn = len(conversation.generations)
-        parameters = {
-            **sampling,
-            "seed": sampling_seed(self._job.spec.training.seed, conversation.sampling_stream, 0, turn),
-            "output_kind": RequestOutputKind.FINAL_ONLY,
-            # Text is needed where it is looked into while it grows, and nowhere else.
-            "detokenize": bool(sampling.get("stop")),
-        }
-        # A trajectory stays with one server, where its prefix is cached.
-        slot = f"slot-{zlib.crc32(conversation.name.encode()) % NUM_SLOTS}"
+        training = self._job.spec.training
         try:
-            async with asyncio.timeout(self._job.spec.training.stall_timeout_seconds):
-                output = await self._client.generate(slot, prompt_ids=prompt_ids, sampling_params=parameters, **media)
-        except TimeoutError as error:
-            raise self._failed(conversation, "the policy did not answer in time") from error
+            return await ask(
+                self._client,
+                slot_of(conversation.name),
+                prompt_ids,
+                # Text is needed where it is looked into while it grows, and nowhere else.
+                {**sampling, "detokenize": bool(sampling.get("stop"))},
+                seed=sampling_seed(training.seed, conversation.sampling_stream, 0, len(conversation.generations)),
+                seconds=training.stall_timeout_seconds,
+                whose=conversation.name,
+                **media,
+            )
+        except InferenceError as error:
+            conversation.fail(error)
+            raise
         except EpisodeError:
             raise
         except Exception as error:
             # No loop of a user's may take a dead engine for an answer.
             conversation.broken = error
             raise
-        if not output.token_ids:
-            raise self._failed(conversation, f"the policy answered with no token ({output.stop_reason})")
-        return output
-
-    def _failed(self, conversation: Conversation, what: str) -> InferenceError:
-        error = InferenceError(f"{conversation.name}: {what}")
-        conversation.fail(error)
-        return error

@@ -107,11 +107,7 @@ def records_of(
     ]
     if failure is None:
         return records
-    end = TurnRecord(
-        episode=conversation.name, environment=conversation.task.number, turn=len(records), step=conversation.step,
-        policy_version=0, prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
-        observation=failure["message"], failed_cause=failure["cause"],
-    )  # fmt: skip
+    end = TurnRecord.of_failure(failure["cause"], failure["message"], **_facts(conversation, len(records)))
     return [*records, end]
 
 
@@ -130,23 +126,24 @@ def _told(call: Call) -> dict[str, Any]:
 def _record(conversation: Conversation, tokenizer: Any, number: int, environment: str, **end: Any) -> TurnRecord:
     generation, turn = conversation.generations[number], conversation.turn(number)
     followed_by = conversation.followed_by(number)
-    return TurnRecord(
-        episode=conversation.name,
-        environment=conversation.task.number,
-        turn=number,
-        step=conversation.step,
-        policy_version=turn.policy_version,
-        prompt=tokenizer.decode(generation.prompt_ids) if number == 0 else "",
-        response=turn.response_text,
+    facts = _facts(conversation, number)
+    if number == 0:
+        facts |= {"prompt": tokenizer.decode(generation.prompt_ids), "environment_name": environment}
+    return TurnRecord.of(
+        turn,
+        **facts,
         action=", ".join(call.tool for call in generation.calls),
-        prompt_ids=turn.prompt_ids,
-        response_ids=turn.response_ids,
         observation_ids=followed_by,
-        log_probs=turn.log_probs,
         observation=tokenizer.decode(followed_by) if followed_by else turn.observation,
         tool={"calls": [_told(call) for call in generation.calls]} if generation.calls else {},
-        environment_name=environment if number == 0 else "",
-        asked_at=turn.asked_at,
-        seconds=turn.seconds,
-        **({"reward": 0.0} | end),
+        **end,
     )
+
+
+def _facts(conversation: Conversation, number: int) -> dict[str, Any]:
+    return {
+        "episode": conversation.name,
+        "environment": conversation.task.number,
+        "turn": number,
+        "step": conversation.step,
+    }

@@ -2,36 +2,27 @@
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-from vllm.sampling_params import RequestOutputKind
 
-from turnmill.core.errors import EpisodeError, InferenceError, RewardError, SettingsError
+from turnmill.core.errors import EpisodeError, RewardError, SettingsError
 from turnmill.environments.tasks import Task, TaskSource, create_source
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.failure import Failure
+from turnmill.rollout.policy import ask, sampling_seed, slot_of
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits, Name
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal
 from turnmill.rollout.tool_agent.observations import ObservationSpeller
 from turnmill.rollout.tool_agent.rows import Outcome
 from turnmill.rollout.tool_agent.stop_tokens import stop_tokens_of
-from turnmill.rollout.turn_loop import sampling_seed
-
-NUM_SLOTS = 256
 
 log = logging.getLogger(__name__)
-
-
-def _slot(episode: Episode) -> str:
-    """What the client of the engines knows a trajectory by: it stays with one server, as a slot of turns does."""
-    return f"slot-{zlib.crc32(episode.name.encode()) % NUM_SLOTS}"
 
 
 class ToolLoop(AgentLoopBase):
@@ -138,11 +129,9 @@ class ToolLoop(AgentLoopBase):
         stops: bool,
     ) -> Any:
         """Have the policy answer. Raises InferenceError."""
-        name = episode.name
+        training = self.job.spec.training
         parameters = {
             **sampling,
-            "seed": sampling_seed(self.job.spec.training.seed, episode.sampling_stream, 0, turn),
-            "output_kind": RequestOutputKind.FINAL_ONLY,
             "max_tokens": max_tokens,
             # Text is needed where it is looked into while it grows, and nowhere else.
             "detokenize": stops and bool(self.stop_tokens),
@@ -151,15 +140,15 @@ class ToolLoop(AgentLoopBase):
             parameters |= {"stop": list(self.stop_tokens), "include_stop_str_in_output": True}
         if self.agent.additional_eos_token_ids:
             parameters["stop_token_ids"] = list(self.agent.additional_eos_token_ids)
-        try:
-            async with asyncio.timeout(self.job.spec.training.stall_timeout_seconds):
-                output = await self.server_manager.generate(
-                    request_id=_slot(episode), prompt_ids=prompt_ids, sampling_params=parameters
-                )
-        except TimeoutError as error:
-            raise InferenceError(f"{name}: the policy did not answer in time") from error
-        if not output.token_ids:
-            raise InferenceError(f"{name}: the policy answered with no token ({output.stop_reason})")
+        output = await ask(
+            self.server_manager,
+            slot_of(episode.name),
+            prompt_ids,
+            parameters,
+            seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
+            seconds=training.stall_timeout_seconds,
+            whose=episode.name,
+        )
         self.folder.beat()
         return output
 
@@ -202,34 +191,23 @@ class ToolLoop(AgentLoopBase):
 
     def _record_failure(self, episode: Episode, failure: Failure, step: int, *, validate: bool) -> None:
         turns = [self._turn_record(episode, step, number) for number in range(len(episode.turns))]
-        end = TurnRecord(
-            episode=episode.name, environment=episode.task.number, turn=len(turns), step=step, policy_version=0,
-            prompt="", response="", action="", reward=0.0, done=True, stop_reason="failed",
-            observation=failure.message, failed_cause=failure.cause,
-        )  # fmt: skip
+        facts = self._facts(episode, step, len(turns))
+        end = TurnRecord.of_failure(failure.cause, failure.message, **facts)
         self.log.append([*turns, end], validation=validate)
 
     def _turn_record(self, episode: Episode, step: int, number: int, **end: Any) -> TurnRecord:
         turn = episode.turns[number]
-        return TurnRecord(
-            episode=episode.name,
-            environment=episode.task.number,
-            turn=number,
-            step=step,
-            policy_version=turn.policy_version,
-            prompt=self.tokenizer.decode(episode.prompt_ids) if number == 0 else "",
-            response=turn.response_text,
-            action=turn.action,
-            prompt_ids=tuple(episode.prompt_ids) if number == 0 else (),
-            response_ids=turn.response_ids,
-            observation_ids=turn.observation_ids,
-            log_probs=turn.log_probs,
-            valid=turn.valid,
-            observation=turn.observation,
-            tool=episode.tool_info[number],
-            environment_name=self.job.spec.environment.label if number == 0 else "",
-            asked_at=turn.asked_at,
-            seconds=turn.seconds,
-            mask=episode.mask(turn),
-            **({"reward": 0.0} | end),
-        )
+        # The reward of a trajectory is that of its last turn, whatever its tools brought.
+        facts = self._facts(episode, step, number) | {"reward": 0.0, "done": False}
+        if number == 0:
+            facts |= {
+                "prompt": self.tokenizer.decode(episode.prompt_ids),
+                "prompt_ids": tuple(episode.prompt_ids),
+                "environment_name": self.job.spec.environment.label,
+            }
+        facts |= {"tool": episode.tool_info[number], "mask": episode.mask(turn)}
+        return TurnRecord.of(turn, **{**facts, **end})
+
+    @staticmethod
+    def _facts(episode: Episode, step: int, number: int) -> dict[str, Any]:
+        return {"episode": episode.name, "environment": episode.task.number, "turn": number, "step": step}
