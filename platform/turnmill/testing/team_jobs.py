@@ -45,9 +45,9 @@ class Team:
         pods = self.namespace.list("pods", selector)
         return [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
-    def kill(self, selector: str) -> list[str]:
-        """Kill every pod of a selector at once, as a node that dies takes them; returns their names."""
-        names = self.pods(selector)
+    def kill(self, selector: str, *, at_most: int | None = None) -> list[str]:
+        """Kill pods of a selector at once, as a node that dies takes them; returns their names."""
+        names = self.pods(selector)[:at_most]
         assert names, f"no pod with {selector}"
         self.namespace.kubectl("delete", "pod", *names, "--grace-period=0", "--force", "--wait=false")
         return names

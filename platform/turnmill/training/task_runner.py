@@ -35,6 +35,7 @@ class TurnTaskRunner:
         from turnmill.jobs import AgentTrainingJob
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
+        from turnmill.training.queue import start_queue
         from turnmill.training.verl_config import build_verl_config
 
         configure_verl_logging()
@@ -46,7 +47,7 @@ class TurnTaskRunner:
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         _require_the_platform(device)
-        tq.init(config.transfer_queue)
+        start_queue(config.transfer_queue)
         trainer: Any = None
         succeeded = False
         try:
