@@ -12,8 +12,9 @@ from turnmill_operator.views import JobView, Observed, Progress, RayJobView
 
 REFUSED_LIMIT = timedelta(seconds=120)
 SILENCE_MARGIN = timedelta(seconds=300)
-# How `turnmill run` ends where its settings cannot work, and where its attempt has been started before.
-SETTINGS_EXIT, REPEATED_EXIT = 2, 3
+# How `turnmill run` ends where its settings cannot work, where its attempt has been started before, and where another
+# attempt would fail as this one did.
+SETTINGS_EXIT, REPEATED_EXIT, FINAL_EXIT = 2, 3, 4
 HEAD_CHARACTERS, TAIL_CHARACTERS = 120, 600
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _LAST_WORDS = re.compile(r"The run failed \((\w+)\): (.+)")
@@ -74,6 +75,8 @@ def failure_of(ray_job: RayJobView) -> Failure | None:
             return Failure(Reason.SETTINGS_REFUSED, f"the run refused its settings: {said}.")
         case outcome if outcome == REPEATED_EXIT:
             return Failure(Reason.HEAD_LOST, "its Ray head was lost.")
+        case outcome if outcome == FINAL_EXIT:
+            return Failure(Reason.RUN_GAVE_UP, f"{said}.")
         case _:
             return Failure(Reason.RUN_FAILED, f"{said}.")
 

@@ -65,6 +65,7 @@ class Reason(StrEnum):
 
     # Failed: why the last attempt failed
     RUN_FAILED = "RunFailed"
+    RUN_GAVE_UP = "RunGaveUp"
     RUN_STOPPED = "RunStopped"
     RUN_LOST = "RunLost"
     HEAD_LOST = "HeadLost"
@@ -80,7 +81,7 @@ class Reason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
 
 
-FINAL_REASONS = frozenset({Reason.SETTINGS_REFUSED, Reason.RAY_JOB_REFUSED})
+FINAL_REASONS = frozenset({Reason.RUN_GAVE_UP, Reason.SETTINGS_REFUSED, Reason.RAY_JOB_REFUSED})
 """Failures that another attempt would repeat."""
 
 

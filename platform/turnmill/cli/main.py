@@ -20,8 +20,9 @@ from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 
 # Commands import what they need themselves: `--version` and `check` answer at once.
 
-# Done; the run failed; the file or the command is wrong; another attempt has begun; Ctrl-C or SIGTERM.
-DONE, FAILED, REFUSED, STALE_ATTEMPT, INTERRUPTED = 0, 1, 2, 3, 130
+# Done; the run failed; the file or the command is wrong; another attempt has begun; the run failed, and would again;
+# Ctrl-C or SIGTERM.
+DONE, FAILED, REFUSED, STALE_ATTEMPT, FINAL, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 app = typer.Typer(
     add_completion=False,
@@ -137,7 +138,7 @@ def _join() -> None:
             join(attempt, on_progress=view)
     except RunFailedError as error:
         _say(f"The run failed ({error.cause}): {error}", to=_errors())
-        raise typer.Exit(STALE_ATTEMPT if error.cause == STALE else FAILED) from error
+        raise typer.Exit(STALE_ATTEMPT if error.cause == STALE else FINAL if error.is_final else FAILED) from error
     except KeyboardInterrupt:
         _say("The run failed (stopped): It was told to end.", to=_errors())
         raise typer.Exit(INTERRUPTED) from None

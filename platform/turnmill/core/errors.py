@@ -14,6 +14,8 @@ class SettingsError(TurnmillError):
 class RunFailedError(TurnmillError):
     """A run ended without reaching its last step; `cause` is one word for metrics and status."""
 
+    FINAL_CAUSES: ClassVar[frozenset[str]] = frozenset({"settings", "failed_ratio", "environment"})
+
     def __init__(self, message: str, cause: str) -> None:
         super().__init__(message)
         self.cause = cause
@@ -21,6 +23,11 @@ class RunFailedError(TurnmillError):
     def __reduce__(self) -> tuple[type["RunFailedError"], tuple[str, str]]:
         """Keep `cause` on the way between processes; exceptions pickle their `args` alone."""
         return type(self), (str(self), self.cause)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another attempt would end the same way."""
+        return self.cause in self.FINAL_CAUSES
 
 
 class EpisodeError(TurnmillError):

@@ -34,8 +34,6 @@ from turnmill.training.zygote import Zygote, modules
 
 # What this machine lacks does not come; what it has, Ray may take a moment to hand out.
 LOCAL_DEVICES_SECONDS = 10.0
-# Another try would end the same way.
-FINAL_CAUSES = frozenset({"settings", "failed_ratio", "environment"})
 RAY = "ray"
 RAY_RETRIES = 3
 
@@ -86,7 +84,7 @@ def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, ow
         except RunFailedError as error:
             failed += error.cause != RAY
             not_started += error.cause == RAY
-            if error.cause in FINAL_CAUSES or failed > retries or not_started > RAY_RETRIES:
+            if error.is_final or failed > retries or not_started > RAY_RETRIES:
                 raise
             log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
             processes.end_marked(owner.mark)

@@ -217,6 +217,24 @@ def test_checking_a_job_imports_nothing_heavy():
     assert not imported & {"torch", "ray", "verl", "vllm", "transformers", "matplotlib", "hydra"}
 
 
+@pytest.mark.parametrize(
+    ("cause", "code"), [("rollout", 1), ("stale_attempt", 3), ("failed_ratio", 4), ("environment", 4), ("settings", 4)]
+)
+def test_the_exit_code_of_an_attempt_says_whether_another_would_help(monkeypatch, capsys, tmp_path, cause, code):
+    def join(attempt: Any, **_: Any) -> None:
+        raise RunFailedError("It broke.", cause)
+
+    module = ModuleType("turnmill.training.join")
+    module.join = join
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("TURNMILL_JOB", json.dumps(yaml.safe_load(JOB)))
+    monkeypatch.setenv("TURNMILL_ATTEMPT", "1")
+    monkeypatch.setenv("TURNMILL_RUN_DIR", str(tmp_path))
+
+    assert main(["run", "--ray", "auto"]) == code
+    assert f"The run failed ({cause}): It broke." in capsys.readouterr().err
+
+
 TURN = TurnRecord(
     episode="e0-0",
     environment=0,

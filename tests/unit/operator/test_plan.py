@@ -280,6 +280,7 @@ FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
     "its settings": ({**FAILED, "message": "failed with exit code 2, logs"}, "SettingsRefused", "Failed"),
     "a RayJob that is none": ({"jobDeploymentStatus": "ValidationFailed", "message": "no"}, "RayJobRefused", "Failed"),
     "a lost head": ({**FAILED, "message": "failed with exit code 3, logs"}, "HeadLost", "Retrying"),
+    "its episodes": ({**FAILED, "message": "failed with exit code 4, logs"}, "RunGaveUp", "Failed"),
     "somebody": ({"jobStatus": "STOPPED", "jobDeploymentStatus": "Complete"}, "RunStopped", "Retrying"),
     "its submission": ({"jobDeploymentStatus": "Failed", "reason": "SubmissionFailed"}, "SubmissionFailed", "Retrying"),
     "a deadline": ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "StartTimeout", "Retrying"),
