@@ -19,38 +19,9 @@ from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
 from turnmill.testing.policies import LOG_PROB
-from turnmill.testing.trial_tools import SCALES_FILE, Scales
+from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.training.verl_learning import file_of
 
-FUNCTIONS = '''
-from verl.tools.function_tool import function_tool
-
-
-@function_tool
-def shout(text: str) -> dict:
-    """Shouts.
-
-    Args:
-        text: What to shout.
-    """
-    return {"text": text.upper()}, None, {"loud": True}
-
-
-@function_tool("later")
-async def wait(text: str) -> str:
-    """Says it back.
-
-    Args:
-        text: What to say.
-    """
-    return text
-
-
-@function_tool
-def four() -> str:
-    """Returns too much."""
-    return "one", 2, {}, 4
-'''
 TASK = {"prompt": [{"role": "user", "content": "Weigh it."}], "data_source": "trial"}
 DONE = f"It is done{END}"
 
@@ -70,7 +41,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(function_tool, "_LOADED_FUNCTION_TOOL_PATHS", {})
     monkeypatch.setattr(Scales, "notes", [])
     (tmp_path / "tools.yaml").write_text(SCALES_FILE)
-    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "functions.py").write_text(FUNCTIONS_FILE)
 
     def make(
         script: Any, *tasks: dict[str, Any], template: str | None = None, reward: str | None = None, **agent: Any
@@ -143,7 +114,7 @@ async def test_functions_are_tools_with_and_without_a_name_sync_and_async(table:
 
 
 def test_two_tools_of_one_name_are_refused(table: Make, tmp_path: Path):
-    (tmp_path / "colliding.py").write_text(FUNCTIONS.replace('"later"', '"weigh"'))
+    (tmp_path / "colliding.py").write_text(FUNCTIONS_FILE.replace('"later"', '"weigh"'))
 
     with pytest.raises(ValueError, match=r"Function tool name\(s\) \['weigh'\] collide"):
         table([], functionToolPath="colliding.py")
@@ -412,7 +383,7 @@ async def test_a_tool_that_reaches_nobody_ends_the_trajectory_or_is_told(table: 
 
 
 async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_path: Path):
-    hanging = FUNCTIONS.replace("    return text\n", "    import asyncio\n\n    await asyncio.Event().wait()\n")
+    hanging = FUNCTIONS_FILE.replace("    return text\n", "    import asyncio\n\n    await asyncio.Event().wait()\n")
     (tmp_path / "hanging.py").write_text(hanging)
     played = table([call("later", text="x") + END], functionToolPath="hanging.py", toolCallTimeout=0.2)
 

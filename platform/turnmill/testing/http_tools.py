@@ -1,54 +1,33 @@
 """A tool server for tests of those who call one: it answers as it is told to, and remembers what it was asked."""
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
+
+from turnmill.testing.loopback_site import LoopbackSite
 
 Answer = str | Mapping[str, Any] | web.Response | Exception
 """An observation, a whole response, or an error: the connection is cut."""
 
 
-class HttpTools:
+class HttpTools(LoopbackSite):
     """Serves `POST /get_observation` on a loopback port."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], Answer], *, done: bool = False, valid: bool = True) -> None:
         """`answer` gets the action, the trajectory and the extra fields of a call as one mapping."""
+        super().__init__()
         self.calls: list[dict[str, Any]] = []
         self.finished: list[str] = []
         self.bodies: list[str] = []
         self.in_flight = self.most_in_flight = 0
         self.done, self.valid = done, valid
-        self.may_answer = asyncio.Event()
-        """Cleared, the server takes calls and hangs."""
-
-        self.may_answer.set()
         self._answer = answer
-        self._runner: web.AppRunner | None = None
-        self.url = ""
-
-    async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_post("/get_observation", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        (address,) = self._runner.addresses
-        self.url = f"http://127.0.0.1:{address[1]}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._runner is not None
-        self.may_answer.set()
-        await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if (request.method, request.path) != ("POST", "/get_observation"):
+            return web.Response(status=404)
         text = await request.text()
         self.bodies.append(text)
         body = json.loads(text)

@@ -35,6 +35,37 @@ tools:
 """
 """The file that names `Camera`."""
 
+FUNCTIONS_FILE = '''
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def shout(text: str) -> dict:
+    """Shouts.
+
+    Args:
+        text: What to shout.
+    """
+    return {"text": text.upper()}, None, {"loud": True}
+
+
+@function_tool("later")
+async def wait(text: str) -> str:
+    """Says it back.
+
+    Args:
+        text: What to say.
+    """
+    return text
+
+
+@function_tool
+def four() -> str:
+    """Returns too much."""
+    return "one", 2, {}, 4
+'''
+"""A file of functions; the last one returns what it may not."""
+
 
 class Scales(BaseTool):
     """Weighs, in the unit that it was made with; `notes` tells of every instance."""

@@ -7,80 +7,18 @@ import pytest_asyncio
 
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.testing.tool_calls import Dialogue, make_tool
+from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-CLASSES = '''
-from verl.tools.base_tool import BaseTool
-from verl.tools.schemas import ToolResponse
-
-
-class Scales(BaseTool):
-    """Remembers how it was made, and forgets it when it is released."""
-
-    made = {}
-
-    async def create(self, instance_id=None, **kwargs):
-        name = f"scales-{len(self.made)}"
-        self.made[name] = kwargs["create_kwargs"].get("unit", "kg")
-        return name, ToolResponse(text="dropped")
-
-    async def execute(self, instance_id, parameters, **kwargs):
-        if parameters["weight"] < 0:
-            raise ValueError("too light")
-        text = f"{parameters['weight']} {self.made[instance_id]}, {len(self.made)} in use"
-        return ToolResponse(text=text), 0.5, {"n": 1}
-
-    async def release(self, instance_id, **kwargs):
-        del self.made[instance_id]
-'''
-CONFIG = """
-tools:
-  - class_name: turnmill_trial_scales.Scales
-    config: {type: native}
-    tool_schema:
-      type: function
-      function:
-        name: weigh
-        description: Weighs.
-        parameters:
-          type: object
-          properties: {weight: {type: integer, description: How much.}}
-          required: [weight]
-"""
-FUNCTIONS = '''
-from verl.tools.function_tool import function_tool
-
-
-@function_tool
-def shout(text: str) -> dict:
-    """Shouts.
-
-    Args:
-        text: What to shout.
-    """
-    return {"text": text.upper()}, None, {"loud": True}
-
-
-@function_tool("later")
-async def wait(text: str) -> str:
-    """Says it back.
-
-    Args:
-        text: What to say.
-    """
-    return text
-'''
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def dialogue(tmp_path_factory) -> AsyncIterator[Dialogue]:
     folder = tmp_path_factory.mktemp("verl")
-    (folder / "turnmill_trial_scales.py").write_text(CLASSES)
-    (folder / "tools.yaml").write_text(CONFIG)
-    (folder / "functions.py").write_text(FUNCTIONS)
+    (folder / "tools.yaml").write_text(SCALES_FILE)
+    (folder / "functions.py").write_text(FUNCTIONS_FILE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+        patch.setattr(Scales, "notes", [])
         config, functions = str(folder / "tools.yaml"), str(folder / "functions.py")
         tool = make_tool("verl", VERL_TOOL_CONFIG_PATH=config, VERL_FUNCTION_TOOL_PATH=functions)
         await tool.start()
@@ -93,12 +31,14 @@ def call(name: str, arguments: str) -> str:
 
 
 async def test_a_class_is_created_executed_and_released_around_every_call(dialogue: Dialogue):
-    dialogue.extra = {"tools_kwargs": {"weigh": {"create_kwargs": {"unit": "lb"}}}}
+    dialogue.extra = {"tools_kwargs": {"weigh": {"create_kwargs": {"unit": "st"}}}}
+    Scales.notes.clear()
 
     for _ in range(2):
         seen = await dialogue.say(call("weigh", '{"weight": 3}'))
 
-        assert seen == "\n<tool_response>\n3 lb, 1 in use\n</tool_response>\n"
+        assert seen == "\n<tool_response>\n3 st\n</tool_response>\n"
+    assert Scales.notes == ["create st", "execute {'weight': 3}", "release st"] * 2
     assert dialogue.result.observation == {"obs": seen, "reward": 0.5, "metrics": {"n": 1}}
 
 
@@ -108,7 +48,7 @@ async def test_what_a_class_raises_is_its_answer_and_its_instance_is_released(di
     seen = await dialogue.say(call("weigh", '{"weight": -1}'))
 
     assert seen == "\n<tool_response>\nError executing tool 'weigh': too light\n</tool_response>\n"
-    assert "3 kg, 1 in use" in await dialogue.say(call("weigh", '{"weight": 3}'))
+    assert Scales.notes[-1] == "release lb"
 
 
 async def test_functions_are_called_with_what_they_return_made_uniform(dialogue: Dialogue):
