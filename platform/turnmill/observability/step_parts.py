@@ -51,4 +51,5 @@ def _waiting_parts(waiting: float, metrics: Mapping[str, float]) -> dict[str, fl
     # Where rollout began before the wait, as it does in the asynchronous modes, more was done than waited for.
     scale = min(1 / slots, waiting / total)
     parts = {part: seconds * scale for part, seconds in busy.items()}
-    return parts | {"stragglers": waiting - total * scale}
+    # Where all of the wait is shared out, rounding may leave a little less than nothing.
+    return parts | {"stragglers": max(0.0, waiting - total * scale)}

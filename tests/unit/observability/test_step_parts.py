@@ -60,4 +60,18 @@ def test_the_parts_sum_to_the_step_and_none_is_negative(metrics):
 
     assert tuple(sorted(parts)) == tuple(sorted(PARTS))
     assert sum(parts.values()) == pytest.approx(metrics.get("timing_s/step", 0.0))
-    assert all(value >= -1e-9 for value in parts.values())
+    assert all(value >= 0 for value in parts.values())
+
+
+def test_rounding_takes_no_part_below_zero():
+    metrics = {
+        "timing_s/step": 1.3080832569976337,
+        "timing_s/gen": 0.20848514400131535,
+        "timing_s/release_rollout": 0.031195248004223686,
+        "turnmill/rollout_slots": 4.0,
+        "turnmill/rollout_seconds/generation": 9.135528499005886,
+        "turnmill/rollout_seconds/tools": 0.5730979049985763,
+        "turnmill/rollout_seconds/loop": 1.164170465002826,
+    }
+
+    assert min(step_parts(metrics).values()) == 0.0
