@@ -100,10 +100,20 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing_behind(run):
     assert run.mark() == ""
 
 
-def test_colocate_async_trains_to_the_last_step(run):
-    run.train("--set", "training.mode=colocate_async")
+def test_colocate_async_and_another_run_train_beside_each_other_each_with_weights_of_its_own(run, job, tmp_path):
+    # So fast that the policies of two runs disagree about every token.
+    fast = ("--set", "algorithm.actorLearningRate=5e-3")
+    with WholeRun(job, tmp_path / "other") as other:
+        attempts = [
+            run.start("--set", "training.mode=colocate_async"),
+            other.start("--set", "training.seed=1", *fast),
+        ]
+        for attempt in attempts:
+            attempt.wait()
 
-    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
+    for each in (run, other):
+        assert [row["step"] for row in each.metrics] == [0, 1, 2, 3]
+    assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in other.metrics[1:])
 
 
 def test_adapters_train_and_reach_the_engine(run):

