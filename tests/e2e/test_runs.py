@@ -69,7 +69,7 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_all_rep
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
-        training__steps=20,
+        training__steps=16,
         training__checkpointEvery=1,
         training__validation=SHORT_VALIDATION,
         resources__rollout__replicas=2,
@@ -95,7 +95,7 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_all_rep
     job.wait_until_complete(seconds=RUN_SECONDS)
 
     assert job.resource["status"]["attempt"] == 2
-    assert learned_steps(job) == list(range(1, 21))
+    assert learned_steps(job) == list(range(1, 17))
 
 
 def test_no_turn_is_lost_with_a_tool_server_or_the_store_and_a_deleted_job_leaves_nothing(team: Team):
