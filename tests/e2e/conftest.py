@@ -19,6 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            # Two processes share the tests: runs keep the cores busy, the others wait most of the time.
+            item.add_marker(pytest.mark.xdist_group("runs" if "team" in item.fixturenames else "others"))
             if missing:
                 item.add_marker(pytest.mark.skip(reason=missing))
 

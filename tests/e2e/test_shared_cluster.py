@@ -1,10 +1,8 @@
 """The team's shared Ray cluster: restricted like everything else, and as large as its work."""
 
-from typing import Any
-
 import pytest
 
-from turnmill.testing.kubernetes import Namespace, wait_for
+from turnmill.testing.kubernetes import Namespace, is_ready, wait_for
 from turnmill.testing.programs import why_no_program
 from turnmill.testing.team_release import team_release
 
@@ -26,11 +24,6 @@ def ready_head(namespace: Namespace) -> str | None:
             name: str = pod["metadata"]["name"]
             return name
     return None
-
-
-def is_ready(pod: dict[str, Any]) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
 
 
 def test_a_shared_cluster_grows_from_no_worker_by_the_accelerator_that_is_asked_for(namespace: Namespace):

@@ -83,6 +83,12 @@ class Namespace:
         return self.kubectl("exec", pod, *chosen, "--", *command, timeout=timeout)
 
 
+def is_ready(pod: Manifest) -> bool:
+    """Whether a pod serves."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+
+
 def wait_for(what: str, look: Callable[[], Fact | None], *, seconds: float) -> Fact:
     """The first fact that `look` finds; raises AssertionError if there is none in time."""
     deadline = time.monotonic() + seconds
