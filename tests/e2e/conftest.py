@@ -14,6 +14,8 @@ PREFIX = os.environ.get("TURNMILL_E2E_PREFIX", "e2e")
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
+# pytest-xdist's own looks for groups in the same place.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = why_no_cluster()
     for item in items:
