@@ -14,15 +14,11 @@ PREFIX = os.environ.get("TURNMILL_E2E_PREFIX", "e2e")
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
-# pytest-xdist's own looks for groups in the same place.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = why_no_cluster()
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.e2e)
-            # Two processes share the tests: runs keep the cores busy, the others wait most of the time.
-            item.add_marker(pytest.mark.xdist_group("runs" if "team" in item.fixturenames else "others"))
             if missing:
                 item.add_marker(pytest.mark.skip(reason=missing))
 
