@@ -97,13 +97,22 @@ MACHINES = {
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A Ray cluster of a head and a machine of each kind."""
+    """A Ray cluster of a head and a machine that learns."""
     cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
-    for accelerator in ("H100", "A40"):
-        cluster.add_node(num_cpus=8, num_gpus=1, resources={f"accelerator_type:{accelerator}": 1})
+    add_machine(cluster, "H100")
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture
+def rollout_machine(cluster: Any) -> Any:
+    """The one that rolls out."""
+    return add_machine(cluster, "A40")
+
+
+def add_machine(cluster: Any, accelerator: str) -> Any:
+    return cluster.add_node(num_cpus=8, num_gpus=1, resources={f"accelerator_type:{accelerator}": 1})
 
 
 def machines() -> dict[str, str]:
@@ -118,18 +127,37 @@ def machines() -> dict[str, str]:
     return {actor["ActorClassName"].rpartition(".")[2]: names[actor["Address"]["NodeID"]] for actor in alive}
 
 
-def test_learning_and_rollout_are_on_the_machines_that_the_job_names(cluster, tmp_path):
-    with joined(["resources.rollout.replicas=1"], tmp_path / "run", cluster.address) as process:
-        seen: dict[str, str] = {}
-        while process.poll() is None:
+def test_learning_and_rollout_are_on_the_machines_that_the_job_names_and_go_on_when_one_is_replaced(
+    cluster, rollout_machine, tmp_path
+):
+    overrides = ["resources.rollout.replicas=1", "training.steps=8"]
+    seen: dict[str, str] = {}
+    with joined(overrides, tmp_path / "run", cluster.address) as process:
+        while process.poll() is None and last_step(tmp_path / "run") < 2:
             seen |= machines()
             time.sleep(0.5)
 
+        cluster.remove_node(rollout_machine)
+        # Responses that were under way, and steps after them, wait for an engine.
+        time.sleep(5)
+        add_machine(cluster, "A40")
+        process.wait(400)
+
     assert process.returncode == 0, (tmp_path / "run.out").read_text()[-5000:]
     assert {name: seen.get(name) for name in MACHINES} == MACHINES
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(9))
+    assert rows[-1]["turnmill/engines"] == 1
+    assert rows[-1]["training/rollout_probs_diff_max"] <= 1e-4
 
 
-def test_an_accelerator_that_the_cluster_lacks_is_named_beside_those_it_has(cluster, tmp_path):
+def last_step(run_dir: Path) -> int:
+    file = run_dir / "metrics.jsonl"
+    rows = file.read_text().splitlines() if file.exists() else []
+    return int(json.loads(rows[-1])["step"]) if rows else -1
+
+
+def test_an_accelerator_that_the_cluster_lacks_is_named_beside_those_it_has(cluster, rollout_machine, tmp_path):
     # Long enough for the model to be made first, which the same limit holds for.
     overrides = ["resources.rollout.accelerator=L40S", "training.stallTimeoutSeconds=90"]
     with joined(overrides, tmp_path / "run", cluster.address) as process:

@@ -7,8 +7,6 @@ from typing import Any
 import ray
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
-from turnmill.core.errors import RunFailedError
-
 UNAVAILABLE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
@@ -35,7 +33,7 @@ class SlotClient(LLMServerClient):
 
 
 class EngineClient(FullyAsyncLLMServerClient):
-    """Engines come and go: where one dies, another begins the response anew; where none is left, the run fails."""
+    """Engines come and go: where one dies, another begins the response anew, as soon as there is one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,18 +55,14 @@ class EngineClient(FullyAsyncLLMServerClient):
                 await asyncio.sleep(UNAVAILABLE_SECONDS)
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        try:
-            address, engine = await super()._acquire_server(request_id, **extra)
-        except ray.exceptions.RayTaskError as error:
-            raise engines_gone() from error
-        self._addresses[engine._actor_id.hex()] = address
-        return address, engine
-
-
-def engines_gone() -> RunFailedError:
-    """There is nothing to roll out with."""
-    return RunFailedError(
-        "Every inference engine has died: their processes or machines are gone. Another attempt starts new ones; "
-        "`--resume` carries on from the last checkpoint.",
-        "engines_died",
-    )
+        while True:
+            try:
+                address, engine = await super()._acquire_server(request_id, **extra)
+            except ray.exceptions.RayTaskError as error:
+                # The balancer has none: the trainer has one started, or gives the run up.
+                if not isinstance(error.cause, RuntimeError):
+                    raise
+                await asyncio.sleep(UNAVAILABLE_SECONDS)
+            else:
+                self._addresses[engine._actor_id.hex()] = address
+                return address, engine

@@ -1,5 +1,6 @@
 """Rollout ahead of learning: every step has rows of its own, asked for at most so many steps before it learns."""
 
+from collections.abc import Callable
 from typing import Any
 
 import transfer_queue as tq
@@ -22,6 +23,8 @@ class StepReplayBuffer(ReplayBuffer):
     """Hands out the rows that were asked for for a step, once all of them are there."""
 
     step = 0
+    while_waiting: Callable[[], None] | None = None
+    """Called again and again by what waits for rows."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """The rows of a step; those of later steps wait for it."""
@@ -29,6 +32,8 @@ class StepReplayBuffer(ReplayBuffer):
         return super().sample(global_steps, partition_id, batch_size)
 
     def _sampleable_terminal_keys(self, partition_id: str, *args: Any) -> set[str]:
+        if self.while_waiting:
+            self.while_waiting()
         steps = self.prompt_global_steps[partition_id]
         ended = super()._sampleable_terminal_keys(partition_id, *args)
         return {key for key in ended if steps[key] == self.step}
@@ -114,16 +119,29 @@ class SeparateAsync(AheadOfLearning, PPOTrainerSeparateAsync):
 
     def _setup(self) -> None:
         super()._setup()
-        self._engines = Engines(self.standalone_server_manager, self.standalone_checkpoint_manager)
+        self._engines = Engines(
+            self.standalone_server_manager,
+            self.standalone_checkpoint_manager,
+            wait_seconds=self.job.spec.training.stall_timeout_seconds / 2,
+        )
+        self.replay_buffer.while_waiting = self._mend_engines
+
+    def _mend_engines(self) -> None:
+        self._engines.mend_while_waiting(lambda: self.standalone_checkpoint_manager.update_weights(self._version))
+
+    def on_init_end(self) -> None:
+        """Give the first weights, or those of the checkpoint, to all engines."""
+        self._version = self.global_steps
+        self._engines.update_weights(super().on_init_end)
 
     def get_llm_client(self) -> EngineClient:
         """The client that agent loops generate with."""
         return self.standalone_server_manager.get_client(client_cls=EngineClient)
 
     def on_step_end(self) -> None:
-        """Give the new weights to all engines that are left."""
-        self._engines.drop_dead()
-        super().on_step_end()
+        """Give the new weights to all engines."""
+        self._version = self.global_steps
+        self._engines.update_weights(super().on_step_end)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

@@ -1,7 +1,9 @@
-"""Which devices a run works on: verl's resource pools, held to the accelerators that a job asks for."""
+"""Which devices and machines a run works on: verl's resource pools, held to the accelerators that a job asks for."""
 
 from dataclasses import dataclass
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
@@ -38,6 +40,11 @@ def place_engines(accelerator: str | None) -> None:
             self._resource_pool = pool
 
     RolloutReplicaRegistry.register("vllm", lambda: PlacedReplica)
+
+
+def here() -> NodeAffinitySchedulingStrategy:
+    """Where an actor goes that is to live as long as this process's machine does."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def _hold(pool: RayResourcePool, accelerator: str | None) -> None:

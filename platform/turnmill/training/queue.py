@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import ray
 import transfer_queue as tq
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from transfer_queue import interface
+
+from turnmill.training.placement import here
 
 
 def start_queue(config: Any) -> None:
@@ -30,5 +30,4 @@ class _Here:
 
     def options(self, **options: Any) -> Any:
         """As the actor class does it."""
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        return self._actor_class.options(num_cpus=0, scheduling_strategy=here, **options)
+        return self._actor_class.options(num_cpus=0, scheduling_strategy=here(), **options)
