@@ -59,7 +59,8 @@ def test_the_tool_server_s_image_runs_tools_in_a_sandbox_whose_self_test_passes(
 
     namespace.kubectl("wait", "--for=condition=Ready", "pod/tools", "--timeout=120s", timeout=150)
 
-    log = namespace.logs("tools")
+    # Its workers answer before the process over them says with what.
+    log = wait_for("list of tools", lambda: said if "tools=" in (said := namespace.logs("tools")) else None, seconds=30)
     assert "Sandbox ready confined=True" in log
     assert f"tools={tools}" in log
 
