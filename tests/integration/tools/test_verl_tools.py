@@ -49,6 +49,7 @@ async def test_what_a_class_raises_is_its_answer_and_its_instance_is_released(di
 
     assert seen == "\n<tool_response>\nError executing tool 'weigh': too light\n</tool_response>\n"
     assert Scales.notes[-1] == "release lb"
+    assert "\n3 lb\n" in await dialogue.say(call("weigh", '{"weight": 3}'))
 
 
 async def test_functions_are_called_with_what_they_return_made_uniform(dialogue: Dialogue):

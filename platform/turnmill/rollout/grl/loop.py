@@ -121,7 +121,7 @@ class GrlLoop(AgentLoopBase):
             {**sampling, "max_tokens": self.agent.max_response_length},
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
             seconds=training.stall_timeout_seconds,
-            whose=str(episode.name),
+            whose=episode.name,
         )
         self.folder.beat()
         return output
