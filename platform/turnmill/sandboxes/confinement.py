@@ -287,16 +287,6 @@ def change_user(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def count_threads(user: int) -> int:
-    """Of a user, as the kernel counts them for RLIMIT_NPROC."""
-    count = 0
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with suppress(OSError):
-                count += len(os.listdir(f"/proc/{entry.name}/task")) if entry.stat().st_uid == user else 0
-    return count
-
-
 def users_work() -> bool:
     """Whether a task can have a user of its own who can still read the standard library."""
     if os.geteuid() != 0:
@@ -354,16 +344,21 @@ def confine(barriers: Barriers, ruleset: int | None, prepared: bytes | None, wor
         kernel.install_filter(prepared or build_filter(barriers.permissions, os.getpid()))
 
 
-def apply_limits(limits: Limits, *, base_bytes: int, other_processes: int, cpu: bool = True) -> None:
-    """Rlimits hold for each process; what holds for all together is the supervisor's to watch."""
+def apply_limits(limits: Limits, *, base_bytes: int, own_user: bool, cpu: bool = True) -> None:
+    """Rlimits hold for each process; what holds for all together is the supervisor's to watch.
+
+    Processes the kernel counts by user, over all containers of a machine: a user who is in others too, as in pods of
+    Ray, would be kept from forking by what goes on there.
+    """
     bounds = {
         resource.RLIMIT_AS: limits.memory_bytes + base_bytes,
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_MEMLOCK: LOCKED_BYTES,
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: limits.processes + other_processes,
     }
+    if own_user:
+        bounds[resource.RLIMIT_NPROC] = limits.processes
     for kind, bound in bounds.items():
         _limit(kind, bound, bound)
     with suppress(ValueError):  # gVisor does not let it be set; the filter refuses such queues in any case.

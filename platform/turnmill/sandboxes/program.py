@@ -71,7 +71,7 @@ def _attend(settings: Settings, place: Place) -> NoReturn:
             apply_limits(
                 task.limits,
                 base_bytes=settings.base_bytes,
-                other_processes=settings.other_processes,
+                own_user=settings.barriers.own_user,
                 cpu=False,
             )
             is_limited = True
@@ -118,5 +118,5 @@ def _prepare(settings: Settings, task: Task) -> None:
     apply_limits(
         task.limits,
         base_bytes=0 if isinstance(task.program, Command) else settings.base_bytes,
-        other_processes=settings.other_processes,
+        own_user=settings.barriers.own_user,
     )

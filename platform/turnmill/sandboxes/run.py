@@ -43,8 +43,6 @@ class Settings:
 
     base_resident_bytes: int
     filter: bytes | None
-    other_processes: int
-    """What the same user may have besides a task; 0 makes the kernel's count exact."""
 
 
 @dataclass(frozen=True, slots=True)

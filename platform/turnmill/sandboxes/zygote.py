@@ -25,7 +25,6 @@ from turnmill.sandboxes.confinement import (
     FIRST_USER,
     NUM_USERS,
     Barriers,
-    count_threads,
     enter_namespaces,
     namespace_for_child,
     open_rules,
@@ -45,8 +44,6 @@ COMMON = (
 """Of the standard library, imported before any task: what programs often use and what weighs little."""
 
 _END_SECONDS = 10.0
-_ROOM_FOR_OTHERS = 1024
-"""Processes that other tasks of the same user may have: too few would let one task keep another from forking."""
 _FORK_SECONDS = 10.0
 _HUGE = 2 * 1024**2
 
@@ -65,8 +62,7 @@ class Zygote:
         self.barriers = self._find_barriers(options)
         tasks = f"{self.folder}/{workspace.TASKS}"
         shared, wide = open_rules(self.packages, tasks) if self.barriers.confined else ([], [])
-        others = 0 if self.barriers.own_user else _ROOM_FOR_OTHERS + count_threads(os.geteuid())
-        self.settings = Settings(self.barriers, shared, wide, *_own_size(), prepare_filter(self.barriers), others)
+        self.settings = Settings(self.barriers, shared, wide, *_own_size(), prepare_filter(self.barriers))
 
     def _find_barriers(self, options: dict[str, Any]) -> Barriers:
         network = options["network"]

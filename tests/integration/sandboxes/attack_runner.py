@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from attack_programs import ATTACKS, BRIEF, NOBODY, POD, PREAMBLE, Attack, Result
 
-from turnmill.sandboxes.base import Limits, Python, Task
+from turnmill.sandboxes.base import Command, Limits, Python, Task
 from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.sandboxes.syscall_filter import number_of
 from turnmill.testing import container
@@ -276,6 +277,19 @@ def source(attack: Attack, here: Scene, *, is_bare: bool) -> str:
     return f"PLACE = {here.place(is_bare=is_bare)!r}\n{PREAMBLE}\n{attack.program}"
 
 
+@contextmanager
+def many_threads() -> Iterator[None]:
+    """As many as a Ray cluster has in pods of the same user, beside the server."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=ended.wait) for _ in range(1500)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
 def run_all_bare(variant: str) -> dict[str, dict[str, object]]:
     """Every attack: whether it works bare."""
     findings: dict[str, dict[str, object]] = {}
@@ -296,7 +310,8 @@ async def run_all_in_sandbox() -> dict[str, dict[str, object]]:
             with scene() as here:
                 _, said, succeeded = await run_in_sandbox(sandbox, attack, here)
             findings[attack.name] = {"succeeded": succeeded, "said": said}
-        after = await sandbox.run(Task(Python("print('well')")))
+        with many_threads():
+            after = await sandbox.run(Task(Command(("sh", "-c", "echo well & wait"))))
     finally:
         await sandbox.close()
     findings["afterwards"] = {"barriers": repr(barriers), "works": after.stdout == b"well\n", "left": sandbox_folders()}
