@@ -17,7 +17,7 @@ from turnmill.testing.team_release import RELEASE, STORE, TOOL_SERVER_PODS
 
 pytestmark = pytest.mark.timeout(1800)
 
-SHORT_VALIDATION = {"episodes": 32}
+SHORT_VALIDATION, NO_VALIDATION = {"episodes": 32}, {"episodes": 0}
 RUN_SECONDS = 1200.0
 # The kernel keeps fifteen characters of a name.
 LEARNER, ENGINE = "ray::WorkerDict", "ray::vLLMHttpSe"
@@ -53,9 +53,11 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_hea
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
-        training__steps=14,
+        training__steps=24,
         training__checkpointEvery=1,
-        training__validation=SHORT_VALIDATION,
+        training__turnsPerStep=128,
+        training__validation=NO_VALIDATION,
+        algorithm__criticWarmup={"batches": 1, "steps": 1, "turnsPerStep": 128},
         resources__rollout__replicas=2,
         retries=2,
     )
@@ -78,7 +80,7 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_hea
     job.wait_until_complete(seconds=RUN_SECONDS)
 
     assert job.resource["status"]["attempt"] == 2
-    assert learned_steps(job) == list(range(1, 15))
+    assert learned_steps(job) == list(range(1, 25))
 
 
 def replace(team: Team, selector: str, fault: Callable[[], object]) -> None:
@@ -111,7 +113,7 @@ def next_version(chart: Path, folder: Path) -> Path:
 def test_no_turn_is_lost_through_kills_and_upgrades_of_what_serves_a_run_and_a_deleted_job_leaves_nothing(
     team: Team, tmp_path: Path
 ):
-    job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=28, training__validation=SHORT_VALIDATION)
+    job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=28, training__validation=NO_VALIDATION)
     job.wait_for_step(1, seconds=RUN_SECONDS)
 
     replace(team, OPERATOR_PODS, lambda: team.kill(OPERATOR_PODS))

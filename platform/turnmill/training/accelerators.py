@@ -12,6 +12,7 @@ from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 PREFIX = ray_resource("")
 # verl reserves so many logical CPUs beside every GPU, for the processes that share it.
 CPUS_PER_TRAINING_GPU, CPUS_PER_ENGINE_GPU = 3, 2
+FREED_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,21 @@ def require(job: AgentTrainingJob, *, wait_seconds: float) -> None:
     finally:
         for _, group in groups:
             ray.util.remove_placement_group(group)
+
+
+def wait_for_room(demand: Demand) -> None:
+    """Return once the Ray cluster has one of the machines, which may take for ever; a cluster that scales adds it."""
+    import ray
+
+    group = _reserve(demand)
+    try:
+        ray.get(group.ready())
+    finally:
+        ray.util.remove_placement_group(group)
+    # verl asks what is free, and Ray says so some time after it is.
+    deadline = time.monotonic() + FREED_SECONDS
+    while ray.available_resources().get("GPU", 0) < demand.gpus and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _reserve(demand: Demand) -> Any:

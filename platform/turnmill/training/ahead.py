@@ -13,6 +13,7 @@ from verl.utils.debug.metrics import calculate_debug_metrics
 
 from turnmill.rollout.llm_client import EngineClient
 from turnmill.training import placement
+from turnmill.training.accelerators import demands
 from turnmill.training.dataset import select
 from turnmill.training.engines import Engines
 
@@ -122,6 +123,7 @@ class SeparateAsync(AheadOfLearning, PPOTrainerSeparateAsync):
         self._engines = Engines(
             self.standalone_server_manager,
             self.standalone_checkpoint_manager,
+            demand=demands(self.job)[1],
             wait_seconds=self.job.spec.training.stall_timeout_seconds / 2,
         )
         self.replay_buffer.while_waiting = self._mend_engines

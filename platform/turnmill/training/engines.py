@@ -12,6 +12,7 @@ from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from turnmill.core.errors import RunFailedError
+from turnmill.training.accelerators import Demand, wait_for_room
 from turnmill.training.placement import here
 
 # A dead actor answers at once; one that is only busy counts as alive.
@@ -29,10 +30,11 @@ class Engines:
     the policy that the run began with, so requests reach it after the next transfer of weights.
     """
 
-    def __init__(self, requests: Any, weights: Any, *, wait_seconds: float) -> None:
-        """`wait_seconds` is how long a run without any engine waits for one."""
+    def __init__(self, requests: Any, weights: Any, *, demand: Demand, wait_seconds: float) -> None:
+        """`demand` is what an engine takes, `wait_seconds` how long a run without any waits for one."""
         self._requests = requests
         self._weights = weights
+        self._demand = demand
         self._wait_seconds = wait_seconds
         self._wanted = len(self)
         self._next_rank = 1 + max(replica.replica_rank for replica in weights.replicas)
@@ -103,7 +105,7 @@ class Engines:
         if time.monotonic() - self._failed_at < RETRY_SECONDS:
             return
         while len(self) + len(self._starts) < self._wanted:
-            self._starts.append(_Start(self._new_replica()))
+            self._starts.append(_Start(self._new_replica(), self._demand))
 
     def _have_ready(self) -> bool:
         return any(start.is_ready for start in self._starts)
@@ -131,14 +133,16 @@ class Engines:
 class _Start:
     """An engine that starts in a thread: it waits for a machine first, which may take as long as it likes."""
 
-    def __init__(self, replica: RolloutReplica) -> None:
+    def __init__(self, replica: RolloutReplica, demand: Demand) -> None:
         self.replica = replica
+        self._demand = demand
         self.is_ready = False
         self.error: BaseException | None = None
         threading.Thread(target=self._start, daemon=True, name=f"engine-{replica.replica_rank}").start()
 
     def _start(self) -> None:
         try:
+            wait_for_room(self._demand)
             asyncio.run(self.replica.init_standalone())
             self.is_ready = True
         except BaseException as error:
