@@ -1,7 +1,7 @@
 """Episodes of GRL's agents in processes of their own: rows 107 to 109, 111, 116, 119 and 125 of the feature table."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -249,20 +249,26 @@ async def test_synchronous_turns_wait_for_each_other(table):
 
 
 async def test_who_ends_early_is_waited_for_no_more(table):
-    at = table(lambda request: ONE if request.prompt.count("Turn") < 3 and "of seed" in request.prompt else THREE)
+    turns: list[int] = []
+
+    def script(request: Any) -> str:
+        turns.append(request.prompt.count("State:"))
+        return ONE
+
+    lengths = (3, 1, 2)
+    agents = [counting(maxTurns=length) | {"name": f"counter{length}"} for length in lengths]
+    at = table(script, *agents, agentGroupNum=[1] * 3, agentGroupSize=[1] * 3)
     lockstep = Lockstep(3)
-    ended: list[int] = []
 
-    async def member(number: int) -> None:
+    async def member(group: int) -> Any:
         with lockstep.taking_part():
-            for _ in range(number):
-                await lockstep.wait()
-            ended.append(number)
+            return await at.play(group=group, lockstep=lockstep)
 
-    async with asyncio.timeout(10):
-        await asyncio.gather(*map(member, (3, 1, 2)))
-    assert ended == [1, 2, 3]
-    assert at.prompts == []
+    async with asyncio.timeout(60):
+        episodes = await asyncio.gather(*map(member, range(3)))
+
+    assert tuple(episode.num_turns for episode in episodes) == lengths
+    assert turns == [1, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("limits", [{"numPromptThreads": 1, "numEnvThreads": 1}, {"numPromptThreads": 2}])
@@ -277,6 +283,62 @@ async def test_one_at_a_time_brings_the_same_as_all_at_once(table, limits: dict[
 
     serial, parallel = ([[row.response_ids for row in verl_rows(e)] for e in episodes] for episodes in played)
     assert serial == parallel
+
+
+class Crowd:
+    """How many calls were ever under way at once."""
+
+    def __init__(self) -> None:
+        self.peak = self._now = 0
+
+    def counting(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """The call, counted while it is under way."""
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            self._now += 1
+            self.peak = max(self.peak, self._now)
+            try:
+                return await call(*args, **kwargs)
+            finally:
+                self._now -= 1
+
+        return counted
+
+
+@pytest.mark.parametrize(("prompts", "environments"), [(1, 1), (2, 3), (3, 2), (0, 0)])
+async def test_so_many_prompts_and_environments_are_at_work_at_once_as_the_job_allows(
+    table, monkeypatch, prompts: int, environments: int
+):
+    at = table(lambda request: THREE if "Turn 2:" in request.prompt else ONE,
+               numPromptThreads=prompts, numEnvThreads=environments)  # fmt: skip
+    crowds = {name: Crowd() for name in ("ct_build_initial_tokens", "ct_merge_context_msg", "reset", "act")}
+    for name in ("ct_build_initial_tokens", "ct_merge_context_msg"):
+        monkeypatch.setattr(at.loop, name, crowds[name].counting(getattr(at.loop, name)))
+    make, answer = at.loop.environment_of, at.policy.generate
+    turns, answers = Lockstep(4), Lockstep(4)
+
+    def watched(agent: Any) -> Any:
+        process = make(agent)
+        for name in ("reset", "act"):
+            monkeypatch.setattr(process, name, crowds[name].counting(getattr(process, name)))
+        return process
+
+    async def all_at_once(*args: Any, **kwargs: Any) -> Any:
+        await answers.wait()
+        return await answer(*args, **kwargs)
+
+    monkeypatch.setattr(at.loop, "environment_of", watched)
+    monkeypatch.setattr(at.policy, "generate", all_at_once)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(at.play(member=member, lockstep=turns) for member in range(4)))
+
+    peaks = {name: crowd.peak for name, crowd in crowds.items()}
+    assert peaks == {
+        "ct_build_initial_tokens": prompts or 4,
+        "ct_merge_context_msg": prompts or 4,
+        "reset": environments or 4,
+        "act": environments or 4,
+    }
 
 
 class Crash(BaseException):

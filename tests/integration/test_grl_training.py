@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
@@ -93,6 +94,13 @@ def run(tmp_path: Path) -> Iterator[WholeRun]:
         yield run
 
 
+def num_updates(run_dir: Path, part: str, *, step: int) -> int:
+    """How often the optimizer of a checkpoint has changed the weights."""
+    (file,) = run_dir.glob(f"checkpoints/global_step_{step}/{part}/optim_*.pt")
+    state = torch.load(file, weights_only=False)["state"]
+    return int(max(each["step"] for each in state.values()))
+
+
 def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoint(tmp_path):
     with WholeRun(EXAMPLE, tmp_path / "run") as run:
         run.train(*FEW, "--set", "training.steps=1")
@@ -101,6 +109,9 @@ def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoin
 
         before, first, second = run.metrics
         assert run.checkpoints() == [1, 2]
+        for part in ("actor", "critic"):
+            # The second attempt went on from what the first one saved: the optimizer has counted both.
+            assert num_updates(run.folder, part, step=2) > num_updates(run.folder, part, step=1) > 0
     for key in ("success", "num_actions", "action_is_effective", "action_is_valid"):
         assert all(math.isfinite(row[f"train/sokobanAgent/{key}"]) for row in (first, second))
         assert all(math.isfinite(row[f"val-env/sokobanAgent/{key}"]) for row in (before, second))

@@ -20,6 +20,7 @@ from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
 from turnmill.testing.policies import LOG_PROB
 from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
+from turnmill.training.task_runner import classes_of
 from turnmill.training.verl_learning import file_of
 
 TASK = {"prompt": [{"role": "user", "content": "Weigh it."}], "data_source": "trial"}
@@ -175,9 +176,10 @@ async def test_arguments_that_are_no_json_are_told_to_the_policy(table: Make):
     said = "<|start|>assistant<|channel|>commentary to=functions.weigh <|constrain|>json<|message|>{oops<|call|>"
     played = table([said, DONE], format="gpt-oss")
 
-    await played.play()
+    (row,) = await played.play()
 
     assert "Invalid JSON in arguments for 'weigh': " in played.prompts[1]
+    assert row.extra_fields["tool_rewards"] == [0.0]
 
 
 # ---- limits ----
@@ -403,6 +405,13 @@ def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
     assert issubclass(manager, MultiTurnManager)
     assert manager.generate_sequences is getattr(trial_loops, name.rpartition(".")[2]).generate_sequences
     assert manager.worker_class is MultiTurnWorker
+
+
+def test_the_manager_of_a_job_is_the_one_it_names(tmp_path: Path):
+    named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="turnmill.testing.trial_loops.Sorted")
+
+    assert classes_of(named)[1] is trial_loops.Sorted
+    assert classes_of(conversation_job(tmp_path / "tasks.jsonl"))[1] is MultiTurnManager
 
 
 @pytest.mark.parametrize(

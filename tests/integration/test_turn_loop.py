@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
@@ -14,12 +15,13 @@ from turnmill.testing.policies import LOG_PROB
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
 
 
-def job(*, turns: int, max_turns: int, **options: str) -> AgentTrainingJob:
+def job(*, turns: int, max_turns: int, render_episodes: int, **options: str) -> AgentTrainingJob:
     """One environment that counts, and plays `turns` turns a step."""
     return job_of(
         {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32},
         {"name": "turnmill.testing.environments:Hostile", "count": 1, "options": options},
         turnsPerStep=turns,
+        validation={"episodes": 2, "renderEpisodes": render_episodes},
     )
 
 
@@ -27,8 +29,11 @@ def job(*, turns: int, max_turns: int, **options: str) -> AgentTrainingJob:
 async def table(tmp_path) -> AsyncIterator[Callable[..., TurnTable]]:
     made: list[TurnTable] = []
 
-    def make(script: Any, *, turns: int = 3, max_turns: int = 20, **options: str) -> TurnTable:
-        made.append(TurnTable(tmp_path, script, job(turns=turns, max_turns=max_turns, **options)))
+    def make(
+        script: Any, *, turns: int = 3, max_turns: int = 20, render_episodes: int = 0, **options: str
+    ) -> TurnTable:
+        played = job(turns=turns, max_turns=max_turns, render_episodes=render_episodes, **options)
+        made.append(TurnTable(tmp_path, script, played))
         return made[-1]
 
     yield make
@@ -228,6 +233,18 @@ async def test_every_validation_plays_the_same_episodes_and_every_slot_another_o
     first, second, again, second_again = at.prompts
     assert (first, second) == (again, second_again)
     assert first != second
+
+
+async def test_a_validation_draws_as_many_episodes_as_the_job_asks_for(table):
+    at = table([LOOK, WIN, LOOK, WIN], render_episodes=1)
+
+    for slot in (0, 1):
+        await at.play(4, slot=slot, validate=True)
+
+    (drawn,) = at.folder.episodes.iterdir()
+    assert drawn.name == "validation-000004-0.gif"
+    with Image.open(drawn) as animation:
+        assert animation.n_frames == 1 + 2
 
 
 async def test_a_validation_episode_whose_environment_dies_is_played_again(table):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
-from verl.trainer.ppo.core_algos import AdvantageEstimator
+from verl.trainer.ppo.core_algos import AdaptiveKLController, AdvantageEstimator, get_kl_controller
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -136,6 +136,17 @@ def test_the_settings_of_the_paper_reach_the_dataclasses_of_verl(model):
     assert (critic.ppo_mini_batch_size, critic.cliprange_value, critic.optim.lr) == (128, 0.5, 1e-5)
     assert config.algorithm.kl_ctrl.kl_coef == 0.001
     assert config.actor_rollout_ref.rollout.max_model_len == 1024 + 512
+
+
+def test_an_adaptive_coefficient_reaches_the_controller_of_verl(model):
+    kl = "spec.algorithm.kl={type: adaptive, coefficient: 0.02, target: 0.3, horizon: 500}"
+
+    config = config_of(example("babyai-goto-cpu", model, kl), model, "cpu")
+
+    controller = get_kl_controller(omega_conf_to_dataclass(config.algorithm).kl_ctrl)
+    assert isinstance(controller, AdaptiveKLController)
+    assert (controller.value, controller.target, controller.horizon) == (0.02, 0.3, 500)
+    assert config.algorithm.use_kl_in_reward is True
 
 
 def test_groups_of_trajectories_reach_the_dataclasses_of_verl(model):

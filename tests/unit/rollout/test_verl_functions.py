@@ -4,7 +4,7 @@ import json
 from typing import Any, Literal, Optional, get_args
 
 import pytest
-from transformers.utils import DocstringParsingException, TypeHintParsingException
+from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools import function_tool as verl_functions
 from verl.tools.function_tool import function_tool, get_function_tool, normalize_function_tool_return
@@ -41,6 +41,17 @@ def test_a_schema_follows_from_signature_and_docstring():
     assert (properties["city"].type, properties["city"].description) == ("string", "Where.")
     assert properties["unit"].enum == ["c", "f"]
     assert [properties[name].type for name in ("days", "near")] == ["integer", "array"]
+
+
+def test_what_may_be_left_out_or_null_is_left_to_be_missing():
+    """transformers marks it nullable; verl's schema has no such field: a policy is told that it need not be given."""
+    marked = get_json_schema(find)["function"]["parameters"]["properties"]["days"]
+    function_tool("weather")(find)
+
+    shown = get_function_tool("weather").tool_schema.model_dump(exclude_none=True)["function"]["parameters"]
+    assert marked["nullable"] is True
+    assert "nullable" not in shown["properties"]["days"]
+    assert "days" not in shown["required"]
 
 
 def without_docstring(city: str) -> str:
@@ -97,6 +108,7 @@ def test_another_function_of_the_same_name_is_refused():
         ("sun", ("sun", 0.0, {})),
         ({"sky": "klar ☀"}, ('{"sky": "klar ☀"}', 0.0, {})),
         (ToolResponse(text="sun"), ("sun", 0.0, {})),
+        (("sun",), ("sun", 0.0, {})),
         (("sun", 0.5), ("sun", 0.5, {})),
         (("sun", None, None), ("sun", 0.0, {})),
         (("sun", 1, {"degrees": 30}), ("sun", 1.0, {"degrees": 30})),

@@ -72,6 +72,17 @@ def test_success_and_length_are_those_of_the_episodes_that_ended():
     assert (metrics["turnmill/episodes/completed"], metrics["turnmill/episodes/max_turns"]) == (1, 1)
 
 
+def test_plans_and_second_thoughts_are_averaged_over_turns_and_no_bootstrap_row():
+    thoughtful = TurnFacts(plan_length=30, backtrack_length=5)
+    brief = TurnFacts(plan_length=12)
+    turns = batch([thoughtful, brief, brief, brief], [TurnFacts(bootstrap=1)] * 2)
+
+    metrics = turn_metrics(turns, turns.scores_RG)
+
+    assert metrics["turnmill/plan_length"] == 16.5
+    assert metrics["turnmill/backtrack_length"] == 1.25
+
+
 def test_failures_stand_in_the_bootstrap_rows_and_are_told_by_cause():
     turns = batch([TurnFacts()] * 2, [TurnFacts(bootstrap=1, failures=3, inference_failures=1), TurnFacts(bootstrap=1)])
 

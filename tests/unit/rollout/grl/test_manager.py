@@ -1,0 +1,87 @@
+"""Which episodes a worker has wait for each other: row 109 of the feature table."""
+
+import asyncio
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import transfer_queue
+from omegaconf import OmegaConf
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from turnmill.rollout.failure import Failure
+from turnmill.rollout.grl.lockstep import Lockstep
+from turnmill.rollout.grl.manager import GROUP_SIZE, GrlLoopWorker
+from turnmill.testing.agent_loops import grl_job
+
+ROLLOUT = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
+
+
+class TwoTurns:
+    """Stands where the loop would: notes the turns of its episodes in the order in which they begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    async def run(self, sampling_params: Any, *, lockstep: Lockstep | None, **_: Any) -> Failure:
+        """Two turns."""
+        for turn in (1, 2):
+            if lockstep is not None:
+                await lockstep.wait()
+            self.begun.append(turn)
+        return Failure("episode", "environment", "", 2, {})
+
+
+def worker(turns: str) -> GrlLoopWorker:
+    """A worker without a run: as much of it as groups need to be played."""
+    made = GrlLoopWorker.__new__(GrlLoopWorker)
+    made.job = grl_job(turns=turns)
+    made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})
+    made.grl_loop = TwoTurns()
+    made.limit = nullcontext()
+    made.background_tasks = set()
+    made._seats = {}
+    return made
+
+
+async def play(player: GrlLoopWorker, *sizes: int) -> list[int]:
+    """Which turns began one after another where groups of these sizes are asked for together."""
+    rows = [{"uid": f"group{i}", "index": i, "global_steps": 1, "agent_name": "grl", GROUP_SIZE: size}
+            for i, size in enumerate(sizes)]  # fmt: skip
+    await player.generate_sequences(list_of_dict_to_tensordict(rows))
+    async with asyncio.timeout(10):
+        await asyncio.gather(*player.background_tasks, return_exceptions=True)
+    return player.grl_loop.begun
+
+
+@pytest.fixture(autouse=True)
+def refused(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The keys that the queue refuses."""
+    keys: set[str] = set()
+
+    async def put(*, key: str, **_: Any) -> None:
+        if key in keys:
+            raise ConnectionError
+
+    monkeypatch.setattr(transfer_queue, "async_kv_put", put)
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("turns", "begun"), [("synchronous", [1, 1, 1, 2, 2, 2]), ("asynchronous", [1, 2, 1, 2, 1, 2])]
+)
+async def test_episodes_that_were_asked_for_together_wait_for_each_other_unless_told_otherwise(turns, begun):
+    assert await play(worker(turns), 1, 2) == begun
+
+
+async def test_a_group_that_verl_gives_up_before_it_begins_is_waited_for_no_more(refused):
+    refused.add("group0")
+
+    assert await play(worker("synchronous"), 3, 2) == [1, 1, 2, 2]
+
+
+async def test_episodes_that_were_asked_for_apart_do_not_wait_for_each_other():
+    player = worker("synchronous")
+
+    assert await play(player, 2) == [1, 1, 2, 2]
+    assert await play(player, 1) == [1, 1, 2, 2, 1, 2]
