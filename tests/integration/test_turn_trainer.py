@@ -1,0 +1,310 @@
+"""What the trainer of turns makes of a step's rows: rows 79, 83 to 87, 91 and 104 of the feature table."""
+
+import random
+import statistics
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from transformers import Qwen2Config
+from verl.trainer.ppo.core_algos import get_kl_controller
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.rows import TurnFacts
+from turnmill.testing.jobs import job
+from turnmill.testing.row_queue import RowQueue
+from turnmill.training import trainer as turn_trainer
+from turnmill.training import turn_batch
+from turnmill.training.run_trainer import RunTrainer
+from turnmill.training.trainer import TurnTrainer
+from turnmill.training.verl_config import build_verl_config
+from turnmill.training.warm_start.tokenizer import build_tokenizer
+
+MAX_RESPONSE_TOKENS = 4
+TOKEN_GAMMA, TOKEN_LAMBDA, STEP_GAMMA, STEP_LAMBDA = 0.9, 0.8, 0.95, 0.7
+FIRST_TOKEN_WEIGHT, VALUE_CLIP = 5.0, 0.25
+
+# Response tokens of the turns of each segment.
+LENGTHS = {"1e0": (3, 1, 4, 2), "1e1": (1, 4, 2, 3), "1e2": (2, 2, 1, 4)}
+NUM_TURNS = 4
+ENDS = {("1e0", 1), ("1e2", 0), ("1e2", 3)}
+TRUNCATED = {("1e0", 1), ("1e1", 2)}
+
+Place = tuple[str, int]
+"""A segment, and a time in it; the bootstrap row follows the turns."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A turn or a bootstrap row, and what the models say of its tokens."""
+
+    num_prompt: int
+    num_response: int
+    score: float
+    old_log_probs: list[float]
+    ref_log_probs: list[float]
+    predicted: list[float]
+    """The critic's value at each token of prompt and response."""
+
+    @property
+    def values(self) -> list[float]:
+        """Before each response token, and after the last where there is room."""
+        first = self.num_prompt - 1
+        return self.predicted[first : first + min(self.num_response + 1, MAX_RESPONSE_TOKENS)]
+
+    def rewards(self, kl_coefficient: float) -> list[float]:
+        """The score at the last response token, and at each of them what drifting costs."""
+        log_probs = zip(self.old_log_probs, self.ref_log_probs, strict=True)
+        rewards = [-kl_coefficient * (old - reference) for old, reference in log_probs]
+        rewards[-1] += self.score
+        return rewards
+
+
+@dataclass
+class Learned:
+    """What learning finds in a turn."""
+
+    advantages: list[float]
+    returns: list[float]
+    slot_returns: list[float]
+    token_level_rewards: list[float]
+
+
+def rows_of_a_step() -> dict[Place, Row]:
+    """Three segments of four turns, and their bootstrap rows."""
+    numbers = random.Random(0)
+    return {
+        (segment, time): row(numbers, length)
+        for segment, lengths in LENGTHS.items()
+        for time, length in enumerate((*lengths, 1))
+    }
+
+
+def row(numbers: random.Random, num_response: int) -> Row:
+    num_prompt = numbers.randint(1, 4)
+    old, reference, predicted = (
+        [numbers.uniform(-2, 2) for _ in range(count)]
+        for count in (num_response, num_response, num_prompt + num_response)
+    )
+    return Row(num_prompt, num_response, numbers.uniform(-1, 1), old, reference, predicted)
+
+
+def by_hand(rows: dict[Place, Row], kl_coefficient: float) -> dict[Place, Learned]:
+    """The recursion, slot by slot from the last one backwards, one segment after the other."""
+    found = {}
+    for segment in LENGTHS:
+        running, next_value = 0.0, rows[segment, NUM_TURNS].values[0]
+        for time in reversed(range(NUM_TURNS)):
+            turn = rows[segment, time]
+            values, rewards = turn.values, turn.rewards(kl_coefficient)
+            gamma, decay = STEP_GAMMA, STEP_GAMMA * STEP_LAMBDA
+            if (segment, time) in ENDS:
+                gamma = decay = 0.0
+            advantages: list[float] = []
+            for slot in reversed(range(len(values))):
+                reward = rewards[slot] if slot < turn.num_response else 0.0
+                running = reward + gamma * next_value - values[slot] + decay * running
+                advantages.insert(0, running)
+                next_value, gamma, decay = values[slot], TOKEN_GAMMA, TOKEN_GAMMA * TOKEN_LAMBDA
+            returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
+            length = turn.num_response
+            found[segment, time] = Learned(advantages[:length], returns[:length], returns, rewards)
+    return found
+
+
+def whiten(found: dict[Place, Learned]) -> None:
+    """Bring the advantages of all response tokens to mean 0 and variance 1."""
+    advantages = [advantage for learned in found.values() for advantage in learned.advantages]
+    mean, deviation = statistics.mean(advantages), statistics.stdev(advantages)
+    for learned in found.values():
+        learned.advantages = [(advantage - mean) / deviation for advantage in learned.advantages]
+
+
+def key_of(place: Place) -> str:
+    return f"{place[0]}_0_{place[1]}"
+
+
+def add(queue: RowQueue, rows: dict[Place, Row], *, with_reference: bool) -> None:
+    """The rows as a rollout leaves them, in no order; bootstrap rows have no log-probs."""
+    for place in random.Random(1).sample(list(rows), len(rows)):
+        row, is_turn = rows[place], place[1] < NUM_TURNS
+        fields = {
+            "prompts": torch.zeros(row.num_prompt, dtype=torch.long),
+            "responses": torch.zeros(row.num_response, dtype=torch.long),
+            "response_mask": torch.full((row.num_response,), int(is_turn)),
+            "turn_facts": facts(place).tensor(),
+        }
+        if is_turn:
+            fields |= {"rm_scores": doubles([0.0] * (row.num_response - 1) + [row.score])}
+            fields |= {"old_log_probs": doubles(row.old_log_probs)}
+        if is_turn and with_reference:
+            fields |= {"ref_log_prob": doubles(row.ref_log_probs)}
+        queue.add(key_of(place), **fields)
+
+
+def facts(place: Place) -> TurnFacts:
+    return TurnFacts(done=place in ENDS, truncated=place in TRUNCATED, bootstrap=place[1] == NUM_TURNS)
+
+
+def doubles(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+class Critic:
+    """Puts what it predicts beside the rows as soon as it is waited for."""
+
+    def __init__(self, queue: RowQueue, rows: dict[Place, Row]) -> None:
+        self.queue = queue
+        self.predicted = {key_of(place): doubles(row.predicted) for place, row in rows.items()}
+        self.loss: Any = None
+
+    def infer_batch(self, batch: KVBatchMeta) -> SimpleNamespace:
+        return SimpleNamespace(futures=[partial(self._predict, batch.keys)])
+
+    def set_loss_fn(self, loss: Any) -> None:
+        self.loss = loss
+
+    def _predict(self, keys: list[str]) -> None:
+        for key in keys:
+            self.queue.rows[key]["values"] = self.predicted[key]
+
+
+class Started(RunTrainer):
+    """Where verl's set-up stands."""
+
+    def _setup(self) -> None:
+        self.critic_wg.set_loss_fn("verl's own")
+
+
+class TurnTrainerWithoutRun(TurnTrainer, Started):
+    """As much of a trainer as a step's batch needs."""
+
+    def __init__(self, settings: AgentTrainingJob, config: DictConfig, critic: Critic, run_dir: Path) -> None:
+        self.job, self.config, self.critic_wg, self.run_dir = settings, config, critic, run_dir
+        self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
+        self.global_steps, self._episodes, self._failures = 1, 0.0, 0.0
+        folder = RunFolder(run_dir)
+        folder.create()
+        self.trajectory_log = TrajectoryLog(folder)
+
+
+@pytest.fixture
+def queue(monkeypatch) -> RowQueue:
+    queue = RowQueue()
+    monkeypatch.setattr(turn_trainer, "tq", queue)
+    monkeypatch.setattr(turn_batch, "tq", queue)
+    monkeypatch.setattr(turn_trainer, "ray", SimpleNamespace(get=lambda futures: [wait() for wait in futures]))
+    return queue
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """The folder of a model without weights."""
+    folder = tmp_path_factory.mktemp("model")
+    config = Qwen2Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(folder)
+    build_tokenizer(["go to the ball"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def made(queue, model, tmp_path):
+    """Makes a trainer of the rows of a step, with settings of the algorithm."""
+
+    def make(**algorithm: Any) -> TurnTrainerWithoutRun:
+        discounts = {
+            "tokenGamma": TOKEN_GAMMA,
+            "tokenLambda": TOKEN_LAMBDA,
+            "stepGamma": STEP_GAMMA,
+            "stepLambda": STEP_LAMBDA,
+        }
+        settings = AgentTrainingJob.model_validate(
+            job(
+                agent__maxResponseTokens=MAX_RESPONSE_TOKENS,
+                environment__count=len(LENGTHS),
+                training__turnsPerStep=NUM_TURNS * len(LENGTHS),
+                algorithm={"minibatchTurns": NUM_TURNS * len(LENGTHS)} | discounts | algorithm,
+            )
+        )
+        config = build_verl_config(settings, model=model, run_dir=tmp_path, device="cpu")
+        return TurnTrainerWithoutRun(settings, config, Critic(queue, rows_of_a_step()), tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("whitens", [False, True])
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.2])
+def test_turns_learn_what_the_recursion_over_their_segment_finds(queue, made, kl_coefficient, whitens):
+    rows = rows_of_a_step()
+    add(queue, rows, with_reference=kl_coefficient > 0)
+    trainer, metrics = made(kl={"coefficient": kl_coefficient}, whiten=whitens), {}
+
+    trainer._compute_advantage(trainer._compute_values(queue.meta(), metrics), metrics)
+
+    expected = by_hand(rows, kl_coefficient)
+    if whitens:
+        whiten(expected)
+    for place, learned in expected.items():
+        for name, numbers in vars(learned).items():
+            assert queue.rows[key_of(place)][name].tolist() == pytest.approx(numbers, abs=1e-6), (place, name)
+
+
+def test_values_stand_before_each_response_token_and_after_the_last_where_there_is_room(queue, made):
+    rows = rows_of_a_step()
+    add(queue, rows, with_reference=False)
+
+    made()._compute_values(queue.meta(), {})
+
+    for place, row in rows.items():
+        assert queue.rows[key_of(place)]["slot_values"].tolist() == row.values
+        assert queue.rows[key_of(place)]["values"].tolist() == row.values[: row.num_response]
+
+
+def test_bootstrap_rows_and_padding_are_not_learned_from(queue, made):
+    rows = rows_of_a_step()
+    add(queue, rows, with_reference=False)
+    trainer, batch, metrics = made(kl={"coefficient": 0}), queue.meta(), {}
+    trainer._compute_values(batch, metrics)
+    batch.keys.insert(5, "filler_0_0")
+    batch.tags.insert(5, {"is_padding": True})
+
+    trainer._compute_advantage(batch, metrics)
+
+    learned_from = {key for key, row in queue.rows.items() if "advantages" in row}
+    assert learned_from == {key_of(place) for place in rows if place[1] < NUM_TURNS}
+    assert metrics["turnmill/turns"] == NUM_TURNS * len(LENGTHS)
+
+
+def test_the_critic_learns_with_the_weight_and_the_clip_range_of_the_job(made):
+    trainer = made(firstTokenValueWeight=FIRST_TOKEN_WEIGHT, valueClip=VALUE_CLIP)
+
+    trainer._setup()
+
+    # A turn of one token, with two slots, and one of full length: of its four slots the first is wrong.
+    data = {
+        "prompts": nested([0.0] * 2, [0.0]),
+        "responses": nested([0.0], [0.0] * MAX_RESPONSE_TOKENS),
+        "slot_values": nested([0.0, 1.0], [0.0] * MAX_RESPONSE_TOKENS),
+        "slot_returns": nested([3.0, 2.0], [2.0, 0.0, 0.0, 0.0]),
+        "batch_num_tokens": 1 + MAX_RESPONSE_TOKENS,
+        "global_batch_size": 2,
+        "dp_size": 1,
+    }
+    predicted = nested([9.0, 2.0, 1.0], [0.0] * (1 + MAX_RESPONSE_TOKENS))
+    loss, _ = trainer.critic_wg.loss(model_output={"values": predicted}, data=data, dp_group=None)
+    # The first value moved from 0 to 2, and only VALUE_CLIP of that is believed.
+    errors = FIRST_TOKEN_WEIGHT * (3.0 - VALUE_CLIP) ** 2 + 1.0 + FIRST_TOKEN_WEIGHT * 2.0**2
+    assert loss.item() == pytest.approx(0.5 * errors / (1 + MAX_RESPONSE_TOKENS + 2), rel=1e-6)
+
+
+def nested(*rows: list[float]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
