@@ -43,15 +43,15 @@ class TrajectoryWorker(LoopWorker):
         try:
             async with self.limit:
                 played = await self.play(sampling_params, validate=validate, **row)
+            if isinstance(played, Failure):
+                await put_failure(played, validate=validate, **row)
+            else:
+                await self._agent_loop_postprocess(played, validate, **row)
         except Exception as error:
             # verl logs it and goes on with a group that lacks a trajectory.
             log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
             self.folder.write_failure(as_run_failure(error))
             raise
-        if isinstance(played, Failure):
-            await put_failure(played, validate=validate, **row)
-            return
-        await self._agent_loop_postprocess(played, validate, **row)
 
 
 class TrajectoryManager(LoopManager):
