@@ -41,7 +41,7 @@ async def put_failure(
     )
 
 
-def as_run_failure(error: Exception) -> RunFailedError:
+def as_run_failure(error: BaseException) -> RunFailedError:
     """What an agent loop that broke means for the run."""
     if isinstance(error, RunFailedError):
         return error

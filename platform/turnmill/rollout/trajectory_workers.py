@@ -47,7 +47,7 @@ class TrajectoryWorker(LoopWorker):
                 await put_failure(played, validate=validate, **row)
             else:
                 await self._agent_loop_postprocess(played, validate, **row)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             # verl logs it and goes on with a group that lacks a trajectory.
             log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
             self.folder.write_failure(as_run_failure(error))

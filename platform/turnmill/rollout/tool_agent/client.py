@@ -161,12 +161,23 @@ class ToolServerClient:
             raise ToolCallError(f"{url} answered no JSON: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ToolCallConnectionError(f"{url}: {error or type(error).__name__}") from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            # What calls share, as a look-up of the server's name, was given up by another of them.
+            raise ToolCallConnectionError(f"{url}: what the call shared with others was given up") from error
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self._max_connections, ttl_dns_cache=10)
             self._session = aiohttp.ClientSession(connector=connector, trace_configs=[tracing()])
         return self._session
+
+
+def is_cancelled() -> bool:
+    """Whether it is this task that is to end; else a CancelledError comes from what it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _PassingError(ToolCallError):
