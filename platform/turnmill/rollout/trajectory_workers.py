@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from tensordict import TensorDict
 
+from turnmill.core.tasks import is_cancelled
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.failure import Failure, as_run_failure, put_failure
@@ -48,6 +49,8 @@ class TrajectoryWorker(LoopWorker):
             else:
                 await self._agent_loop_postprocess(played, validate, **row)
         except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled():
+                raise
             # verl logs it and goes on with a group that lacks a trajectory.
             log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
             self.folder.write_failure(as_run_failure(error))

@@ -17,6 +17,7 @@ from turnmill.core.errors import (
     ToolCallTimeoutError,
     ToolRaisedError,
 )
+from turnmill.core.tasks import is_cancelled
 from turnmill.rollout.tool_agent.tracing import Timings, tracing
 
 ENDPOINT = "/get_observation"
@@ -172,12 +173,6 @@ class ToolServerClient:
             connector = aiohttp.TCPConnector(limit=self._max_connections, ttl_dns_cache=10)
             self._session = aiohttp.ClientSession(connector=connector, trace_configs=[tracing()])
         return self._session
-
-
-def is_cancelled() -> bool:
-    """Whether it is this task that is to end; else a CancelledError comes from what it waited for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class _PassingError(ToolCallError):
