@@ -110,7 +110,7 @@ class ToolServerClient:
             seconds = left if attempt == self._max_retries else max(left / 2, min(left, 1.0))
             timings = Timings()
             try:
-                answer = await self._post(self.urls[server], request, seconds, timings)
+                answer = await self._exchange(self.urls[server], request, seconds, timings)
                 return _read(answer, timings, seconds=time.monotonic() - started)
             except (ToolCallRefusedError, ToolRaisedError):
                 raise
@@ -135,6 +135,19 @@ class ToolServerClient:
                 continue
             return True
         return False
+
+    async def _exchange(
+        self, url: str, request: ToolRequest, seconds: float, timings: Timings
+    ) -> tuple[dict[str, Any], Mapping[str, str], int]:
+        """In a task of its own: aiohttp's timers cancel the task that asks, and a cancellation may leak out of them."""
+        posting = asyncio.create_task(self._post(url, request, seconds, timings))
+        try:
+            return await posting
+        except asyncio.CancelledError as error:
+            posting.cancel()
+            if is_cancelled():
+                raise
+            raise ToolCallConnectionError(f"{url}: the exchange was given up") from error
 
     async def _post(
         self, url: str, request: ToolRequest, seconds: float, timings: Timings, *, finish: bool = False
@@ -162,11 +175,6 @@ class ToolServerClient:
             raise ToolCallError(f"{url} answered no JSON: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ToolCallConnectionError(f"{url}: {error or type(error).__name__}") from error
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            # What calls share, as a look-up of the server's name, was given up by another of them.
-            raise ToolCallConnectionError(f"{url}: what the call shared with others was given up") from error
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
