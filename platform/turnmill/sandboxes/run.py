@@ -197,10 +197,7 @@ class Run:
     def _exceeded(self) -> Limit | None:
         """The first limit that the program and its descendants exceed together."""
         limits = self.task.limits
-        for pid, state in processes.reap().items():
-            if pid == self.child:
-                self.state = state
-        pids = processes.descendants()
+        pids = self._descendants()
         used = processes.usage(pids)
         base = self.settings.base_resident_bytes
         if used.processes > limits.processes:
@@ -218,10 +215,21 @@ class Run:
             return "files"
         return None
 
+    def _descendants(self) -> list[int]:
+        """Those alive, the program's process among them."""
+        for pid, state in processes.reap().items():
+            if pid == self.child:
+                self.state = state
+        return processes.descendants()
+
     def end(self) -> None:
         """Kill what is left, then read what it wrote before."""
-        if self.limit is None and not self.cancelled and self.state is None:
-            self.state = os.waitpid(self.child, 0)[1]
+        if self.limit is None and not self.cancelled:
+            if self.state is None:
+                self.state = os.waitpid(self.child, 0)[1]
+            # A program may start too many and end before the next look.
+            if len(self._descendants()) > self.task.limits.processes:
+                self.limit = "processes"
         ended = processes.end_all(self.settings.barriers, self.place.user)
         self.state = ended.get(self.child, self.state)
         self._drain()
