@@ -15,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from turnmill.jobs import load_job
+from turnmill.observability.run_folder import RunFolder
 from turnmill.testing.whole_runs import WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -129,9 +130,10 @@ def test_learning_and_rollout_are_on_the_machines_that_the_job_names_and_go_on_w
     cluster, rollout_machine, tmp_path
 ):
     overrides = ["resources.rollout.replicas=1", "training.steps=8"]
+    folder = RunFolder(tmp_path / "run")
     seen: dict[str, str] = {}
     with joined(overrides, tmp_path / "run", cluster.address) as process:
-        while process.poll() is None and last_step(tmp_path / "run") < 2:
+        while process.poll() is None and folder.last_step().get("step", 0) < 2:
             seen |= machines()
             time.sleep(0.5)
 
@@ -143,18 +145,12 @@ def test_learning_and_rollout_are_on_the_machines_that_the_job_names_and_go_on_w
 
     assert process.returncode == 0, (tmp_path / "run.out").read_text()[-5000:]
     assert {name: seen.get(name) for name in MACHINES} == MACHINES
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = list(folder.read_metrics())
     assert [row["step"] for row in rows] == list(range(9))
     assert rows[-1]["turnmill/engines"] == 1
     # The engine in place of the lost one has the policy that learns.
     assert versions(tmp_path / "run", 8) <= {6, 7}
     assert max(row.get("training/rollout_probs_diff_max", 0) for row in rows) <= 1e-4
-
-
-def last_step(run_dir: Path) -> int:
-    file = run_dir / "metrics.jsonl"
-    rows = file.read_text().splitlines() if file.exists() else []
-    return int(json.loads(rows[-1])["step"]) if rows else -1
 
 
 def test_an_accelerator_that_the_cluster_lacks_is_named_beside_those_it_has(cluster, rollout_machine, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
-from transformers import Qwen2Config
 from verl.trainer.ppo.core_algos import get_kl_controller
 
 from turnmill.jobs import AgentTrainingJob
@@ -20,13 +19,13 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.rows import TurnFacts
 from turnmill.testing.jobs import job
+from turnmill.testing.models import model_without_weights
 from turnmill.testing.row_queue import RowQueue
 from turnmill.training import trainer as turn_trainer
 from turnmill.training import turn_batch
 from turnmill.training.run_trainer import RunTrainer
 from turnmill.training.trainer import TurnTrainer
 from turnmill.training.verl_config import build_verl_config
-from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 MAX_RESPONSE_TOKENS = 4
 TOKEN_GAMMA, TOKEN_LAMBDA, STEP_GAMMA, STEP_LAMBDA = 0.9, 0.8, 0.95, 0.7
@@ -207,13 +206,7 @@ def queue(monkeypatch) -> RowQueue:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """The folder of a model without weights."""
-    folder = tmp_path_factory.mktemp("model")
-    config = Qwen2Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-    config.architectures = ["Qwen2ForCausalLM"]
-    config.save_pretrained(folder)
-    build_tokenizer(["go to the ball"]).save_pretrained(folder)
-    return folder
+    return model_without_weights(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from transformers import Qwen2Config
 from verl.trainer.ppo.core_algos import AdaptiveKLController, AdvantageEstimator, get_kl_controller
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
@@ -10,12 +9,12 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
+from turnmill.testing.models import model_without_weights
 from turnmill.training.ahead import StepReplayBuffer
 from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
 from turnmill.training.task_runner import classes_of
 from turnmill.training.verl_config import build_verl_config, compose_defaults
 from turnmill.training.verl_names import unknown_names
-from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -34,13 +33,7 @@ SECTIONS = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """The folder of a model without weights."""
-    folder = tmp_path_factory.mktemp("model")
-    config = Qwen2Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-    config.architectures = ["Qwen2ForCausalLM"]
-    config.save_pretrained(folder)
-    build_tokenizer(["go to the ball"]).save_pretrained(folder)
-    return folder
+    return model_without_weights(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

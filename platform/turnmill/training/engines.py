@@ -66,7 +66,7 @@ class Engines:
         self._looked_at = time.monotonic()
         self.mend()
         if not len(self) and self._have_ready():
-            self.update_weights(update_weights)
+            self._transfer(update_weights)
 
     def update_weights(self, update: Callable[[], object]) -> None:
         """Transfer weights, to new engines as well, which then serve; waits for one where there is none."""
@@ -74,6 +74,9 @@ class Engines:
         while not len(self) and not self._have_ready():
             time.sleep(1.0)
             self.mend()
+        self._transfer(update)
+
+    def _transfer(self, update: Callable[[], object]) -> None:
         new = [start.replica for start in self._starts if start.is_ready]
         self._starts = [start for start in self._starts if not start.is_ready]
         self._weights.add_replicas(new)

@@ -110,7 +110,7 @@ class ToolServerClient:
             seconds = left if attempt == self._max_retries else max(left / 2, min(left, 1.0))
             timings = Timings()
             try:
-                answer = await self._exchange(self.urls[server], request, seconds, timings)
+                answer = await self._post(self.urls[server], request, seconds, timings)
                 return _read(answer, timings, seconds=time.monotonic() - started)
             except (ToolCallRefusedError, ToolRaisedError):
                 raise
@@ -136,11 +136,11 @@ class ToolServerClient:
             return True
         return False
 
-    async def _exchange(
-        self, url: str, request: ToolRequest, seconds: float, timings: Timings
+    async def _post(
+        self, url: str, request: ToolRequest, seconds: float, timings: Timings, *, finish: bool = False
     ) -> tuple[dict[str, Any], Mapping[str, str], int]:
         """In a task of its own: aiohttp's timers cancel the task that asks, and a cancellation may leak out of them."""
-        posting = asyncio.create_task(self._post(url, request, seconds, timings))
+        posting = asyncio.create_task(self._exchange(url, request, seconds, timings, finish=finish))
         try:
             return await posting
         except asyncio.CancelledError as error:
@@ -149,8 +149,8 @@ class ToolServerClient:
                 raise
             raise ToolCallConnectionError(f"{url}: the exchange was given up") from error
 
-    async def _post(
-        self, url: str, request: ToolRequest, seconds: float, timings: Timings, *, finish: bool = False
+    async def _exchange(
+        self, url: str, request: ToolRequest, seconds: float, timings: Timings, *, finish: bool
     ) -> tuple[dict[str, Any], Mapping[str, str], int]:
         body = {
             "trajectory_ids": [request.trajectory_id],

@@ -1,0 +1,16 @@
+"""Models that are there to be read, not to be run."""
+
+from pathlib import Path
+
+from transformers import Qwen2Config
+
+from turnmill.training.warm_start.tokenizer import build_tokenizer
+
+
+def model_without_weights(folder: Path) -> Path:
+    """Fill a folder with a configuration and a tokenizer."""
+    config = Qwen2Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(folder)
+    build_tokenizer(["go to the ball"]).save_pretrained(folder)
+    return folder
