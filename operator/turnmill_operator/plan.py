@@ -25,7 +25,8 @@ from turnmill_operator.status import (
 )
 from turnmill_operator.views import JobView, Observed, RayJobView
 
-CLEAN_UP_LIMIT = timedelta(seconds=120)
+# No watch tells of clean-ups.
+CLEAN_UP_LIMIT, CLEAN_UP_LOOK = timedelta(seconds=120), timedelta(seconds=2)
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10, 300
 REFUSED_SECONDS, AHEAD_SECONDS = 60, 30
 
@@ -84,7 +85,7 @@ def _deleted(view: JobView, observed: Observed, now: datetime) -> Plan:
         return Plan(status=status, delete=tuple(r for r in ray_jobs if not r.deleting), check_again=limit)
     assert clean_up is not None
     apply = () if observed.clean_up is not None else (build_clean_up(view, clean_up),)
-    return Plan(apply=apply, status=status, check_again=limit)
+    return Plan(apply=apply, status=status, check_again=min(limit, now + CLEAN_UP_LOOK))
 
 
 def _deleting_status(view: JobView, now: datetime) -> JobStatus | None:
