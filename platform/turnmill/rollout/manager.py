@@ -7,7 +7,6 @@ from typing import Any
 import ray
 from tensordict import TensorDict
 
-from turnmill.core.errors import RunFailedError
 from turnmill.rollout.slot import SlotState
 from turnmill.rollout.turn_loop import TurnLoop
 from turnmill.rollout.worker import LoopManager, LoopWorker
@@ -24,17 +23,10 @@ class TurnLoopWorker(LoopWorker):
         self.validation_slots = asyncio.Semaphore(max(self.job.spec.environment.count, VALIDATION_EPISODES_AT_ONCE))
         self.turn_loop = TurnLoop(**self.loop_arguments(config))
 
-    async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
-    ) -> None:
-        validate = trajectory["validate"]
-        try:
-            async with self.validation_slots if validate else nullcontext():
-                rows = await self.turn_loop.run(sampling_params, validate=validate, **row)
-        except RunFailedError as error:
-            # verl logs it and goes on, in the asynchronous modes with other rows in place of these.
-            self.turn_loop.folder.write_failure(error)
-            raise
+    async def run_row(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> None:
+        """The slot's turns of a step, or an episode of validation."""
+        async with self.validation_slots if validate else nullcontext():
+            rows = await self.turn_loop.run(sampling_params, validate=validate, **row)
         await self._agent_loop_postprocess(rows, validate, **row)
 
     async def snapshot(self, after: int) -> list[SlotState]:

@@ -1,7 +1,6 @@
 """Agent loop workers of verl's that play whole trajectories, so many at once as the job allows."""
 
 import asyncio
-import logging
 import math
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -10,15 +9,12 @@ from typing import Any
 import ray
 from tensordict import TensorDict
 
-from turnmill.core.tasks import is_cancelled
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.failure import Failure, as_run_failure, put_failure
+from turnmill.rollout.failure import Failure, put_failure
 from turnmill.rollout.worker import LoopManager, LoopWorker
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.journal import RolloutJournal
-
-log = logging.getLogger(__name__)
 
 
 class TrajectoryWorker(LoopWorker):
@@ -27,7 +23,6 @@ class TrajectoryWorker(LoopWorker):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self.limit: asyncio.Semaphore | nullcontext[None] = nullcontext()
-        self.folder = RunFolder(config.turnmill.run_dir)
 
     @abstractmethod
     async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
@@ -37,24 +32,14 @@ class TrajectoryWorker(LoopWorker):
         """Play at most so many trajectories at once."""
         self.limit = asyncio.Semaphore(at_once)
 
-    async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
-    ) -> None:
-        validate = trajectory["validate"]
-        try:
-            async with self.limit:
-                played = await self.play(sampling_params, validate=validate, **row)
-            if isinstance(played, Failure):
-                await put_failure(played, validate=validate, **row)
-            else:
-                await self._agent_loop_postprocess(played, validate, **row)
-        except (Exception, asyncio.CancelledError) as error:
-            if is_cancelled():
-                raise
-            # verl logs it and goes on with a group that lacks a trajectory.
-            log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
-            self.folder.write_failure(as_run_failure(error))
-            raise
+    async def run_row(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> None:
+        """A trajectory, once there is room for it."""
+        async with self.limit:
+            played = await self.play(sampling_params, validate=validate, **row)
+        if isinstance(played, Failure):
+            await put_failure(played, validate=validate, **row)
+        else:
+            await self._agent_loop_postprocess(played, validate, **row)
 
 
 class TrajectoryManager(LoopManager):

@@ -1,8 +1,10 @@
 """What agent loop workers of ours and their managers add to verl's, whatever their loops play."""
 
 import asyncio
+import logging
 import os
 import threading
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,10 +14,14 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.tasks import is_cancelled
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.failure import as_run_failure
+
+log = logging.getLogger(__name__)
 
 _VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
@@ -34,7 +40,8 @@ class LoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         torch.set_num_threads(1)
-        logs.configure(RunFolder(config.turnmill.run_dir), process=f"agent-loop-{os.getpid()}")
+        self.folder = RunFolder(config.turnmill.run_dir)
+        logs.configure(self.folder, process=f"agent-loop-{os.getpid()}")
         self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
 
     def loop_arguments(self, config: Any) -> dict[str, Any]:
@@ -50,6 +57,23 @@ class LoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
             "job": self.job,
             "run_dir": Path(config.turnmill.run_dir),
         }
+
+    @abstractmethod
+    async def run_row(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> None:
+        """Play what a row of the batch asks for and hand over what came of it. Whatever it raises ends the run."""
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
+    ) -> None:
+        try:
+            await self.run_row(sampling_params, validate=trajectory["validate"], **row)
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled():
+                raise
+            # verl logs it and goes on, with other rows in place of these or without them.
+            log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
+            self.folder.write_failure(as_run_failure(error))
+            raise
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         """Nothing to do: environments and tasks give the rewards."""
