@@ -1,7 +1,6 @@
 """Asks Redis within a deadline: what fails is asked again, by itself and with pauses that grow."""
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -12,6 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from turnmill.core.errors import SettingsError, StoreFullError, StoreUnavailableError
+from turnmill.core.tasks import is_cancelled
 from turnmill.trajectories.scripts import Script
 
 FIRST_ATTEMPT_SECONDS = 1.0
@@ -92,10 +92,16 @@ class StoreClient:
 
     async def _drop_idle_connections(self) -> None:
         """What made one connection silent has made the idle ones silent too."""
-        with contextlib.suppress(TimeoutError):
+        try:
             # Taking leave of a silent peer may take for ever.
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            # Who gives up waiting for a connection to close ends the wait of all others for it.
+            if is_cancelled():
+                raise
 
     async def _ask(self, ask: Callable[[], Awaitable[Any]], deadline: float) -> Any:
         loop = asyncio.get_running_loop()

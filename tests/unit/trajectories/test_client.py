@@ -1,0 +1,36 @@
+"""What befalls those who share connections to a store that has fallen silent."""
+
+import asyncio
+from contextlib import suppress
+
+from turnmill.trajectories.client import StoreClient
+
+
+async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Neither answer nor hang up."""
+    reader._transport.pause_reading()
+    await asyncio.sleep(60)
+    writer.close()
+
+
+async def test_who_leaves_a_silent_connection_does_not_end_others_who_leave_it_too():
+    server = await asyncio.start_server(read_nothing, "127.0.0.1", 0)
+    client = StoreClient(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+    pool = client._redis.connection_pool
+    connection = await pool.get_connection()
+    # More than the network holds: the connection closes when the peer has read it, which it never does.
+    sending = asyncio.create_task(connection.send_packed_command([bytes(64 * 1024**2)]))
+    await asyncio.sleep(0.1)
+    await pool.release(connection)
+
+    first = asyncio.create_task(client._drop_idle_connections())
+    await asyncio.sleep(0.02)
+    second = asyncio.create_task(client._drop_idle_connections())
+
+    await asyncio.wait([first, second], timeout=10)
+    assert [task.cancelled() for task in (first, second)] == [False, False]
+    assert (first.result(), second.result()) == (None, None)
+    sending.cancel()
+    with suppress(asyncio.CancelledError, ConnectionError):
+        await sending
+    server.close()
