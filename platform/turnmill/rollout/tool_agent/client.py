@@ -17,7 +17,6 @@ from turnmill.core.errors import (
     ToolCallTimeoutError,
     ToolRaisedError,
 )
-from turnmill.core.tasks import is_cancelled
 from turnmill.rollout.tool_agent.tracing import Timings, tracing
 
 ENDPOINT = "/get_observation"
@@ -138,19 +137,6 @@ class ToolServerClient:
 
     async def _post(
         self, url: str, request: ToolRequest, seconds: float, timings: Timings, *, finish: bool = False
-    ) -> tuple[dict[str, Any], Mapping[str, str], int]:
-        """In a task of its own: aiohttp's timers cancel the task that asks, and a cancellation may leak out of them."""
-        posting = asyncio.create_task(self._exchange(url, request, seconds, timings, finish=finish))
-        try:
-            return await posting
-        except asyncio.CancelledError as error:
-            posting.cancel()
-            if is_cancelled():
-                raise
-            raise ToolCallConnectionError(f"{url}: the exchange was given up") from error
-
-    async def _exchange(
-        self, url: str, request: ToolRequest, seconds: float, timings: Timings, *, finish: bool
     ) -> tuple[dict[str, Any], Mapping[str, str], int]:
         body = {
             "trajectory_ids": [request.trajectory_id],
