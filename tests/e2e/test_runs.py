@@ -1,7 +1,7 @@
 """From `kubectl apply` to a trained policy, through kills and upgrades as well: what dies comes back, nothing stays.
 
-A status may be half a minute old, in which a run does five steps: runs have more of them after the last fault. Every
-run takes minutes to start, so each goes through several faults, one at a time.
+A status may be half a minute old, in which a run does five steps: where it counts, steps are read from the record.
+Every run takes minutes to start, so each goes through several faults, one at a time.
 """
 
 import shutil
@@ -32,11 +32,6 @@ def processes(job: SubmittedJob, group: str) -> str:
     return "".join(job.team.namespace.run_in(pod, "sh", "-c", look) for pod in pods)
 
 
-def learned_steps(job: SubmittedJob) -> list[int]:
-    """The steps that the record shows."""
-    return [row["step"] for row in job.metrics() if "timing_s/step" in row]
-
-
 def test_the_babyai_twin_learns_to_its_end_and_its_status_shows_how(team: Team):
     job = team.submit("babyai-goto-cpu.yaml", "babyai", training__steps=6, training__validation=SHORT_VALIDATION)
 
@@ -53,7 +48,7 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_hea
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
-        training__steps=24,
+        training__steps=14,
         training__checkpointEvery=1,
         training__turnsPerStep=128,
         training__validation=NO_VALIDATION,
@@ -61,7 +56,7 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_hea
         resources__rollout__replicas=2,
         retries=2,
     )
-    job.wait_for_step(1, seconds=RUN_SECONDS)
+    job.wait_until_learned(1, seconds=RUN_SECONDS)
 
     learning, rollout = processes(job, "h100"), processes(job, "a40")
     assert LEARNER in learning
@@ -71,8 +66,7 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_hea
 
     team.kill(f"{job.labels},ray.io/group=a40", at_most=1)
     # Rollout is one step ahead: the last of three steps comes from the engine that is left.
-    goal = learned_steps(job)[-1] + 3
-    wait_for(f"step {goal} by one engine", lambda: learned_steps(job)[-1] >= goal, seconds=RUN_SECONDS)
+    job.wait_until_learned(job.learned_steps()[-1] + 3, seconds=RUN_SECONDS)
     assert job.resource["status"]["attempt"] == 1
 
     # The next attempt carries on from the checkpoint.
@@ -80,7 +74,7 @@ def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_hea
     job.wait_until_complete(seconds=RUN_SECONDS)
 
     assert job.resource["status"]["attempt"] == 2
-    assert learned_steps(job) == list(range(1, 25))
+    assert job.learned_steps() == list(range(1, 15))
 
 
 def replace(team: Team, selector: str, fault: Callable[[], object]) -> None:
@@ -128,7 +122,7 @@ def test_no_turn_is_lost_through_kills_and_upgrades_of_what_serves_a_run_and_a_d
     image = "toolServer.image.repository=docker.io/turnmill/tool-server"
     replace(team, TOOL_SERVER_PODS, lambda: upgrade(team, RELEASE, place, image))
     assert team.namespace.list("pods", STORE_PODS)[0]["metadata"]["uid"] == store["metadata"]["uid"]
-    assert learned_steps(job)[-1] < 28, "the run ended before the last fault"
+    assert job.learned_steps()[-1] < 28, "the run ended before the last fault"
     job.wait_until_complete(seconds=RUN_SECONDS)
 
     assert job.resource["status"]["attempt"] == 1

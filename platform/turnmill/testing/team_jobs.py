@@ -100,6 +100,15 @@ class SubmittedJob:
         self._require_no_failure(resource)
         return int(resource.get("status", {}).get("progress", {}).get("step", 0)) >= step
 
+    def wait_until_learned(self, step: int, *, seconds: float) -> None:
+        """As `wait_for_step`, by the run's own record: a status may be half a minute old."""
+
+        def learned() -> bool:
+            self._require_no_failure(self.resource)
+            return max(self.learned_steps(), default=0) >= step
+
+        wait_for(f"step {step} in the record of {self.name}", learned, seconds=seconds)
+
     def wait_until_complete(self, *, seconds: float) -> list[float]:
         """Wait for the end; returns the rewards that the status showed, step by step."""
         rewards: dict[int, float] = {}
@@ -126,8 +135,15 @@ class SubmittedJob:
         return f"/runs/{self.team.namespace.name}/{self.name}-{metadata['uid'][:8]}"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What its run wrote down of every step."""
-        return [json.loads(line) for line in self.team.read(f"{self.run_dir}/metrics.jsonl").splitlines()]
+        """What its run wrote down of every step so far."""
+        file = f"{self.run_dir}/metrics.jsonl"
+        lines = self.team.namespace.run_in(READER, "sh", "-c", f"cat {file} 2>/dev/null || true").splitlines(True)
+        # The last one may be half written.
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def learned_steps(self) -> list[int]:
+        """The steps that the record shows."""
+        return [row["step"] for row in self.metrics() if "timing_s/step" in row]
 
     def summary(self) -> dict[str, Any]:
         """What came out of its run."""
