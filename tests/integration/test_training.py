@@ -2,6 +2,7 @@
 
 import json
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,21 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(job: Path, tmp_path: Path) -> Iterator[WholeRun]:
-    with WholeRun(job, tmp_path / "run") as run:
+def temporary() -> Iterator[Path]:
+    """Where the run keeps what is to go with it; by a short name, as sockets have none longer than 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def run(job: Path, tmp_path: Path, temporary: Path) -> Iterator[WholeRun]:
+    with WholeRun(job, tmp_path / "run", {"TMPDIR": str(temporary)}) as run:
         yield run
+
+
+def left_in(temporary: Path) -> list[str]:
+    """What stays, but for torch's cache of compiled code."""
+    return [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 def lines(run: WholeRun, file: str) -> list[dict[str, Any]]:
@@ -54,8 +67,9 @@ def first_step(run: WholeRun) -> list[tuple[object, ...]]:
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
 
-def test_a_run_trains_leaves_its_folder_and_repeats_itself_under_one_seed(run, job, tmp_path):
+def test_a_run_trains_leaves_its_folder_and_repeats_itself_under_one_seed(run, job, tmp_path, temporary):
     run.train()
+    assert left_in(temporary) == []
     with WholeRun(job, tmp_path / "second") as second:
         second.train("--set", "training.steps=1")
 
@@ -86,7 +100,7 @@ def test_a_killed_run_carries_on_and_trains_no_step_twice(run):
     assert processes.find_marked(mark) == []
 
 
-def test_ctrl_c_ends_a_run_and_leaves_nothing_behind(run):
+def test_ctrl_c_ends_a_run_and_leaves_nothing_behind(run, temporary):
     shared_memory = set(Path("/dev/shm").iterdir())
     attempt = run.start()
     attempt.wait_for((run.folder / "trajectories" / "validation-000000.jsonl").exists)
@@ -97,6 +111,7 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing_behind(run):
     attempt.wait(60, code=130)
     assert processes.find_marked(mark) == []
     assert set(Path("/dev/shm").iterdir()) <= shared_memory
+    assert left_in(temporary) == []
     assert run.mark() == ""
 
 

@@ -36,6 +36,7 @@ from turnmill.training.zygote import Zygote, modules
 LOCAL_DEVICES_SECONDS = 10.0
 RAY = "ray"
 RAY_RETRIES = 3
+TEMPORARY = "tmp"
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
     """A Ray cluster on this machine for this run alone."""
     temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-"))
     owner.remember_folder(temp_dir)
+    (temp_dir / TEMPORARY).mkdir()
     os.environ.update(process_environment(device))
     zygote = Zygote(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
     import ray
@@ -155,7 +157,7 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
             configure_logging=False,
             object_store_memory=256 * 1024**2 if device == "cpu" else None,
             _temp_dir=str(temp_dir),
-            runtime_env=runtime_env(device, [str(zygote.python)] if zygote else []),
+            runtime_env=runtime_env(device, [str(zygote.python)] if zygote else [], temp_dir / TEMPORARY),
         )
     except Exception as error:
         # A bare one where the machine is too busy for Ray to start in time.

@@ -1,6 +1,8 @@
 """What comes before and after the training itself: the run folder, the model, the settings of processes."""
 
+import os
 import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,9 +100,18 @@ def process_environment(device: str) -> dict[str, str]:
     }
 
 
-def runtime_env(device: str, python: Sequence[str]) -> dict[str, Any]:
-    """What Ray gives to every worker of a run: the environment, and the command that stands for Python, if any."""
-    environment: dict[str, Any] = {"env_vars": process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}}
+def runtime_env(device: str, python: Sequence[str], temporary: Path | None = None) -> dict[str, Any]:
+    """What Ray gives to every worker of a run: the environment, and the command that stands for Python, if any.
+
+    `temporary` is the folder for files that go with the run: verl and vLLM leave locks and sockets behind. What torch
+    has compiled stays.
+    """
+    variables = process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}
+    if temporary is not None:
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
+        variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        variables["TMPDIR"] = str(temporary)
+    environment: dict[str, Any] = {"env_vars": variables}
     return environment | ({"py_executable": shlex.join(python)} if python else {})
 
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,6 +235,8 @@ def _become(request: Request) -> None:
         os.close(source)
     os.environ.clear()
     os.environ.update(request.environment)
+    # Something imported has asked where that is, from another environment.
+    tempfile.tempdir = None
     os.chdir(request.folder)
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
