@@ -14,5 +14,5 @@ def import_extra(module: str, *, extra: str) -> Any:
         raise SettingsError(
             f"environment.name: this environment needs the package {module.partition('.')[0]!r} ({error}), which does "
             "not go with turnmill's own. Install it by itself (python3.11 -m venv FOLDER && FOLDER/bin/pip install "
-            f"'turnmill[{extra}]') and give FOLDER/bin/python as environment.python."
+            f"'CHECKOUT[{extra}]', turnmill's folder) and give FOLDER/bin/python as environment.python."
         ) from error

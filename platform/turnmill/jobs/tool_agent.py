@@ -37,11 +37,11 @@ class ToolAgent(Settings):
     """Call the tool with an empty action before the first response; its observation opens the context."""
 
     tool_server_url: Url | None = None
-    """Addresses of tool servers, with commas between them and any of them as good as the others; left out, the run
-    starts a server of its own."""
+    """Addresses of tool servers, with commas between them and any of them as good as the others; left out, a
+    run on one machine starts a server of its own, and a run in a cluster asks those of its team."""
 
     tool_type: Word = "python_code"
-    """Tools of the server that the run starts, with commas between them."""
+    """Tools of the server that a run on one machine starts, with commas between them; a team's servers have their own."""
 
     max_prompt_length: Tokens = 1024
     """Tokens a prompt may have; a longer one loses its oldest part."""
