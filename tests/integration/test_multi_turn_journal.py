@@ -82,6 +82,32 @@ async def test_what_was_said_and_answered_before_is_not_asked_for_again(attempt:
     assert row.extra_fields["tool_rewards"] == [0.5, 0.5]
 
 
+async def test_calls_of_one_response_that_are_answered_at_once_are_all_kept(attempt: Attempt):
+    def both(request: Request) -> str:
+        if "</tool_response>" in request.prompt:
+            return script(request)
+        calls = [{"name": "weigh", "arguments": {"weight": weight}} for weight in WEIGHTS]
+        return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls) + END
+
+    def crash(request: Request) -> str:
+        if "</tool_response>" in request.prompt:
+            assert "is played elsewhere" not in request.prompt
+            raise Crash
+        return both(request)
+
+    with pytest.raises(Crash):
+        await attempt(crash, maxParallelCalls=2).play()
+    executed = [note for note in Scales.notes if note.startswith("execute")]
+    second = attempt(both, maxParallelCalls=2)
+
+    (row,) = await second.play()
+
+    await second.worker.close()
+    assert len(executed) == 2
+    assert [note for note in Scales.notes if note.startswith("execute")] == executed
+    assert row.extra_fields["trajectory"]["figures"]["num_tool_calls"] == 2
+
+
 async def test_an_answer_that_was_under_way_is_asked_for_again(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
     async def crash(self: Any, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         raise Crash

@@ -1,5 +1,6 @@
 """One trajectory of verl's agent loops: what the policy and the tools said in it, and what broke."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,6 +73,7 @@ class Conversation:
         self.figures = Figures()
         self._journal = journal
         self._decode = decode
+        self._keeping = asyncio.Lock()
         self._kept: dict[int, Turn] = {}
 
     async def begin(self) -> None:
@@ -158,7 +160,9 @@ class Conversation:
     # ---- what is kept and told ----
 
     async def _keep(self, number: int, *, unanswered: bool) -> None:
-        await self._journal.append(self, replace(self.turn(number), unanswered=unanswered))
+        # Tools of one response may answer at once, and a rollout takes one turn after the other.
+        async with self._keeping:
+            await self._journal.append(self, replace(self.turn(number), unanswered=unanswered))
 
     def turn(self, number: int) -> Turn:
         """A response as a turn; the observation holds the answers of tools."""
