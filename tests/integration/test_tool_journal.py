@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from turnmill.core.errors import StoreUnavailableError
 from turnmill.core.trajectory import in_full
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.failure import Failure
@@ -154,11 +155,11 @@ async def test_what_is_in_flight_can_be_read_from_the_store(attempt, store):
     await journal.close()
 
 
-async def test_a_process_that_was_overtaken_writes_no_more(attempt):
+async def test_a_process_that_was_overtaken_leaves_everything_to_the_other(attempt, server):
     class Slow(ScriptedPolicy):
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
             if len(self.requests) == 1:
-                await attempt(script).play()
+                await dies(attempt(CrashingAt(2)))
             return await super().generate(*args, **kwargs)
 
     process = attempt(script)
@@ -168,6 +169,32 @@ async def test_a_process_that_was_overtaken_writes_no_more(attempt):
 
     assert isinstance(failure, Failure)
     assert "is played elsewhere" in failure.message
+    await process.loop.close()
+    assert server.finished == []
+    outcome = await attempt(script).play()
+    assert outcome.figures["turns_carried_on"] == 2
+
+
+async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(attempt, server, monkeypatch):
+    first = attempt(script)
+    append, away = RolloutJournal.append, [True]
+
+    async def fail(self: RolloutJournal, rollout: Any, *args: Any, **kwargs: Any) -> Any:
+        if away and len(rollout.turns) > 1:
+            away.clear()
+            raise StoreUnavailableError("for a moment")
+        return await append(self, rollout, *args, **kwargs)
+
+    monkeypatch.setattr(RolloutJournal, "append", fail)
+    await first.play()
+    assert first.loop.journal.num_not_kept == 1
+    (before,) = {call["trajectory"] for call in server.calls}
+    server.calls.clear()
+
+    outcome = await attempt(script).play()
+
+    assert outcome.figures["turns_carried_on"] == 0
+    assert before not in {call["trajectory"] for call in server.calls}
 
 
 async def test_a_store_that_is_gone_costs_what_would_have_been_kept_and_nothing_else(attempt, monkeypatch):

@@ -48,6 +48,10 @@ class InferenceError(EpisodeError):
     cause: ClassVar[str] = "inference"
 
 
+class OvertakenError(InferenceError):
+    """A later attempt plays the episode: what is kept of it, and its tools' state, is not this one's any more."""
+
+
 class ToolError(TurnmillError):
     """A tool call could not be done; nothing of it took effect."""
 

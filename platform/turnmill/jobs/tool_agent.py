@@ -41,7 +41,8 @@ class ToolAgent(Settings):
     run on one machine starts a server of its own, and a run in a cluster asks those of its team."""
 
     tool_type: Word = "python_code"
-    """Tools of the server that a run on one machine starts, with commas between them; a team's servers have their own."""
+    """Tools of the server that a run on one machine starts, with commas between them; those of a team have their
+    own."""
 
     max_prompt_length: Tokens = 1024
     """Tokens a prompt may have; a longer one loses its oldest part."""

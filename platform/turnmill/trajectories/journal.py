@@ -153,7 +153,8 @@ class RolloutJournal:
         return [rollout for rollout in rollouts if rollout is not None and not rollout.finished]
 
     async def forget(self, name: str, *, deadline: float) -> None:
-        """Delete a rollout."""
+        """Delete a rollout. Raises StaleClaimError for an older attempt at the run."""
+        await self._require_newest(deadline)
         key = self._keys.journal(name)
         await self._client.command("UNLINK", key, f"{key}:turns", deadline=deadline)
 

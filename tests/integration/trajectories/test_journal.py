@@ -163,6 +163,8 @@ async def test_a_stale_attempt_at_the_run_writes_nothing_to_what_it_has_open(att
         await stale.append(rollout, SECOND, deadline=soon())
     with pytest.raises(StaleClaimError):
         await stale.finish(rollout, {"stop_reason": "completed"}, deadline=soon())
+    with pytest.raises(StaleClaimError):
+        await stale.forget("sample-0", deadline=soon())
 
     carried_on = await newest.open("sample-0", deadline=soon())
     assert carried_on.turns == (FIRST,)

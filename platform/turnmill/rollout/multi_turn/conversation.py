@@ -162,7 +162,11 @@ class Conversation:
     async def _keep(self, number: int, *, unanswered: bool) -> None:
         # Tools of one response may answer at once, and a rollout takes one turn after the other.
         async with self._keeping:
-            await self._journal.append(self, replace(self.turn(number), unanswered=unanswered))
+            try:
+                await self._journal.append(self, replace(self.turn(number), unanswered=unanswered))
+            except EpisodeError as error:
+                self.fail(error)
+                raise
 
     def turn(self, number: int) -> Turn:
         """A response as a turn; the observation holds the answers of tools."""

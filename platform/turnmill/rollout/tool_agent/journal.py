@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turnmill.core.errors import InferenceError, StaleClaimError, StoreError
+from turnmill.core.errors import OvertakenError, StaleClaimError, StoreError
 from turnmill.core.trajectory import Turn
 from turnmill.environments.tasks import Task
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import Rollout, RolloutJournal
 
-STORE_SECONDS = 10.0
+STORE_SECONDS, FORGET_SECONDS = 10.0, 1.0
 TRAJECTORY = "trajectory_id"
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,9 @@ class StoreJournal:
     def __init__(self, journal: RolloutJournal) -> None:
         self._journal = journal
         self._rollouts: dict[str, Rollout] = {}
+        self._behind: set[str] = set()
+        """Trajectories that went on without being kept."""
+
         self._first_step: int | None = None
         self.num_carried_on = 0
         self.num_not_kept = 0
@@ -93,19 +96,22 @@ class StoreJournal:
     async def open(self, episode: InFlight) -> Begun:
         """Begin a trajectory, or take it over with the turns that are there.
 
-        Raises InferenceError where a later attempt at the run has begun.
+        Raises OvertakenError where a later attempt at the run has begun.
         """
+        await self._forget_behind()
         if self._first_step is None and not episode.validate:
             self._first_step = episode.step
         try:
-            if episode.validate or episode.step != self._first_step:
+            if episode.validate or episode.step != self._first_step or episode.name in self._behind:
                 await self._journal.forget(episode.name, deadline=deadline_in(STORE_SECONDS))
             rollout = await self._take_over_or_begin(episode)
         except StaleClaimError as error:
-            raise InferenceError(f"{episode.name} is not this attempt's: {error}") from error
+            raise OvertakenError(f"{episode.name} is not this attempt's: {error}") from error
         except StoreError as error:
+            self._behind.add(episode.name)
             self._not_kept(episode, error)
             return Begun(episode.trajectory_id)
+        self._behind.discard(episode.name)
         self._rollouts[episode.name] = rollout
         self.num_carried_on += bool(rollout.turns)
         return Begun(str(rollout.about[TRAJECTORY]), rollout.turns)
@@ -119,23 +125,27 @@ class StoreJournal:
         return await self._journal.open(episode.name, about=about, deadline=deadline)
 
     async def append(self, episode: InFlight, turn: Turn) -> None:
-        """Keep a finished turn; raises InferenceError where another process plays the trajectory now."""
+        """Keep a finished turn; raises OvertakenError where another process plays the trajectory now."""
         rollout = self._rollouts.get(episode.name)
         if rollout is None:
+            await self._forget_behind()
             return
         try:
             self._rollouts[episode.name] = await self._journal.append(
                 rollout, turn, deadline=deadline_in(STORE_SECONDS)
             )
         except StaleClaimError as error:
-            raise InferenceError(f"{episode.name} is played elsewhere: {error}") from error
+            del self._rollouts[episode.name]
+            raise OvertakenError(f"{episode.name} is played elsewhere: {error}") from error
         except StoreError as error:
             # What follows would leave a gap.
             del self._rollouts[episode.name]
+            self._behind.add(episode.name)
             self._not_kept(episode, error)
 
     async def finish(self, episode: InFlight, outcome: Mapping[str, Any]) -> None:
         """The trajectory is over."""
+        await self._forget_behind()
         rollout = self._rollouts.pop(episode.name, None)
         if rollout is None or rollout.finished:
             return
@@ -151,6 +161,19 @@ class StoreJournal:
     async def close(self) -> None:
         """Close the connections."""
         await self._journal.close()
+
+    async def _forget_behind(self) -> None:
+        """Delete what is there of trajectories that went on: a later attempt would carry on in the middle of them, with
+        tools that have gone on as well."""
+        for name in list(self._behind):
+            try:
+                await self._journal.forget(name, deadline=deadline_in(FORGET_SECONDS))
+            except StaleClaimError:
+                # It is the later attempt's.
+                pass
+            except StoreError:
+                return
+            self._behind.discard(name)
 
     def _not_kept(self, episode: InFlight, error: StoreError) -> None:
         self.num_not_kept += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
-from turnmill.core.errors import EpisodeError, RewardError, SettingsError
+from turnmill.core.errors import EpisodeError, OvertakenError, RewardError, SettingsError
 from turnmill.environments.tasks import Task, TaskSource, create_source
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
@@ -80,15 +80,18 @@ class ToolLoop(AgentLoopBase):
         task = self._task(position, step, validate=validate)
         name = Name(step, position, sample, validate)
         episode = Episode(name, task, self, self._limits(validate=validate), sampling_params)
+        overtaken = False
         try:
             outcome = await self._play(episode)
         except EpisodeError as error:
+            overtaken = isinstance(error, OvertakenError)
             failure = Failure(str(name), error.cause, str(error), episode.num_turns, episode.waits.read())
             await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
             self._record_failure(episode, failure, step, validate=validate)
             return failure
         finally:
-            self._release(episode)
+            if not overtaken:
+                self._release(episode)
         self._record(episode, outcome, step, validate=validate)
         self.folder.beat()
         return outcome
