@@ -15,11 +15,13 @@ from turnmill_operator.placement import Placement, place
 from turnmill_operator.resources import Manifest, build_clean_up, build_ray_job, ray_job_name
 from turnmill_operator.status import (
     FINAL_REASONS,
+    OWN_VERDICTS,
     Finding,
     Reason,
     Report,
     State,
     build_status,
+    condition,
     ended_at,
     holds,
 )
@@ -96,7 +98,14 @@ def _deleting_status(view: JobView, now: datetime) -> JobStatus | None:
 def _ended(view: JobView, observed: Observed, now: datetime) -> Plan:
     """Nothing changes any more; where the job has a time to live, it goes when that is over."""
     attempt = last_attempt(view, observed)
-    delete = tuple(found for found in owned(view, observed) if found.attempt < attempt and not found.deleting)
+    failed = condition(view.status, "Failed")
+    # The status was written first: what was to be deleted with it may still be there.
+    left = failed is not None and failed.status == "True" and failed.reason in OWN_VERDICTS
+    delete = tuple(
+        found
+        for found in owned(view, observed)
+        if not found.deleting and (found.attempt < attempt or (left and not outcome.is_over(found)))
+    )
     ttl = view.job.spec.ttl_seconds_after_finished if view.job else None
     end = ended_at(view.status)
     if ttl is None or end is None:

@@ -343,6 +343,8 @@ def test_a_run_that_stops_answering_is_lost(progress: Progress, lost_at: datetim
     lost = look(raw_job(), raw_ray_job(**RUNNING), now=lost_at, **options)
     assert reasons(lost.status)["Failed"] == ("True", "RunLost")
     assert [found.name for found in lost.delete] == ["job-1"]
+    # And again, should the request not have got through.
+    assert [found.name for found in look(raw_job(), raw_ray_job(**RUNNING), status=lost.status).delete] == ["job-1"]
 
 
 def test_a_run_that_never_answered_may_be_out_of_reach():
