@@ -1,5 +1,8 @@
+import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -66,6 +69,36 @@ def test_what_the_zygote_imported_is_there_and_is_imported_once(zygote, tmp_path
 
     assert [int(result.stdout) for result in results] == [zygote.process.pid] * 2
     assert imports(tmp_path) == [zygote.process.pid]
+
+
+def test_a_client_that_dies_while_it_waits_harms_nobody(zygote):
+    earlier = subprocess.Popen([str(zygote.python), "-c", "print('here', flush=True); input()"], stdin=-1, stdout=-1)
+    assert earlier.stdout is not None
+    assert earlier.stdout.readline() == b"here\n"
+    request = json.dumps({"arguments": ["-c", ""], "environment": {}, "folder": "/", "descriptors": []}).encode()
+    zygote.process.send_signal(signal.SIGSTOP)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(zygote.python.with_name("zygote.sock")))
+        client.sendall(struct.pack("!I", len(request)) + request)
+    zygote.process.send_signal(signal.SIGCONT)
+
+    assert run(zygote, "-c", "import os; print(os.getppid())").stdout == f"{zygote.process.pid}\n"
+
+    earlier.communicate(b"\n", timeout=SECONDS)
+    assert earlier.returncode == 0
+
+
+def test_where_there_is_no_fork_a_client_starts_by_itself_and_the_others_go_on(tmp_path, modules):
+    refuse = "def once(): os.fork = fork; raise BlockingIOError(11, 'no more processes')"
+    (modules / "full.py").write_text(f"import os\nfork = os.fork\n{refuse}\nos.fork = once\n")
+    zygote = Zygote(tmp_path, ("full",), ())
+
+    results = [run(zygote, "-c", "import os; print(os.getppid())").stdout for _ in range(2)]
+
+    zygote.close()
+    assert results[0] != f"{zygote.process.pid}\n"
+    assert int(results[0]) > 0
+    assert results[1] == f"{zygote.process.pid}\n"
 
 
 def test_scripts_and_modules_run_as_main(zygote, modules):

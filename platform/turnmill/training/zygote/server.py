@@ -121,25 +121,37 @@ class Server:
         return True
 
     def _fork(self, request: Request) -> bool:
-        """Fork; True in the child. A request that wants other values of what is pinned is left to its client."""
+        """Fork; True in the child. A request that wants other values of what is pinned is left to its client, and so is
+        one for which there is no room."""
         pinned = {name: request.environment.get(name) for name in PINNED}
+        what = " ".join(request.arguments)[:200]
         if pinned == self._pinned:
-            request.connection.send(ACCEPTED)
-            if (pid := os.fork()) == 0:
-                self._leave(request)
-                _become(request)
-                return True
-            _note(f"{pid}: {' '.join(request.arguments)[:200]}")
-            child = Child(pid, request.connection, os.pidfd_open(pid))
-            self._children[pid] = child
-            self._selector.register(child.pidfd, selectors.EVENT_READ, (pid, "ended"))
-            self._selector.register(child.connection, selectors.EVENT_READ, (pid, "signal"))
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _note(f"left to its client, as there is no fork ({error}): {what}")
+                request.connection.close()
+            else:
+                if pid == 0:
+                    self._leave(request)
+                    _become(request)
+                    return True
+                _note(f"{pid}: {what}")
+                self._watch(Child(pid, request.connection, os.pidfd_open(pid)))
         else:
-            _note(f"left to its client, which wants {pinned}: {' '.join(request.arguments)[:200]}")
+            _note(f"left to its client, which wants {pinned}: {what}")
             request.connection.close()
         for descriptor in request.received:
             os.close(descriptor)
         return False
+
+    def _watch(self, child: Child) -> None:
+        self._children[child.pid] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, (child.pid, "ended"))
+        self._selector.register(child.connection, selectors.EVENT_READ, (child.pid, "signal"))
+        # A client that has gone meanwhile shows by the end of its connection.
+        with contextlib.suppress(OSError):
+            child.connection.send(ACCEPTED)
 
     def _leave(self, request: Request) -> None:
         """Close what belongs to the zygote."""
