@@ -77,8 +77,9 @@ class Engines:
         self._transfer(update)
 
     def _transfer(self, update: Callable[[], object]) -> None:
-        new = [start.replica for start in self._starts if start.is_ready]
-        self._starts = [start for start in self._starts if not start.is_ready]
+        ready = [start for start in self._starts if start.is_ready]
+        self._starts = [start for start in self._starts if start not in ready]
+        new = [start.replica for start in ready]
         self._weights.add_replicas(new)
         update()
         if new:
@@ -87,7 +88,7 @@ class Engines:
             ray.get(self._requests.global_load_balancer.add_servers.remote(servers))
 
     def _drop_dead(self) -> None:
-        dead = [replica for replica in self._weights.replicas if _has_died([*replica.servers, *replica.workers])]
+        dead = [replica for replica in self._weights.replicas if _has_died(_actors(replica))]
         if not dead:
             return
         addresses = [replica.server_address for replica in dead]
@@ -100,8 +101,11 @@ class Engines:
             _release(replica)
 
     def _begin_starts(self) -> None:
-        for start in [start for start in self._starts if start.error]:
-            log.warning("Engine did not start", exc_info=start.error)
+        for start in list(self._starts):
+            # One that is ready has no requests yet that would tell of its death.
+            if start.error is None and not (start.is_ready and _has_died(_actors(start.replica))):
+                continue
+            log.warning("Engine did not start, or died at once", exc_info=start.error)
             self._starts.remove(start)
             self._failed_at = time.monotonic()
             _release(start.replica)
@@ -152,9 +156,13 @@ class _Start:
             self.error = error
 
 
+def _actors(replica: RolloutReplica) -> list[Any]:
+    return [*replica.servers, *replica.workers]
+
+
 def _release(replica: RolloutReplica) -> None:
     """End what is left of an engine's processes, and give its share of machines to the one in its place."""
-    for actor in [*replica.servers, *replica.workers]:
+    for actor in _actors(replica):
         ray.kill(actor)
     for group in (replica.resource_pool.pgs if replica.resource_pool else None) or ():
         ray.util.remove_placement_group(group)
