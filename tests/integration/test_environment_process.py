@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +55,26 @@ async def places(fork_server: ForkServer) -> AsyncIterator[Places]:
     yield made
     for process in made.made:
         await process.close()
+
+
+def test_a_fork_server_that_is_slow_is_waited_for():
+    server = ForkServer()
+    settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=10)
+    _, first = server.fork(settings)
+    assert server.pid is not None
+    slow = psutil.Process(server.pid)
+    slow.suspend()
+    # Longer than it has to stop, and with more requests than its socket holds.
+    waking = threading.Timer(6.0, slow.resume)
+    waking.start()
+
+    sockets = [server.fork(settings)[1] for _ in range(300)]
+
+    assert server.pid == slow.pid
+    waking.join()
+    server.close()
+    for each in (first, *sockets):
+        each.close()
 
 
 async def until(fact: Callable[[], bool]) -> None:

@@ -33,6 +33,8 @@ _PRELOADED = ("numpy", "PIL.GifImagePlugin", "turnmill.environments.rendering")
 _LARGEST_COMMAND_BYTES = 128 * 1024
 _PARENT_POLL_SECONDS = 5.0
 _STOP_SECONDS = 5.0
+# Some ninety requests fit into the socket while the server imports; on a busy machine that takes a while.
+_SEND_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -101,7 +103,7 @@ class ForkServer:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(_STOP_SECONDS)
+        ours.settimeout(_SEND_SECONDS)
         with theirs:
             atexit.register(self.close)
             self._process = subprocess.Popen(
