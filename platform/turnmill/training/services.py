@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from turnmill.core.errors import RunFailedError
+from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.observability.run_folder import RunFolder
@@ -54,9 +54,16 @@ def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
         return
     kept = folder.path / "store"
     kept.mkdir(exist_ok=True)
-    with EmbeddedStore(keep_in=kept) as store:
+    store = EmbeddedStore(keep_in=kept)
+    try:
+        store.start()
+    except StoreUnavailableError as error:
+        raise RunFailedError(str(error), "store") from error
+    try:
         owner.remember_folder(store.folder)
         yield store.url
+    finally:
+        store.stop()
 
 
 class ToolServerProcess:
@@ -82,8 +89,12 @@ class ToolServerProcess:
         self._launch()
         deadline = time.monotonic() + START_SECONDS
         while not self._is_healthy():
-            if self._process is not None and self._process.poll() is not None:
-                raise RunFailedError(f"The tool server did not start:\n{self._log_tail()}", "settings")
+            if self._process is not None and (exit_code := self._process.poll()) is not None:
+                said = self._log_tail()
+                # Killed, or another program was faster: the next attempt may do better.
+                passing = exit_code < 0 or f"--port {self._port} cannot be served" in said
+                cause = "tool_server" if passing else "settings"
+                raise RunFailedError(f"The tool server did not start (exit code {exit_code}):\n{said}", cause)
             if time.monotonic() > deadline:
                 self.stop()
                 raise RunFailedError(
@@ -125,7 +136,11 @@ class ToolServerProcess:
         while not self._stopping.wait(WAIT_SECONDS):
             if self._process is not None and self._process.poll() is not None:
                 log.warning("Tool server ended and is started again", extra={"exit_code": self._process.returncode})
-                self._launch()
+                try:
+                    self._launch()
+                except OSError as error:
+                    # No memory or room on the disk at present, as when the server was killed for want of it.
+                    log.warning("Tool server cannot be started", extra={"error": str(error)})
 
     def _is_healthy(self) -> bool:
         try:

@@ -1,0 +1,99 @@
+"""What a run on one machine starts for its tools, where that does not come up or goes away."""
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from turnmill.core.errors import RunFailedError, StoreUnavailableError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.testing.agent_loops import tool_job
+from turnmill.training import services as module
+from turnmill.training.processes import Owner
+from turnmill.training.services import ToolServerProcess, services
+from turnmill.trajectories.embedded import EmbeddedStore
+
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def server_that_runs(command: Callable[[int], list[str]], log_folder: Path, monkeypatch) -> ToolServerProcess:
+    """A tool server in whose place a command runs; its port is the last argument."""
+
+    def launch(self: ToolServerProcess) -> None:
+        with self._log_file.open("ab") as output:
+            self._process = subprocess.Popen(command(self._port), stdout=output, stderr=subprocess.STDOUT)
+
+    monkeypatch.setattr(ToolServerProcess, "_launch", launch)
+    return ToolServerProcess("python_code", "redis://localhost", run_name="run", log_file=log_folder)
+
+
+@pytest.mark.parametrize(
+    ("script", "is_final"),
+    [
+        ("echo unknown tool; exit 2", True),
+        ("kill -9 $$", False),
+        ("echo --port $0 cannot be served on --host 127.0.0.1: Address already in use; exit 2", False),
+    ],
+)
+def test_a_server_that_does_not_start_fails_for_good_only_where_its_settings_are_to_blame(
+    tmp_path, monkeypatch, script, is_final
+):
+    server = server_that_runs(lambda port: ["sh", "-c", script, str(port)], tmp_path, monkeypatch)
+
+    with pytest.raises(RunFailedError) as raised:
+        server.start()
+
+    assert raised.value.is_final == is_final
+
+
+def test_a_server_that_cannot_be_started_again_at_once_is_started_later(tmp_path, monkeypatch):
+    server = server_that_runs(lambda port: [sys.executable, "-c", SERVER, str(port)], tmp_path, monkeypatch)
+    server.start()
+    launch, refused = ToolServerProcess._launch, []
+
+    def refuse_once(self: ToolServerProcess) -> None:
+        if not refused:
+            refused.append(True)
+            raise BlockingIOError(11, "no more processes")
+        launch(self)
+
+    monkeypatch.setattr(ToolServerProcess, "_launch", refuse_once)
+    assert server._process is not None
+    server._process.kill()
+
+    deadline = time.monotonic() + 60
+    while not (refused and server._is_healthy()):
+        assert time.monotonic() < deadline, "it was not started again"
+        time.sleep(0.05)
+    server.stop()
+
+
+def test_a_store_that_does_not_start_is_worth_another_attempt(tmp_path, monkeypatch):
+    def fail(self: EmbeddedStore) -> None:
+        raise StoreUnavailableError("did not start within 20 s")
+
+    monkeypatch.setattr(EmbeddedStore, "start", fail)
+    monkeypatch.delenv(module.STORE_VARIABLE, raising=False)
+    job: AgentTrainingJob = tool_job()
+
+    with (
+        pytest.raises(RunFailedError, match="within 20 s") as raised,
+        services(job, RunFolder(tmp_path), Owner(tmp_path / "attempt.json", uuid.uuid4().hex)),
+    ):
+        pass
+
+    assert not raised.value.is_final
