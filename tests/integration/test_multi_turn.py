@@ -297,6 +297,19 @@ async def test_the_policy_may_read_what_inference_would_show_it_and_learns_from_
     assert count_foreign(rows, second.extra_fields["trajectory"]["sampled"]) == 0
 
 
+async def test_what_was_said_counts_where_the_context_that_is_spelled_anew_leaves_no_room(table: Make):
+    said = "<think>scales</think>Now." + call("weigh", weight=3)
+    # A token is a character: two turns fill it.
+    played = table([said + END] * 9, template=FORGETS, useInferenceChatTemplate=True, maxResponseLength=200,
+                   tokenizationSanityCheckMode="disable", maxAssistantTurns=9)  # fmt: skip
+
+    rows = await played.play()
+
+    assert played.logged()[-1].stop_detail == "no room for a response"
+    assert all(0 < len(row.response_ids) == len(row.response_mask) and any(row.response_mask) for row in rows)
+    assert "".join(learned(played, row) for row in rows).startswith(said + END)
+
+
 async def test_without_it_the_policy_reads_its_reasoning_again(table: Make):
     said = "<think>scales</think>Now." + call("weigh", weight=3)
     played = table([said + END, DONE], template=FORGETS, tokenizationSanityCheckMode="disable")

@@ -29,6 +29,10 @@ class MultiTurnLoop(ToolAgentLoop):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Play a trajectory; it has several rows where its context was spelled anew."""
         last = await super().run(sampling_params, **row)
+        if self._rows and not last.response_mask:
+            # There was no room for a response after the context was spelled anew.
+            self._rows[-1].extra_fields = last.extra_fields
+            return self._rows
         return [*self._rows, last] if self._rows else last
 
     async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
