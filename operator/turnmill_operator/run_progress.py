@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import logging
 from collections.abc import Mapping
 from datetime import datetime
@@ -19,6 +20,7 @@ from turnmill_operator.views import Key, Progress, RayJobView
 from turnmill_operator.work_queue import WorkQueue
 
 EVERY_SECONDS, TIMEOUT_SECONDS, AT_ONCE = 10.0, 5.0, 32
+MAX_ANSWER_BYTES = 64 * 1024
 DIGITS = 4
 
 log = logging.getLogger(__name__)
@@ -46,15 +48,25 @@ async def _ask(session: aiohttp.ClientSession, url: str, before: Progress, now: 
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as response:
             response.raise_for_status()
-            return Progress(values=parse_progress(await response.json(content_type=None)))
+            return Progress(values=parse_progress(json.loads(await _read(response))))
     except aiohttp.ClientConnectorError as error:
         if error.errno == errno.ECONNREFUSED:
             # Its machine is there and the run is not.
             return Progress(before.values, refused_since=before.refused_since or now, silent_since=before.silent_since)
         return _silent(before, now)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError, RecursionError) as error:
         log.debug("No progress", extra={"url": url, "error": str(error)})
         return _silent(before, now)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole answer; ValueError where it is longer than progress is. Pods of runs are not trusted."""
+    answer = b""
+    while part := await response.content.read(MAX_ANSWER_BYTES + 1 - len(answer)):
+        answer += part
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise ValueError(f"The answer has more than {MAX_ANSWER_BYTES} bytes.")
+    return answer
 
 
 def _silent(before: Progress, now: datetime) -> Progress:
