@@ -1,6 +1,7 @@
 """Tools from files of the user's own; files written for verl-tool's server work as they are."""
 
 import asyncio
+import copy
 import importlib.util
 import inspect
 import json
@@ -120,7 +121,10 @@ class _VerlTool(Tool):
         return str(parsed) if is_valid else None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        tool, trajectory_id, extra = self._tool, call.trajectory_id, dict(call.extra)
+        trajectory_id, extra = call.trajectory_id, dict(call.extra)
+        # Of this call alone: a thread whose call was given up goes on, and would leave its effect to the next one.
+        tool = copy.copy(self._tool)
+        tool.env_cache = {}
         if _ENVIRONMENT in call.state:
             tool.save_env(trajectory_id, json.loads(call.state[_ENVIRONMENT]))
         try:
@@ -132,15 +136,15 @@ class _VerlTool(Tool):
                 observation, done, valid = await asyncio.to_thread(
                     tool.conduct_action, trajectory_id, call.action, extra
                 )
-            return ToolResult(observation, bool(done), bool(valid), self._change(trajectory_id))
+            return ToolResult(observation, bool(done), bool(valid), self._change(tool, trajectory_id))
         finally:
             tool.delete_env(trajectory_id)
 
-    def _change(self, trajectory_id: str) -> Change:
-        if not self._tool.has_env(trajectory_id):
+    def _change(self, tool: BaseTool, trajectory_id: str) -> Change:
+        if not tool.has_env(trajectory_id):
             return Change(forget=True)
         try:
-            return Change(written={_ENVIRONMENT: json.dumps(self._tool.load_env(trajectory_id)).encode()})
+            return Change(written={_ENVIRONMENT: json.dumps(tool.load_env(trajectory_id)).encode()})
         except (TypeError, ValueError) as error:
             raise ToolFailedError(
                 f"{self.name}: its environment cannot be kept: {error}. Save what JSON can hold."

@@ -1,4 +1,6 @@
+import asyncio
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -172,6 +174,24 @@ async def test_the_environment_of_a_verl_tool_file_is_kept_by_no_process(tmp_pat
     dialogue.tool = make_tool("counter", TOOLS_FOLDER=str(tmp_path))
 
     assert await dialogue.say("<count>") == "turn 1"
+
+
+async def test_a_call_of_a_verl_tool_file_that_was_given_up_has_no_effect_on_its_repeat(tmp_path):
+    waits = VERL_TOOL_FILE.replace("        env = self.load", "        GOING.wait()\n        env = self.load")
+    (tmp_path / "counter.py").write_text(f"import threading\nGOING = threading.Event()\n{waits}")
+    dialogue = Dialogue(make_tool("counter", TOOLS_FOLDER=str(tmp_path)))
+    with ThreadPoolExecutor() as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(dialogue.say("<count>"), 0.1)
+        type(dialogue.tool._tool).conduct_action.__globals__["GOING"].set()
+        # Until the call that was given up has ended too.
+        await asyncio.to_thread(lambda: None)
+        pool.shutdown()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+
+    assert await dialogue.say("<count>") == "turn 0"
+    assert dialogue.tool._tool.get_env_cache_keys() == []
 
 
 async def test_an_asynchronous_verl_tool_file_is_awaited(tmp_path):
