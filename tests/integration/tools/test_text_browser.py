@@ -1,5 +1,6 @@
 """The browser, its pages rendered in the sandbox, on a site of its own."""
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -26,6 +27,12 @@ def echo(request: web.Request) -> web.Response:
     return web.Response(text=f"<p>asked for {request.path_qs}</p>", content_type="text/html")
 
 
+def caller(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    port = request.transport.get_extra_info("peername")[1]
+    return web.Response(text=f"<p>asked by {port}</p>", content_type="text/html")
+
+
 def say(command: str) -> str:
     return f"<think>so</think>\n```{command}```"
 
@@ -37,6 +44,7 @@ async def site() -> AsyncIterator[WebSite]:
         "/grain": "<title>Grain</title><p>Grain is ground.</p><a href='/'>home</a>",
         "/search": echo,
         "/order": echo,
+        "/who": caller,
     }
     async with WebSite(pages) as site:
         yield site
@@ -270,3 +278,15 @@ async def test_a_first_page_that_may_not_be_visited_is_no_fault_of_the_agent(new
 )
 async def test_a_command_stands_in_a_fence_after_a_thought(action, parsed):
     assert make_tool("text_browser").parse(action) == parsed
+
+
+async def test_hosts_at_one_address_share_no_connection(new_browser, site):
+    first = await new_browser()
+    first.extra["url"] = f"{site.url}/who"
+    second = Dialogue(first.tool, dict(first.extra), trajectory_id="other")
+
+    seen = [re.search(r"asked by (\d+)", await browser.say("")) for browser in (first, second)]
+
+    assert seen[0] is not None
+    assert seen[1] is not None
+    assert seen[0][1] != seen[1][1]

@@ -51,7 +51,8 @@ class Fetcher:
 
         from turnmill.tools.browser.transport import GuardedTransport
 
-        inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+        # Connections are kept by address, and one address serves many hosts, each with a certificate of its own.
+        inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
         self._transport = GuardedTransport(inner, allows_host=self._allows, private=self._private)
 
     async def close(self) -> None:
