@@ -66,12 +66,12 @@ class McpInterface(Tool):
         return f"You can call remote MCP tools discovered from server ({len(names)} tools). Examples: {preview}"
 
     def parse(self, action: str) -> str | None:
-        """A call that is no tool's of the servers asked so far is not meant for it."""
+        """A call that names a server which has no such tool is not meant for it; what others have, that of the task
+        may have or not."""
         found = parse_call(action)
         if found is None:
             return None
-        servers = [found.server] if found.server is not None else self._gateway.servers()
-        known = {name for server in servers for name in self._gateway.known_tools(server)}
+        known = set(self._gateway.known_tools(found.server)) if found.server is not None else set()
         if known and found.name not in known and not found.name.startswith(HELPERS):
             return None
         return json.dumps({"name": found.name, "arguments": found.arguments, "server": found.server})

@@ -169,6 +169,13 @@ async def test_once_a_server_was_asked_other_names_are_not_meant_for_it(dialogue
     assert dialogue.tool.usage().endswith("discovered from server (3 tools). Examples: add, divide, flood")
 
 
+async def test_what_servers_of_other_tasks_have_says_nothing_of_a_call_without_a_server(dialogue: Dialogue):
+    await dialogue.say(call("add", a=1, b=2))
+    dialogue.extra["mcp_servers"] = ["weather"]
+
+    assert await dialogue.say(call("forecast", city="Bern")) == shown("Bern: fine")
+
+
 async def test_a_long_text_is_cut(dialogue: Dialogue):
     assert await dialogue.say(call("flood")) == shown("x" * 20_000 + "\n... (truncated)")
 
