@@ -39,15 +39,17 @@ class StoreReader:
         self._run = run
         self._finished_too = finished_too
         self._seen: dict[tuple[str, str], Seen] = {}
+        self._shown: dict[tuple[str, str], Seen] = {}
 
     def update(self, index: Index) -> bool:
         """Bring the index up to date, and say whether anything changed. Raises StoreUnavailableError."""
-        before = dict(self._seen)
         asyncio.run(self._look())
-        if self._seen == before:
+        # What was read before a look failed is news as well.
+        if self._seen == self._shown:
             return False
         shown = [seen.summary for seen in self._seen.values() if self._finished_too or not seen.finished]
         index.replace_in_flight(shown)
+        self._shown = dict(self._seen)
         return True
 
     def read(self, run: str, name: str) -> list[TurnRecord] | None:

@@ -1,0 +1,39 @@
+"""What the page does where a look into the store is cut short."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from turnmill.core.errors import StoreUnavailableError
+from turnmill.trajectory_page.store import StoreReader
+
+
+class Index:
+    """An index that cannot be written to the first time."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] | None = None
+        self.fails = True
+
+    def replace_in_flight(self, shown: list[Any]) -> None:
+        """As the page's own."""
+        if self.fails:
+            self.fails = False
+            raise StoreUnavailableError("busy")
+        self.shown = shown
+
+
+def test_what_was_read_before_an_update_failed_is_shown_by_the_next(monkeypatch):
+    reader, index = StoreReader("redis://localhost:1", finished_too=True), Index()
+
+    async def look() -> None:
+        reader._seen["run", "rollout"] = SimpleNamespace(summary="a rollout", finished=False)
+
+    monkeypatch.setattr(reader, "_look", look)
+    with pytest.raises(StoreUnavailableError):
+        reader.update(index)
+
+    assert reader.update(index)
+    assert index.shown == ["a rollout"]
+    assert not reader.update(index)
