@@ -238,6 +238,16 @@ def test_monitors_come_only_where_their_api_is_installed():
         assert "PodMonitor" in with_api
 
 
+def test_every_port_that_prometheus_asks_on_a_head_is_one_of_its_own():
+    objects = render(TEAM, {"trainer.sharedCluster.enabled": True})
+    (monitor,) = [found for found in of_kind(objects, "PodMonitor") if found["metadata"]["name"].endswith("-ray")]
+    (cluster,) = of_kind(objects, "RayCluster")
+
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    asked = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    assert asked <= {port["name"] for port in head["ports"]}
+
+
 def test_the_operator_reads_no_secrets():
     for file in (None, *values_files(OPERATOR)):
         for role in [found for found in rendered(OPERATOR, file) if found["kind"] in ("Role", "ClusterRole")]:

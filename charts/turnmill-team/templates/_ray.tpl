@@ -92,6 +92,7 @@ spec:
         - {name: metrics, containerPort: 8080}
         - {name: as-metrics, containerPort: 44217}
         - {name: dash-metrics, containerPort: 44227}
+        - {name: turnmill, containerPort: 9464}
         {{- end }}
       resources: {{ .resources | nindent 8 }}
       securityContext: {{ include "turnmill-team.containerSecurity" $root | nindent 8 }}
