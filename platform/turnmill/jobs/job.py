@@ -148,6 +148,12 @@ class JobSpec(Settings):
         return self.agent.group_size
 
     @property
+    def response_room(self) -> int:
+        """Tokens that a response of training may have: that of a turn where every turn is a row of its own."""
+        agent = self.agent
+        return agent.max_response_tokens if isinstance(agent, VerlogAgent) else agent.max_response_length
+
+    @property
     def trajectories_at_once(self) -> int | None:
         """Trajectories in flight at once, over all workers; None for no limit."""
         return self.environment.count if isinstance(self.agent, VerlogAgent) else self.agent.max_concurrent_trajectories

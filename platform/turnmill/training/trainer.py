@@ -54,8 +54,8 @@ class TurnTrainer(RunTrainer):
         self.config.data.train_max_samples = self.job.spec.environment.count
         super()._init_dataloader()
         # The critic's learning rate falls over its warm-up as well: every update of it counts.
-        warmup_steps = self.job.spec.turn_ppo.critic_warmup.steps
-        self.config.critic.optim.total_training_steps += warmup_steps
+        warmup = self.job.spec.turn_ppo.critic_warmup
+        self.config.critic.optim.total_training_steps += warmup.steps if warmup.batches else 0
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         # Rows are only padded for inference; what updates take is a multiple of the mini-batch already.

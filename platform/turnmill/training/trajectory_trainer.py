@@ -18,7 +18,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from turnmill.core.errors import RunFailedError
-from turnmill.jobs.trajectory_algorithms import Dapo, GigPo
+from turnmill.jobs.trajectory_algorithms import Dapo, GigPo, Ppo
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import SlotClient
 from turnmill.training.ahead import ColocateAsync, SeparateAsync
@@ -42,6 +42,10 @@ class TrajectoryTrainer(RunTrainer):
         self._num_asked: Counter[int] = Counter()
         self.config.data.train_max_samples = self.job.spec.tasks_per_step
         super()._init_dataloader()
+        if isinstance(algorithm := self.job.spec.algorithm, Ppo):
+            # The policy's learning rate falls over the steps in which it learns.
+            schedule = self.config.actor_rollout_ref.actor.optim
+            schedule.total_training_steps = max(1, schedule.total_training_steps - algorithm.critic_warmup_steps)
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         """The next tasks of a step: those that it begins with, or others that fill it up."""
@@ -119,7 +123,7 @@ class TrajectoryTrainer(RunTrainer):
         penalties_RG = torch.zeros_like(rows.scores_RG)
         if isinstance(algorithm := self.job.spec.algorithm, Dapo):
             lengths_R = rows.response_lengths_R
-            penalties_R = overlong_penalties(algorithm, lengths_R, self.config.data.max_response_length)
+            penalties_R = overlong_penalties(algorithm, lengths_R, self.job.spec.response_room)
             penalties_RG[torch.arange(len(lengths_R)), lengths_R - 1] = penalties_R
             metrics["turnmill/overlong_ratio"] = (penalties_R < 0).double().mean().item()
         return penalties_RG
