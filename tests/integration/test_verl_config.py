@@ -252,6 +252,22 @@ def test_a_setting_that_verl_does_not_know_is_refused(model):
 
 
 @pytest.mark.parametrize(
+    "setting",
+    [
+        "algorithm.gamma: 0.5",
+        "algorithm.norm_adv_by_std_in_grpo: false",
+        "algorithm.rollout_correction.rollout_is: token",
+        "algorithm.rollout_correction: {rollout_is: token}",
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused_with_what_to_set_instead(model, setting):
+    job = example("babyai-goto-cpu", model, f"spec.verl={{{setting}}}")
+
+    with pytest.raises(SettingsError, match=r"^spec\.verl\.algorithm\..* has no effect here\. (Set|Lower) .*spec\."):
+        build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+
+@pytest.mark.parametrize(
     "name",
     [
         f"{ACTOR}.clip_ratio",

@@ -129,13 +129,16 @@ def _teaches(name: str, method: str) -> bool:
 
 
 def verl_settings(values: Values) -> Iterator[Problem]:
-    """A problem for every name in `spec.verl` that verl has no setting for."""
+    """A problem for every name in `spec.verl` that verl has no setting for, or that turnmill does not read."""
     settings = values["spec.verl"]
     if not settings:
         return
     # verl's own configuration takes seconds to import.
     from turnmill.training.verl_config import unknown_verl_settings
+    from turnmill.training.verl_names import names_without_effect
 
+    for name, instead in names_without_effect(settings):
+        yield Problem(f"spec.verl.{name}", settings[name], "has no effect here", instead)
     for name, closest in unknown_verl_settings(settings):
         way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
         yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's", way_out)

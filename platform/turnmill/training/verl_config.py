@@ -12,7 +12,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import ray_resource
 from turnmill.training.verl_learning import learning_settings, sampler_settings
-from turnmill.training.verl_names import unknown_names
+from turnmill.training.verl_names import names_without_effect, unknown_names
 
 NEVER = 10**9
 # What carries weights to engines on devices of their own.
@@ -58,6 +58,8 @@ def unknown_verl_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _refuse_unknown(config: DictConfig, settings: Mapping[str, Any]) -> None:
+    for name, instead in names_without_effect(settings):
+        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
     for name, closest in unknown_names(config, settings):
         way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
         raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) is no setting of verl's. {way_out}")

@@ -10,6 +10,28 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+WITHOUT_EFFECT = {
+    "algorithm.adv_estimator": "Set spec.algorithm.type.",
+    "algorithm.gamma": "Set it among the discounts of spec.algorithm.",
+    "algorithm.lam": "Set it among the weights of GAE in spec.algorithm.",
+    "algorithm.norm_adv_by_std_in_grpo": "Set spec.algorithm.normalise.",
+    "algorithm.rollout_correction": "Lower spec.training.maxStaleness where policies drift apart.",
+}
+"""Settings that verl reads where turnmill computes advantages in its place, and what to do instead."""
+
+WITH_EFFECT = frozenset({"algorithm.rollout_correction.bypass_mode"})
+
+
+def names_without_effect(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Settings that verl has and nothing here reads, each with what to do instead."""
+    parts = [(name, part) for name in settings for part in _flat(name, settings[name]) if part not in WITH_EFFECT]
+    return [
+        (name, instead)
+        for name, part in parts
+        for unread, instead in WITHOUT_EFFECT.items()
+        if part == unread or part.startswith(f"{unread}.")
+    ]
+
 
 def unknown_names(config: DictConfig, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Settings that verl has no name for, each with the closest name that it has (or "")."""

@@ -34,6 +34,7 @@ FIELDS = {
     "critic.cliprange_value": "algorithm.valueClip",
     "algorithm.gamma": "algorithm.gamma",
     "algorithm.lam": "algorithm.gaeLambda",
+    "algorithm.norm_adv_by_std_in_grpo": "algorithm.normalise",
     "algorithm.kl_ctrl.kl_coef": "algorithm.kl.coefficient",
     "algorithm.kl_ctrl.type": "algorithm.kl.type",
     "data.max_prompt_length": "agent.maxPromptLength",
@@ -41,7 +42,6 @@ FIELDS = {
     f"{ROLLOUT}.temperature": "agent.temperature",
     "trainer.validation_steps": "agent.validationSteps",
     "trainer.total_training_steps": "training.steps",
-    "trainer.critic_warmup": "algorithm.criticWarmupSteps",
     "trainer.project_name": "tracking.project",
     "trainer.logger": "tracking.loggers",
     "trainer.nnodes": "resources.train.nodes",
@@ -56,7 +56,7 @@ WITHOUT_EFFECT = frozenset(
         *("trainer.save_freq", "trainer.test_freq", "trainer.resume_mode", "algorithm.adv_estimator"),
         *("algorithm.use_kl_in_reward", f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"),
         *(f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length", f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.n"),
-        *(f"{ROLLOUT}.name", f"{ROLLOUT}.mode"),
+        *(f"{ROLLOUT}.name", f"{ROLLOUT}.mode", "trainer.critic_warmup"),
     }
 )
 """Names that are read elsewhere here, or that mean nothing where there is no data set."""
@@ -139,6 +139,9 @@ def _algorithm(flat: Mapping[str, Any]) -> dict[str, Any]:
     algorithm: dict[str, Any] = {"type": ESTIMATORS.get(estimator, estimator)}
     if flat.get("algorithm.use_kl_in_reward") is False:
         algorithm["kl"] = {"coefficient": 0}
+    # verl names the first step in which the policy learns, and 0 means the first one too.
+    if (warmup := flat.get("trainer.critic_warmup")) is not None:
+        algorithm["criticWarmupSteps"] = max(0, warmup - 1)
     return algorithm
 
 

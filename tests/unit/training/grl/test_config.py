@@ -115,6 +115,16 @@ def test_an_estimator_without_a_critic_leaves_its_settings_out():
     assert spec.algorithm.type == "grpo"
 
 
+def test_what_verl_counts_otherwise_is_counted_as_here():
+    config = changed(algorithm={"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False})
+    assert AgentTrainer(config=config).job.spec.algorithm.normalise is False
+
+    # verl: the first step in which the policy learns.
+    for given, steps in ((0, 0), (1, 0), (5, 4)):
+        config = changed(trainer={**OWN["trainer"], "critic_warmup": given})
+        assert AgentTrainer(config=config).job.spec.algorithm.critic_warmup_steps == steps
+
+
 def test_overrides_go_last():
     spec = AgentTrainer(config=OWN, overrides=["training.steps=3", "resources.device=cpu"]).job.spec
 
