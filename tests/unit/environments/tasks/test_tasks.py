@@ -24,6 +24,19 @@ def test_a_sum_is_the_same_under_the_same_seed_and_no_other():
     assert first.training(0) != first.validation(0)
 
 
+@pytest.mark.parametrize("name", ["arithmetic", "calculator"])
+def test_no_sum_of_a_validation_is_one_that_a_run_learns_from_or_imitates(name):
+    asked = {create_source(name, seed=1).validation(number).messages[0]["content"] for number in range(300)}
+    learning = create_source(name, seed=2)
+    assert isinstance(learning, Arithmetic)
+
+    learned = {learning.training(number).messages[0]["content"] for number in range(3000)}
+    shown = {task.messages[0]["content"] for task, _ in learning.demonstrations(seed=0, count=3000)}
+
+    assert len(asked) > 200
+    assert not asked & (learned | shown)
+
+
 def test_only_the_right_number_in_the_last_response_is_worth_something():
     source = create_source("arithmetic")
     task = source.training(0)
