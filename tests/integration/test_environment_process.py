@@ -14,6 +14,7 @@ from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.fork_server import ForkServer
 from turnmill.environments.process import EnvironmentProcess
 from turnmill.environments.worker import WorkerSettings
+from turnmill.testing.server_process import alive
 
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
 
@@ -85,14 +86,7 @@ async def until(fact: Callable[[], bool]) -> None:
 
 
 async def wait_for_the_end_of(pid: int) -> None:
-    await until(lambda: is_dead(pid))
-
-
-def is_dead(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    await until(lambda: not alive(pid))
 
 
 async def test_an_episode_is_played_in_another_process(places):
@@ -214,7 +208,7 @@ async def test_what_an_environment_started_dies_with_it(places):
 
 def group_of(pid: int) -> int | None:
     try:
-        return None if is_dead(pid) else os.getpgid(pid)
+        return os.getpgid(pid) if alive(pid) else None
     except ProcessLookupError:
         return None
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from turnmill.testing.server_process import alive
 from turnmill.training.zygote import Zygote
 from turnmill.training.zygote.launcher import CLIENT
 
@@ -50,7 +50,7 @@ def imports(tmp_path: Path) -> list[int]:
 
 def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + SECONDS
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while alive(pid):
         assert time.monotonic() < deadline, f"{pid} is still there"
         time.sleep(0.02)
 

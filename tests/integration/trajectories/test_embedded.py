@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from turnmill.core.errors import SettingsError, StoreUnavailableError, ToolUnavailableError
+from turnmill.testing.server_process import alive
 from turnmill.trajectories.embedded import EmbeddedStore, find_server
 
 OWNER = """
@@ -119,7 +120,7 @@ def guardian_of(store: EmbeddedStore) -> psutil.Process:
 def kill_server(guardian: psutil.Process) -> None:
     (server,) = guardian.children()
     server.kill()
-    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not alive(server.pid))
 
 
 @pytest.mark.parametrize("tcp", [False, True])
