@@ -100,7 +100,7 @@ def _ended(view: JobView, observed: Observed, now: datetime) -> Plan:
     attempt = last_attempt(view, observed)
     failed = condition(view.status, "Failed")
     # The status was written first: what was to be deleted with it may still be there.
-    left = failed is not None and failed.status == "True" and failed.reason in OWN_VERDICTS
+    left = failed is not None and failed.reason in OWN_VERDICTS
     delete = tuple(
         found
         for found in owned(view, observed)

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from turnmill.core.errors import SettingsError
+from turnmill.testing.server_process import alive
 from turnmill.training import processes
 from turnmill.training.processes import MARK, clean_up_after, end_marked, find_marked, owned
 
@@ -40,13 +40,6 @@ def start(started: list[subprocess.Popen], code: str, mark: str | None = None) -
     return process
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def attempt(record: Path, mark: str, *folders: Path) -> None:
     """What an attempt that was killed leaves behind."""
     record.write_text(json.dumps({"mark": mark, "pid": 0, "folders": [str(folder) for folder in folders]}))
@@ -58,10 +51,10 @@ def test_children_and_what_they_left_are_ended_with_the_attempt(tmp_path, starte
         parent = start(started, ORPHAN)
         assert parent.stdout is not None
         grandchild = int(parent.stdout.readline())
-        assert is_running(grandchild)
+        assert alive(grandchild)
 
     assert child.wait(10) is not None
-    assert not is_running(grandchild)
+    assert not alive(grandchild)
     assert not (tmp_path / "run" / "attempt.json").exists()
     assert MARK not in os.environ
 
@@ -83,8 +76,8 @@ def test_processes_of_others_are_left_alone(started):
     end_marked("mark-a")
 
     assert mine.wait(10) is not None
-    assert is_running(other.pid)
-    assert is_running(unmarked.pid)
+    assert alive(other.pid)
+    assert alive(unmarked.pid)
 
 
 def test_a_mark_is_found_by_its_whole_name(started):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.testing.agent_loops import tool_job
+from turnmill.testing.server_process import eventually
 from turnmill.training import services as module
 from turnmill.training.processes import Owner
 from turnmill.training.services import ToolServerProcess, services
@@ -75,10 +75,7 @@ def test_a_server_that_cannot_be_started_again_at_once_is_started_later(tmp_path
     assert server._process is not None
     server._process.kill()
 
-    deadline = time.monotonic() + 60
-    while not (refused and server._is_healthy()):
-        assert time.monotonic() < deadline, "it was not started again"
-        time.sleep(0.05)
+    assert eventually(lambda: refused and server._is_healthy(), seconds=60)
     server.stop()
 
 

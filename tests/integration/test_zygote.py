@@ -5,13 +5,12 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from turnmill.testing.server_process import alive
+from turnmill.testing.server_process import alive, eventually
 from turnmill.training.zygote import Zygote
 from turnmill.training.zygote.launcher import CLIENT
 
@@ -49,10 +48,7 @@ def imports(tmp_path: Path) -> list[int]:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while alive(pid):
-        assert time.monotonic() < deadline, f"{pid} is still there"
-        time.sleep(0.02)
+    eventually(lambda: not alive(pid), seconds=SECONDS)
 
 
 def test_code_runs_with_its_arguments_folder_environment_and_input(zygote, tmp_path):
