@@ -1,5 +1,6 @@
 """DAPO's dynamic sampling: tasks whose trajectories all have the same reward make room for others."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import transfer_queue as tq
@@ -8,11 +9,11 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from turnmill.training.ahead import StepReplayBuffer
 from turnmill.training.dataset import select
-from turnmill.training.joined_rows import group_of, trajectory_of
-from turnmill.training.trajectory_batch import NUM_DROPPED, rewards_of_groups, split, told_trajectories
+from turnmill.training.joined_rows import group_of
+from turnmill.training.trajectory_batch import DROPPED, Dropped, rewards_of_groups, split, told_trajectories
 
 FILLED = "turnmill/dynamic_sampling/batches"
-DROPPED = "turnmill/dynamic_sampling/dropped_tasks"
+DROPPED_TASKS = "turnmill/dynamic_sampling/dropped_tasks"
 
 
 class FilteringBuffer(ReplayBuffer):
@@ -33,12 +34,12 @@ class FilteringBuffer(ReplayBuffer):
             more, _ = super().sample(global_steps, partition_id, missing)
             found, uniform = sift(more)
             kept, dropped, filled = joined(kept, found), joined(dropped, uniform), filled + 1
-        metrics |= {FILLED: float(filled), DROPPED: float(num_tasks(dropped))}
+        metrics |= {FILLED: float(filled), DROPPED_TASKS: float(num_tasks(dropped))}
         if not num_tasks(kept):
             # Nothing was found: what there is is learned from as it is, which moves nothing.
             return joined(kept, dropped), metrics
-        kept.extra_info[NUM_DROPPED] = len({trajectory_of(key) for key in dropped.keys})
         if dropped.keys:
+            kept.extra_info[DROPPED] = Dropped(num_tasks(dropped), told_by(dropped))
             tq.kv_clear(keys=dropped.keys, partition_id=partition_id)
         return kept, metrics
 
@@ -52,11 +53,16 @@ def sift(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
     parts = split(batch)
     if not parts.survivors.keys:
         return batch, parts.survivors
-    data = tq.kv_batch_get(keys=parts.survivors.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    rewards = rewards_of_groups(parts.survivors.keys, told_trajectories(parts.survivors.keys, data["extra_fields"]))
+    rewards = rewards_of_groups(parts.survivors.keys, told_by(parts.survivors))
     failed = set(parts.failed.keys)
     teaches = [key in failed or len(rewards[group_of(key)]) > 1 for key in batch.keys]
     return select(batch, teaches), select(batch, [not each for each in teaches])
+
+
+def told_by(batch: KVBatchMeta) -> tuple[Mapping[str, Any], ...]:
+    """What the agent loop tells of each trajectory in a batch of rows."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    return told_trajectories(batch.keys, data["extra_fields"])
 
 
 def num_tasks(batch: KVBatchMeta) -> int:

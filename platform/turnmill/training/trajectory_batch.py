@@ -21,8 +21,17 @@ from turnmill.training.dataset import select
 from turnmill.training.joined_rows import group_of, row_number, trajectory_of
 from turnmill.training.trajectory_advantages import Rows
 
-NUM_DROPPED = "num_dropped"
-"""Where a batch tells how many trajectories it went without."""
+DROPPED = "dropped"
+"""Where a batch tells what it went without."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Tasks that made room for others: all of their trajectories had the same reward."""
+
+    num_tasks: int = 0
+    trajectories: tuple[Mapping[str, Any], ...] = ()
+    """What the agent loop tells of each trajectory."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +40,7 @@ class Split:
 
     survivors: KVBatchMeta
     failed: KVBatchMeta
-    num_dropped: int = 0
-    """Trajectories of tasks that made room for others."""
+    dropped: Dropped = Dropped()
 
     @property
     def causes(self) -> Counter[str]:
@@ -42,7 +50,9 @@ class Split:
     @property
     def num_trajectories(self) -> int:
         """Trajectories that ended, one way or another."""
-        return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + self.num_dropped
+        return (
+            len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + len(self.dropped.trajectories)
+        )
 
     @property
     def failed_ratio(self) -> float:
@@ -66,8 +76,8 @@ class Split:
 def split(batch: KVBatchMeta) -> Split:
     """Take failed trajectories out: they have a key and a tag, and no row."""
     failed = [tag.get("status") == FAILED for tag in batch.tags]
-    num_dropped = int(batch.extra_info.get(NUM_DROPPED, 0))
-    return Split(select(batch, [not f for f in failed]), select(batch, failed), num_dropped)
+    dropped = batch.extra_info.get(DROPPED, Dropped())
+    return Split(select(batch, [not f for f in failed]), select(batch, failed), dropped)
 
 
 def last_rows(keys: Sequence[str]) -> list[int]:

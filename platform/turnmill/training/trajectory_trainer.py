@@ -61,16 +61,22 @@ class TrajectoryTrainer(RunTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         """Failed trajectories go here, before anything is computed of the batch."""
         self._split = split(batch)
-        self._require_whole(self._split, self._num_expected())
+        self._require_whole(self._split, self._num_trajectories(self._num_asked[self.global_steps]))
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._forget_failed(self._split)
         chosen = self._choose(self._split.survivors)
         self._size_minibatches(len(chosen.keys))
         return super()._balance_batch(chosen, metrics, **kwargs)
 
-    def _num_expected(self) -> int:
-        """Trajectories that were asked for for this step."""
-        return self._num_asked[self.global_steps] * self.job.spec.group_size
+    def _num_trajectories(self, num_tasks: int) -> int:
+        """Trajectories of the first tasks of a step."""
+        return num_tasks * self.job.spec.group_size
+
+    @property
+    def _num_at_once(self) -> int:
+        """Trajectories in flight at once; those that fill a step up come after the others."""
+        asked = self._num_trajectories(self.job.spec.tasks_per_step)
+        return min(asked, self.job.spec.trajectories_at_once or asked)
 
     def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
         """Those that are learned from."""
@@ -114,7 +120,7 @@ class TrajectoryTrainer(RunTrainer):
         self._fill_padding(batch)
         if isinstance(self.job.spec.algorithm, GigPo):
             metrics["turnmill/same_state_ratio"] = rewarded.same_state_ratio
-        metrics.update(trajectory_metrics(rows, self._split, at_once=self.job.spec.trajectories_at_once))
+        metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
         # A batch that names its columns is handed to the update without those that were added since.
         return select(batch, [True] * len(batch.keys))
 

@@ -5,8 +5,8 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.rollout.failure import FAILED
 from turnmill.training import dynamic_sampling
-from turnmill.training.dynamic_sampling import DROPPED, FILLED, FilteringBuffer
-from turnmill.training.trajectory_batch import split
+from turnmill.training.dynamic_sampling import DROPPED_TASKS, FILLED, FilteringBuffer
+from turnmill.training.trajectory_batch import Dropped, split
 
 ROWS: dict[str, float] = {}
 """The rewards of the rows that stand in the queue."""
@@ -74,7 +74,7 @@ def test_tasks_that_teach_nothing_make_room_for_others(queue):
 
     assert tasks == ["task0", "task3", "task5"]
     assert buffer.asked == [2, 1]
-    assert (metrics[FILLED], metrics[DROPPED]) == (3, 3)
+    assert (metrics[FILLED], metrics[DROPPED_TASKS]) == (3, 3)
     assert queue.cleared == [f"task{task}_{sample}_0" for task in (1, 2, 4) for sample in (0, 1)]
 
 
@@ -102,7 +102,8 @@ def test_failed_trajectories_are_counted_whatever_becomes_of_their_task(queue):
     parts = split(batch)
 
     # The survivor of the first task has nothing to be compared with.
-    assert (len(parts.survivors.keys), len(parts.failed.keys), parts.num_dropped) == (4, 1, 1)
+    assert (len(parts.survivors.keys), len(parts.failed.keys)) == (4, 1)
+    assert parts.dropped == Dropped(num_tasks=1, trajectories=({"reward": 1.0},))
     assert (parts.num_trajectories, parts.failed_ratio) == (6, 1 / 6)
 
 

@@ -17,7 +17,7 @@ from turnmill.jobs.trajectory_algorithms import (
 from turnmill.rollout.failure import FAILED
 from turnmill.training.advantages import outcome_advantages
 from turnmill.training.trajectory_advantages import Rows, advantages_of
-from turnmill.training.trajectory_batch import TrajectoryBatch, last_rows, split
+from turnmill.training.trajectory_batch import DROPPED, Dropped, TrajectoryBatch, last_rows, split
 from turnmill.training.trajectory_metrics import figure_metrics, trajectory_metrics
 
 
@@ -173,10 +173,14 @@ def rows_of(keys: list[str], trajectories: list[dict[str, Any]]) -> TrajectoryBa
     )
 
 
+def metrics_of(keys: list[str], trajectories: list[dict[str, Any]]) -> dict[str, float]:
+    return trajectory_metrics(rows_of(keys, trajectories), split(batch(keys, {})), at_once=len(keys))
+
+
 def test_the_spread_of_rewards_is_told():
     keys = step(tasks=1, samples=11)
 
-    metrics = trajectory_metrics(rows_of(keys, [told(reward / 10) for reward in range(11)]), split(batch(keys, {})))
+    metrics = metrics_of(keys, [told(reward / 10) for reward in range(11)])
 
     told_quantiles = [metrics[f"turnmill/reward_quantile/{q}"] for q in ("0.1", "0.5", "0.9")]
     assert told_quantiles == pytest.approx([0.1, 0.5, 0.9])
@@ -186,7 +190,7 @@ def test_groups_of_one_reward_are_counted():
     keys = step(tasks=3, samples=2)
     rewards = [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
 
-    metrics = trajectory_metrics(rows_of(keys, [told(reward) for reward in rewards]), split(batch(keys, {})))
+    metrics = metrics_of(keys, [told(reward) for reward in rewards])
 
     assert metrics["turnmill/uniform_groups_ratio"] == pytest.approx(2 / 3)
 
@@ -204,9 +208,30 @@ def test_the_time_of_failed_trajectories_counts_with_that_of_the_others():
     assert metrics["turnmill/rollout_slots"] == 2.0
 
 
+def test_what_made_room_for_others_counts_among_what_was_played():
+    keys = step(tasks=1, samples=2)
+    solved = told(1.0, generation=3.0) | {"figures": {"num_turns": 5.0}}
+    kept = batch(keys, {})
+    kept.extra_info[DROPPED] = Dropped(num_tasks=3, trajectories=(solved,) * 6)
+
+    metrics = trajectory_metrics(rows_of(keys, [told(1.0), told(0.0)]), split(kept), at_once=2)
+
+    assert metrics["turnmill/trajectories"] == 8
+    assert metrics["turnmill/success"] == metrics["turnmill/reward_mean"] == 7 / 8
+    assert metrics["turnmill/episode_length"] == 4
+    assert metrics["turnmill/episodes/completed"] == 8
+    assert metrics["turnmill/uniform_groups_ratio"] == 3 / 4
+    assert metrics["turnmill/tool/num_turns/max"] == 5
+    assert metrics["turnmill/rollout_seconds/generation"] == 20
+    assert metrics["turnmill/rollout_slots"] == 2
+    # What is learned from.
+    assert metrics["turnmill/turns"] == 2
+    assert metrics["turnmill/response_tokens"] == 4
+
+
 def test_tokens_that_nobody_sampled_are_told():
     keys = step(tasks=1, samples=2)
 
-    metrics = trajectory_metrics(rows_of(keys, [told(), told()]), split(batch(keys, {})))
+    metrics = metrics_of(keys, [told(), told()])
 
     assert metrics["turnmill/token_mismatches"] == 3.0

@@ -46,8 +46,8 @@ class GrlTrainer(TrajectoryTrainer):
         super()._init_dataloader()
         self.train_dataset = Groups(self.job.spec.grl_agent.training_groups)
 
-    def _num_expected(self) -> int:
-        return sum(self.train_dataset[position][GROUP_SIZE] for position in range(self._num_asked[self.global_steps]))
+    def _num_trajectories(self, num_tasks: int) -> int:
+        return sum(self.train_dataset[position][GROUP_SIZE] for position in range(num_tasks))
 
     def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
         """Give trajectories their scores, and keep the groups that the filter keeps."""
