@@ -1,6 +1,7 @@
 """What the operator knows of the cluster between two looks: filled by watches, listings and its own writes."""
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import datetime
 
 from turnmill.core.errors import SettingsError
@@ -83,29 +84,39 @@ class Cache:
         """The job that goes before this one on the team's shared cluster: the one that runs, else the oldest."""
 
         def order(other: JobView) -> tuple[bool, datetime, str]:
-            return not self._holds_cluster(other), other.created_at, other.key.name
+            return not self._holds_shared_cluster(other), other.created_at, other.key.name
 
-        waiting = [other for other in self.sharing(view.key.namespace) if other.key != view.key]
-        first = min((other for other in waiting if self._is_in_line(other)), key=order, default=None)
+        others = [other for other in self._of_team(view.key.namespace) if other.key != view.key]
+        line = (other for other in others if self._holds_shared_cluster(other) or self._is_in_line(other))
+        first = min(line, key=order, default=None)
         return first.key.name if first is not None and order(first) < order(view) else ""
 
     def sharing(self, namespace: str) -> list[JobView]:
-        """The jobs of a team that use its shared cluster."""
-        return [
-            view
-            for key, view in self.jobs.items()
-            if key.namespace == namespace and view.ours and view.job and view.job.spec.cluster == "shared"
-        ]
+        """The jobs of a team that ask for its shared cluster."""
+        return [view for view in self._of_team(namespace) if _shares(view)]
+
+    def _of_team(self, namespace: str) -> Iterator[JobView]:
+        return (view for key, view in self.jobs.items() if key.namespace == namespace and view.ours)
 
     def _is_in_line(self, view: JobView) -> bool:
-        """Whether a job holds the shared cluster or waits for it; one that cannot start holds up nobody."""
-        assert view.job is not None
-        waits = not (ended_at(view.status) or view.deleted_at or view.job.spec.suspend)
-        return self._holds_cluster(view) or (waits and view.status.state != State.NOT_ADMITTED)
+        """Whether a job waits for the shared cluster; one that cannot start holds up nobody."""
+        if not _shares(view) or view.job is None or view.job.spec.suspend:
+            return False
+        # One that was changed to the shared cluster stays on its own until its attempt ends.
+        busy = ended_at(view.status) or view.deleted_at or any(True for _ in self._live_ray_jobs(view))
+        return not busy and view.status.state != State.NOT_ADMITTED
 
-    def _holds_cluster(self, view: JobView) -> bool:
-        return any(not is_over(found) for found in self.ray_jobs(view.key) if found.owner_uid == view.uid)
+    def _holds_shared_cluster(self, view: JobView) -> bool:
+        """Whether a job runs on the shared cluster, whatever it asks for by now."""
+        return any(not found.own_cluster for found in self._live_ray_jobs(view))
+
+    def _live_ray_jobs(self, view: JobView) -> Iterator[RayJobView]:
+        return (found for found in self.ray_jobs(view.key) if found.owner_uid == view.uid and not is_over(found))
 
     def states(self) -> dict[tuple[str, str], int]:
         """Jobs by namespace and state."""
         return dict(Counter((key.namespace, view.status.state or "") for key, view in self.jobs.items()))
+
+
+def _shares(view: JobView) -> bool:
+    return view.job is not None and view.job.spec.cluster == "shared"

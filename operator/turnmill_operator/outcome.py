@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import Enum, auto
 
 from turnmill.jobs.status import ConditionType, JobStatus
-from turnmill_operator.status import Finding, Reason, State, condition
+from turnmill_operator.status import Finding, Reason, State, condition, holds
 from turnmill_operator.views import JobView, Observed, Progress, RayJobView
 
 REFUSED_LIMIT = timedelta(seconds=120)
@@ -88,6 +88,9 @@ def overdue(ray_job: RayJobView, view: JobView, progress: Progress, now: datetim
     if due is None or now < due:
         return None
     if stage_of(ray_job) is not Stage.RUNNING:
+        if view.status.attempt == ray_job.attempt and holds(view.status, "Running"):
+            # It ran, and KubeRay submits it once more.
+            return Failure(Reason.HEAD_LOST, "its Ray head was lost.")
         limit = view.job.spec.start_timeout_seconds
         return Failure(
             Reason.START_TIMEOUT,
@@ -113,8 +116,10 @@ def _due(ray_job: RayJobView, view: JobView, progress: Progress) -> datetime | N
             progress.silent_since and progress.silent_since + stall + SILENCE_MARGIN,
         ]
         return min((limit for limit in limits if limit), default=None)
+    # Who waits for a queue's quota is not late. KubeRay sets another start time, a moment after it is let go.
     if ray_job.suspend or ray_job.deployment_status in ("Suspending", "Suspended"):
-        # Who waits for a queue's quota is not late; KubeRay sets another start time once it is let go.
+        return None
+    if not ray_job.deployment_status and ray_job.start_time is not None:
         return None
     since = ray_job.start_time or ray_job.created_at
     return since + timedelta(seconds=view.job.spec.start_timeout_seconds)

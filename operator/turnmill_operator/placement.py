@@ -7,6 +7,7 @@ from typing import Literal
 
 from turnmill.jobs.job import JobSpec
 from turnmill.jobs.team import TeamSettings, WorkerGroup
+from turnmill.jobs.verl_settings import TENSOR_PARALLEL
 from turnmill_operator.status import Finding, Reason
 
 
@@ -36,6 +37,13 @@ def place(spec: JobSpec, team: TeamSettings) -> Placement | Finding:
         rollout = _group("spec.resources.rollout.accelerator", spec.resources.rollout.accelerator, spec, team)
         if isinstance(rollout, Finding):
             return rollout
+        if (wanted := spec.gpus_per_engine) > rollout.gpus_per_node:
+            return Finding(
+                False,
+                Reason.TOO_MANY_GPUS,
+                f"spec.verl.{TENSOR_PARALLEL}: {wanted} is more than the {rollout.gpus_per_node} GPUs of a node of "
+                f"{rollout.name}, and an engine is on one node. Ask for at most {rollout.gpus_per_node}.",
+            )
         replicas[rollout.name] = replicas.get(rollout.name, 0) + _rollout_nodes(spec, rollout)
         asked[rollout.name] = "spec.resources.rollout.replicas"
     for group in team.worker_groups:
@@ -76,5 +84,5 @@ def _group(path: str, accelerator: str | None, spec: JobSpec, team: TeamSettings
 
 
 def _rollout_nodes(spec: JobSpec, group: WorkerGroup) -> int:
-    gpus = spec.resources.rollout.replicas * spec.gpus_per_engine
-    return math.ceil(gpus / max(1, group.gpus_per_node))
+    """As many as it takes with every engine on one."""
+    return math.ceil(spec.resources.rollout.replicas / (group.gpus_per_node // spec.gpus_per_engine))

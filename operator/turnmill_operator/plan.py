@@ -140,8 +140,8 @@ class _Course:
             return self._on_course(current)
         if spec.suspend:
             return self._suspend(current, spec)
-        if self._is_suspended(current, spec):
-            return self._resume(current)
+        if self._is_left_suspended(current):
+            return self._resume(current, spec)
         if (failure := outcome.overdue(current, self.view, self.observed.progress, self.now)) is not None:
             return self._failed(failure, current)
         return self._on_course(current)
@@ -283,11 +283,20 @@ class _Course:
         """Whether nobody but us can stop the run: Kueue owns `suspend` under a queue, and shared clusters stay."""
         return spec.queue is not None or spec.cluster == "shared"
 
+    def _keeps_its_ray_job(self, current: RayJobView, spec: JobSpec) -> bool:
+        """Whether its RayJob may stay: it is on a cluster of its own and in no queue, and it is to be the same again.
+
+        The RayJob may be of another kind than its job asks for by now. KubeRay would delete a shared cluster.
+        """
+        if self.observed.refusal or current.queue or not current.own_cluster:
+            return False
+        return not self._is_stopped_by_deletion(spec)
+
     def _suspend(self, current: RayJobView, spec: JobSpec) -> Plan:
         stopping: Mapping[ConditionType, Finding] = {
             "Suspended": Finding(False, Reason.STOPPING, "The Ray cluster is being deleted.")
         }
-        if self._is_stopped_by_deletion(spec):
+        if not self._keeps_its_ray_job(current, spec):
             return replace(self._report(State.SUSPENDING, stopping), delete=(current,))
         if current.deployment_status == "Suspended" and current.suspend:
             return replace(self._report(State.SUSPENDED, _suspended()), apply=self._renewed(current, suspend=True))
@@ -299,15 +308,19 @@ class _Course:
             return replace(self._report(State.SUSPENDING, stopping), delete=(current,))
         return replace(self._report(State.SUSPENDING, stopping), apply=(made,))
 
-    def _is_suspended(self, current: RayJobView, spec: JobSpec) -> bool:
-        """Whether the RayJob is suspended though the job is not: resumed by its user, or evicted by Kueue."""
-        if spec.queue is not None:
-            return current.suspend and holds(self.status, "ClusterReady")
-        return current.suspend
+    def _is_left_suspended(self, current: RayJobView) -> bool:
+        """Whether another RayJob is due: the job was resumed by its user, or evicted by Kueue.
 
-    def _resume(self, current: RayJobView) -> Plan:
+        Kueue holds RayJobs that have no queue, too, where it is told to.
+        """
+        if not current.suspend or current.suspended_by_us:
+            return current.suspend
+        # One that ran has been evicted, also where it could not start again at once; any other waits for its quota.
+        return holds(self.status, "ClusterReady") or self.status.state == State.NOT_ADMITTED
+
+    def _resume(self, current: RayJobView, spec: JobSpec) -> Plan:
         """Carry on: under a number of its own where the attempt has run, so that what is left of it cannot write."""
-        if not current.started:
+        if not current.started and self._keeps_its_ray_job(current, spec):
             return self._start(current.attempt)
         return self._start(current.attempt + 1)
 

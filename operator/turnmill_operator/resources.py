@@ -14,7 +14,9 @@ from turnmill_operator.views import (
     ATTEMPT_LABEL,
     HASH_ANNOTATION,
     JOB_LABEL,
+    QUEUE_LABEL,
     STARTED_ANNOTATION,
+    SUSPENDED_ANNOTATION,
     JobView,
     Raw,
 )
@@ -26,7 +28,6 @@ ENTRYPOINT = "turnmill run --ray auto"
 METRICS_PORT = 9464
 # KubeRay adds Ray's own ports only to a head that names none.
 HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "turnmill": METRICS_PORT}
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CLEAN_UP_SECONDS = 60
 # Ray asks for a token by itself from here on; KubeRay hands one out where it knows how.
 TOKEN_RAY_VERSION = (2, 52)
@@ -67,6 +68,7 @@ def build_ray_job(
     annotations = {
         HASH_ANNOTATION: hashlib.sha256(json.dumps([labels, body], sort_keys=True).encode()).hexdigest()[:16],
         STARTED_ANNOTATION: "true" if started else "false",
+        SUSPENDED_ANNOTATION: "true" if suspend else "false",
     }
     if not shared and spec.queue is None:
         # KubeRay suspends no run on a cluster of others; under a queue the field is Kueue's.

@@ -84,7 +84,7 @@ class Reason(StrEnum):
 FINAL_REASONS = frozenset({Reason.RUN_GAVE_UP, Reason.SETTINGS_REFUSED, Reason.RAY_JOB_REFUSED})
 """Failures that another attempt would repeat."""
 
-OWN_VERDICTS = frozenset({Reason.START_TIMEOUT, Reason.RUN_LOST})
+OWN_VERDICTS = frozenset({Reason.START_TIMEOUT, Reason.RUN_LOST, Reason.HEAD_LOST})
 """Failures of which KubeRay may know nothing: the RayJob goes on until it is deleted."""
 
 

@@ -19,7 +19,9 @@ Raw = Mapping[str, Any]
 
 JOB_LABEL, ATTEMPT_LABEL = "turnmill.dev/job", "turnmill.dev/attempt"
 STARTED_ANNOTATION = "turnmill.dev/started"
+SUSPENDED_ANNOTATION = "turnmill.dev/suspended"
 HASH_ANNOTATION = "turnmill.dev/spec-hash"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 FINALIZER = "turnmill.dev/clean-up"
 MANAGER = "turnmill.dev/operator"
 
@@ -65,7 +67,11 @@ class RayJobView:
     suspend: bool
     started: bool
     """Whether it was ever let run; one that waits since its birth may still be changed."""
+    suspended_by_us: bool
+    """Whether its job asked for that; otherwise a queue holds it."""
     spec_hash: str
+    queue: str
+    """The queue of Kueue's that it is in, whatever its job says by now."""
     own_cluster: bool
     job_status: str
     deployment_status: str
@@ -177,7 +183,9 @@ def ray_job_view(raw: Raw) -> RayJobView:
         deleting="deletionTimestamp" in metadata,
         suspend=bool(spec.get("suspend")),
         started=annotations.get(STARTED_ANNOTATION) == "true",
+        suspended_by_us=annotations.get(SUSPENDED_ANNOTATION) == "true",
         spec_hash=annotations.get(HASH_ANNOTATION, ""),
+        queue=labels.get(QUEUE_LABEL, ""),
         own_cluster="clusterSelector" not in spec,
         job_status=status.get("jobStatus") or "",
         deployment_status=status.get("jobDeploymentStatus") or "",

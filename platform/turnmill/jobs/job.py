@@ -16,10 +16,10 @@ from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
 from turnmill.jobs.training import TrainingSettings
 from turnmill.jobs.trajectory_algorithms import Dapo, KlSettings, TrajectoryAlgorithm
+from turnmill.jobs.verl_settings import TENSOR_PARALLEL, setting
 
 API_VERSION = "turnmill.dev/v1alpha1"
 KIND = "AgentTrainingJob"
-TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 # KubeRay appends to the name and allows 47 characters of its own; pods must start with a letter.
 JobName = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
@@ -172,7 +172,7 @@ class JobSpec(Settings):
     @property
     def gpus_per_engine(self) -> int:
         """GPUs that one inference engine spans."""
-        return int(self.verl.get(TENSOR_PARALLEL, 1))
+        return int(setting(self.verl, TENSOR_PARALLEL, 1))
 
     @property
     def turns_per_step(self) -> int:

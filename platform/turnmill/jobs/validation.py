@@ -14,6 +14,7 @@ from turnmill.jobs.problems import MISSING, JobError, Problem
 from turnmill.jobs.rules import broken_rules
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import BrokenValueError, Values, fields_by_alias, tag_of, variants_of
+from turnmill.jobs.verl_settings import broken_settings
 from turnmill.jobs.yaml_file import Path, dotted
 
 Check = Callable[[Values], Iterable[Problem]]
@@ -56,7 +57,7 @@ def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[Age
             broken.append(place.path)
             problems.append(_field_problem(place, details))
     values = Values(data, AgentTrainingJob, broken)
-    for check in (broken_rules, *checks):
+    for check in (broken_rules, broken_settings, *checks):
         # A check that comes upon a broken value has nothing to judge: the value has its problem already.
         try:
             problems.extend(check(values))

@@ -79,8 +79,23 @@ def raw_team(**changes: Any) -> Raw:
     }
 
 
-def raw_ray_job(attempt: int = 1, *, job: str = "job", uid: str = UID, suspend: bool = False, **status: Any) -> Raw:
-    """A RayJob of an attempt, with a status of KubeRay's such as `jobStatus="RUNNING"`."""
+def raw_ray_job(
+    attempt: int = 1,
+    *,
+    job: str = "job",
+    uid: str = UID,
+    suspend: bool = False,
+    started: bool = False,
+    held: bool = False,
+    queue: str | None = None,
+    shared: bool = False,
+    **status: Any,
+) -> Raw:
+    """A RayJob of an attempt, with a status of KubeRay's such as `jobStatus="RUNNING"`.
+
+    Its job has suspended it, before it ran or after; or Kueue holds it. It is in a queue of Kueue's, or on a shared
+    cluster.
+    """
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -89,14 +104,22 @@ def raw_ray_job(attempt: int = 1, *, job: str = "job", uid: str = UID, suspend: 
             "namespace": NAMESPACE,
             "resourceVersion": "1",
             "creationTimestamp": stamp(START),
-            "labels": {JOB_LABEL: job, ATTEMPT_LABEL: str(attempt)},
+            "labels": {
+                JOB_LABEL: job,
+                ATTEMPT_LABEL: str(attempt),
+                **({"kueue.x-k8s.io/queue-name": queue} if queue else {}),
+            },
             "annotations": {
-                "turnmill.dev/started": "false" if suspend else "true",
+                "turnmill.dev/started": "true" if started or not suspend else "false",
+                "turnmill.dev/suspended": "true" if suspend else "false",
                 "turnmill.dev/metrics-port": "9464",
             },
             "ownerReferences": [{"uid": uid, "controller": True}],
         },
-        "spec": {"suspend": suspend},
+        "spec": {
+            "suspend": suspend or held,
+            **({"clusterSelector": {"ray.io/cluster": "team"}} if shared else {}),
+        },
         **({"status": status} if status else {}),
     }
 

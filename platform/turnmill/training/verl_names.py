@@ -24,24 +24,29 @@ WITH_EFFECT = frozenset({"algorithm.rollout_correction.bypass_mode"})
 
 def names_without_effect(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Settings that verl has and nothing here reads, each with what to do instead."""
-    parts = [(name, part) for name in settings for part in _flat(name, settings[name]) if part not in WITH_EFFECT]
-    return [
-        (name, instead)
+    parts = [(name, part) for name, part in _parts(settings) if part not in WITH_EFFECT]
+    found = {
+        name: instead
         for name, part in parts
         for unread, instead in WITHOUT_EFFECT.items()
         if part == unread or part.startswith(f"{unread}.")
-    ]
+    }
+    return list(found.items())
 
 
 def unknown_names(config: DictConfig, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Settings that verl has no name for, each with the closest name that it has (or "")."""
-    unknown = [(name, part) for name in settings for part in _flat(name, settings[name]) if not _is_known(config, part)]
+    unknown = [(name, part) for name, part in _parts(settings) if not _is_known(config, part)]
     names = sorted(_names(config)) if unknown else []
     return [(name, next(iter(difflib.get_close_matches(part, names, n=1)), "")) for name, part in unknown]
 
 
+def _parts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names in the file, each with those that it gives values to: what is inside of it where it is a mapping."""
+    return ((name, part) for name, value in settings.items() for part in _flat(name, value))
+
+
 def _flat(name: str, value: Any) -> Iterator[str]:
-    """The names that a setting gives values to: those inside of it where it is a mapping."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}", inner)

@@ -101,13 +101,13 @@ def shared(name: str, created: float, *, suspend: bool = False, state: str | Non
     return versioned(raw, 1, creationTimestamp=at(created).isoformat(), uid=f"uid-of-{name}")
 
 
-def line(*jobs: dict[str, Any], running: str | None = None) -> dict[str, str]:
+def line(*jobs: dict[str, Any], running: str | None = None, alone: bool = False) -> dict[str, str]:
     """Who goes before whom."""
     cache = Cache()
     for raw in jobs:
         cache.put_job(raw)
     if running:
-        cache.put_ray_job(raw_ray_job(job=running, uid=f"uid-of-{running}", jobStatus="RUNNING"))
+        cache.put_ray_job(raw_ray_job(job=running, uid=f"uid-of-{running}", shared=not alone, jobStatus="RUNNING"))
     return {view.key.name: cache.ahead_of(view) for view in cache.jobs.values()}
 
 
@@ -117,6 +117,14 @@ def test_the_oldest_job_goes_first_on_a_shared_cluster():
 
 def test_a_job_that_runs_on_the_shared_cluster_goes_before_older_ones():
     assert line(shared("old", 1), shared("young", 2), running="young") == {"old": "young", "young": ""}
+
+
+def test_who_runs_on_the_shared_cluster_is_told_by_rayjobs_and_not_by_what_jobs_say_by_now():
+    moved_away = shared("old", 1)
+    moved_away["spec"]["cluster"] = "own"
+
+    assert line(moved_away, shared("young", 2), running="old")["young"] == "old"
+    assert line(shared("old", 1), shared("young", 2), running="old", alone=True)["young"] == ""
 
 
 @pytest.mark.parametrize("other", [{"suspend": True}, {"state": "NotAdmitted"}])

@@ -111,6 +111,24 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "TooManyGpus",
         "spec.resources.train.gpusPerNode: 4 is more than the 1 GPUs of a node of h100. Ask for at most 1",
     ),
+    "engines larger than a node": (
+        {
+            "training__mode": "separate_async",
+            "training__maxStaleness": 1,
+            "resources__train": {"accelerator": "H100"},
+            "resources__rollout": {"accelerator": "A40", "replicas": 1},
+            "verl": {"actor_rollout_ref.rollout": {"tensor_model_parallel_size": 2}},
+        },
+        {},
+        "TooManyGpus",
+        "tensor_model_parallel_size: 2 is more than the 1 GPUs of a node of a40, and an engine is on one node. Ask",
+    ),
+    "an engine of no size": (
+        {"verl": {"actor_rollout_ref.rollout.tensor_model_parallel_size": None}},
+        {},
+        "InvalidSpec",
+        "spec.verl.actor_rollout_ref.rollout.tensor_model_parallel_size: null must be a whole number, at least 1.",
+    ),
     "too many nodes": (
         {"resources__train": {"nodes": 4}},
         {},
@@ -318,11 +336,25 @@ def test_an_attempt_without_a_cluster_in_time_has_failed():
 
 def test_waiting_in_a_queue_takes_no_time_from_an_attempt():
     job = raw_job(startTimeoutSeconds=60, queue="q")
-    queued = raw_ray_job(suspend=True, jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
-    admitted = raw_ray_job(jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
+    queued = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
+    admitted = raw_ray_job(queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
+    # As KubeRay leaves it for a moment.
+    let_go = raw_ray_job(queue="q", jobDeploymentStatus="", startTime=stamp(at(0)))
 
     assert status_after(job, queued, now=at(9000)).state == "Queued"
     assert status_after(job, admitted, now=at(9000)).state == "Starting"
+    assert status_after(job, let_go, now=at(9000)).state == "Starting"
+
+
+def test_a_run_whose_head_is_lost_late_was_not_slow_to_start():
+    job = raw_job(startTimeoutSeconds=60)
+    running = status_after(job, raw_ray_job(**RUNNING, startTime=stamp(at(0))), now=at(30))
+    submitted_again = {"jobStatus": "PENDING", "jobDeploymentStatus": "Running", "startTime": stamp(at(0))}
+
+    lost = look(job, raw_ray_job(**submitted_again), status=running, now=at(9000))
+
+    assert reasons(lost.status)["Failed"] == ("True", "HeadLost")
+    assert [found.name for found in lost.delete] == ["job-1"]
 
 
 def trained(**options: Any) -> JobStatus:
@@ -388,8 +420,7 @@ def test_a_run_is_suspended_and_resumed_under_a_new_number():
     assert (ray_job["metadata"]["name"], ray_job["spec"]["suspend"]) == ("job-1", True)
     assert ray_job["metadata"]["annotations"]["turnmill.dev/started"] == "true"
 
-    suspended = raw_ray_job(jobDeploymentStatus="Suspended")
-    suspended["spec"]["suspend"] = True
+    suspended = raw_ray_job(suspend=True, started=True, jobDeploymentStatus="Suspended")
     told = look(raw_job(suspend=True), suspended, status=stopping.status)
     assert (told.status and told.status.state, told.apply) == ("Suspended", ())
 
@@ -419,14 +450,63 @@ def test_a_run_whose_rayjob_cannot_be_suspended_is_stopped_by_deletion(change: d
 
 def test_a_run_that_kueue_evicts_goes_on_under_a_new_number():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
-    evicted = raw_ray_job(jobDeploymentStatus="Suspended")
-    evicted["spec"]["suspend"] = True
+    evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
 
     plan = look(raw_job(queue="q"), evicted, status=running)
 
     assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
     assert plan.status is not None
     assert plan.status.failed_attempts == 0
+
+
+def test_a_run_that_kueue_evicts_has_the_next_number_also_if_it_cannot_start_at_once():
+    running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
+    evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
+    refused = look(raw_job(queue="q"), evicted, status=running, team=None)
+    assert refused.status is not None
+    assert refused.status.state == "NotAdmitted"
+
+    plan = look(raw_job(queue="q"), evicted, status=refused.status)
+
+    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+
+
+@pytest.mark.parametrize("queue", [None, "default"])
+def test_a_run_that_kueue_holds_though_its_job_names_no_queue_waits_in_line(queue: str | None):
+    held = raw_ray_job(held=True, queue=queue)
+
+    waiting = look(raw_job(), held, status=STARTED)
+
+    assert waiting.apply == ()
+    assert waiting.status is not None
+    assert waiting.status.state == "Queued"
+    evicted = look(raw_job(), held, status=status_after(raw_job(), raw_ray_job(**RUNNING)))
+    assert [made["metadata"]["name"] for made in evicted.apply] == ["job-2"]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_suspended_job_that_is_resumed_into_a_queue_gets_a_rayjob_that_is_in_it(started: bool):
+    suspended = raw_ray_job(suspend=True, started=started, jobDeploymentStatus="Suspended")
+
+    plan = look(raw_job(queue="q"), suspended, status=status_after(raw_job(suspend=True), suspended))
+
+    (made,) = plan.apply
+    assert made["metadata"]["name"] == "job-2"
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    assert [found.name for found in plan.delete] == ["job-1"]
+
+
+@pytest.mark.parametrize("kind", [{"shared": True}, {"queue": "q"}], ids=["shared", "queue"])
+def test_a_rayjob_is_stopped_by_what_it_is_and_not_by_what_its_job_says_by_now(kind: dict[str, Any]):
+    plan = look(raw_job(suspend=True), raw_ray_job(**kind, **RUNNING), status=STARTED)
+
+    assert ([found.name for found in plan.delete], plan.apply) == (["job-1"], ())
+
+
+def test_a_run_whose_suspension_is_refused_is_stopped_by_deletion():
+    plan = look(raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED, refusal="queue-name is immutable")
+
+    assert ([found.name for found in plan.delete], plan.apply) == (["job-1"], ())
 
 
 def test_a_job_suspended_between_attempts_waits():

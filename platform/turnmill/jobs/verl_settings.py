@@ -1,0 +1,27 @@
+"""What `spec.verl` says, by the dotted names of verl's settings."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from turnmill.jobs.problems import Problem
+from turnmill.jobs.values import Values
+
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
+def setting(settings: Mapping[str, Any], name: str, default: Any) -> Any:
+    """A setting by its whole name, also where it is inside of one that is a mapping; the last one counts."""
+    found = default
+    for key, value in settings.items():
+        if key == name:
+            found = value
+        elif name.startswith(f"{key}.") and isinstance(value, Mapping):
+            found = setting(value, name.removeprefix(f"{key}."), found)
+    return found
+
+
+def broken_settings(values: Values) -> Iterator[Problem]:
+    """A problem for what must be known before verl reads it: the GPUs of an engine decide which machines there are."""
+    size = setting(values["spec.verl"], TENSOR_PARALLEL, 1)
+    if type(size) is not int or size < 1:
+        yield Problem(f"spec.verl.{TENSOR_PARALLEL}", size, "must be a whole number, at least 1", "Try 1.")
