@@ -5,13 +5,17 @@ Every run takes minutes to start, so each goes through several faults, one at a 
 """
 
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from turnmill.testing.boards import needs_gpus, queries_of_operator, queries_of_ray, queries_on_runs, unseen
 from turnmill.testing.charts import OPERATOR, TEAM, helm
 from turnmill.testing.kubernetes import is_ready, wait_for
+from turnmill.testing.prometheus import prometheus_of_cluster
 from turnmill.testing.team_jobs import OPERATOR_PODS, RELEASE_OF_OPERATOR, SubmittedJob, Team
 from turnmill.testing.team_release import RELEASE, STORE, TOOL_SERVER_PODS
 
@@ -19,6 +23,9 @@ pytestmark = pytest.mark.timeout(1800)
 
 SHORT_VALIDATION, NO_VALIDATION = {"episodes": 32}, {"episodes": 0}
 RUN_SECONDS = 1200.0
+RANGES = {"__rate_interval": "30s", "window": "1m", "__range": "5m"}
+"""What Grafana fills in, for scrapes every five seconds."""
+
 # The kernel keeps fifteen characters of a name.
 LEARNER, ENGINE = "ray::WorkerDict", "ray::vLLMHttpSe"
 STORE_PODS = f"statefulset.kubernetes.io/pod-name={STORE}-0"
@@ -32,16 +39,44 @@ def processes(job: SubmittedJob, group: str) -> str:
     return "".join(job.team.namespace.run_in(pod, "sh", "-c", look) for pod in pods)
 
 
-def test_the_babyai_twin_learns_to_its_end_and_its_status_shows_how(team: Team):
-    job = team.submit("babyai-goto-cpu.yaml", "babyai", training__steps=6, training__validation=SHORT_VALIDATION)
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A run that has come to its end."""
 
-    rewards = job.wait_until_complete(seconds=RUN_SECONDS)
+    job: SubmittedJob
+    rewards: list[float]
+    submitted_at: float
+
+
+@pytest.fixture(scope="module")
+def babyai(team: Team) -> Learned:
+    """The BabyAI twin, shortened."""
+    submitted_at = time.time()
+    job = team.submit("babyai-goto-cpu.yaml", "babyai", training__steps=6, training__validation=SHORT_VALIDATION)
+    return Learned(job, job.wait_until_complete(seconds=RUN_SECONDS), submitted_at)
+
+
+def test_the_babyai_twin_learns_to_its_end_and_its_status_shows_how(team: Team, babyai: Learned):
+    job, rewards = babyai.job, babyai.rewards
 
     assert job.progress["step"] == job.progress["steps"] == 6
     assert rewards[-1] > rewards[0]
     assert job.progress["infraFailedRatio"] == 0
     assert job.resource["status"]["attempt"] == 1
     assert not team.pods(job.labels)
+
+
+def test_boards_find_all_of_a_run_and_the_operator_in_the_prometheus_of_the_cluster(team: Team, babyai: Learned):
+    queries = [*queries_on_runs(), *queries_of_ray(), *queries_of_operator()]
+    wanted = [query for query in queries if not needs_gpus(query)]
+    assert len(wanted) > 80
+
+    with prometheus_of_cluster(since=babyai.submitted_at) as prometheus:
+        if prometheus is None:
+            pytest.skip("needs Prometheus as the service prometheus in the namespace monitoring")
+        missing = unseen(prometheus, wanted, namespace=team.namespace.name, **RANGES)
+
+    assert missing == []
 
 
 def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_head_repeats_no_step(team: Team):

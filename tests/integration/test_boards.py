@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from turnmill.testing.boards import queries_of_tool_servers, queries_on_runs, unseen
+from turnmill.testing.boards import needs_gpus, queries_of_tool_servers, queries_on_runs, unseen
 from turnmill.testing.programs import find_program, why_no_program
 from turnmill.testing.prometheus import Prometheus
 from turnmill.testing.server_process import ServerProcess, eventually
@@ -17,8 +17,6 @@ from turnmill.testing.whole_runs import TOOL_JOB, WholeRun
 pytestmark = pytest.mark.skipif(why_no_program("prometheus") is not None, reason=why_no_program("prometheus") or "")
 
 RANGES = {"__rate_interval": "5s", "window": "20s", "__range": "60s"}
-ON_GPUS = "turnmill_gpus"
-"""What is divided by the number of GPUs has no value where there are none."""
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def test_every_query_on_tool_servers_and_the_store_finds_something(server: Serve
 def test_every_query_on_runs_finds_something(server: ServerProcess, tmp_path: Path):
     program = find_program("prometheus")
     assert program is not None
-    wanted = [query for query in queries_on_runs() if ON_GPUS not in query.expression]
+    wanted = [query for query in queries_on_runs() if not needs_gpus(query)]
     assert len(wanted) > 40
     job, port = tmp_path / "job.yaml", free_port()
     job.write_text(TOOL_JOB)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from turnmill.observability.dashboards.board import OPERATOR, Query
 from turnmill.observability.dashboards.boards import BOARDS
+from turnmill.observability.dashboards.foreign import RAY
 from turnmill.testing import promql
 from turnmill.testing.prometheus import PrometheusApi
 
@@ -15,10 +16,27 @@ def queries_on_runs() -> list[Query]:
 
 def queries_of_tool_servers() -> list[Query]:
     """Those whose series all come from tool servers."""
-    # Those of the operator are chosen by the same label.
-    boards = [board for board in BOARDS if OPERATOR in board.sources]
-    of_operator = {query for board in boards for panel in board.panels for query in panel.queries}
+    of_operator = queries_of_operator()
     return [query for query in _chosen_by("job") if query not in of_operator]
+
+
+def queries_of_operator() -> list[Query]:
+    """Those whose series all come from our operator."""
+    # Those of tool servers are chosen by the same label.
+    boards = [board for board in BOARDS if OPERATOR in board.sources]
+    found = _chosen_by("job")
+    return [query for board in boards for panel in board.panels for query in panel.queries if query in found]
+
+
+def queries_of_ray() -> list[Query]:
+    """Those whose series all come from Ray, and from vLLM by way of it."""
+    return _chosen_by("ray_io_cluster")
+
+
+def needs_gpus(query: Query) -> bool:
+    """Whether there is nothing to find without GPUs: what is told of them, and what is divided by their number."""
+    of_gpus = {"turnmill_gpus", *(name for name, labels in RAY.items() if "GpuDeviceName" in labels)}
+    return not promql.reads(query.expression).names.isdisjoint(of_gpus)
 
 
 def unseen(prometheus: PrometheusApi, queries: Sequence[Query], **variables: str) -> list[str]:

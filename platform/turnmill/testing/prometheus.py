@@ -3,7 +3,8 @@
 import math
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +12,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
+from turnmill.testing.kubernetes import Namespace
 from turnmill.testing.toxiproxy import free_port
 
 START_SECONDS = 30.0
@@ -46,6 +48,20 @@ class PrometheusApi:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+
+@contextmanager
+def prometheus_of_cluster(*, since: float) -> Iterator[PrometheusApi | None]:
+    """That of a cluster, the service `prometheus` in the namespace `monitoring`; None where none answers."""
+    service = Namespace("monitoring").get("service", "prometheus")
+    if service is None:
+        yield None
+        return
+    api = PrometheusApi(f"http://{service['spec']['clusterIP']}:9090", since=since, step_seconds=5)
+    try:
+        yield api if api.answers() else None
+    finally:
+        api.close()
 
 
 class Prometheus(PrometheusApi):
