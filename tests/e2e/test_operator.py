@@ -119,6 +119,34 @@ def wait_for_reason(place: Namespace, name: str, kind: str, reason: str, seconds
     return wait_for(f"{kind} {reason} of {name}", look, seconds=seconds)
 
 
+# Five hundred jobs, before anything else works the cluster
+
+
+async def test_five_hundred_jobs_at_once(place: Namespace, tmp_path: Path):
+    number = 500
+    place.apply(config_map(TEAM))
+    with operator_process(place.name, tmp_path / "operator.log") as operator:
+        manifests = [named_job(f"job-{index}", suspend=True) for index in range(number)]
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"apiVersion": "v1", "kind": "List", "items": manifests}, file)
+            file.flush()
+            await asyncio.to_thread(place.kubectl, "create", f"--filename={file.name}", timeout=300)
+        async with stand_in(place.name) as cluster:
+            deadline = time.monotonic() + 300
+            while sum(state(found) == "Suspended" for found in await cluster.jobs()) < number:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(2)
+        writes, memory = operator.writes(), operator.memory_mib()
+        errors = operator.metric("turnmill_operator_errors_total")
+
+    assert writes <= 6 * number
+    assert errors == 0
+    assert memory < 250
+
+
+# Single jobs
+
+
 def test_a_job_says_what_it_lacks_until_it_can_run(place: Namespace, operator: OperatorProcess):
     place.apply(
         named_job("greedy", resources__train={"nodes": 4}),
@@ -333,25 +361,3 @@ async def test_fifty_jobs_end_as_they_should_though_the_api_server_is_away_for_h
         assert operator.process.poll() is None, pid
 
     assert found == {name: PLANS[kind][2] for name, kind in jobs.items()}
-
-
-async def test_five_hundred_jobs_at_once(place: Namespace, tmp_path: Path):
-    number = 500
-    place.apply(config_map(TEAM))
-    with operator_process(place.name, tmp_path / "operator.log") as operator:
-        manifests = [named_job(f"job-{index}", suspend=True) for index in range(number)]
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump({"apiVersion": "v1", "kind": "List", "items": manifests}, file)
-            file.flush()
-            await asyncio.to_thread(place.kubectl, "create", f"--filename={file.name}", timeout=300)
-        async with stand_in(place.name) as cluster:
-            deadline = time.monotonic() + 300
-            while sum(state(found) == "Suspended" for found in await cluster.jobs()) < number:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(2)
-        writes, memory = operator.writes(), operator.memory_mib()
-        errors = operator.metric("turnmill_operator_errors_total")
-
-    assert writes <= 6 * number
-    assert errors == 0
-    assert memory < 250

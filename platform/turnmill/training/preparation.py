@@ -90,8 +90,8 @@ def process_environment(device: str) -> dict[str, str]:
         "VERL_PLATFORM": "cpu",
         # vLLM reads it for the CPU as: the executor may be in the engine's process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # No plug-in tells Ray the engine's metrics: a small model's steps are too short to measure each.
-        "VLLM_PLUGINS": "",
+        # Unless it is asked for, no plug-in tells Ray the engine's metrics: a small model's steps are too short for it.
+        "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", ""),
         # Without it vLLM compiles a small function, which takes a C++ compiler and seconds.
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
