@@ -184,7 +184,7 @@ class TrajectoryLog:
     def read_advantages(self, step: int) -> dict[str, float]:
         """The advantages of a step's trajectories, by their names; nothing where none are kept."""
         records = json_lines.read(self._file(ADVANTAGES, step), "episode")
-        return {str(record["episode"]): float(record["advantage"]) for record in records if "advantage" in record}
+        return {str(record["episode"]): _number(record["advantage"]) for record in records if "advantage" in record}
 
     def rewind(self, step: int) -> None:
         """Forget what came after a step, before a run goes on from its checkpoint."""
@@ -253,6 +253,11 @@ def decode_turn(record: Mapping[str, Any]) -> TurnRecord | None:
         return None
     for name in _SEQUENCES:
         values[name] = tuple(values.get(name, ()))
-    # JSON has no word for a log-prob that is no number.
-    values["log_probs"] = tuple(math.nan if value is None else value for value in values.get("log_probs", ()))
+    values["log_probs"] = tuple(map(_number, values.get("log_probs", ())))
+    values["reward"] = _number(values["reward"])
     return TurnRecord(**values)
+
+
+def _number(value: float | None) -> float:
+    """A number of a line; JSON has no word for what is none."""
+    return math.nan if value is None else value

@@ -12,8 +12,8 @@ from turnmill.observability.trajectory_log import ADVANTAGES, TurnRecord
 from turnmill.trajectory_page.summary import TRAINING, Summary
 from turnmill.trajectory_page.tokens import Vocabulary, columns, printable
 
-Worth = Mapping[int, Sequence[float]] | float | None
-"""The advantages of a trajectory: of each turn's tokens, or one of them all."""
+Worth = Mapping[int, Sequence[float | None]] | float | None
+"""The advantages of a trajectory: of each turn's tokens, or one of them all; None in place of what is no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,12 @@ def _gap(before: TurnRecord | None, turn: TurnRecord) -> float | None:
 
 def read_worth(folder: Path, name: str, steps: set[int]) -> Worth:
     """What the log keeps of a trajectory's advantages; found without reading the lines of others."""
-    by_turn: dict[int, Sequence[float]] = {}
+    by_turn: dict[int, Sequence[float | None]] = {}
     of_all: float | None = None
     for step in sorted(steps):
         for record in _records_of(folder / f"{ADVANTAGES}-{step:06d}.jsonl", name):
             if "advantages" in record:
-                by_turn[int(record["turn"])] = [float(value) for value in record["advantages"]]
+                by_turn[int(record["turn"])] = record["advantages"]
             elif isinstance(record.get("advantage"), int | float):
                 of_all = float(record["advantage"])
     return by_turn or of_all

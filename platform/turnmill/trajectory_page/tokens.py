@@ -56,7 +56,7 @@ def learned(mask: Sequence[int], said: int, observed: int) -> list[int]:
 
 
 def columns(
-    turn: TurnRecord, vocabulary: Vocabulary, advantages: Sequence[float] | float | None, *, trained: bool
+    turn: TurnRecord, vocabulary: Vocabulary, advantages: Sequence[float | None] | float | None, *, trained: bool
 ) -> dict[str, Any]:
     """The tokens of a turn, column by column: those of the response, then those of the observation."""
     said, observed = len(turn.response_ids), len(turn.observation_ids)

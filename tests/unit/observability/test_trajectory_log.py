@@ -1,4 +1,5 @@
 import json
+import math
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +185,21 @@ def test_advantages_are_kept_beside_the_turns_and_forgotten_with_them(log: Traje
     assert log.read_advantages(1) == {"t1-0-0": 0.5, "t1-0-1": -0.5}
     assert log.read_advantages(2) == {}
     assert list(log.read_turns()) == []
+
+
+def test_an_advantage_that_is_no_number_is_read_as_it_was_written(log: TrajectoryLog):
+    log.append_advantages(1, {"t1-0-0": math.nan, "t1-0-1": 0.5})
+
+    assert log.read_advantages(1) == {"t1-0-0": pytest.approx(math.nan, nan_ok=True), "t1-0-1": 0.5}
+
+
+def test_an_episode_whose_reward_is_no_number_is_read_and_counted_as_unsolved(log: TrajectoryLog):
+    log.append([*episode("a", turns=2, done=True, reward=math.nan), *episode("b", done=True, reward=1.0)])
+
+    first, second = log.read_episodes()
+    assert math.isnan(first.reward)
+    assert (first.outcome, second.outcome) == ("unsolved", "solved")
+    assert names(log, EpisodeFilter(min_reward=-9.0)) == ["b"]
 
 
 def test_advantages_of_tokens_stand_beside_those_of_trajectories(log: TrajectoryLog):

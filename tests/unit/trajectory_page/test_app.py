@@ -1,5 +1,6 @@
 import html
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,6 +127,17 @@ def test_a_page_holds_the_very_tokens_for_the_script(folder, visit):
 
     (columns,) = re.findall(r'<script type="application/json" class="columns">(.*?)</script>', page.text, re.S)
     assert json.loads(columns)["texts"] == [EVIL]
+
+
+def test_a_trajectory_of_a_run_that_diverged_can_be_opened(folder, visit):
+    log = TrajectoryLog(folder)
+    log.append([replace(TURN, reward=math.nan)])
+    log.append_token_advantages(1, [("t0-0", 0, [math.nan])])
+
+    page = visit().get("/trajectory/t0-0")
+
+    assert page.status_code == 200
+    assert "reward nan" in page.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8600", "localhost", "LOCALHOST:1", "[::1]:8600", "10.0.0.7:80"])

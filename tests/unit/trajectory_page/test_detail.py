@@ -114,6 +114,20 @@ def test_advantages_are_found_among_those_of_others(tmp_path: Path):
     assert read_worth(log.path, "t9-9", {1, 2}) is None
 
 
+def test_advantages_that_are_no_numbers_are_none(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    log = TrajectoryLog(folder)
+    log.append_token_advantages(1, [("t0-0", 0, [0.5, float("nan")])])
+    log.append_advantages(1, {"t1-0": float("nan")})
+
+    worth = read_worth(log.path, "t0-0", {1})
+
+    assert worth == {0: [0.5, None]}
+    assert turn_views([TURN], SUMMARY, VOCABULARY, worth)[0].tokens["advantages"] == [0.5, None]
+    assert read_worth(log.path, "t1-0", {1}) is None
+
+
 def test_each_turn_has_the_picture_of_its_moment_even_where_two_are_alike(tmp_path: Path):
     path = tmp_path / "episode.gif"
     shades = [0, 80, 80, 200]
