@@ -102,7 +102,8 @@ def run(
     job = _load(job_file, overrides)
     run_dir = choose_run_dir(job, output, resume=resume)
     console = Console()
-    again = shlex.join(["turnmill", "run", str(job_file), "--resume", "--output", str(run_dir)])
+    replaced = [part for override in overrides or () for part in ("--set", override)]
+    again = shlex.join(["turnmill", "run", str(job_file), *replaced, "--resume", "--output", str(run_dir)])
     _say(f"{'Going on with' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
     try:
         launch = _launch()

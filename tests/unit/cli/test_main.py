@@ -1,4 +1,5 @@
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -100,6 +101,19 @@ def test_a_failed_run_exits_with_1_and_says_how_to_go_on(launched, capsys):
         "The run failed (stalled): Nothing moved for 600 s.\n"
         "Go on with: turnmill run job.yaml --resume --output runs/small\n"
     )
+
+
+def test_how_to_go_on_names_what_was_set_in_place_of_the_file(launched, capsys):
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise RunFailedError("Nothing moved for 600 s.", "stalled")
+
+    launched(fail)
+    overrides = ["--set", "training.steps=7", "--set", "agent.memory={textTurns: 1}"]
+
+    main(["run", "job.yaml", *overrides])
+
+    command = capsys.readouterr().err.partition("Go on with: ")[2]
+    assert shlex.split(command) == ["turnmill", "run", "job.yaml", *overrides, "--resume", "--output", "runs/small"]
 
 
 def test_an_interrupted_run_exits_with_130_and_says_how_to_go_on(launched, capsys):
