@@ -199,8 +199,14 @@ def report(run_dir: RunDir) -> None:
     from turnmill.cli.run_dirs import existing_run
     from turnmill.observability.report import draw_curve, report_text
 
-    draw_curve(existing_run(run_dir))
+    undrawn = None
+    try:
+        draw_curve(existing_run(run_dir))
+    except OSError as error:
+        undrawn = error
     Console().print(report_text(run_dir))
+    if undrawn:
+        _say(f"The curve was not drawn: {undrawn}", to=_errors())
 
 
 @app.command()

@@ -301,6 +301,19 @@ def test_an_episode_that_is_not_there_exits_with_2(run_dir: Path, capsys):
     assert "has no such episode" in capsys.readouterr().err
 
 
+def test_report_tells_what_came_out_where_the_curve_cannot_be_written(run_dir: Path, capsys):
+    RunFolder(run_dir).append_metrics(1, {"validation/success": 0.37})
+    # Nobody, root neither, can put a file in its place.
+    (run_dir / "curve.png").mkdir()
+
+    code = main(["report", str(run_dir)])
+
+    said = capsys.readouterr()
+    assert code == 0
+    assert "37%" in said.out
+    assert "The curve was not drawn: " in said.err
+
+
 def test_report_tells_what_came_out_and_draws_the_curve(run_dir: Path, capsys):
     RunFolder(run_dir).append_metrics(1, {"validation/success": 0.37})
 
