@@ -141,6 +141,14 @@ def test_a_legend_names_labels_that_the_result_has(board: Board, panel: Panel, q
     assert named <= (asked.labels or of_series)
 
 
+@every_query
+def test_runs_of_one_name_in_several_teams_are_kept_apart(board: Board, panel: Panel, query: Query):
+    groups = [set(labels.split(", ")) for labels in re.findall(r"by \(([^)]*)\)", query.expression)]
+    named = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+
+    assert [group for group in [*groups, named] if "training_job" in group and "namespace" not in group] == []
+
+
 # ---- panels ----
 
 

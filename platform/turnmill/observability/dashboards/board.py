@@ -116,7 +116,7 @@ def quantile(share: float, buckets: str, *, by: str = "", window: str = RECENT) 
 def percentiles(
     buckets: str, *, by: str = "", high: float = 0.99, window: str = RECENT
 ) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Two queries: the median of a histogram and a high quantile, perhaps by a label."""
-    name = f"{{{{{by}}}}}: " if by else ""
+    """Two queries: the median of a histogram and a high quantile, perhaps by labels."""
+    name = " ".join(f"{{{{{label}}}}}" for label in by.split(", ")) + ": " if by else ""
     median, highest = (quantile(share, buckets, by=by, window=window) for share in (0.5, high))
     return (median, f"{name}p50"), (highest, f"{name}p{100 * high:g}")

@@ -56,8 +56,8 @@ RUNS = Row(
             "GPU hours that each run held in the time shown, by role and kind of GPU.",
             "h",
             (
-                hours(GPUS, "training_job, role, accelerator"),
-                "{{training_job}}: {{role}} on {{accelerator}}",
+                hours(GPUS, "namespace, training_job, role, accelerator"),
+                "{{namespace}} {{training_job}}: {{role}} on {{accelerator}}",
             ),
             width=12,
         ),
@@ -66,9 +66,10 @@ RUNS = Row(
             "GPUs of each run, times the share of its steps in which it generates or learns.",
             "none",
             (
-                f"sum by (training_job) ({GPUS}) * sum by (training_job) (rate({USEFUL}[{WINDOW}]))"
-                f" / sum by (training_job) (rate({PARTS}[{WINDOW}]))",
-                "{{training_job}}",
+                f"sum by (namespace, training_job) ({GPUS})"
+                f" * sum by (namespace, training_job) (rate({USEFUL}[{WINDOW}]))"
+                f" / sum by (namespace, training_job) (rate({PARTS}[{WINDOW}]))",
+                "{{namespace}} {{training_job}}",
             ),
             width=6,
         ),
@@ -77,8 +78,9 @@ RUNS = Row(
             "Tokens that each run generates per GPU hour it holds.",
             "short",
             (
-                f"3600 * sum by (training_job) (rate({TOKENS}[{WINDOW}])) / (sum by (training_job) ({GPUS}) > 0)",
-                "{{training_job}}",
+                f"3600 * sum by (namespace, training_job) (rate({TOKENS}[{WINDOW}]))"
+                f" / (sum by (namespace, training_job) ({GPUS}) > 0)",
+                "{{namespace}} {{training_job}}",
             ),
             width=6,
         ),

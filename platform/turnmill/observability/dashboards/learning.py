@@ -5,7 +5,7 @@ from turnmill.observability.dashboards.board import RUN, Board, Row, lines, numb
 
 def of_run(metric: str) -> tuple[str, str]:
     """A gauge of each run."""
-    return RUN(metric), "{{training_job}}"
+    return RUN(metric), "{{namespace}} {{training_job}}"
 
 
 CURVE = Row(
@@ -15,8 +15,8 @@ CURVE = Row(
             "Solved",
             "Share of trajectories that were solved: in training, which explores, and in validation on other tasks.",
             "percentunit",
-            (RUN("turnmill_success_ratio"), "{{training_job}}: training"),
-            (RUN("turnmill_validation_success_ratio"), "{{training_job}}: validation"),
+            (RUN("turnmill_success_ratio"), "{{namespace}} {{training_job}}: training"),
+            (RUN("turnmill_validation_success_ratio"), "{{namespace}} {{training_job}}: validation"),
             width=12,
             max=1,
         ),
@@ -24,15 +24,15 @@ CURVE = Row(
             "Reward",
             "Mean reward of a trajectory; what infrastructure broke is left out.",
             "none",
-            (RUN("turnmill_reward_mean"), "{{training_job}}: training"),
-            (RUN("turnmill_validation_reward_mean"), "{{training_job}}: validation"),
+            (RUN("turnmill_reward_mean"), "{{namespace}} {{training_job}}: training"),
+            (RUN("turnmill_validation_reward_mean"), "{{namespace}} {{training_job}}: validation"),
             width=12,
         ),
         lines(
             "Spread of the rewards",
             "Reward that a tenth, half and nine tenths of the trajectories stay below.",
             "none",
-            (RUN("turnmill_reward_quantile"), "{{training_job}}: {{quantile}}"),
+            (RUN("turnmill_reward_quantile"), "{{namespace}} {{training_job}}: {{quantile}}"),
         ),
         lines(
             "Groups without a signal",
@@ -46,8 +46,8 @@ CURVE = Row(
             "Turns of a trajectory",
             "Mean turns in training and in validation; fewer for the same reward is progress.",
             "none",
-            (RUN("turnmill_episode_length_turns"), "{{training_job}}: training"),
-            (RUN("turnmill_validation_episode_length_turns"), "{{training_job}}: validation"),
+            (RUN("turnmill_episode_length_turns"), "{{namespace}} {{training_job}}: training"),
+            (RUN("turnmill_validation_episode_length_turns"), "{{namespace}} {{training_job}}: validation"),
         ),
     ),
 )
@@ -102,7 +102,10 @@ TRUST = Row(
             "Trained tokens that nobody sampled",
             "Tokens that were learned from and that the policy did not sample; anything but 0 is a fault.",
             "none",
-            (f"sum by (training_job) ({RUN('turnmill_token_mismatches_total')})", "{{training_job}}"),
+            (
+                f"sum by (namespace, training_job) ({RUN('turnmill_token_mismatches_total')})",
+                "{{namespace}} {{training_job}}",
+            ),
             width=12,
             alarming_from=1,
         ),

@@ -16,15 +16,16 @@ PROGRESS = Row(
             "Step",
             "The step that each run has finished last.",
             "none",
-            (f"max by (training_job) ({RUN('turnmill_step')})", "{{training_job}}"),
+            (f"max by (namespace, training_job) ({RUN('turnmill_step')})", "{{namespace}} {{training_job}}"),
         ),
         number(
             "Done",
             "Share of its steps that each run has taken.",
             "percentunit",
             (
-                f"max by (training_job) ({RUN('turnmill_step')}) / max by (training_job) ({RUN('turnmill_steps')})",
-                "{{training_job}}",
+                f"max by (namespace, training_job) ({RUN('turnmill_step')})"
+                f" / max by (namespace, training_job) ({RUN('turnmill_steps')})",
+                "{{namespace}} {{training_job}}",
             ),
             max=1,
         ),
@@ -33,22 +34,29 @@ PROGRESS = Row(
             "How often each run was started; more than 1 means that it failed and went on from its last checkpoint.",
             "none",
             (
-                f"count by (training_job) (count by (training_job, attempt) ({RUN('turnmill_steps')}))",
-                "{{training_job}}",
+                f"count by (namespace, training_job)"
+                f" (count by (namespace, training_job, attempt) ({RUN('turnmill_steps')}))",
+                "{{namespace}} {{training_job}}",
             ),
         ),
         number(
             "Since anything progressed",
             "Time since the last turn or phase of a step; it grows while a run hangs.",
             "s",
-            (f"min by (training_job) ({RUN('turnmill_progress_age_seconds')})", "{{training_job}}"),
+            (
+                f"min by (namespace, training_job) ({RUN('turnmill_progress_age_seconds')})",
+                "{{namespace}} {{training_job}}",
+            ),
             alarming_from=300,
         ),
         number(
             "Since the last checkpoint",
             "What a crash would cost at this moment.",
             "s",
-            (f"min by (training_job) ({RUN('turnmill_checkpoint_age_seconds')})", "{{training_job}}"),
+            (
+                f"min by (namespace, training_job) ({RUN('turnmill_checkpoint_age_seconds')})",
+                "{{namespace}} {{training_job}}",
+            ),
         ),
         number(
             "Failed by infrastructure",
@@ -81,19 +89,22 @@ FLOW = Row(
             "Share of trajectories that infrastructure ended, and the share at which a run gives up.",
             "percentunit",
             (
-                f"sum by (training_job) (rate({FAILED}[{WINDOW}]))"
-                f" / sum by (training_job) (rate({EPISODES}[{WINDOW}]))",
-                "{{training_job}}",
+                f"sum by (namespace, training_job) (rate({FAILED}[{WINDOW}]))"
+                f" / sum by (namespace, training_job) (rate({EPISODES}[{WINDOW}]))",
+                "{{namespace}} {{training_job}}",
             ),
-            (f"min by (training_job) ({RUN('turnmill_failed_ratio_limit')})", "{{training_job}}: limit"),
-            (RUN("turnmill_failed_ratio"), "{{training_job}}: last step"),
+            (
+                f"min by (namespace, training_job) ({RUN('turnmill_failed_ratio_limit')})",
+                "{{namespace}} {{training_job}}: limit",
+            ),
+            (RUN("turnmill_failed_ratio"), "{{namespace}} {{training_job}}: last step"),
             max=1,
         ),
         lines(
             "Turns",
             "Turns that were trained on, per second of the whole step.",
             "suffix: /s",
-            (f"sum by (training_job) (rate({TURNS}[{WINDOW}]))", "{{training_job}}"),
+            (f"sum by (namespace, training_job) (rate({TURNS}[{WINDOW}]))", "{{namespace}} {{training_job}}"),
         ),
         lines(
             "Tokens",
@@ -106,9 +117,9 @@ FLOW = Row(
             "Generated tokens per second and GPU that the run holds, training ones included.",
             "suffix: /s",
             (
-                f"sum by (training_job) (rate({RESPONSE_TOKENS}[{WINDOW}]))"
-                f" / (sum by (training_job) ({RUN('turnmill_gpus')}) > 0)",
-                "{{training_job}}",
+                f"sum by (namespace, training_job) (rate({RESPONSE_TOKENS}[{WINDOW}]))"
+                f" / (sum by (namespace, training_job) ({RUN('turnmill_gpus')}) > 0)",
+                "{{namespace}} {{training_job}}",
             ),
         ),
     ),
@@ -121,42 +132,42 @@ SHAPE = Row(
             "Turns of a trajectory",
             "Mean turns of the step's trajectories.",
             "none",
-            (RUN("turnmill_episode_length_turns"), "{{training_job}}"),
+            (RUN("turnmill_episode_length_turns"), "{{namespace}} {{training_job}}"),
         ),
         lines(
             "Tokens of a turn",
             "Mean tokens that the policy generates in a turn.",
             "none",
             (
-                f"sum by (training_job) (rate({RESPONSE_TOKENS}[{WINDOW}]))"
-                f" / sum by (training_job) (rate({TURNS}[{WINDOW}]))",
-                "{{training_job}}",
+                f"sum by (namespace, training_job) (rate({RESPONSE_TOKENS}[{WINDOW}]))"
+                f" / sum by (namespace, training_job) (rate({TURNS}[{WINDOW}]))",
+                "{{namespace}} {{training_job}}",
             ),
         ),
         lines(
             "Valid actions",
             "Share of turns whose response holds a valid action.",
             "percentunit",
-            (RUN("turnmill_valid_action_ratio"), "{{training_job}}"),
+            (RUN("turnmill_valid_action_ratio"), "{{namespace}} {{training_job}}"),
             max=1,
         ),
         lines(
             "Tool calls of a trajectory",
             "Mean tool calls of a trajectory; with agents of type `tool`.",
             "none",
-            (RUN("turnmill_tool_calls_per_trajectory"), "{{training_job}}"),
+            (RUN("turnmill_tool_calls_per_trajectory"), "{{namespace}} {{training_job}}"),
         ),
         lines(
             "Wait for a tool call",
             "Mean time that a trajectory waits for a tool call with all its tries; with agents of type `tool`.",
             "s",
-            (RUN("turnmill_tool_call_wait_seconds"), "{{training_job}}"),
+            (RUN("turnmill_tool_call_wait_seconds"), "{{namespace}} {{training_job}}"),
         ),
         lines(
             "Turns carried on",
             "Mean turns of a trajectory that an attempt before has played; with agents of type `tool`.",
             "none",
-            (RUN("turnmill_turns_carried_on"), "{{training_job}}"),
+            (RUN("turnmill_turns_carried_on"), "{{namespace}} {{training_job}}"),
         ),
     ),
 )

@@ -11,8 +11,8 @@ AGE = Row(
             "Staleness",
             "Steps between the policy that generated a trajectory and the one that learns from it: mean and stalest.",
             "none",
-            (RUN("turnmill_staleness_steps"), "{{training_job}}: mean"),
-            (RUN("turnmill_staleness_steps_max"), "{{training_job}}: stalest"),
+            (RUN("turnmill_staleness_steps"), "{{namespace}} {{training_job}}: mean"),
+            (RUN("turnmill_staleness_steps_max"), "{{namespace}} {{training_job}}: stalest"),
             width=12,
         ),
         lines(
@@ -20,8 +20,8 @@ AGE = Row(
             "Trajectories per second that were dropped because they were too stale: work for nothing.",
             "suffix: /s",
             (
-                f"sum by (training_job) (rate({RUN('turnmill_evicted_trajectories_total')}[{WINDOW}]))",
-                "{{training_job}}",
+                f"sum by (namespace, training_job) (rate({RUN('turnmill_evicted_trajectories_total')}[{WINDOW}]))",
+                "{{namespace}} {{training_job}}",
             ),
             width=12,
         ),
@@ -29,13 +29,13 @@ AGE = Row(
             "Disagreement of engine and trainer",
             "Mean difference of a sampled token's probability between engine and trainer; it grows with age.",
             "none",
-            (RUN("turnmill_rollout_probability_difference"), "{{training_job}}"),
+            (RUN("turnmill_rollout_probability_difference"), "{{namespace}} {{training_job}}"),
         ),
         lines(
             "Clipped tokens",
             "Share of tokens whose probability ratio the loss clips; it grows with age.",
             "percentunit",
-            (RUN("turnmill_clipped_ratio"), "{{training_job}}"),
+            (RUN("turnmill_clipped_ratio"), "{{namespace}} {{training_job}}"),
             max=1,
         ),
         lines(
@@ -43,8 +43,8 @@ AGE = Row(
             "Weight updates per hour that reach the policy that acts.",
             "none",
             (
-                f"sum by (training_job) (rate({UPDATES}[{WINDOW}])) * 3600",
-                "{{training_job}}",
+                f"sum by (namespace, training_job) (rate({UPDATES}[{WINDOW}])) * 3600",
+                "{{namespace}} {{training_job}}",
             ),
         ),
     ),

@@ -75,13 +75,13 @@ DETAIL = Row(
             "Time of a step",
             "Median and 90th percentile of the time a step takes.",
             "s",
-            *percentiles(RUN("turnmill_step_seconds_bucket"), by="training_job", high=0.9, window=WINDOW),
+            *percentiles(RUN("turnmill_step_seconds_bucket"), by="namespace, training_job", high=0.9, window=WINDOW),
         ),
         lines(
             "Steps per hour",
             "Steps that each run finishes in an hour.",
             "none",
-            (f"sum by (training_job) (rate({STEPS}[{WINDOW}])) * 3600", "{{training_job}}"),
+            (f"sum by (namespace, training_job) (rate({STEPS}[{WINDOW}])) * 3600", "{{namespace}} {{training_job}}"),
         ),
         lines(
             "Time of a phase",
@@ -97,19 +97,28 @@ DETAIL = Row(
             "Time without progress",
             "Time since the last turn or phase of a step, and the time at which the attempt fails and is tried again.",
             "s",
-            (f"min by (training_job) ({RUN('turnmill_progress_age_seconds')})", "{{training_job}}"),
-            (f"min by (training_job) ({RUN('turnmill_stall_timeout_seconds')})", "{{training_job}}: limit"),
+            (
+                f"min by (namespace, training_job) ({RUN('turnmill_progress_age_seconds')})",
+                "{{namespace}} {{training_job}}",
+            ),
+            (
+                f"min by (namespace, training_job) ({RUN('turnmill_stall_timeout_seconds')})",
+                "{{namespace}} {{training_job}}: limit",
+            ),
         ),
         lines(
             "Work that a crash would cost",
             "Time since the last checkpoint, and the time that passes between two at the pace of the run.",
             "s",
-            (f"min by (training_job) ({RUN('turnmill_checkpoint_age_seconds')})", "{{training_job}}: since the last"),
             (
-                f"min by (training_job) ({RUN('turnmill_checkpoint_interval_steps')})"
-                f" * sum by (training_job) (rate({RUN('turnmill_step_seconds_sum')}[{WINDOW}]))"
-                f" / sum by (training_job) (rate({STEPS}[{WINDOW}]))",
-                "{{training_job}}: between two",
+                f"min by (namespace, training_job) ({RUN('turnmill_checkpoint_age_seconds')})",
+                "{{namespace}} {{training_job}}: since the last",
+            ),
+            (
+                f"min by (namespace, training_job) ({RUN('turnmill_checkpoint_interval_steps')})"
+                f" * sum by (namespace, training_job) (rate({RUN('turnmill_step_seconds_sum')}[{WINDOW}]))"
+                f" / sum by (namespace, training_job) (rate({STEPS}[{WINDOW}]))",
+                "{{namespace}} {{training_job}}: between two",
             ),
         ),
     ),
