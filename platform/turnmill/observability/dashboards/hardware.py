@@ -12,7 +12,7 @@ GPUS = Row(
     (
         lines(
             "GPU use",
-            "Mean share of time in which a GPU computes, by kind and by the name of its node's group.",
+            "Mean share of time in which a GPU computes, by kind.",
             "percent",
             (f"avg by (GpuDeviceName) ({RAY('ray_node_gpus_utilization')})", "{{GpuDeviceName}}"),
             max=100,
