@@ -46,6 +46,7 @@ EVENT_AGE = Gauge(
     "turnmill_operator_last_event_age_seconds", "Time since a watch last told of a change", registry=REGISTRY
 )
 
+ATTEMPT_OUTCOMES = ("complete", "failed")
 ERROR_REASONS = ("conflict", "forbidden", "invalid", "server", "unreachable", "other")
 
 
@@ -61,17 +62,19 @@ def start_at_zero() -> None:
 
 
 class JobCounts:
-    """The gauge of jobs by namespace and state; a namespace without jobs keeps its zeros."""
+    """What is shown of every namespace that has jobs; one that has none any more keeps its zeros."""
 
     def __init__(self) -> None:
         self._namespaces: set[str] = set()
 
     def show(self, states: dict[tuple[str, str], int]) -> None:
-        """Replace what is shown."""
+        """Replace the jobs by state, and show attempts from zero: a rate would miss the first of a series."""
         self._namespaces |= {namespace for namespace, _ in states}
         for namespace in self._namespaces:
             for state in State:
                 JOBS.labels(namespace, state).set(states.get((namespace, state), 0))
+            for outcome in ATTEMPT_OUTCOMES:
+                ATTEMPTS.labels(namespace, outcome)
 
 
 class Age:
