@@ -141,7 +141,7 @@ class RunMetrics:
         ).set_function(seconds_since_progress)
         Gauge(
             "turnmill_checkpoint_age_seconds",
-            "Time since the last checkpoint, or since the start without one: what a crash would cost",
+            "Time since the attempt's last checkpoint, or since its start without one: what a crash would cost",
             registry=registry,
         ).set_function(lambda: max(0.0, self._clock() - self._checkpoint_time))
         self._start_at_zero()
@@ -181,9 +181,9 @@ class RunMetrics:
             else:
                 self._observe(key, float(value))
 
-    def observe_checkpoint(self, written_at: float | None = None) -> None:
-        """A checkpoint is complete; `written_at` (seconds since 1970) if it was written before, as on resume."""
-        self._checkpoint_time = self._clock() if written_at is None else written_at
+    def observe_checkpoint(self) -> None:
+        """A checkpoint is complete."""
+        self._checkpoint_time = self._clock()
 
     def _observe(self, key: str, value: float) -> None:
         group, _, name = key.rpartition("/")

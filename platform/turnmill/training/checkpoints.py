@@ -27,8 +27,6 @@ class Checkpoint:
 
     path: Path
     state: RunState
-    written_at: float
-    """Seconds since 1970."""
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -64,4 +62,4 @@ def _newest_first(root: Path) -> Iterator[Checkpoint]:
         record = json.loads((path / MARKER).read_text())
         slots = tuple(SlotState(**{**slot, "responses": tuple(slot["responses"])}) for slot in record["slots"])
         state = RunState(record["step"], slots, record["kl_coefficient"])
-        yield Checkpoint(path, state, (path / MARKER).stat().st_mtime)
+        yield Checkpoint(path, state)

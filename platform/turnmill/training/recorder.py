@@ -93,9 +93,9 @@ class RunRecorder:
         self.folder.append_metrics(step, metrics)
         self.prometheus.observe_step(metrics)
 
-    def checkpoint_written(self, written_at: float | None = None) -> None:
-        """A checkpoint is complete; `written_at` (seconds since 1970) if it was written by an earlier attempt."""
-        self.prometheus.observe_checkpoint(written_at)
+    def checkpoint_written(self) -> None:
+        """A checkpoint is complete."""
+        self.prometheus.observe_checkpoint()
         self.beat()
 
     def _step_progress(self, step: int) -> Progress:

@@ -141,14 +141,6 @@ def test_the_age_of_the_checkpoint_grows_until_another_is_saved():
     assert value(metrics, "turnmill_checkpoint_age_seconds") == 70
 
 
-def test_a_resumed_run_counts_from_the_checkpoint_it_goes_on_from():
-    metrics = RunMetrics(RunFacts("babyai"), clock=lambda: 1000.0)
-
-    metrics.observe_checkpoint(written_at=400.0)
-
-    assert value(metrics, "turnmill_checkpoint_age_seconds") == 600
-
-
 def test_a_port_in_use_is_refused_with_a_way_out(metrics: RunMetrics):
     port = metrics.serve(0)
 
