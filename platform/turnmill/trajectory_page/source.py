@@ -125,11 +125,15 @@ class RunSource:
             return State("failed", f"failed: {failure}")
         progress, still = read_progress(self.folder), self.folder.seconds_since_progress()
         where = f"{progress.phase} {progress.done}/{progress.total}" if progress else "starting"
-        if self.folder.summary.exists() and (progress is None or progress.done >= progress.total):
+        if self._has_ended() and progress and progress.phase == "training" and progress.done >= progress.total:
             return State("done", f"done, {where}")
         if self.folder.last_beat() is None or still > STILL_SECONDS:
             return State("still", f"{where}, no progress for {still / 60:.0f} min")
         return State("going on", where)
+
+    def _has_ended(self) -> bool:
+        """Whether the last attempt has."""
+        return [mark["event"] for mark in self.folder.read_marks()][-1:] == ["ended"]
 
     def turns(self, summary: Summary) -> list[TurnRecord]:
         """From the log, or from the store where it is in flight."""

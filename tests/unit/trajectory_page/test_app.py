@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.environments.rendering import write_gif
+from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.testing.long_log import write_long_log
@@ -218,6 +219,32 @@ def test_the_state_of_the_run_stands_on_every_page(folder, visit):
     assert going_on["state"] == "going on"
     assert at.get("/revision").json()["text"] == "failed: The disk is full."
     assert "failed: The disk is full." in at.get("/").text
+
+
+def test_a_run_is_done_when_an_attempt_has_ended_after_all_its_steps(folder, visit):
+    at = visit()
+    write_progress(folder, Progress("training", 20, 20))
+    before = at.source.state()
+    folder.mark("ended")
+
+    assert before.name == "going on"
+    assert at.source.state().name == "done"
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [Progress("starting"), Progress("warm start", 400, 400), Progress("validation"), Progress("training", 5, 20)],
+)
+def test_a_run_that_was_broken_off_is_not_done_and_goes_on_when_it_is_resumed(folder, visit, progress):
+    write_progress(folder, progress)
+    folder.mark("ended")
+    folder.write_summary({})
+    at = visit()
+    broken_off = at.source.state()
+    folder.create()
+
+    assert broken_off.name != "done"
+    assert at.source.state().name == "going on"
 
 
 def test_a_revision_grows_with_what_is_written(folder, visit):
