@@ -93,6 +93,7 @@ class RunSource:
         environment, lock = _environment(self.folder), place.with_suffix(".lock")
         self._log = LogReader(self.folder.trajectories, self.index, run=self.title, environment=environment, lock=lock)
         self._store: StoreReader | None = None
+        self._address: JournalAddress | None = None
         self._vocabulary: Vocabulary | None = None
 
     @property
@@ -116,7 +117,10 @@ class RunSource:
             if self.index.rows("SELECT 1 FROM episodes WHERE kind = ? LIMIT 1", (IN_FLIGHT,)):
                 self.index.replace_in_flight([])
             return
-        self._store = self._store or StoreReader(address.url, run=address.run, finished_too=False)
+        if self._store is None or address != self._address:
+            # Every attempt on a machine of one's own has a store of its own.
+            self._store = StoreReader(address.url, run=address.run, finished_too=False)
+            self._address = address
         self._store.update(self.index)
 
     def state(self) -> State:

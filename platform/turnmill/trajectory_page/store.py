@@ -39,12 +39,12 @@ class StoreReader:
         self._run = run
         self._finished_too = finished_too
         self._seen: dict[tuple[str, str], Seen] = {}
-        self._shown: dict[tuple[str, str], Seen] = {}
+        self._shown: dict[tuple[str, str], Seen] | None = None
 
     def update(self, index: Index) -> bool:
         """Bring the index up to date, and say whether anything changed. Raises StoreUnavailableError."""
         asyncio.run(self._look())
-        # What was read before a look failed is news as well.
+        # What was read before a look failed is news as well; so is nothing where another reader has shown something.
         if self._seen == self._shown:
             return False
         shown = [seen.summary for seen in self._seen.values() if self._finished_too or not seen.finished]

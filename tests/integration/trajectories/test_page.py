@@ -120,6 +120,27 @@ async def test_the_page_of_a_run_shows_what_is_in_flight_until_it_has_ended(jour
     source.close()
 
 
+async def test_the_page_of_a_run_follows_it_to_the_store_of_its_next_attempt(journal, redis_url, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    before = RolloutJournal.from_url(redis_url, f"{journal._run} before")
+    JournalAddress(redis_url, before._run).write(folder.path)
+    await play(before, "t6-0-0", TURN)
+    await before.close()
+    source = RunSource(folder.path)
+    first = await asyncio.to_thread(shown, source, before._run)
+
+    JournalAddress(redis_url, journal._run).write(folder.path)
+    await asyncio.to_thread(lambda: list(source.update()))
+    empty = source.index.summaries()
+    await play(journal, "t7-0-0", TURN)
+    second = await asyncio.to_thread(shown, source, journal._run)
+
+    assert (first.keys(), empty, second.keys()) == ({"t6-0-0"}, [], {"t7-0-0"})
+    source.close()
+
+
 async def test_a_store_that_goes_away_leaves_the_page_with_what_it_had(journal, redis_url, tmp_path: Path):
     source = StoreSource(redis_url)
     await play(journal, "t7-0-0", TURN)
