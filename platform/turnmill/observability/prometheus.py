@@ -73,6 +73,7 @@ class RunFacts:
     """What holds for a whole run."""
 
     environment: str
+    attempt: int = 1
     steps: int = 0
     checkpoint_every: int = 0
     max_failed_ratio: float = 0.0
@@ -213,6 +214,7 @@ class RunMetrics:
 
     def _show_facts(self, facts: RunFacts) -> None:
         registry = self.registry
+        Gauge("turnmill_attempt", "Number of the attempt, from 1", registry=registry).set(facts.attempt)
         Gauge("turnmill_steps", "Steps the run is to take", registry=registry).set(facts.steps)
         Gauge("turnmill_checkpoint_interval_steps", "Steps between the run's checkpoints", registry=registry).set(
             facts.checkpoint_every

@@ -28,6 +28,7 @@ from turnmill.training.preparation import (
     rewind,
     runtime_env,
 )
+from turnmill.training.recorder import ATTEMPT
 from turnmill.training.run_watch import Report, watch
 from turnmill.training.services import services
 from turnmill.training.zygote import Zygote, modules
@@ -80,6 +81,8 @@ def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, ow
     """
     failed = not_started = 0
     while True:
+        # The trainer's process has it from here, as it has it from the operator in a cluster.
+        os.environ[ATTEMPT] = str(failed + not_started + 1)
         try:
             train()
         except RunFailedError as error:

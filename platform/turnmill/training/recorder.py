@@ -17,7 +17,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.step_parts import step_parts
 
 ATTEMPT = "TURNMILL_ATTEMPT"
-"""Environment variable with the number of the attempt, where something outside counts them."""
+"""Environment variable with the number of the attempt."""
 
 
 class RunRecorder:
@@ -27,9 +27,10 @@ class RunRecorder:
         self.job = job
         self.folder = RunFolder(run_dir)
         self.steps = job.spec.training.steps
+        facts = run_facts(job, device)
         self.prometheus = RunMetrics(
-            run_facts(job, device),
-            labels={"training_job": job.metadata.name, "attempt": os.environ.get(ATTEMPT, "1")},
+            facts,
+            labels={"training_job": job.metadata.name, "attempt": str(facts.attempt)},
             seconds_since_progress=self.folder.seconds_since_progress,
         )
         if job.spec.metrics.port is not None:
@@ -114,13 +115,14 @@ class RunRecorder:
 
 
 def run_facts(job: AgentTrainingJob, device: str) -> RunFacts:
-    """What a job says of its whole run."""
+    """What a job, and the environment of its attempt, say of the whole attempt."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}
     if job.spec.training.mode == "separate_async":
         counts["rollout", rollout.accelerator or "any"] = rollout.replicas
     return RunFacts(
         environment=job.spec.environment_name,
+        attempt=int(os.environ.get(ATTEMPT, "1")),
         steps=job.spec.training.steps,
         checkpoint_every=job.spec.training.checkpoint_every,
         max_failed_ratio=job.spec.training.max_failed_ratio,

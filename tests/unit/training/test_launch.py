@@ -1,5 +1,6 @@
 """Which failures of a run are tried again."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
 from turnmill.training import processes
 from turnmill.training.launch import RAY_RETRIES, _with_retries
+from turnmill.training.recorder import ATTEMPT
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_attempt_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ATTEMPT, "")
 
 
 def tries(causes: Sequence[str], retries: int, path: Path) -> int:
@@ -32,6 +39,21 @@ def test_a_run_is_tried_as_often_as_its_job_says(tmp_path):
     assert tries(["stalled", "stalled"], 2, tmp_path) == 3
     with pytest.raises(RunFailedError):
         tries(["stalled", "stalled"], 1, tmp_path)
+
+
+def test_every_try_tells_its_number_to_the_processes_that_it_starts(tmp_path):
+    folder, told = RunFolder(tmp_path), []
+    folder.create()
+
+    def train() -> None:
+        told.append(os.environ[ATTEMPT])
+        if len(told) < 3:
+            raise RunFailedError("it broke", "stalled")
+
+    with processes.owned(folder.path) as owner:
+        _with_retries(train, 2, folder, owner)
+
+    assert told == ["1", "2", "3"]
 
 
 def test_what_would_fail_again_is_not_tried_again(tmp_path):

@@ -53,6 +53,15 @@ def test_every_step_is_one_object_in_the_run_folder(recorder):
     assert all("note" not in row for row in rows)
 
 
+def test_metrics_tell_which_attempt_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("TURNMILL_ATTEMPT", "2")
+
+    registry = RunRecorder(job(), tmp_path).prometheus.registry
+
+    labels = {"training_job": "recorded", "attempt": "2"}
+    assert registry.get_sample_value("turnmill_attempt", labels) == 2
+
+
 def test_progress_tells_the_step_and_what_was_last_heard_of_success(recorder):
     recorder.begin_step(4)
     recorder.log_step(4, {"turnmill/success": 0.5, "turnmill/reward_mean": 0.4})

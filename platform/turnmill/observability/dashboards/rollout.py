@@ -34,8 +34,7 @@ PROGRESS = Row(
             "How often each run was started; more than 1 means that it failed and went on from its last checkpoint.",
             "none",
             (
-                f"count by (namespace, training_job)"
-                f" (count by (namespace, training_job, attempt) ({RUN('turnmill_steps')}))",
+                f"max by (namespace, training_job) ({RUN('turnmill_attempt')})",
                 "{{namespace}} {{training_job}}",
             ),
         ),
