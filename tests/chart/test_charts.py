@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
+from turnmill.jobs.resources import ray_resource
 from turnmill.jobs.team import parse_team
 from turnmill.testing.charts import (
     CHARTS,
@@ -161,11 +163,24 @@ def test_the_operator_can_read_what_the_team_s_chart_tells_it(file):
     assert set(groups) <= {"h100", "a40", "l4"}
     for group in groups.values():
         limits = group.template["spec"]["containers"][0]["resources"]["limits"]
+        assert ray_resource(group.accelerator) in group.ray_start_params["resources"]
         if group.device == "cpu":
             assert group.ray_start_params["num-gpus"] == str(group.gpus_per_node)
-            assert f"accelerator_type:{group.accelerator}" in group.ray_start_params["resources"]
         else:
             assert limits["nvidia.com/gpu"] == str(group.gpus_per_node)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_shared_cluster_knows_what_a_group_would_bring_before_it_has_a_pod(device):
+    values = {"trainer.sharedCluster.enabled": True, "trainer.groups.h100.device": device}
+    (cluster,) = of_kind(render(TEAM, values), "RayCluster")
+    cluster["metadata"]["namespace"] = "team-a"
+
+    known = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]["h100"]
+
+    assert known["min_workers"] == 0
+    assert known["resources"]["GPU"] == 8
+    assert known["resources"][ray_resource("H100")] == 1
 
 
 def test_jobs_that_name_no_accelerator_go_to_the_default_group():

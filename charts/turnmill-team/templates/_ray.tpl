@@ -1,10 +1,10 @@
-{{/* Parameters of `ray start` for a worker group: (list NAME GROUP). With GPUs, Ray finds number and kind itself. */}}
+{{/* Parameters of `ray start` for a worker group: (list NAME GROUP). Ray's autoscaler knows a group without pods by them. */}}
 {{- define "turnmill-team.rayStartParams" -}}
 {{- $group := index . 1 -}}
-{{- $params := dict -}}
+{{- $params := dict "resources" (printf `"{\"accelerator_type:%s\": 1}"` $group.accelerator) -}}
 {{- if eq $group.device "cpu" -}}
 {{- /* CPUs are logical as well: a run has a dozen actors, and each takes one. */ -}}
-{{- $params = dict "num-cpus" "16" "num-gpus" (toString $group.gpusPerNode) "resources" (printf `"{\"accelerator_type:%s\": 1}"` $group.accelerator) -}}
+{{- $params = merge $params (dict "num-cpus" "16" "num-gpus" (toString $group.gpusPerNode)) -}}
 {{- end -}}
 {{ toYaml (mergeOverwrite $params (deepCopy $group.rayStartParams)) }}
 {{- end -}}
