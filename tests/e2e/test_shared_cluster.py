@@ -1,18 +1,29 @@
 """The team's shared Ray cluster: restricted like everything else, and as large as its work."""
 
+from typing import Any
+
 import pytest
 
 from turnmill.testing.kubernetes import Namespace, is_ready, wait_for
 from turnmill.testing.programs import why_no_program
-from turnmill.testing.team_release import team_release
+from turnmill.testing.team_release import RELEASE, team_release
 
 SHARED = {"trainer.sharedCluster.enabled": True, "toolServer.enabled": False}
 MISSING = why_no_program("helm")
-TASK = """
+CONNECT = """
 import ray, socket
-ray.init("auto", log_to_driver=False, logging_level="error")
-where = ray.remote(num_cpus=0, resources={"accelerator_type:A40": 0.5})(lambda: socket.gethostname())
-print(ray.get(where.remote(), timeout=240))
+ray.init("auto", namespace="test", log_to_driver=False, logging_level="error")
+"""
+BEGIN = f"""{CONNECT}
+@ray.remote(num_cpus=0, resources={{"accelerator_type:A40": 0.5}})
+class Work:
+    def where(self):
+        return socket.gethostname()
+work = Work.options(name="work", lifetime="detached").remote()
+print(ray.get(work.where.remote(), timeout=240))
+"""
+LOOK = f"""{CONNECT}
+print(ray.get(ray.get_actor("work").where.remote(), timeout=60))
 """
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
@@ -26,13 +37,36 @@ def ready_head(namespace: Namespace) -> str | None:
     return None
 
 
-def test_a_shared_cluster_grows_from_no_worker_by_the_accelerator_that_is_asked_for(namespace: Namespace):
-    with team_release(namespace, SHARED):
+def run_on(head: str, namespace: Namespace, code: str) -> str:
+    """The last line that Python prints on the head."""
+    return namespace.run_in(head, "python", "-c", code, container="ray", timeout=300).splitlines()[-1]
+
+
+def shared_spec(namespace: Namespace) -> dict[str, Any]:
+    cluster = namespace.get("raycluster", f"{RELEASE}-ray")
+    assert cluster is not None
+    spec: dict[str, Any] = cluster["spec"]
+    return spec
+
+
+def test_a_shared_cluster_grows_by_the_accelerator_that_is_asked_for_and_an_upgrade_leaves_it_alone(
+    namespace: Namespace,
+):
+    with team_release(namespace, SHARED) as release:
         head = wait_for("ready head", lambda: ready_head(namespace), seconds=300)
         assert namespace.list("pods", "ray.io/node-type=worker") == []
 
-        said = namespace.run_in(head, "python", "-c", TASK, container="ray", timeout=300)
+        where = run_on(head, namespace, BEGIN)
 
         (worker,) = namespace.list("pods", "ray.io/node-type=worker")
-        assert said.splitlines()[-1] == worker["metadata"]["name"]
+        assert where == worker["metadata"]["name"]
         assert worker["metadata"]["labels"]["ray.io/group"] == "a40"
+        scaled = shared_spec(namespace)
+        assert sum(group["replicas"] for group in scaled["workerGroupSpecs"]) == 1
+
+        release.install(SHARED | {"trainer.temporarySize": "3Gi"})
+
+        assert shared_spec(namespace) == scaled
+        assert run_on(head, namespace, LOOK) == where
+        (same,) = namespace.list("pods", "ray.io/node-type=worker")
+        assert same["metadata"]["uid"] == worker["metadata"]["uid"]
