@@ -234,6 +234,20 @@ def test_the_autoscaler_goes_by_calls_in_flight_and_falls_back_on_cpu():
     assert [metric["type"] for metric in fallback["spec"]["metrics"]] == ["Resource"]
 
 
+@pytest.mark.parametrize(
+    ("values", "there"),
+    [
+        ({"toolServer.autoscaling.enabled": False, "toolServer.replicas": 0}, True),
+        ({"toolServer.autoscaling.enabled": False, "toolServer.replicas": None}, False),
+        ({}, False),
+    ],
+)
+def test_the_number_of_replicas_is_left_to_whoever_scales_them(values, there):
+    (tools,) = of_kind(render(TEAM, values), "Deployment")
+
+    assert ("replicas" in tools["spec"]) is there
+
+
 def test_the_kubelet_waits_longer_than_a_drain_takes():
     (tools,) = of_kind(render(TEAM, {"toolServer.drainSeconds": 600, "toolServer.lameDuckSeconds": 7}), "Deployment")
     spec = tools["spec"]["template"]["spec"]
