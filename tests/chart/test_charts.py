@@ -320,6 +320,28 @@ def test_nothing_comes_in_or_goes_out_that_no_policy_names():
         assert all(peer.get("namespaceSelector") != {} for peer in peers), name
 
 
+def test_the_operator_and_its_test_reach_each_other_where_a_team_denies_the_rest():
+    objects = rendered(OPERATOR, OPERATOR / "ci" / "one-namespace-values.yaml")
+    operator, test = ({"matchLabels": labels_of(objects, component)} for component in ("operator", "test"))
+    ports = [{"port": 8080, "protocol": "TCP"}]
+
+    (way_in,) = of_kind(objects, "NetworkPolicy", "team-a-operator")
+    (way_out,) = of_kind(objects, "NetworkPolicy", "team-a-test")
+
+    assert way_in["spec"]["podSelector"] == operator
+    assert {"from": [{"podSelector": test}], "ports": ports} in way_in["spec"]["ingress"]
+    assert way_out["spec"]["podSelector"] == test
+    assert {"to": [{"podSelector": operator}], "ports": ports} in way_out["spec"]["egress"]
+
+
+def labels_of(objects: list[dict[str, Any]], component: str) -> dict[str, str]:
+    """The labels that tell a component's pods from all others."""
+    templates = [template for found in objects for _, template in pod_templates(found)]
+    labels = [template["metadata"]["labels"] for template in templates]
+    (found,) = [each for each in labels if each["app.kubernetes.io/component"] == component]
+    return {name: found[name] for name in (f"app.kubernetes.io/{part}" for part in ("name", "instance", "component"))}
+
+
 @pytest.mark.parametrize(
     ("source", "copies"),
     [

@@ -31,6 +31,14 @@ app.kubernetes.io/component: {{ index . 1 }}
 
 {{- define "turnmill.operator" -}}{{ include "turnmill.fullname" . }}-operator{{- end -}}
 
+{{- define "turnmill.egressToDns" -}}
+- to:
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}
+  ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end -}}
+
 {{/* What `restricted` asks of a container. */}}
 {{- define "turnmill.containerSecurity" -}}
 allowPrivilegeEscalation: false
