@@ -311,11 +311,11 @@ def test_the_priorities_are_trainer_then_rollout_then_tools():
 
 
 def test_nothing_comes_in_or_goes_out_that_no_policy_names():
-    policies = {found["metadata"]["name"]: found["spec"] for found in of_kind(render(TEAM), "NetworkPolicy")}
+    policies = {found["metadata"]["name"]: found for found in of_kind(render(TEAM), "NetworkPolicy")}
 
-    assert policies["team-a-default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert policies["team-a-default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     for name, policy in policies.items():
-        peers = [peer for rule in policy.get("ingress", []) for peer in rule["from"]]
+        peers = peers_of(policy)
         assert all("namespaceSelector" in peer or "podSelector" in peer for peer in peers), name
         assert all(peer.get("namespaceSelector") != {} for peer in peers), name
 
@@ -332,6 +332,19 @@ def test_the_operator_and_its_test_reach_each_other_where_a_team_denies_the_rest
     assert {"from": [{"podSelector": test}], "ports": ports} in way_in["spec"]["ingress"]
     assert way_out["spec"]["podSelector"] == test
     assert {"to": [{"podSelector": operator}], "ports": ports} in way_out["spec"]["egress"]
+
+
+def test_a_team_lets_the_operator_in_whatever_that_is_called():
+    (policy,) = of_kind(render(TEAM), "NetworkPolicy", "team-a-ray")
+    (operator,) = of_kind(rendered(OPERATOR, OPERATOR / "ci" / "everything-values.yaml"), "Deployment")
+
+    (asked,) = [peer["podSelector"]["matchLabels"] for peer in peers_of(policy) if "turnmill-system" in str(peer)]
+
+    assert asked.items() <= operator["spec"]["template"]["metadata"]["labels"].items()
+
+
+def peers_of(policy: dict[str, Any]) -> list[dict[str, Any]]:
+    return [peer for rule in policy["spec"].get("ingress", []) for peer in rule["from"]]
 
 
 def labels_of(objects: list[dict[str, Any]], component: str) -> dict[str, str]:
