@@ -27,6 +27,7 @@ from turnmill.testing.programs import find_program, why_no_program
 
 ROOT = CHARTS.parent
 CASES = [(chart, file) for chart in (OPERATOR, TEAM) for file in (None, *values_files(chart))]
+ELSEWHERE = {"store.external.url": "redis://host:6379"}
 
 pytestmark = pytest.mark.skipif(why_no_program("helm") is not None, reason=why_no_program("helm") or "")
 
@@ -90,6 +91,8 @@ def test_what_serves_has_probes(chart, file):
         (TEAM, {"toolserver": {}}, "additional properties 'toolserver' not allowed"),
         (TEAM, {"toolServer.drainSeconds": 0}, "minimum: got 0, want 1"),
         (TEAM, {"store.external.url": "redis://:secret@host:6379"}, "does not match pattern"),
+        (TEAM, ELSEWHERE | {"store.password.existingSecret": "redis"}, "store.external.cidrs is empty"),
+        (TEAM, ELSEWHERE | {"store.external.cidrs": ["192.0.2.10/32"]}, "store.password.existingSecret is empty"),
         (TEAM, {"trainer.groups.h100.gpus": 8}, "additional properties 'gpus' not allowed"),
         (TEAM, {"trainer.groups.h100.device": "tpu"}, "must be one of 'cuda', 'cpu'"),
         (TEAM, {"trainer.groups.h100": None}, "trainer.defaultGroup (h100) is none of trainer.groups (a40)"),

@@ -94,6 +94,9 @@ http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5
 {{- end -}}
 
 {{- define "turnmill-team.storeSecret" -}}
+{{- if and .Values.store.external.url (not .Values.store.password.existingSecret) -}}
+{{- fail "store.password.existingSecret is empty: a password that is made here is none that store.external.url knows. Name a Secret with its password." -}}
+{{- end -}}
 {{- .Values.store.password.existingSecret | default (include "turnmill-team.store" .) -}}
 {{- end -}}
 

@@ -1,14 +1,15 @@
 {{/* A rule that leads to the store, the team's own or one that is run elsewhere. */}}
 {{- define "turnmill-team.egressToStore" -}}
 {{- if .Values.store.external.url -}}
-{{- with .Values.store.external.cidrs -}}
+{{- if not .Values.store.external.cidrs -}}
+{{- fail "store.external.cidrs is empty: no policy would lead to store.external.url. Name the CIDRs that it lies in, or set networkPolicy.enabled to false." -}}
+{{- end -}}
 - to:
-    {{- range . }}
+    {{- range .Values.store.external.cidrs }}
     - ipBlock: {cidr: {{ . }}}
     {{- end }}
   ports:
-    - {port: {{ include "turnmill-team.storePort" $ }}, protocol: TCP}
-{{- end -}}
+    - {port: {{ include "turnmill-team.storePort" . }}, protocol: TCP}
 {{- else -}}
 - to:
     - podSelector: {matchLabels: {{ include "turnmill-team.selector" (list . "store") | fromYaml | toJson }}}
