@@ -66,9 +66,7 @@ def test_the_babyai_twin_learns_to_its_end_and_its_status_shows_how(team: Team, 
     assert not team.pods(job.labels)
 
 
-def test_boards_find_the_run_its_engines_and_the_operator_in_the_prometheus_of_the_cluster(
-    team: Team, babyai: Learned
-):
+def test_boards_find_the_run_its_engines_and_the_operator_in_the_prometheus_of_the_cluster(team: Team, babyai: Learned):
     wanted = [query for query in (*queries_of_ray(), *queries_of_operator()) if not needs_gpus(query)]
     assert len(wanted) > 30
 

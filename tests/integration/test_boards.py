@@ -1,5 +1,7 @@
 """Boards on a real Prometheus, which scrapes a real run and a real tool server: every query finds something."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -32,6 +34,13 @@ def port_of(server: ServerProcess) -> int:
     port = urlsplit(str(server.http.base_url)).port
     assert port is not None
     return port
+
+
+def test_engines_have_what_it_takes_to_tell_ray_their_metrics():
+    # A process of its own: vLLM is slow to import, and stays.
+    program = "from vllm.v1.metrics.ray_wrappers import RayPrometheusMetric; RayPrometheusMetric()"
+
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_every_query_on_tool_servers_and_the_store_finds_something(server: ServerProcess, tmp_path: Path):
