@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from turnmill.core.errors import EnvironmentFailedError
+from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.fork_server import ForkServer
 from turnmill.environments.process import EnvironmentProcess
 from turnmill.environments.worker import WorkerSettings
@@ -96,6 +97,18 @@ async def test_an_environment_of_verifiers_is_played_to_its_reward(play, monkeyp
     assert await process.reset(seed=0) == opening
 
 
+@pytest.mark.parametrize(("eval_word", "validated"), [("flag", "Say flag."), (None, "Say tent.")])
+async def test_validations_play_the_rows_for_evaluation_where_there_are_some(
+    play, monkeypatch, tmp_path, eval_word, validated
+):
+    (tmp_path / "echo_twice.py").write_text(ECHO)
+    monkeypatch.syspath_prepend(tmp_path)
+    process = play("verifiers", "verifiers", "echo-twice", arguments={"word": "tent", "eval_word": eval_word})
+
+    assert (await process.reset(seed=VALIDATION_SEEDS - 1)).observation == validated
+    assert (await process.reset(seed=VALIDATION_SEEDS)).observation == "Say tent."
+
+
 ECHO = """
 import verifiers as vf
 from datasets import Dataset
@@ -106,14 +119,21 @@ class EchoTwice(vf.MultiTurnEnv):
         return [{"role": "user", "content": "Once more."}]
 
 
-def load_environment(word):
+def rows(word):
+    return Dataset.from_list([{"question": f"Say {word}.", "answer": word}])
+
+
+def load_environment(word, eval_word=None):
     def said(completion, **_):
         last = completion[-1]
         content = last["content"] if isinstance(last, dict) else last.content
         return float(content == word)
 
-    rows = Dataset.from_list([{"question": f"Say {word}.", "answer": word}])
     return EchoTwice(
-        dataset=rows, system_prompt="You repeat words.", rubric=vf.Rubric(funcs=[said]), max_turns=2
+        dataset=rows(word),
+        eval_dataset=eval_word and rows(eval_word),
+        system_prompt="You repeat words.",
+        rubric=vf.Rubric(funcs=[said]),
+        max_turns=2,
     )
 """

@@ -11,6 +11,9 @@ from turnmill.jobs.settings import Settings
 if TYPE_CHECKING:
     import numpy as np
 
+VALIDATION_SEEDS = 1_000_000
+"""Smaller seeds are validations'; training plays none of them."""
+
 
 class EnvironmentOptions(Settings):
     """What `environment.options` of a job may say; an environment adds its own fields."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
-from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
+from turnmill.environments.base import VALIDATION_SEEDS, Environment, EnvironmentOptions, StepResult
 from turnmill.environments.extras import import_extra
 from turnmill.environments.registry import register
 
@@ -61,9 +61,11 @@ class Verifiers(Environment):
         self._instructions = ""
 
     def reset(self, seed: int) -> str:
-        """Begin the rollout of a row; seeds count through them."""
+        """Begin the rollout of a row: one for evaluation by a validation's seed, one for training by any other."""
         self._abandon()
-        row = dict(self._rows[seed % len(self._rows)])
+        # Asked for when it is needed, for it may take a download; without one, the library gives the rows of training.
+        rows = self._inner.get_eval_dataset() if seed < VALIDATION_SEEDS else self._rows
+        row = dict(rows[seed % len(rows)])
         self._rollout = self._loop.create_task(self._play(row))
         messages = self._next_event()
         if isinstance(messages, _End):

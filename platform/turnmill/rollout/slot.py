@@ -9,6 +9,7 @@ import numpy as np
 
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.core.trajectory import StopReason, Turn
+from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.episode import ActionResult, Opening
 from turnmill.environments.process import EnvironmentProcess
 from turnmill.environments.worker import WorkerSettings
@@ -19,7 +20,6 @@ from turnmill.rollout.waits import Waits
 
 log = logging.getLogger(__name__)
 
-VALIDATION_SEEDS = 1_000_000
 MAX_SEED = 2**31 - 1
 
 
@@ -38,7 +38,7 @@ class EpisodePlan:
 
     @classmethod
     def training(cls, run_seed: int, slot: int) -> "EpisodePlan":
-        """Episodes that validation never plays."""
+        """Episodes from seeds that no validation plays."""
         return cls("training", run_seed, slot)
 
     @classmethod

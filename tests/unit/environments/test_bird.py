@@ -5,6 +5,7 @@ import pytest
 
 from turnmill import environments
 from turnmill.core.errors import SettingsError
+from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.bird import Bird
 from turnmill.environments.bird.environment import _SAMPLE
 from turnmill.environments.tasks.dataset import read_rows
@@ -136,6 +137,15 @@ def test_a_database_that_is_missing_is_told(own_data, tmp_path):
 def test_questions_and_databases_go_together(own_data):
     with pytest.raises(SettingsError, match="Give both"):
         create(path=own_data["path"])
+
+
+def test_validations_ask_the_questions_of_a_file_of_their_own(own_data, tmp_path):
+    question = {"db_id": "town", "question": "How many houses?", "SQL": "SELECT COUNT(*) FROM house"}
+    (tmp_path / "validation.jsonl").write_text(json.dumps(question) + "\n")
+    environment = create(**own_data, validationPath=str(tmp_path / "validation.jsonl"))
+
+    assert environment.reset(VALIDATION_SEEDS - 1).endswith("How many houses?")
+    assert environment.reset(VALIDATION_SEEDS).endswith("Who owns a house?")
 
 
 def test_a_question_without_its_statement_is_refused(own_data, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 
 from turnmill import environments
 from turnmill.core.errors import SettingsError
+from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.maths.environment import SETS, Maths
 from turnmill.environments.tasks.mathematics import is_same, last_number
 
@@ -17,8 +18,8 @@ def create(task: str | None = None, **options: object) -> Maths:
 
 @pytest.fixture
 def file(tmp_path):
-    def write(*rows: dict[str, str]) -> str:
-        path = tmp_path / "problems.jsonl"
+    def write(*rows: dict[str, str], name: str = "problems.jsonl") -> str:
+        path = tmp_path / name
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return str(path)
 
@@ -84,6 +85,20 @@ def test_a_seed_draws_the_row_that_grl_draws(file):
     ]
 
 
+def test_validations_pose_the_problems_of_a_file_of_their_own(file):
+    training = file(*({"question": f"{n}?", "answer": f"{n}"} for n in range(20)))
+    validation = file(*({"question": f"{n}!", "answer": f"{n}"} for n in range(20)), name="validation.jsonl")
+    environment = create(path=training, validationPath=validation)
+
+    assert {environment.reset(seed)[-1] for seed in (*range(20), VALIDATION_SEEDS - 1)} == {"!"}
+    assert {environment.reset(VALIDATION_SEEDS + seed)[-1] for seed in range(20)} == {"?"}
+
+
+def test_problems_of_validations_need_problems_of_training(file):
+    with pytest.raises(SettingsError, match=r"options\.validationPath: goes with environment\.options\.path"):
+        create(validationPath=file({"question": "?", "answer": "1"}))
+
+
 def test_gsm8k_takes_the_number_after_the_working(file):
     environment = create(path=file({"question": "?", "answer": "3*400 = 1200 and 34 more #### 1,234"}))
     environment.reset(0)
@@ -107,8 +122,17 @@ def test_columns_can_be_named(file):
 
 
 def test_a_column_that_is_missing_is_told_with_those_that_are_there(file):
-    with pytest.raises(SettingsError, match=r"questionKey: row 1 has no column 'question'. Its columns are q, answer"):
+    with pytest.raises(
+        SettingsError, match=r"questionKey: row 1 of path has no column 'question'. Its columns are q, answer"
+    ):
         create(path=file({"q": "?", "answer": "1"}))
+
+
+def test_a_column_that_is_missing_for_validations_alone_is_told_with_their_file(file):
+    training, validation = file({"question": "?", "answer": "1"}), file({"question": "?"}, name="validation.jsonl")
+
+    with pytest.raises(SettingsError, match=r"answerKey: row 1 of validationPath has no column 'answer'"):
+        create(path=training, validationPath=validation)
 
 
 def test_an_episode_ends_after_its_last_answer():

@@ -1,7 +1,8 @@
 import pytest
 
+from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.rollout.policy import sampling_seed
-from turnmill.rollout.slot import MAX_SEED, VALIDATION_SEEDS, EpisodePlan
+from turnmill.rollout.slot import MAX_SEED, EpisodePlan
 
 RUN_SEEDS = (0, 1, 17, MAX_SEED)
 

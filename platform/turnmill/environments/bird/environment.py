@@ -1,6 +1,5 @@
 """BIRD: translate a question into SQL; what counts is the result, not the words."""
 
-import random
 import re
 import sqlite3
 from pathlib import Path
@@ -12,7 +11,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.bird.database import QueryError, QueryTimeoutError, ask, open_database, schema
 from turnmill.environments.registry import register
-from turnmill.environments.tasks.dataset import read_rows
+from turnmill.environments.tasks.dataset import DrawnRows
 
 NO_STATEMENT = ""
 """The action of a response without a block of SQL."""
@@ -29,6 +28,9 @@ class BirdOptions(EnvironmentOptions):
     path: str | None = None
     """File of questions, `.jsonl` or `.parquet`, with `question`, `SQL`, `db_id` and, if you like, `schema`; left
     out, a few questions to a small database that comes along, for trials."""
+
+    validation_path: str | None = None
+    """File of the questions that validations ask; left out, they ask those of `path`."""
 
     databases: str | None = None
     """Folder of the databases, each at `<db_id>/<db_id>.sqlite`."""
@@ -61,9 +63,9 @@ class Bird(Environment):
         self._num_steps = 0
 
     def reset(self, seed: int) -> str:
-        """Ask the question that a seed stands for, the one that GRL draws from the same rows."""
+        """Ask the question that a seed stands for."""
         self.close()
-        self._row = random.Random(seed).choice(self._rows)
+        self._row = self._rows.draw(seed)
         self._connection = open_database(self._database_file())
         self._num_steps = 0
         tables = self._row.get("schema") or schema(self._connection)
@@ -132,15 +134,16 @@ class Bird(Environment):
         return False, "Result mismatch."
 
 
-def _read(options: BirdOptions) -> list[dict[str, Any]]:
-    rows = read_rows(_SAMPLE / "questions.jsonl" if options.path is None else Path(options.path), "path")
-    for number, row in enumerate(rows, 1):
-        if missing := [column for column in _COLUMNS if column not in row]:
-            raise SettingsError(
-                f"environment.options.path: row {number} has no column {missing[0]!r}. Every row needs question, SQL "
-                "and db_id."
-            )
-    return rows
+def _read(options: BirdOptions) -> DrawnRows:
+    drawn = DrawnRows.read(options.path, options.validation_path, own=_SAMPLE / "questions.jsonl")
+    for option, rows in drawn.by_option().items():
+        for number, row in enumerate(rows, 1):
+            if missing := [column for column in _COLUMNS if column not in row]:
+                raise SettingsError(
+                    f"environment.options.{option}: row {number} has no column {missing[0]!r}. Every row needs "
+                    "question, SQL and db_id."
+                )
+    return drawn
 
 
 def _info(*, right: bool = False, valid: bool = True) -> dict[str, float]:

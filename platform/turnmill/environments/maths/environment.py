@@ -1,11 +1,10 @@
 """Problems with one right answer, from a data set or from the few that come along."""
 
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -13,7 +12,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import suggestion
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.registry import register
-from turnmill.environments.tasks.dataset import read_rows
+from turnmill.environments.tasks.dataset import DrawnRows
 from turnmill.environments.tasks.mathematics import is_same, last_number
 
 SOLVED_REWARD = 10.0
@@ -74,6 +73,9 @@ class MathsOptions(EnvironmentOptions):
     path: str | None = None
     """File of problems, `.jsonl` or `.parquet`; left out, a few that come along, for trials."""
 
+    validation_path: str | None = None
+    """File of the problems that validations pose; left out, they pose those of `path`."""
+
     question_key: str | None = None
     """Column of the problem, where it is not the data set's own."""
 
@@ -104,8 +106,8 @@ class Maths(Environment):
         self._num_steps = 0
 
     def reset(self, seed: int) -> str:
-        """Pose the problem that a seed stands for, the one that GRL draws from the same rows."""
-        row = random.Random(seed).choice(self._rows)
+        """Pose the problem that a seed stands for."""
+        row = self._rows.draw(seed)
         question, self._truth = (str(row[key]) for key in self._keys)
         self._num_steps = 0
         return question
@@ -135,17 +137,16 @@ class Maths(Environment):
         return answer if self._set.is_answer(answer) else None
 
 
-def _read(problems: _ProblemSet, options: MathsOptions) -> tuple[list[dict[str, Any]], tuple[str, str]]:
+def _read(problems: _ProblemSet, options: MathsOptions) -> tuple[DrawnRows, tuple[str, str]]:
     keys = (options.question_key or problems.question_key, options.answer_key or problems.answer_key)
-    if options.path is not None:
-        rows = read_rows(Path(options.path), "path")
-    else:
-        rows = read_rows(_PROBLEMS / problems.own_problems, "path")
-        keys = ("question", "answer") if "question" in rows[0] else ("problem", "answer")
-    for key, option in zip(keys, ("questionKey", "answerKey"), strict=True):
-        if missing := next((number for number, row in enumerate(rows, 1) if key not in row), None):
-            raise SettingsError(
-                f"environment.options.{option}: row {missing} has no column {key!r}. "
-                f"Its columns are {', '.join(rows[missing - 1])}: name the right one."
-            )
-    return rows, keys
+    drawn = DrawnRows.read(options.path, options.validation_path, own=_PROBLEMS / problems.own_problems)
+    if options.path is None:
+        keys = ("question", "answer") if "question" in drawn.training[0] else ("problem", "answer")
+    for file, rows in drawn.by_option().items():
+        for key, option in zip(keys, ("questionKey", "answerKey"), strict=True):
+            if missing := next((number for number, row in enumerate(rows, 1) if key not in row), None):
+                raise SettingsError(
+                    f"environment.options.{option}: row {missing} of {file} has no column {key!r}. "
+                    f"Its columns are {', '.join(rows[missing - 1])}: name the right one."
+                )
+    return drawn, keys

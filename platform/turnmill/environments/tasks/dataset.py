@@ -3,13 +3,14 @@
 import json
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from turnmill.core.errors import SettingsError
-from turnmill.environments.base import EnvironmentOptions
+from turnmill.environments.base import VALIDATION_SEEDS, EnvironmentOptions
 from turnmill.environments.tasks import rewards
 from turnmill.environments.tasks.base import Answer, Task, TaskSource, number_of
 
@@ -92,6 +93,35 @@ class Dataset(TaskSource):
             use_tool=row.get("use_tool"),
             row=row,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRows:
+    """Rows that seeds stand for: those of training, and those of validations, which may be the same."""
+
+    training: list[dict[str, Any]]
+    validation: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: str | None, validation_path: str | None, *, own: Path) -> "DrawnRows":
+        """The rows of the files that options name, or of the one that comes along. Raises SettingsError."""
+        if path is None and validation_path is not None:
+            raise SettingsError(
+                "environment.options.validationPath: goes with environment.options.path. Give both, or neither for a "
+                "trial."
+            )
+        training = read_rows(own if path is None else Path(path), "path")
+        return cls(
+            training, training if validation_path is None else read_rows(Path(validation_path), "validationPath")
+        )
+
+    def draw(self, seed: int) -> dict[str, Any]:
+        """The row that a seed stands for, the one that GRL draws from the same rows."""
+        return random.Random(seed).choice(self.validation if seed < VALIDATION_SEEDS else self.training)
+
+    def by_option(self) -> dict[str, list[dict[str, Any]]]:
+        """The rows of each file, by the option that names it."""
+        return {"path": self.training, "validationPath": self.validation}
 
 
 def read_rows(path: Path, option: str) -> list[dict[str, Any]]:

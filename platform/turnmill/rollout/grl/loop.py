@@ -10,6 +10,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError
+from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.grl.world import NAME, options_of
 from turnmill.environments.process import EnvironmentProcess
 from turnmill.environments.worker import WorkerSettings
@@ -21,7 +22,7 @@ from turnmill.rollout.failure import Failure
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.policy import ask, sampling_seed, slot_of
-from turnmill.rollout.slot import MAX_SEED, VALIDATION_SEEDS
+from turnmill.rollout.slot import MAX_SEED
 from turnmill.rollout.tool_agent.episode import Name
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal
 
