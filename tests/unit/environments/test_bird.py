@@ -127,11 +127,18 @@ def test_a_statement_stands_in_a_block_of_sql(answer, statement):
     assert create().match_action(answer) == statement
 
 
-def test_a_database_that_is_missing_is_told(own_data, tmp_path):
-    environment = create(path=own_data["path"], databases=str(tmp_path / "elsewhere"))
-
+def test_a_database_that_is_missing_is_told_before_an_episode_asks_for_it(own_data, tmp_path):
     with pytest.raises(SettingsError, match=r"options\.databases: '.*town\.sqlite' is no file"):
-        environment.reset(0)
+        create(path=own_data["path"], databases=str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("option", ["path", "validationPath"])
+def test_the_database_of_every_question_is_looked_for(own_data, tmp_path, option):
+    other = {"db_id": "village", "question": "?", "SQL": "SELECT 1"}
+    (tmp_path / "other.jsonl").write_text(json.dumps(other) + "\n")
+
+    with pytest.raises(SettingsError, match=r"'.*village\.sqlite' is no file"):
+        create(**own_data | {option: str(tmp_path / "other.jsonl")})
 
 
 def test_questions_and_databases_go_together(own_data):

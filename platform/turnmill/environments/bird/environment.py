@@ -58,6 +58,8 @@ class Bird(Environment):
                 "environment.options.databases: goes with environment.options.path. Give both, or neither for a trial."
             )
         self._rows = _read(options)
+        for name in {str(row["db_id"]) for rows in self._rows.by_option().values() for row in rows}:
+            self._database_file(name)
         self._row: dict[str, Any] = {}
         self._connection: sqlite3.Connection | None = None
         self._num_steps = 0
@@ -66,7 +68,7 @@ class Bird(Environment):
         """Ask the question that a seed stands for."""
         self.close()
         self._row = self._rows.draw(seed)
-        self._connection = open_database(self._database_file())
+        self._connection = open_database(self._database_file(str(self._row["db_id"])))
         self._num_steps = 0
         tables = self._row.get("schema") or schema(self._connection)
         return f"[DB schema:\n{tables}] {self._row['question']}"
@@ -109,8 +111,7 @@ class Bird(Environment):
             self._connection.close()
             self._connection = None
 
-    def _database_file(self) -> Path:
-        name = str(self._row["db_id"])
+    def _database_file(self, name: str) -> Path:
         if self.options.databases is None:
             return _SAMPLE / f"{name}.sql"
         file = Path(self.options.databases) / name / f"{name}.sqlite"
