@@ -31,12 +31,18 @@ class Places:
         return self.place(settings, step_seconds=step_seconds, reset_seconds=reset_seconds)
 
     def place(
-        self, settings: WorkerSettings, *, step_seconds: float = 60.0, reset_seconds: float = 60.0
+        self,
+        settings: WorkerSettings,
+        *,
+        step_seconds: float = 60.0,
+        reset_seconds: float = 60.0,
+        max_reply_bytes: int = 16 * 2**20,
     ) -> EnvironmentProcess:
         process = EnvironmentProcess(
             settings,
             step_timeout_seconds=step_seconds,
             reset_timeout_seconds=reset_seconds,
+            max_reply_bytes=max_reply_bytes,
             fork_server=self.fork_server,
         )
         self.made.append(process)
@@ -374,6 +380,27 @@ async def test_a_prepared_reset_is_the_one_that_was_asked_for(places, name):
     await prepared.act("ACTION: up")
 
     assert await prepared.reset(seed=4, next_seed=5) == await unprepared.reset(seed=4)
+
+
+async def test_an_episode_is_carried_on_and_drawn_however_long_it_is(places):
+    settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=100)
+    process = places.place(settings, max_reply_bytes=1000)
+
+    restored = await process.restore(2, [LOOK] * 20)
+    frames = await process.render_frames(2, [LOOK] * 20)
+
+    assert restored.results[-1].observation == "seed 2 step 20"
+    assert len(frames) == 21
+
+
+async def test_a_drawing_that_fails_leaves_the_episode_in_progress_alone(places):
+    process = places.hostile(on_step="raises")
+    await process.reset(seed=0)
+
+    with pytest.raises(EnvironmentFailedError, match="it hurts"):
+        await process.render_frames(3, [HURT])
+
+    assert (await process.act(LOOK)).observation == "seed 0 step 1"
 
 
 async def test_more_responses_than_an_episode_had_cannot_be_restored(places):

@@ -36,8 +36,7 @@ class Restored:
 
 _OPENING = TypeAdapter(Opening)
 _ACTION_RESULT = TypeAdapter(ActionResult)
-_RESTORED = TypeAdapter(Restored)
-_PICTURES = TypeAdapter(list[str])
+_PICTURE = TypeAdapter(str)
 
 
 class EnvironmentProcess:
@@ -73,8 +72,10 @@ class EnvironmentProcess:
 
         `next_seed` is the one of the reset after this, which is prepared while the episode goes on.
         """
+        if self._writer is None:
+            await self._start()
         request = {"do": "reset", "seed": seed, "next_seed": next_seed}
-        return await self._begin(request, self.reset_timeout_seconds, _OPENING)
+        return await self._ask(request, self.reset_timeout_seconds, _OPENING)
 
     async def act(self, response_text: str) -> ActionResult:
         """Execute the action in a response."""
@@ -85,8 +86,7 @@ class EnvironmentProcess:
 
     async def restore(self, seed: int, responses: Sequence[str]) -> Restored:
         """Begin an episode and give the responses it has had, to carry on after a crash of the trainer."""
-        request = {"do": "restore", "seed": seed, "responses": list(responses)}
-        return await self._begin(request, self._replay_seconds(responses), _RESTORED)
+        return Restored(await self.reset(seed), tuple([await self.act(response) for response in responses]))
 
     async def check(self) -> None:
         """Start the process and end it. Raises EnvironmentFailedError for an environment that cannot be made."""
@@ -98,14 +98,27 @@ class EnvironmentProcess:
         """Draw the present situation, shape (height, width, 3), 8 bits a channel."""
         if self._writer is None:
             raise EnvironmentFailedError(f"{self._name} has no episode: reset it first.")
-        picture = await self._ask({"do": "render"}, self.step_timeout_seconds, TypeAdapter(str))
+        picture = await self._ask({"do": "render"}, self.step_timeout_seconds, _PICTURE)
         return from_png(base64.b64decode(picture))
 
     async def render_frames(self, seed: int, responses: Sequence[str]) -> list[np.ndarray]:
-        """Draw an episode from its first observation to its last; the one in progress is left alone."""
-        request = {"do": "frames", "seed": seed, "responses": list(responses)}
-        pictures = await self._begin(request, self._replay_seconds(responses), _PICTURES)
-        return [from_png(base64.b64decode(picture)) for picture in pictures]
+        """Draw an episode from its first observation to its last, in a process beside the one in progress."""
+        drawn = EnvironmentProcess(
+            self.settings,
+            step_timeout_seconds=self.step_timeout_seconds,
+            reset_timeout_seconds=self.reset_timeout_seconds,
+            max_reply_bytes=self.max_reply_bytes,
+            fork_server=self._fork_server,
+        )
+        try:
+            await drawn.reset(seed)
+            frames = [await drawn.render()]
+            for response in responses:
+                await drawn.act(response)
+                frames.append(await drawn.render())
+        finally:
+            await drawn.close()
+        return frames
 
     async def close(self) -> None:
         """End the process."""
@@ -118,14 +131,6 @@ class EnvironmentProcess:
     def _name(self) -> str:
         task = self.settings.task
         return f"The environment {self.settings.name}" + (f" ({task})" if task else "")
-
-    def _replay_seconds(self, responses: Sequence[str]) -> float:
-        return self.reset_timeout_seconds + len(responses) * self.step_timeout_seconds
-
-    async def _begin(self, request: dict[str, Any], timeout_seconds: float, reply: TypeAdapter[Reply]) -> Reply:
-        if self._writer is None:
-            await self._start()
-        return await self._ask(request, timeout_seconds, reply)
 
     async def _start(self) -> None:
         self._key, connection = self._fork_server.fork(self.settings)

@@ -72,7 +72,7 @@ def serve(connection: socket.socket, settings: WorkerSettings) -> None:
             if request.get("do") != "act":
                 preparation.wait()
             try:
-                reply = {"result": answer(episode, request, settings)}
+                reply = {"result": answer(episode, request)}
             except Exception as error:
                 reply = {"error": _words(error)}
             connection.sendall(encode(reply))
@@ -105,38 +105,19 @@ class _Preparation:
             self._environment.prepare(seed)
 
 
-def answer(episode: TurnEnvironment, request: dict[str, Any], settings: WorkerSettings) -> Any:
+def answer(episode: TurnEnvironment, request: dict[str, Any]) -> Any:
     """Do what a request asks."""
     match request:
         case {"do": "reset", "seed": int(seed)}:
             return asdict(episode.reset(seed))
         case {"do": "act", "response": str(response)}:
             return asdict(episode.act(response))
-        case {"do": "restore", "seed": int(seed), "responses": list(responses)}:
-            opening = episode.reset(seed)
-            return {"opening": asdict(opening), "results": [asdict(episode.act(text)) for text in responses]}
         case {"do": "render"}:
-            return _picture(episode)
-        case {"do": "frames", "seed": int(seed), "responses": list(responses)}:
-            return _frames(make_episode(settings), seed, responses)
+            return base64.b64encode(to_png(episode.environment.render())).decode()
         case {"do": "close"}:
             return episode.environment.close()
         case _:
             raise ValueError(f"An environment process cannot do {request!r}.")
-
-
-def _frames(episode: TurnEnvironment, seed: int, responses: list[str]) -> list[str]:
-    episode.reset(seed)
-    frames = [_picture(episode)]
-    for response in responses:
-        episode.act(response)
-        frames.append(_picture(episode))
-    episode.environment.close()
-    return frames
-
-
-def _picture(episode: TurnEnvironment) -> str:
-    return base64.b64encode(to_png(episode.environment.render())).decode()
 
 
 def _words(error: Exception) -> str:
