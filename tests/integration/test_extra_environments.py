@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.core.errors import EnvironmentFailedError
+from turnmill import environments
+from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.fork_server import ForkServer
 from turnmill.environments.process import EnvironmentProcess
@@ -60,6 +61,21 @@ async def test_a_dungeon_repeats_with_its_seed(play, name, task):
     assert results[0] == results[1]
     assert not results[0][4].valid
     assert (await one.reset(seed=4)).observation != openings[0].observation
+
+
+async def test_a_dungeon_of_a_list_of_levels_repeats_with_its_seed(play):
+    process = play("nethack", "minihack", "MiniHack-Room-Random-5x5-v0", arguments={"seeds": list(range(1, 30))})
+
+    openings = [await process.reset(seed=5) for _ in range(3)]
+
+    assert openings[1:] == openings[:-1]
+    assert await process.reset(seed=6) != openings[0]
+
+
+@pytest.mark.parametrize("family", ["Boxoban-Hard", "MultiRoom-N2", "LavaCrossingS9N1", "SimpleCrossingS9N2"])
+def test_a_task_that_minihack_cannot_play_is_refused(family):
+    with pytest.raises(SettingsError, match=r"environment\.task: .* Take another of its tasks"):
+        environments.create("minihack", f"MiniHack-{family}-v0")
 
 
 async def test_an_unknown_dungeon_is_told(play):

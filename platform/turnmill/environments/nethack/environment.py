@@ -1,5 +1,6 @@
 """NetHack and what is built of it: the screen as text, keys by name."""
 
+import random
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,6 +74,8 @@ class Dungeon(Environment):
 
     def reset(self, seed: int) -> str:
         """Begin the game of a seed; it repeats, for NetHack may not draw anew on the way."""
+        # MiniHack draws from a list of levels with the generator that all share.
+        random.seed(seed)
         self._game.unwrapped.seed(core=seed, disp=seed, reseed=False)
         seen, _ = self._game.reset()
         return _screen(seen)
