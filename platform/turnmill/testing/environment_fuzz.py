@@ -29,7 +29,7 @@ class Kind:
 KINDS = (
     Kind("babaisai", "two_room-break_stop-make_win-distr_obj_rule"),
     Kind("babyai", "putnext"),
-    Kind("bird", options={"queryTimeoutSeconds": 0.2}),
+    Kind("bird", options={"queryTimeoutSeconds": 2}),
     Kind("blocksworld", options={"numBlocks": 4, "view": "2d_sparse"}),
     Kind("crafter", options={"area": [16, 16]}),
     Kind("maths", "gsm8k"),

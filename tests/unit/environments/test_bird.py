@@ -1,16 +1,22 @@
+import itertools
 import json
 import sqlite3
+from types import SimpleNamespace
 
 import pytest
 
 from turnmill import environments
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import VALIDATION_SEEDS
-from turnmill.environments.bird import Bird
+from turnmill.environments.bird import Bird, database
+from turnmill.environments.bird.database import QueryTimeoutError
 from turnmill.environments.bird.environment import _SAMPLE
 from turnmill.environments.tasks.dataset import read_rows
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+
+COUNTING = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200) SELECT SUM(i) FROM n"
+"""Some 3,000 steps of SQLite's machine."""
 
 
 def create(**options: object) -> Bird:
@@ -80,13 +86,49 @@ def test_an_episode_ends_after_its_last_statement():
 
 
 def test_a_statement_that_takes_too_long_is_stopped():
-    environment = create(queryTimeoutSeconds=0.05)
+    environment = create(queryTimeoutSeconds=0.5)
     environment.reset(0)
 
     result = environment.step(ENDLESS)
 
-    assert result.observation == "Your statement took longer than 0.05 s. Try a simpler one."
+    assert result.observation == "Your statement took longer than 0.5 s. Try a simpler one."
     assert not result.terminated
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A second passes with every look at the clock."""
+    ticks = itertools.count()
+    monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    return ticks
+
+
+def test_the_clock_is_looked_at_often_for_a_step_may_take_long(clock):
+    with pytest.raises(QueryTimeoutError):
+        database.ask(sqlite3.connect(":memory:"), COUNTING, seconds=10)
+
+
+def test_judging_takes_no_longer_than_the_statement_that_is_judged(own_data, tmp_path, clock):
+    question = {"db_id": "town", "question": "Sum?", "SQL": COUNTING}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
+    environment = create(**own_data, queryTimeoutSeconds=1000)
+    before = next(clock)
+    database.ask(sqlite3.connect(":memory:"), COUNTING, seconds=1000)
+    alone = next(clock) - before
+    environment.reset(0)
+    before = next(clock)
+
+    assert environment.step(COUNTING).terminated
+    assert next(clock) - before == alone
+
+
+def test_a_question_whose_own_statement_has_no_result_is_told(own_data, tmp_path):
+    question = {"db_id": "town", "question": "Who?", "SQL": "SELECT colour FROM house"}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
+    environment = create(**own_data)
+
+    with pytest.raises(SettingsError, match=r"'Who\?' cannot be judged, .*: no such column: colour"):
+        environment.reset(0)
 
 
 @pytest.mark.parametrize(

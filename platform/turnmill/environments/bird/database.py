@@ -13,7 +13,9 @@ Rows = Counter[tuple[object, ...]]
 
 MAX_ROWS = 100_000
 MAX_VALUE_BYTES = 10 * 2**20
-_STEPS_PER_LOOK = 1_000
+_STEPS_PER_LOOK = 100
+"""A step may make a value of MAX_VALUE_BYTES, so that few take long; with more looks ordinary statements get slower."""
+
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 
 

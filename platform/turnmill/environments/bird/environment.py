@@ -9,7 +9,7 @@ from pydantic import Field
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
-from turnmill.environments.bird.database import QueryError, QueryTimeoutError, ask, open_database, schema
+from turnmill.environments.bird.database import QueryError, QueryTimeoutError, Rows, ask, open_database, schema
 from turnmill.environments.registry import register
 from turnmill.environments.tasks.dataset import DrawnRows
 
@@ -39,7 +39,8 @@ class BirdOptions(EnvironmentOptions):
     """Statements after which an episode ends."""
 
     query_timeout_seconds: float = Field(default=20, gt=0)
-    """Time a statement may take; keep it below `environment.stepTimeoutSeconds`."""
+    """Time a statement may take; keep it below `environment.stepTimeoutSeconds` and
+    `environment.resetTimeoutSeconds`."""
 
 
 @register
@@ -61,6 +62,7 @@ class Bird(Environment):
         for name in {str(row["db_id"]) for rows in self._rows.by_option().values() for row in rows}:
             self._database_file(name)
         self._row: dict[str, Any] = {}
+        self._right_rows: Rows = Rows()
         self._connection: sqlite3.Connection | None = None
         self._num_steps = 0
 
@@ -69,6 +71,7 @@ class Bird(Environment):
         self.close()
         self._row = self._rows.draw(seed)
         self._connection = open_database(self._database_file(str(self._row["db_id"])))
+        self._right_rows = self._ask_the_right_statement()
         self._num_steps = 0
         tables = self._row.get("schema") or schema(self._connection)
         return f"[DB schema:\n{tables}] {self._row['question']}"
@@ -121,16 +124,29 @@ class Bird(Environment):
             )
         return file
 
-    def _judge(self, statement: str) -> tuple[bool, str]:
-        assert self._connection is not None, "an episode begins with a reset"
-        seconds = self.options.query_timeout_seconds
+    def _ask_the_right_statement(self) -> Rows:
+        # With the reset, whose time is not the agent's, and once for all its tries.
         try:
-            rows = ask(self._connection, statement, seconds=seconds)
+            return self._ask(str(self._row["SQL"]).rstrip("; \n"))
+        except QueryError as error:
+            raise SettingsError(
+                f"environment.options: the question {self._row['question']!r} cannot be judged, for its own SQL has no "
+                f"result: {error}. Correct the row, or raise queryTimeoutSeconds."
+            ) from error
+
+    def _ask(self, statement: str) -> Rows:
+        assert self._connection is not None, "an episode begins with a reset"
+        return ask(self._connection, statement, seconds=self.options.query_timeout_seconds)
+
+    def _judge(self, statement: str) -> tuple[bool, str]:
+        try:
+            rows = self._ask(statement)
         except QueryTimeoutError:
+            seconds = self.options.query_timeout_seconds
             return False, f"Your statement took longer than {seconds:g} s. Try a simpler one."
         except QueryError as error:
             return False, f"Result mismatch. SQL error: {error}"
-        if rows == ask(self._connection, str(self._row["SQL"]).rstrip("; \n"), seconds=seconds):
+        if rows == self._right_rows:
             return True, "Result matches!"
         return False, "Result mismatch."
 
