@@ -255,10 +255,21 @@ async def act_again_and_again(process: EnvironmentProcess) -> None:
         await process.act(HURT)
 
 
-OWN_KINDS = ["babaisai", "babyai", "bird", "blocksworld", "crafter", "maths", "sokoban", "tetris", "webshop"]
+ACTIONS = {
+    "babaisai": ["right", "up"],
+    "babyai": ["turn left", "go forward", "pick up"],
+    "bird": ["```sql\nSELECT name FROM author\n```"],
+    "blocksworld": ["move 1 to 0", "move 2 to 1"],
+    "crafter": ["move west", "do"],
+    "maths": ["-17"],
+    "sokoban": ["up", "left"],
+    "tetris": ["left", "down"],
+    "webshop": ["search[tent]", "click[back to search]"],
+}
+"""Some of those that each environment of our own knows."""
 
 
-@pytest.mark.parametrize("name", OWN_KINDS)
+@pytest.mark.parametrize("name", ACTIONS)
 async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(places, name):
     settings = WorkerSettings(name=name, max_turns=10)
     victim, bystander = places.place(settings), places.place(settings)
@@ -270,18 +281,21 @@ async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(plac
         await victim.act("ACTION: 1")
 
     assert await victim.reset(seed=2) == opening
-    assert await victim.act("ACTION: 1") == await bystander.act("ACTION: 1")
+    for action in ACTIONS[name]:
+        result = await victim.act(f"ACTION: {action}")
+        assert result.valid
+        assert result == await bystander.act(f"ACTION: {action}")
 
 
-@pytest.mark.parametrize("name", OWN_KINDS)
+@pytest.mark.parametrize("name", ACTIONS)
 async def test_an_environment_of_any_kind_lives_within_its_memory(places, name):
     settings = WorkerSettings(name=name, max_turns=200, memory_limit_bytes=1024 * 2**20)
     process = places.place(settings)
 
     for seed in range(3):
         await process.reset(seed, next_seed=seed + 1)
-        for _ in range(30):
-            if (await process.act("ACTION: 1")).done:
+        for action in (ACTIONS[name] * 30)[:30]:
+            if (await process.act(f"ACTION: {action}")).done:
                 break
 
 
@@ -358,10 +372,24 @@ async def test_acting_without_an_episode_is_told_and_not_waited_for(places):
         await places.hostile().act(LOOK)
 
 
-async def test_an_episode_carries_on_in_another_process(places):
-    settings = WorkerSettings(name="babyai", task="putnext", max_turns=30)
-    played, carried_on = places.place(settings), places.place(settings)
-    responses = [f"ACTION: {action}" for action in ("turn left", "go forward", "jump", "pick up", "go forward")]
+@pytest.fixture(scope="module")
+def fork_server_of_other_hashes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Its sets have an order of their own."""
+    program = tmp_path_factory.mktemp("interpreter") / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONHASHSEED=1 exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    server = ForkServer(str(program))
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+async def test_an_episode_of_any_kind_carries_on_where_sets_have_another_order(
+    places, fork_server_of_other_hashes, name
+):
+    settings = WorkerSettings(name=name, max_turns=30)
+    played, carried_on = places.place(settings), Places(fork_server_of_other_hashes).place(settings)
+    *responses, last = [f"ACTION: {action}" for action in (ACTIONS[name] * 4)[:4]]
     opening = await played.reset(seed=11)
     results = [await played.act(response) for response in responses]
 
@@ -369,7 +397,8 @@ async def test_an_episode_carries_on_in_another_process(places):
 
     assert restored.opening == opening
     assert list(restored.results) == results
-    assert await carried_on.act(LOOK) == await played.act(LOOK)
+    assert await carried_on.act(last) == await played.act(last)
+    await carried_on.close()
 
 
 @pytest.mark.parametrize("name", ["crafter", "sokoban", "tetris", "blocksworld", "maths", "bird"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from turnmill.core.errors import SettingsError
+from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.rows import verl_rows
@@ -147,8 +148,12 @@ async def test_every_validation_has_the_same_states_and_training_never(table):
 
     episodes = [await at.play(group=group, step=step, validate=True) for step in (1, 9) for group in range(4)]
 
+    states = [episode.views[0].state for episode in episodes]
+    training = await at.play()
     assert [episode.seed for episode in episodes] == [123, 124, 123, 124] * 2
-    assert (await at.play()).seed > 1_000_000
+    assert states == states[:2] * 4
+    assert len({*states, training.views[0].state}) == 3
+    assert training.seed >= VALIDATION_SEEDS
 
 
 async def test_a_limit_on_turns_and_on_actions_end_an_episode(table):
