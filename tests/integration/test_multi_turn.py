@@ -16,7 +16,7 @@ from turnmill.rollout.failure import Failure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.sampled import count_foreign
 from turnmill.testing import trial_loops
-from turnmill.testing.agent_loops import END
+from turnmill.testing.agent_loops import END, TOKENIZER
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
 from turnmill.testing.policies import LOG_PROB
 from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
@@ -209,6 +209,31 @@ async def test_a_trajectory_ends_where_what_a_tool_answers_does_not_fit(table: M
     (row,) = await played.play()
 
     assert text(played, row) == said
+    assert row.extra_fields["trajectory"]["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("said", "end"),
+    [
+        ("0123456789", ("max_tokens", "max_response_length")),
+        (f"012345678{END}", ("completed", "no tool call")),
+    ],
+)
+async def test_a_response_that_fills_its_room_is_cut_off_unless_it_ends_there(table: Make, said: str, end: Any):
+    played = table([said], maxResponseLength=10)
+
+    (row,) = await played.play()
+
+    assert text(played, row) == said
+    assert (row.extra_fields["trajectory"]["stop_reason"], played.logged()[-1].stop_detail) == end
+
+
+async def test_a_call_that_fills_its_room_ends_the_trajectory(table: Make):
+    said = call("later", text="on") + END
+    played = table([said], maxResponseLength=len(TOKENIZER.encode(said, add_special_tokens=False)))
+
+    (row,) = await played.play()
+
     assert row.extra_fields["trajectory"]["stop_reason"] == "max_tokens"
 
 

@@ -374,6 +374,29 @@ async def test_what_was_not_finished_is_left_out_of_the_loss_where_the_job_says_
     assert outcome.figures["no_loss_on_traj"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("agent", "said", "end"),
+    [
+        ({"enableAgent": False}, "0123456789", ("max_tokens", "no_tool-length")),
+        ({"enableAgent": False}, f"012345678{END}", ("completed", "no_tool-stop")),
+        (
+            {"enableAgent": False, "additionalEosTokenIds": TOKENIZER.encode("9")},
+            "0123456789",
+            ("completed", "no_tool-stop"),
+        ),
+        ({}, "0123456789", ("max_tokens", "finish_reason_length")),
+        ({}, f"012345678{END}", ("completed", "model_chose_to_finish")),
+    ],
+)
+async def test_a_response_that_fills_its_room_is_cut_off_unless_it_ends_there(table, server, agent, said, end):
+    play = table([said], server, maxResponseLength=10, maskOverlongLoss=True, **agent)
+
+    outcome = await play.play()
+
+    assert (outcome.stop_reason, outcome.detail) == end
+    assert learned(outcome) == (said if end[0] == "completed" else "")
+
+
 @pytest.mark.parametrize(("said", "masked"), [(f"no idea{END}", True), (f"\\boxed{{2}}{END}", False)])
 async def test_what_neither_acts_nor_answers_is_left_out_of_the_loss_where_the_job_says_so(table, server, said, masked):
     play = table([said], server, maskVoidTraj=True)

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
@@ -46,6 +46,11 @@ async def ask(
     if not output.token_ids:
         raise InferenceError(f"{whose}: the policy answered with no token ({output.stop_reason})")
     return output
+
+
+def is_cut_off(token_ids: Sequence[int], *, max_tokens: int, end_ids: Collection[int | None]) -> bool:
+    """Whether the limit of tokens ended a response, as its tokens tell: verl's clients do not tell it apart."""
+    return len(token_ids) >= max_tokens and token_ids[-1] not in end_ids
 
 
 def slot_of(trajectory: str) -> int:

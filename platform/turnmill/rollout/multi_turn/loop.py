@@ -11,6 +11,7 @@ from verl.utils.tokenizer import get_processor_token_id
 
 from turnmill.rollout.multi_turn.conversation import CURRENT
 from turnmill.rollout.multi_turn.sanity import difference
+from turnmill.rollout.policy import is_cut_off
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ class MultiTurnLoop(ToolAgentLoop):
         agent_data.messages.append(self._build_assistant_message(content, agent_data))
 
     def _tell_why(self, agent_data: AgentData, room: int) -> None:
-        if len(agent_data.response_ids) >= room:
+        ids, ends = agent_data.response_ids, {self.tokenizer.eos_token_id}
+        # A call that fills the response finds no room for its answer.
+        if is_cut_off(ids, max_tokens=room, end_ids=() if agent_data.tool_calls else ends):
             self._end("max_tokens", "max_response_length")
         elif agent_data.tool_calls and agent_data.assistant_turns == self.max_assistant_turns:
             self._end("max_turns", "max_assistant_turns")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
 from turnmill.core.trajectory import StopReason, Turn, in_full
 from turnmill.environments.tasks import Answer, Task
+from turnmill.rollout.policy import is_cut_off
 from turnmill.rollout.sampled import pack
 from turnmill.rollout.tool_agent.client import ToolAnswer, ToolRequest
 from turnmill.rollout.tool_agent.context import Context, Tokens
@@ -71,7 +72,7 @@ class Said:
 
     versions: tuple[int, int] = (0, 0)
     cut_off: bool = False
-    """Whether the limit of tokens ended it."""
+    """Whether the limit of tokens ended it; an action may end at the limit by itself."""
 
     spoken: bool = True
     """Whether the policy was asked; it was not where a tool is called before the first response."""
@@ -199,7 +200,7 @@ class Episode:
         action = self._action_in(text) if self.may_call_tools else None
         said = Said(
             Tokens.sampled(ids, log_probs), text, action, versions=(oldest, newest),
-            cut_off=output.stop_reason == "length", asked_at=asked_at,
+            cut_off=is_cut_off(output.token_ids, max_tokens=room, end_ids=self._loop.end_ids), asked_at=asked_at,
             seconds=self.waits.since(before).get("generation", 0.0),
         )  # fmt: skip
         if action is None and self.may_call_tools and number < self._agent.min_turns:

@@ -45,6 +45,7 @@ class ToolLoop(AgentLoopBase):
             job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.validation.seed
         )
         self.stop_tokens = stop_tokens_of(self.agent)
+        self.end_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
         self.speller = ObservationSpeller(self.tokenizer, self.agent, processor=self.processor)
         self.tools = self._client(tool_server_url or self.agent.tool_server_url)
         self.journal: Journal = journal or NoJournal()
