@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -386,6 +387,16 @@ async def test_loops_of_ones_own_come_from_a_file_and_may_return_several_outputs
     assert last.extra_fields["reward_extra_info"] == {"word": "again"}
 
 
+async def test_a_loop_that_tells_no_finite_reward_fails_the_trajectory(table: Make, tmp_path: Path, monkeypatch: Any):
+    (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
+    monkeypatch.setattr(trial_loops.Twice, "worth", math.nan)
+    played = table(lambda _: DONE, agentLoopConfigPath=str(tmp_path / "loops.yaml"), defaultAgentLoop="twice")
+
+    failure = await played.play()
+
+    assert (type(failure), failure.cause) == (Failure, "reward")
+
+
 async def test_a_loop_that_breaks_ends_its_own_trajectory_alone(table: Make, tmp_path: Path):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
     tasks = ({"agent_name": "breaks"}, {"agent_name": "single_turn_agent"})
@@ -508,6 +519,15 @@ async def test_a_reward_in_verls_form_comes_from_a_file(table: Make, tmp_path: P
     (row,) = await played.play()
 
     assert row.reward_score == len("It is done")
+
+
+async def test_a_reward_that_is_no_finite_number_fails_the_trajectory(table: Make, tmp_path: Path):
+    (tmp_path / "reward.py").write_text('def worth(**given):\n    return float("nan")\n')
+    played = table([DONE], reward=f"verl:{tmp_path / 'reward.py'}:worth", defaultAgentLoop="single_turn_agent")
+
+    failure = await played.play()
+
+    assert (type(failure), failure.cause) == (Failure, "reward")
 
 
 # ---- files ----

@@ -1,4 +1,5 @@
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -578,9 +579,10 @@ async def test_an_engine_that_gives_no_token_fails_the_trajectory(table, server)
     assert failure.cause == "inference"
 
 
-async def test_a_reward_that_cannot_be_told_fails_the_trajectory(table, server, monkeypatch):
+@pytest.mark.parametrize("reward", [lambda: 1 / 0, lambda: math.nan, lambda: -math.inf])
+async def test_a_reward_that_cannot_be_told_fails_the_trajectory(table, server, monkeypatch, reward):
     play = table([ANSWER], server)
-    monkeypatch.setattr(play.loop.source, "reward", lambda task, answer: 1 / 0)
+    monkeypatch.setattr(play.loop.source, "reward", lambda task, answer: reward())
 
     failure = await play.play()
 

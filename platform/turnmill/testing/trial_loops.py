@@ -1,6 +1,6 @@
 """Agent loops and managers of a user's for tests."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
@@ -12,6 +12,8 @@ from turnmill.rollout.multi_turn.worker import MultiTurnManager
 class Twice(AgentLoopBase):
     """Asks twice, from the prompt each time, and returns an output for each response."""
 
+    worth: ClassVar[float] = 0.25
+
     def __init__(self, *args: Any, word: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.word = word
@@ -19,7 +21,7 @@ class Twice(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Two outputs; the last one has the reward."""
         first, last = [await self._ask(sampling_params, row["raw_prompt"]) for _ in range(2)]
-        last.reward_score = 0.25
+        last.reward_score = self.worth
         last.extra_fields["reward_extra_info"] = {"word": self.word}
         return [first, last]
 

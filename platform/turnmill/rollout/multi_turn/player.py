@@ -1,13 +1,12 @@
 """What a worker of verl's does around its agent loops."""
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry, register
 
-from turnmill.core.errors import AgentLoopError, EpisodeError, RewardError, SettingsError
+from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.lookup import suggestion
 from turnmill.environments.tasks import Task, create_source
 from turnmill.jobs import AgentTrainingJob
@@ -20,6 +19,7 @@ from turnmill.rollout.multi_turn.loop import MultiTurnLoop
 from turnmill.rollout.multi_turn.loop_input import loop_input
 from turnmill.rollout.multi_turn.rows import answer_of, measure, records_of, rows_of
 from turnmill.rollout.multi_turn.tools import watched
+from turnmill.rollout.rewards import finite, reward_of
 from turnmill.rollout.tool_agent.episode import Name
 from turnmill.rollout.tool_agent.journal import Journal
 
@@ -126,13 +126,10 @@ class ConversationPlayer:
     async def _reward(self, conversation: Conversation) -> float:
         """What the loop says of its last output, or else what the task's source says."""
         if (told := conversation.outputs[-1].reward_score) is not None:
-            return float(told)
+            return finite(float(told), whose=conversation.name)
         source = self.validation_source if conversation.validate else self.source
         answer = answer_of(conversation, conversation.outputs, self.tokenizer)
-        try:
-            return await asyncio.to_thread(source.reward, conversation.task, answer)
-        except Exception as error:
-            raise RewardError(f"{conversation.name}: its reward could not be told: {error!r}") from error
+        return await reward_of(answer, conversation.task, source, whose=conversation.name)
 
     async def _failed(self, conversation: Conversation, error: EpisodeError) -> Failure:
         failure = Failure(

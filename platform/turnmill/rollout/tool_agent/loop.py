@@ -8,13 +8,14 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
-from turnmill.core.errors import EpisodeError, OvertakenError, RewardError, SettingsError
+from turnmill.core.errors import EpisodeError, OvertakenError, SettingsError
 from turnmill.environments.tasks import Task, TaskSource, create_source
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.policy import ask, sampling_seed, slot_of
+from turnmill.rollout.rewards import reward_of
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits, Name
 from turnmill.rollout.tool_agent.journal import Journal, NoJournal
@@ -103,11 +104,8 @@ class ToolLoop(AgentLoopBase):
         return episode.outcome(await self._reward(episode))
 
     async def _reward(self, episode: Episode) -> float:
-        try:
-            source = self.validation_source if episode.validate else self.source
-            return await asyncio.to_thread(source.reward, episode.task, episode.answer())
-        except Exception as error:
-            raise RewardError(f"{episode.name}: its reward could not be told: {error!r}") from error
+        source = self.validation_source if episode.validate else self.source
+        return await reward_of(episode.answer(), episode.task, source, whose=episode.name)
 
     def _task(self, position: int, step: int, *, validate: bool) -> Task:
         if validate:
