@@ -192,6 +192,38 @@ async def test_a_first_prompt_that_is_too_long_is_an_error_of_the_settings(table
         await at.play()
 
 
+async def test_the_length_of_a_first_prompt_that_is_too_long_is_told_whole(table):
+    fits, too_long = table([THREE]), table([THREE], maxPromptLength=100, truncation="error")
+    length = len((await fits.play()).turns[0].prompt_ids)
+
+    with pytest.raises(SettingsError, match=f"has {length} tokens"):
+        await too_long.play()
+
+
+async def test_a_first_prompt_that_is_cut_is_the_prompt_of_its_row_whatever_is_learned_from(table):
+    at = table([THREE], maxPromptLength=100, lossMask="after_system")
+
+    episode = await at.play()
+
+    (row,) = verl_rows(episode)
+    assert row.prompt_ids
+    assert [*row.prompt_ids, *row.response_ids] == [*at.policy.requests[0].prompt_ids, *TOKENIZER.encode(THREE)]
+    assert len(at.policy.requests[0].prompt_ids) == 100
+    assert [place for place, _ in ToldEpisode.read(episode.told()).places] == [0]
+
+
+@pytest.mark.parametrize("mask", ["assistant", "after_system"])
+async def test_a_later_prompt_that_is_too_long_by_itself_ends_the_episode(table, mask):
+    forgetful = counting() | {"agentType": "turnmill.testing.agents:Forgetful"}
+    first = table([THREE], forgetful)
+    limit = len((await first.play()).turns[0].prompt_ids)
+    at = table([say("1" * 60) + END, THREE], forgetful, maxPromptLength=limit, truncation="error", lossMask=mask)
+
+    episode = await at.play()
+
+    assert (episode.stop_reason, episode.num_turns, len(verl_rows(episode))) == ("max_tokens", 1, 1)
+
+
 async def test_an_agent_that_forgets_has_a_row_for_every_turn(table):
     at = table([ONE, THREE], counting() | {"agentType": "turnmill.testing.agents:Forgetful"})
 
@@ -316,8 +348,8 @@ async def test_so_many_prompts_and_environments_are_at_work_at_once_as_the_job_a
 ):
     at = table(lambda request: THREE if "Turn 2:" in request.prompt else ONE,
                numPromptThreads=prompts, numEnvThreads=environments)  # fmt: skip
-    crowds = {name: Crowd() for name in ("ct_build_initial_tokens", "ct_merge_context_msg", "reset", "act")}
-    for name in ("ct_build_initial_tokens", "ct_merge_context_msg"):
+    crowds = {name: Crowd() for name in ("spell", "ct_merge_context_msg", "reset", "act")}
+    for name in ("spell", "ct_merge_context_msg"):
         monkeypatch.setattr(at.loop, name, crowds[name].counting(getattr(at.loop, name)))
     make, answer = at.loop.environment_of, at.policy.generate
     turns, answers = Lockstep(4), Lockstep(4)
@@ -339,7 +371,7 @@ async def test_so_many_prompts_and_environments_are_at_work_at_once_as_the_job_a
 
     peaks = {name: crowd.peak for name, crowd in crowds.items()}
     assert peaks == {
-        "ct_build_initial_tokens": prompts or 4,
+        "spell": prompts or 4,
         "ct_merge_context_msg": prompts or 4,
         "reset": environments or 4,
         "act": environments or 4,

@@ -14,14 +14,13 @@ from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.turn_loop import TurnLoop
 from turnmill.testing.agents import counting
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
+from turnmill.training.verl_learning import AGENTS
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
 TOKENIZER = character_tokenizer()
 END = TOKENIZER.eos_token
 
-_CONFIG = OmegaConf.create(
-    {"actor_rollout_ref": {"rollout": {"prompt_length": 512}}, "data": {"apply_chat_template_kwargs": {}}}
-)
+_DATA = OmegaConf.create({"apply_chat_template_kwargs": {}})
 
 
 class Table:
@@ -35,14 +34,16 @@ class Table:
         self.policy = ScriptedPolicy(TOKENIZER, script)
         self.folder = RunFolder(run_dir)
         self.folder.create()
+        prompt_length = AGENTS[job.spec.agent.type](job)["data.max_prompt_length"]
+        config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"prompt_length": prompt_length}}, "data": _DATA})
         self.loop = kind(
-            trainer_config=DictConfigWrap(_CONFIG),
+            trainer_config=DictConfigWrap(config),
             server_manager=self.policy,
             tokenizer=TOKENIZER,
             processor=None,
             hf_model_type="qwen2",
             dataset_cls=None,
-            data_config=DictConfigWrap(_CONFIG.data),
+            data_config=DictConfigWrap(_DATA),
             job=job,
             run_dir=run_dir,
             **more,

@@ -27,8 +27,9 @@ class Conversation:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Every row, the last one up to here."""
-        return (*self._closed, Row(self._prompt, self._response)) if len(self._response) else tuple(self._closed)
+        """Every row with a response in it, the last one up to here."""
+        responded = bool(self.places) and self.places[-1][0] == len(self._closed)
+        return (*self._closed, Row(self._prompt, self._response)) if responded else tuple(self._closed)
 
     def begin(self, ids: Sequence[int], *, given: int | None = None) -> None:
         """Begin a row that has these tokens as its prompt; with `given`, the first so many of them.

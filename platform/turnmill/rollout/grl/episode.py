@@ -104,12 +104,12 @@ class GrlEpisode:
         async with self._loop.prompts_at_once:
             await self._hear(view.messages)
         prefix = self._loop.ids_of(view.prefix)
-        limit = self._agent.max_prompt_length - len(prefix)
-        if len(self.conversation.ids) > limit:
+        length, limit = len(self.conversation.ids) + len(prefix), self._agent.max_prompt_length
+        if length > limit:
             if self._agent.truncation == "error":
-                self._end_as_too_long()
+                self._end_as_too_long(length)
                 return
-            self.conversation.cut(limit)
+            self.conversation.cut(limit - len(prefix))
         self.conversation.hear(prefix)
 
     async def _hear(self, messages: list[Message]) -> None:
@@ -117,7 +117,7 @@ class GrlEpisode:
         self._messages = [dict(message) for message in messages]
         # The agent words its responses as it likes; what it heard before them must be what the policy read.
         if not self.turns or after[: len(before)] != before or after[len(before) :][:1] != self._last_response(after):
-            ids = await self._loop.ct_build_initial_tokens(messages)
+            ids = await self._loop.spell(messages)
             self.conversation.begin(ids, given=self._loop.system_length(messages, ids))
             return
         answered = after[: len(before) + 1]
@@ -133,11 +133,11 @@ class GrlEpisode:
     def _last_response(self, messages: list[Message]) -> list[Message]:
         return [{"role": "assistant", "content": self.views[-1].response}] if messages else []
 
-    def _end_as_too_long(self) -> None:
+    def _end_as_too_long(self, length: int) -> None:
         if not self.turns:
             raise SettingsError(
                 f"spec.agent.maxPromptLength ({self._agent.max_prompt_length}): the first prompt of "
-                f"{self.group.agent.name} has {len(self.conversation.ids)} tokens. Raise it, or set truncation to left."
+                f"{self.group.agent.name} has {length} tokens. Raise it, or set truncation to left."
             )
         self.stop_reason = "max_tokens"
 

@@ -103,6 +103,11 @@ class GrlLoop(AgentLoopBase):
         """The tokens of a text of ours."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
+    async def spell(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The tokens of a whole prompt, however many: verl's own way to them cuts what is too long from the left."""
+        builder = self.continuous_token_builder
+        return list(await asyncio.to_thread(builder.build_initial_tokens, [dict(message) for message in messages]))
+
     def system_length(self, messages: Sequence[Mapping[str, str]], ids: Sequence[int]) -> int:
         """How many of a prompt's tokens are the message of the system."""
         system = [dict(message) for message in messages[:1] if message["role"] == "system"]
