@@ -68,6 +68,18 @@ async def test_a_response_with_a_stop_token_is_done_and_its_observation_follows_
     assert (outcome.stop_reason, outcome.detail) == ("completed", "model_chose_to_finish")
 
 
+async def test_a_response_ends_with_its_stop_token_even_where_the_engine_went_on(table, server):
+    play = table([f"{CALL} and <py>2", ANSWER], server)
+
+    outcome = await play.play()
+
+    assert text_of(outcome) == f"{CALL}[2]{ANSWER}"
+    assert [call["action"] for call in server.calls] == [CALL]
+    assert [len(turn.log_probs or ()) for turn in play.logged()] == [
+        len(TOKENIZER.encode(said, add_special_tokens=False)) for said in (CALL, ANSWER)
+    ]
+
+
 async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server):
     play = table([CALL, ANSWER], server)
 

@@ -1,4 +1,5 @@
-"""verl's clients of its inference servers: one that asks for a server once per slot, one that outlives servers."""
+"""verl's clients of its inference servers: one that asks for a server once per slot, others that outlive aborts and
+servers."""
 
 import asyncio
 import logging
@@ -6,6 +7,8 @@ from typing import Any
 
 import ray
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+
+from turnmill.rollout.policy import seed_from
 
 UNAVAILABLE_SECONDS = 1.0
 
@@ -32,7 +35,27 @@ class SlotClient(LLMServerClient):
         """Nothing to give back: slots are spread over the servers for good."""
 
 
-class EngineClient(FullyAsyncLLMServerClient):
+class FreshNoiseClient(LLMServerClient):
+    """Every request has a seed by where it begins.
+
+    vLLM draws the noise of a request anew from its seed: what follows an abort would be sampled with that of the
+    response's first tokens.
+    """
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **more: Any
+    ) -> Any:
+        """What an engine says in one piece."""
+        if (seed := sampling_params.get("seed")) is not None:
+            sampling_params = {**sampling_params, "seed": seed_from(seed, len(prompt_ids))}
+        return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **more)
+
+
+class ResumingClient(FullyAsyncLLMServerClient, FreshNoiseClient):
+    """A response that an engine was made to abort goes on from there."""
+
+
+class EngineClient(ResumingClient):
     """Engines come and go: where one dies, another begins the response anew, as soon as there is one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

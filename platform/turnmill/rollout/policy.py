@@ -60,5 +60,14 @@ def slot_of(trajectory: str) -> int:
 
 def sampling_seed(run_seed: int, stream: str, slot: int, turn: int) -> int:
     """A seed of its own for every turn of a run, so that a turn does not depend on what else is in flight."""
-    digest = hashlib.blake2b(f"{run_seed}/{stream}/{slot}/{turn}".encode(), digest_size=4).digest()
+    return _seed(run_seed, stream, slot, turn)
+
+
+def seed_from(seed: int, position: int) -> int:
+    """The seed of what is sampled from the token at that position on, within what has the seed as a whole."""
+    return _seed(seed, position)
+
+
+def _seed(*parts: object) -> int:
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") & 0x7FFFFFFF

@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.debug.metrics import calculate_debug_metrics
 
-from turnmill.rollout.llm_client import EngineClient
+from turnmill.rollout.llm_client import EngineClient, ResumingClient
 from turnmill.training import placement
 from turnmill.training.accelerators import demands
 from turnmill.training.dataset import select
@@ -105,6 +105,10 @@ class AheadOfLearning(PPOTrainer):
 
 class ColocateAsync(AheadOfLearning, PPOTrainerColocateAsync):
     """Rollout goes on while the policy learns, on the same devices."""
+
+    def get_llm_client(self) -> ResumingClient:
+        """The client that agent loops generate with."""
+        return self.llm_server_manager.get_client(client_cls=ResumingClient)
 
 
 class SeparateAsync(AheadOfLearning, PPOTrainerSeparateAsync):

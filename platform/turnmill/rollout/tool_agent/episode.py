@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -190,7 +191,9 @@ class Episode:
                 self, number, context_ids, self._sampling, max_tokens=room, stops=stops and self.may_call_tools
             )
         self._sampled += pack(output.token_ids)
-        ids, log_probs = tuple(output.token_ids), tuple(output.log_probs or ())
+        kept = self._length_to_stop(output.token_ids) if stops and self.may_call_tools else len(output.token_ids)
+        ids, log_probs = tuple(output.token_ids[:kept]), tuple(output.log_probs or ())[:kept]
+        cut_off = is_cut_off(ids, max_tokens=room, end_ids=self._loop.end_ids)
         newest = int(output.extra_fields.get("max_global_steps") or 0)
         oldest = int(output.extra_fields.get("min_global_steps") or 0)
         if self._agent.retokenization:
@@ -200,13 +203,23 @@ class Episode:
         action = self._action_in(text) if self.may_call_tools else None
         said = Said(
             Tokens.sampled(ids, log_probs), text, action, versions=(oldest, newest),
-            cut_off=is_cut_off(output.token_ids, max_tokens=room, end_ids=self._loop.end_ids), asked_at=asked_at,
+            cut_off=cut_off, asked_at=asked_at,
             seconds=self.waits.since(before).get("generation", 0.0),
         )  # fmt: skip
         if action is None and self.may_call_tools and number < self._agent.min_turns:
             said = self._with_forced_action(said)
         self._measure_response(number, said)
         return said
+
+    def _length_to_stop(self, ids: Sequence[int]) -> int:
+        """Tokens up to the first stop token: the engine passes over one in the middle of which it was interrupted."""
+
+        def stopped(length: int) -> bool:
+            text = self._loop.tokenizer.decode(ids[:length], skip_special_tokens=True)
+            return any(stop in text for stop in self._loop.stop_tokens)
+
+        # Most responses end with their stop token, so this is looked at first.
+        return bisect_left(range(len(ids)), True, key=stopped) if stopped(len(ids) - 1) else len(ids)
 
     def _action_in(self, text: str) -> str | None:
         if self._loop.stop_tokens:

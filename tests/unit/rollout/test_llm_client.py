@@ -1,0 +1,74 @@
+"""verl's client, with an engine that is made to abort responses."""
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from verl.workers.rollout.replica import TokenOutput
+
+from turnmill.rollout.llm_client import EngineClient, ResumingClient
+
+
+class Engine:
+    """Says a piece of a response at a time; all but the last were aborted."""
+
+    def __init__(self, pieces: Iterable[list[int]]) -> None:
+        self.pieces = list(pieces)
+        self.asked: list[tuple[list[int], dict[str, Any]]] = []
+        self.generate = SimpleNamespace(remote=self._generate)
+
+    async def _generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+        self.asked.append((prompt_ids, sampling_params))
+        ids = self.pieces.pop(0)
+        return TokenOutput(
+            token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="aborted" if self.pieces else "completed"
+        )
+
+
+@pytest.fixture(params=[ResumingClient, EngineClient])
+def says(request, monkeypatch):
+    """What an engine was asked for a response that it says in these pieces."""
+
+    async def at_once(_: float) -> None:
+        pass
+
+    async def say(*pieces: list[int], **sampling: Any) -> tuple[list[int], list[tuple[list[int], dict[str, Any]]]]:
+        engine = Engine(pieces)
+
+        class Client(request.param):  # type: ignore[misc]
+            async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Engine]:
+                return "engine", engine
+
+            def _release_server(self, *_: Any, **__: Any) -> None:
+                pass
+
+        rollout = SimpleNamespace(name="vllm", full_determinism=False)
+        client = Client(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)))
+        output = await client.generate("slot-0", prompt_ids=[1, 2], sampling_params={"max_tokens": 9, **sampling})
+        return output.token_ids, engine.asked
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    return say
+
+
+async def test_what_follows_an_abort_is_sampled_with_noise_of_its_own(says):
+    said, asked = await says([3, 4], [5], [6], seed=7)
+
+    assert said == [3, 4, 5, 6]
+    assert [prompt for prompt, _ in asked] == [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    assert len({sampling["seed"] for _, sampling in asked}) == 3
+
+
+async def test_a_response_that_is_begun_anew_is_sampled_with_the_same_noise(says):
+    (_, first), (_, again), (_, aborted) = [await says(*pieces, seed=7) for pieces in ([[3]], [[3]], [[], [3]])]
+
+    assert first == again
+    assert [sampling["seed"] for _, sampling in aborted] == [first[0][1]["seed"]] * 2
+
+
+async def test_who_gives_no_seed_is_given_none(says):
+    _, ((_, sampling),) = await says([3])
+
+    assert "seed" not in sampling
