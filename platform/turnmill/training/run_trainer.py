@@ -117,7 +117,11 @@ class RunTrainer(PPOTrainer):
     def _after_kl(
         self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: dict[str, Any]
     ) -> Tensor:
-        """Token rewards of shape (R, G) after the KL penalty; moves the coefficient where it adapts itself."""
+        """Token rewards of shape (R, G) after the KL penalty; moves the coefficient where it adapts itself.
+
+        During the critic's warm-up the policy does not move: its KL says nothing about the coefficient, which stays.
+        """
+        coefficient = self.kl_ctrl_in_reward.value
         tensors = {
             "token_level_scores": scores,
             "old_log_probs": old_log_probs,
@@ -127,6 +131,8 @@ class RunTrainer(PPOTrainer):
         data, kl_metrics = apply_kl_penalty(
             DataProto.from_dict(tensors=tensors), self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty
         )
+        if self.global_steps < max(1, self.config.trainer.critic_warmup):
+            self.kl_ctrl_in_reward.value = coefficient
         metrics.update(kl_metrics)
         metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
         return data.batch["token_level_rewards"]

@@ -191,7 +191,6 @@ class TurnTrainer(RunTrainer):
                 for batch in batches:
                     self._compute_values(batch, metrics)
                     self._compute_advantage(batch, metrics)
-                    self._hold_kl_coefficient()
                     turns = self._turns_of(batch)
                     keys.extend(zip(turns.keys, turns.tags, strict=True))
                 chosen = generator.sample(keys, self._warmup_turns(len(keys)))
@@ -201,11 +200,6 @@ class TurnTrainer(RunTrainer):
             for batch in batches:
                 tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         self.global_steps = first_step
-
-    def _hold_kl_coefficient(self) -> None:
-        """The policy does not move during the warm-up: its KL says nothing about the coefficient."""
-        if self.config.algorithm.use_kl_in_reward:
-            self.kl_ctrl_in_reward.value = self.job.spec.turn_ppo.kl.coefficient
 
     def _gather_for_warmup(self, number: int) -> KVBatchMeta:
         metrics: dict[str, Any] = {}

@@ -20,11 +20,14 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
 SCORES = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.0, 0.0]])
 
 
-def after_kl(kind: str, *, target: float = 0.1) -> tuple[torch.Tensor, float]:
-    """Rewards after a penalty with coefficient 0.1, and the coefficient that comes of it."""
+def after_kl(kind: str, *, target: float = 0.1, step: int = 1, warmup: int = 0) -> tuple[torch.Tensor, float]:
+    """Rewards after a penalty with coefficient 0.1, and the coefficient that comes of it.
+
+    `warmup`: the first step in which the policy learns, as verl names it.
+    """
     controller = get_kl_controller(SimpleNamespace(type=kind, kl_coef=0.1, target_kl=target, horizon=100))
-    algorithm = SimpleNamespace(algorithm=SimpleNamespace(kl_penalty="kl"))
-    told = SimpleNamespace(kl_ctrl_in_reward=controller, config=algorithm)
+    config = SimpleNamespace(algorithm=SimpleNamespace(kl_penalty="kl"), trainer=SimpleNamespace(critic_warmup=warmup))
+    told = SimpleNamespace(kl_ctrl_in_reward=controller, config=config, global_steps=step)
     metrics: dict[str, Any] = {}
     rewards = RunTrainer._after_kl(told, SCORES, OLD, REFERENCE, MASK, metrics)  # type: ignore[arg-type]
     assert metrics["turnmill/kl_reference"] == pytest.approx((-0.5 / 3 + 1.0 / 2) / 2)
@@ -44,6 +47,17 @@ def test_an_adaptive_coefficient_moves_by_a_fifth_at_most(target, error):
 
     # Two rows were seen, of a horizon of 100.
     assert coefficient == pytest.approx(0.1 * (1 + error * 2 / 100), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("step", "warmup", "held"),
+    [(0, 0, True), (1, 0, False), (1, 4, True), (3, 4, True), (4, 4, False), (1, 1, False)],
+)
+def test_an_adaptive_coefficient_stays_while_the_critic_warms_up(step, warmup, held):
+    rewards, coefficient = after_kl("adaptive", target=0.001, step=step, warmup=warmup)
+
+    assert torch.allclose(rewards, SCORES - 0.1 * (OLD - REFERENCE) * MASK)
+    assert (coefficient == 0.1) == held
 
 
 class Learner(RunTrainer):
