@@ -3,16 +3,19 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from aiohttp import web
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import SettingsError, ToolCallError
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.sampled import count_foreign
+from turnmill.rollout.tool_agent import client
+from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
@@ -571,6 +574,24 @@ async def test_a_failure_that_passes_costs_nothing(table):
 
     assert text_of(outcome) == f"{CALL}[2]{ANSWER}"
     assert len({call["call_id"] for call in server.calls}) == 1
+
+
+async def test_a_pause_that_outlasts_a_calls_time_is_followed_by_no_other_try(monkeypatch):
+    now = [0.0]
+
+    async def sleep_late(seconds: float) -> None:
+        now[0] += seconds + 60
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(client, "asyncio", SimpleNamespace(sleep=sleep_late))
+    answers = iter([web.Response(status=503, text="full"), "[2]"])
+    async with HttpTools(lambda call: next(answers)) as server:
+        urls = parse_urls(server.url)
+        async with ToolServerClient(urls, timeout_seconds=60, max_retries=3, max_connections=1) as caller:
+            with pytest.raises(ToolCallError, match="full"):
+                await caller.call(ToolRequest("t", CALL))
+
+    assert (len(server.calls), caller.num_retries) == (1, 0)
 
 
 async def test_errors_become_observations_where_the_job_says_so(table):

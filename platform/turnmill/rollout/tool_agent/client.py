@@ -101,10 +101,9 @@ class ToolServerClient:
     async def call(self, request: ToolRequest) -> ToolAnswer:
         """Have an action done. Raises ToolCallError when the call's time or its tries are used up."""
         started = time.monotonic()
-        deadline = started + self._timeout
+        deadline, left = started + self._timeout, self._timeout
         server = self._next = (self._next + 1) % len(self.urls)
         for attempt in range(self._max_retries + 1):
-            left = deadline - time.monotonic()
             # A server that hangs must leave time for another.
             seconds = left if attempt == self._max_retries else max(left / 2, min(left, 1.0))
             timings = Timings()
@@ -117,8 +116,11 @@ class ToolServerClient:
                 wait = _wait_before(attempt + 1, error)
                 if attempt == self._max_retries or time.monotonic() + wait >= deadline:
                     raise
-                self.num_retries += 1
                 await asyncio.sleep(wait)
+                left = deadline - time.monotonic()
+                if left <= 0:  # To aiohttp that is no limit.
+                    raise
+                self.num_retries += 1
                 server = (server + 1) % len(self.urls)
         raise AssertionError("the last try returns or raises")
 
