@@ -547,7 +547,7 @@ async def test_a_server_that_hangs_leaves_time_for_another(table, server):
         (web.Response(status=422, text="no"), "tool_refused", 1),
         (web.Response(text="{"), "tool_server", 3),
         ({"obs": 3}, "tool_server", 3),
-        ({"obs": "", "error": "Tool processing failed: x"}, "tool_raised", 1),
+        ({"obs": "", "error": "Tool processing failed: x", "tool_type": "py"}, "tool_raised", 1),
         (ConnectionError(), "tool_connection", 3),
     ],
 )
@@ -563,6 +563,13 @@ async def test_failures_are_told_apart(table, answer, cause, tries):
         failure = await play.play()
 
     assert (failure.cause, len(server.calls)) == (cause, tries)
+
+
+async def test_an_error_in_a_tools_own_words_is_an_answer(table):
+    async with HttpTools(lambda call: {"obs": "[no such file]", "error": "ENOENT"}) as server:
+        play = table([CALL, ANSWER], server)
+
+        assert text_of(await play.play()) == f"{CALL}[no such file]{ANSWER}"
 
 
 async def test_a_failure_that_passes_costs_nothing(table):

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, Literal
 
 Transport = Literal["sse", "http"]
@@ -69,6 +70,15 @@ def protocol_error(error: BaseException) -> Exception | None:
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := protocol_error(inner))), None)
     return error if isinstance(error, _errors()) else None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether there is nothing where the server should be; streamable HTTP has a refusal of its own for it."""
+    from httpx2 import HTTPStatusError
+
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_missing(inner) for inner in error.exceptions)
+    return isinstance(error, HTTPStatusError) and error.response.status_code == HTTPStatus.NOT_FOUND
 
 
 def _errors() -> type[Exception]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.mcp_gateway import McpGateway, protocol_error
+from turnmill.tools.mcp_gateway import McpGateway, is_missing, protocol_error
 from turnmill.tools.registry import register
 
 MAX_CHARACTERS = 20_000
@@ -84,8 +84,10 @@ class McpInterface(Tool):
             server = await self._resolve(wanted, call.extra)
             text = await self._answer(wanted, server)
         except _NotResolvedError as error:
-            return ToolResult({"obs": "", "error": str(error), "tool": wanted.name}, done=True, valid=False)
+            return ToolResult(_wrap(str(error)), done=True, valid=False)
         except Exception as error:
+            if is_missing(error) and server not in (*_allowed(call.extra.get("mcp_servers")), self._default_server):
+                return ToolResult(_wrap(f"There is no server '{server}'."), valid=False)
             text = self._explain(error, wanted, server)
         return ToolResult(_wrap(text))
 

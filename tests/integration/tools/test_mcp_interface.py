@@ -113,9 +113,7 @@ async def test_among_servers_the_one_with_the_tool_is_found(dialogue: Dialogue):
 async def test_a_tool_of_two_servers_asks_for_one(dialogue: Dialogue):
     dialogue.extra["mcp_servers"] = ["calculator", "weather"]
 
-    await dialogue.say(call("add", place="x"))
-
-    assert dialogue.result.observation["error"] == (
+    assert await dialogue.say(call("add", place="x")) == shown(
         "Tool 'add' is available on multiple servers ['calculator', 'weather']; please specify which one to use."
     )
     assert (dialogue.result.done, dialogue.result.valid) == (True, False)
@@ -124,9 +122,7 @@ async def test_a_tool_of_two_servers_asks_for_one(dialogue: Dialogue):
 async def test_a_tool_of_no_server_asks_for_one(dialogue: Dialogue):
     dialogue.extra["mcp_servers"] = ["calculator", "weather"]
 
-    await dialogue.say(call("nothing"))
-
-    assert dialogue.result.observation["error"] == (
+    assert await dialogue.say(call("nothing")) == shown(
         "Unable to locate tool 'nothing'. Specify one of the servers: ['calculator', 'weather']"
     )
 
@@ -187,8 +183,15 @@ async def test_a_gateway_that_is_down_is_nobodys_observation():
         await Dialogue(tool).say(call("add", "calculator", a=1, b=2))
 
 
-async def test_a_server_that_is_unknown_to_the_gateway_is_nobodys_observation(dialogue: Dialogue):
+async def test_a_server_that_an_agent_makes_up_is_the_agents_to_read(dialogue: Dialogue):
     dialogue.extra.clear()
+
+    assert await dialogue.say(call("add", "nowhere")) == shown("There is no server 'nowhere'.")
+    assert (dialogue.result.done, dialogue.result.valid) == (False, False)
+
+
+async def test_a_server_of_the_task_that_the_gateway_does_not_know_is_nobodys_observation(dialogue: Dialogue):
+    dialogue.extra["mcp_servers"] = ["nowhere"]
 
     with pytest.raises(ToolFailedError, match="/nowhere/sse failed"):
         await dialogue.say(call("add", "nowhere"))

@@ -26,6 +26,9 @@ FINISH_SECONDS = 5.0
 MAX_INFO_CHARACTERS = 100_000
 # The server says that it cannot at present, or what stands before it does.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+BROKEN_TOOL = frozenset({"error", "tool_type"})
+"""What a server's observation holds together where a tool raised; an `error` alone is some tool's own word."""
+
 # All of C0 but tab, line feed and carriage return.
 _CONTROL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 
@@ -216,7 +219,7 @@ def _read(answer: tuple[dict[str, Any], Mapping[str, str], int], timings: Timing
         read = ToolAnswer(text, bool(done), bool(valid), None if reward is None else float(reward), info, metrics)
     except (KeyError, TypeError, ValueError) as error:
         raise ToolCallError(f"A tool server answered something else than an observation: {error!r}") from error
-    if "error" in info:
+    if info.keys() >= BROKEN_TOOL:
         raise ToolRaisedError(f"A tool broke: {str(info['error'])[:300]}")
     return read
 
