@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 TASKS, ROOT = "tasks", "root"
@@ -166,14 +166,11 @@ def _remove_file(folder: int, name: str) -> bool:
 
 
 def _walk(path: str) -> Iterator[Entry]:
-    top = os.open(path, _FOLDER)
-    try:
+    with _opened(None, path) as top:
         for count, entry in enumerate(_walk_folder(top, "", 0)):
             if count >= MAX_ENTRIES:
                 raise TooLargeError
             yield entry
-    finally:
-        os.close(top)
 
 
 def _walk_folder(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
@@ -187,16 +184,31 @@ def _walk_folder(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
                 continue
             yield entry
             if stat.S_ISDIR(entry.status.st_mode):
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    yield from _walk_below(entry, depth)
+                with suppress(FileNotFoundError, NotADirectoryError), _opened(folder, entry.name) as inner:
+                    yield from _walk_folder(inner, entry.path + "/", depth + 1)
 
 
-def _walk_below(entry: Entry, depth: int) -> Iterator[Entry]:
-    inner = _open_folder(entry.folder, entry.name)
+@contextmanager
+def _opened(folder: int | None, name: str) -> Iterator[int]:
+    """Open to be listed. Tasks see the mode that they gave it, but where its owner may not look into it: there it may
+    while this does."""
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
-        yield from _walk_folder(inner, entry.path + "/", depth + 1)
+        found = stat.S_IMODE(os.fstat(place).st_mode)
+        closed = not os.access(".", os.R_OK | os.X_OK, dir_fd=place, effective_ids=True)
+        if closed:
+            _set_mode(place, found | 0o500)
+        try:
+            opened = os.open(".", _FOLDER, dir_fd=place)
+            try:
+                yield opened
+            finally:
+                os.close(opened)
+        finally:
+            if closed and stat.S_IMODE(os.fstat(place).st_mode) == found | 0o500:
+                _set_mode(place, found)
     finally:
-        os.close(inner)
+        os.close(place)
 
 
 def _open_folder(folder: int, name: str) -> int:
@@ -232,6 +244,11 @@ def _restore_rights(folder: int, name: str, mode: int) -> None:
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
-            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+            _set_mode(descriptor, mode)
     finally:
         os.close(descriptor)
+
+
+def _set_mode(descriptor: int, mode: int) -> None:
+    """Of what a descriptor names that may not be open for reading."""
+    os.chmod(f"/proc/self/fd/{descriptor}", mode)

@@ -87,6 +87,17 @@ def test_a_workspace_weighs_what_its_files_take_on_disk(place):
     assert 80_000 <= measure(str(place)) <= 200_000
 
 
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o555, 0o2750])
+def test_weighing_leaves_the_modes_of_folders_as_they_are(place, mode):
+    folder = place / "home" / "a"
+    folder.mkdir()
+    (folder / "b").write_bytes(os.urandom(40_000))
+    folder.chmod(mode)
+
+    assert measure(str(place)) >= 40_000
+    assert folder.stat().st_mode & 0o7777 == mode
+
+
 def test_too_deep_and_too_many_are_too_large(place):
     nest(place / "home", workspace.MAX_DEPTH + 2)
 
