@@ -134,6 +134,26 @@ async def test_files_beyond_the_limits_are_named_and_the_others_stay(new_dialogu
     assert transcript(await dialogue.say("<bash>ls</bash>")).endswith("ls\nsmall")
 
 
+async def test_folders_keep_their_modes_and_times(new_dialogue: NewDialogue):
+    dialogue = new_dialogue("bash_terminal")
+    await dialogue.say("<bash>mkdir -p a/b; echo x > a/b/c; touch -d @2001 a/b; chmod 500 a/b; chmod 700 a</bash>")
+
+    seen = transcript(await dialogue.say("<bash>stat -c '%a %Y' a/b; stat -c %a a; cat a/b/c</bash>"))
+
+    assert seen.endswith("\n500 2001\n700\nx")
+
+
+@pytest.mark.parametrize("mode", ["0", "444"])
+async def test_what_is_in_a_folder_that_cannot_be_looked_into_is_kept(new_dialogue: NewDialogue, mode):
+    dialogue = new_dialogue("bash_terminal")
+
+    seen = transcript(await dialogue.say(f"<bash>mkdir -p a/b; echo x > a/b/c; chmod {mode} a/b</bash>"))
+
+    assert "Not kept" not in seen
+    seen = transcript(await dialogue.say("<bash>stat -c %a a/b; chmod 700 a/b; cat a/b/c</bash>"))
+    assert seen.endswith(f"\n{mode}\nx")
+
+
 async def test_only_parts_that_changed_are_written(new_dialogue: NewDialogue):
     dialogue = new_dialogue("bash_terminal")
     await dialogue.say("<bash>echo a > a; echo b > b; export X=1; f() { :; }</bash>")

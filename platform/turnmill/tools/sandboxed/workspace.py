@@ -12,55 +12,54 @@ _FILE, _LINK, _FOLDER = b"f", b"l", b"d"
 
 
 def restore(parts: Mapping[str, bytes], root: str) -> None:
-    """Put files, links and empty folders where they were, with their modes and times."""
-    mask = os.umask(0o022)
-    try:
-        for name, part in parts.items():
-            if name.startswith(PREFIX):
-                path = os.path.join(root, os.fsdecode(unquote_to_bytes(name.removeprefix(PREFIX))))
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                _restore(path, part)
-    finally:
-        os.umask(mask)
+    """Put files, links and folders where they were, with their modes and times."""
+    folders: list[tuple[str, bytes]] = []
+    for name, part in parts.items():
+        if not name.startswith(PREFIX):
+            continue
+        path = os.path.join(root, os.fsdecode(unquote_to_bytes(name.removeprefix(PREFIX))))
+        if part.startswith(_FOLDER):
+            os.makedirs(path, exist_ok=True)
+            folders.append((path, part))
+        else:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _restore(path, part)
+    # After what is in them, which needs rights to them and changes their times.
+    for path, part in sorted(folders, reverse=True):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _set_attributes(descriptor, part)
+        finally:
+            os.close(descriptor)
 
 
 def _restore(path: str, part: bytes) -> None:
-    kind, mode, modified_ns = _HEADER.unpack_from(part)
     content = part[_HEADER.size :]
-    if kind == _LINK:
+    if part.startswith(_LINK):
         os.symlink(os.fsdecode(content), path)
         return
-    # Modes are given at creation and times by descriptor: without namespaces, the sandbox refuses both by name.
-    os.umask(0)
-    if kind == _FOLDER:
-        os.mkdir(path, mode)
-    flags = os.O_RDONLY | os.O_DIRECTORY if kind == _FOLDER else os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        descriptor = os.open(path, flags, mode)
-    except PermissionError:
-        return  # A folder that its owner may not read; nothing is in it.
-    finally:
-        os.umask(0o022)
-    try:
-        if kind == _FILE:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(content)
-        os.utime(descriptor, ns=(modified_ns, modified_ns))
-    finally:
-        os.close(descriptor)
+    with open(path, "xb", buffering=0) as file:
+        file.write(content)
+        _set_attributes(file.fileno(), part)
+
+
+def _set_attributes(descriptor: int, part: bytes) -> None:
+    """Not by name: without namespaces, the sandbox refuses that."""
+    _, mode, modified_ns = _HEADER.unpack_from(part)
+    os.fchmod(descriptor, mode)
+    os.utime(descriptor, ns=(modified_ns, modified_ns))
 
 
 def snapshot(root: str, *, max_bytes: int, max_files: int) -> tuple[dict[str, bytes], list[str]]:
-    """The parts, smallest files first up to the limits, and what is left out, with the reason."""
+    """The parts up to the limits, smallest files first and folders last, and what is left out, with the reason."""
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
     room = max_bytes
-    for path, status in sorted(_walk(root), key=lambda found: (found[1].st_size, found[0])):
+    for path, status in sorted(_walk(root, left_out, len(root) + 1), key=_order):
         name = path[len(root) + 1 :]
-        if len(parts) >= max_files or status.st_size > room:
-            left_out.append(
-                f"{name} ({status.st_size:,} bytes; a session keeps {max_files:,} files, {max_bytes:,} bytes)"
-            )
+        size = _size(status)
+        if len(parts) >= max_files or size > room:
+            left_out.append(f"{name} ({size:,} bytes; a session keeps {max_files:,} files, {max_bytes:,} bytes)")
             continue
         try:
             parts[PREFIX + quote_from_bytes(os.fsencode(name), safe="/ ")] = part = _part(path, status)
@@ -71,22 +70,36 @@ def snapshot(root: str, *, max_bytes: int, max_files: int) -> tuple[dict[str, by
     return parts, left_out
 
 
-def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything but folders that hold something; those come back with what they hold."""
+def _order(found: tuple[str, os.stat_result]) -> tuple[bool, int, str]:
+    path, status = found
+    return stat.S_ISDIR(status.st_mode), _size(status), path
+
+
+def _size(status: os.stat_result) -> int:
+    """Of what a part holds: nothing of a folder but its attributes."""
+    return 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+
+
+def _walk(folder: str, left_out: list[str], skip: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Everything in a folder; one that cannot be looked into is named, with the reason, without `skip` characters."""
     try:
-        entries = list(os.scandir(folder))
-    except OSError:
+        try:
+            found = _list(folder)
+        except PermissionError:
+            os.chmod(folder, 0o700)  # For good: its mode is known, and the folder ends with the session's process.
+            found = _list(folder)
+    except OSError as error:
+        left_out.append(f"what is in {folder[skip:] or '~'} ({error.strerror})")
         return
-    for entry in entries:
-        status = entry.stat(follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode):
-            yield entry.path, status
-            continue
-        inside = list(_walk(entry.path))
-        if inside:
-            yield from inside
-        else:
-            yield entry.path, status
+    for path, status in found:
+        yield path, status
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk(path, left_out, skip)
+
+
+def _list(folder: str) -> list[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        return [(entry.path, entry.stat(follow_symlinks=False)) for entry in entries]
 
 
 def _part(path: str, status: os.stat_result) -> bytes:

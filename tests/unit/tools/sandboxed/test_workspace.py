@@ -18,6 +18,9 @@ def home(tmp_path):
     (home / "broken").symlink_to("/nowhere")
     (home / os.fsdecode(b"odd \xff name")).write_text("x")
     os.utime(home / "deep" / "er" / "run.sh", ns=(5, 10**18 + 7))
+    os.utime(home / "deep" / "er", ns=(5, 10**18 + 8))
+    (home / "deep" / "er").chmod(0o555)
+    (home / "deep").chmod(0o2700)
     return home
 
 
@@ -30,6 +33,8 @@ def test_a_home_comes_back_as_it_was(home, tmp_path):
     assert left_out == []
     run = tmp_path / "copy" / "deep" / "er" / "run.sh"
     assert (run.stat().st_mode & 0o777, run.stat().st_mtime_ns) == (0o755, 10**18 + 7)
+    assert (run.parent.stat().st_mode & 0o777, run.parent.stat().st_mtime_ns) == (0o555, 10**18 + 8)
+    assert run.parent.parent.stat().st_mode & 0o7777 == 0o2700
     assert (tmp_path / "copy" / "link").read_bytes() == run.read_bytes()
 
 
@@ -62,6 +67,17 @@ def test_files_beyond_the_number_are_named(tmp_path):
 
     assert len(parts) == 2
     assert left_out == ["c (1 bytes; a session keeps 2 files, 1,000 bytes)"]
+
+
+def test_folders_come_after_files(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+
+    parts, left_out = snapshot(str(tmp_path), max_bytes=1000, max_files=3)
+
+    assert set(parts) == {"file/a/file", "file/b/file", "file/a"}
+    assert left_out == ["b (0 bytes; a session keeps 3 files, 1,000 bytes)"]
 
 
 def test_what_is_no_file_is_named(tmp_path):
