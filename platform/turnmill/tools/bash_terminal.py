@@ -78,7 +78,7 @@ class BashTerminal(Tool):
         if refused:
             return ToolResult(_wrap(call.action, BLOCKED.format(commands=", ".join(refused))))
         commands = encodable(call.parsed).replace("\0", "")
-        lines = [line for line in commands.splitlines() if line.strip() or self._joins_lines]
+        lines = [line for line in re.split(r"\r?\n", commands) if line.strip() or self._joins_lines]
         if not commands.strip():
             return ToolResult(_wrap(call.action, ""))
         seconds = min(self._block_seconds, len(lines) * self._seconds)

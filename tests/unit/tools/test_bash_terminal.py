@@ -92,6 +92,13 @@ async def test_empty_lines_are_skipped_and_a_block_is_one_task():
     assert task.limits.seconds == pytest.approx(2 * 10 + 5)
 
 
+async def test_a_line_ends_where_bash_ends_it():
+    sandbox = ScriptedSandbox(transcript(b"T"))
+    await Dialogue(make_tool("bash_terminal", sandbox)).say("<bash>echo 'a\u2028b\x0cc\x85d'\r\npwd</bash>")
+
+    assert json.loads(unpack(sandbox.tasks[0].program.argument)["lines"]) == ["echo 'a\u2028b\x0cc\x85d'", "pwd"]
+
+
 async def test_a_block_of_nothing_runs_nothing():
     assert await Dialogue(make_tool("bash_terminal")).say("<bash>\n\n</bash>") == "\n<o>\n\n</o>\n"
 

@@ -134,9 +134,18 @@ def read_rows(path: Path, option: str) -> list[dict[str, Any]]:
 
         rows = parquet.read_table(path).to_pylist()
     elif path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        # Not `splitlines`: JSON lets other ends of lines, such as U+2028, stand in a text.
+        lines = path.read_text(encoding="utf-8").split("\n")
+        rows = [_row(line, f"{place}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
     else:
         raise SettingsError(f"{place} is neither .jsonl nor .parquet. Convert it to one of them.")
     if not rows:
         raise SettingsError(f"{place} holds no task. Put one on every line.")
     return rows
+
+
+def _row(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise SettingsError(f"{place} is no JSON: {error}. Write one object a line.") from error

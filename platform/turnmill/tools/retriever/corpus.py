@@ -12,7 +12,8 @@ Document = dict[str, Any]
 def read_corpus(file: Path) -> list[Document]:
     """Its documents; each has `contents`, a title and a text, or gets it from `title` and `text`."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: JSON lets other ends of lines, such as U+2028, stand in a text.
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"The corpus {file} cannot be read: {error}.") from error
     documents = [_document(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]

@@ -84,6 +84,21 @@ def test_a_file_of_tasks_is_gone_through_whole_in_a_new_order_each_time(file):
     assert set(source.training(0).extra_info) == {"n"}
 
 
+def test_a_task_may_hold_what_ends_lines_elsewhere(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
+
+    assert create_source("dataset", {"path": str(path)}).training(0).messages[0]["content"] == "a\u2028b\x85c"
+
+
+def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{\n')
+
+    with pytest.raises(SettingsError, match=r"tasks\.jsonl', line 3 is no JSON: "):
+        create_source("dataset", {"path": str(path)})
+
+
 @pytest.mark.parametrize(
     ("reward", "said", "worth"),
     [
