@@ -54,7 +54,7 @@ class BashTerminal(Tool):
         self._seconds = settings.number(values, "BASH_TIMEOUT_SECONDS", 10, least=0.1)
         self._block_seconds = settings.number(values, "BASH_BLOCK_TIMEOUT_SECONDS", 120, least=0.1)
         self._characters = settings.count(values, "BASH_MAX_OUTPUT_CHARACTERS", 100_000, least=100)
-        self._home_bytes = settings.count(values, "BASH_MAX_HOME_BYTES", 16 * MIB)
+        self._home_bytes = settings.state_bytes(values, "BASH_MAX_HOME_BYTES", 16 * MIB)
         self._home_files = settings.count(values, "BASH_MAX_HOME_FILES", 1000)
         self._memory_bytes = settings.count(values, "BASH_MEMORY_MIB", 1024, least=64) * MIB
         self._refuses_words = settings.switch(values, "BASH_BLOCKED_WORDS", True)

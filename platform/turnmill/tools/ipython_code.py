@@ -33,7 +33,7 @@ class IPythonCode(Tool):
         super().__init__(context)
         values = context.settings
         self._seconds = settings.number(values, "IPYTHON_TIMEOUT_SECONDS", 10, least=0.1)
-        self._max_bytes = settings.count(values, "IPYTHON_MAX_STATE_BYTES", 16 * MIB, least=1)
+        self._max_bytes = settings.state_bytes(values, "IPYTHON_MAX_STATE_BYTES", 16 * MIB, least=1)
         memory_mib = settings.count(values, "IPYTHON_MEMORY_MIB", 1024, least=64)
         seconds = self._seconds + _GRACE_SECONDS
         self._limits = Limits(

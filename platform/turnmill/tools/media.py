@@ -15,6 +15,8 @@ from turnmill.trajectories.base import Change, State
 
 _GIVEN = "given"
 _MADE = "made/"
+_SHARE = 3 / 7
+"""Of a file in all that is kept of it: its answer is recorded as well, in base64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class MediaLimits:
             prefix,
             Path(folder).resolve() if folder else None,
             settings.count(values, f"{prefix}_MAX_FILE_BYTES", 64 * MIB, least=1),
-            settings.count(values, f"{prefix}_MAX_STATE_BYTES", 32 * MIB, least=1),
+            settings.state_bytes(values, f"{prefix}_MAX_STATE_BYTES", 24 * MIB, least=1, share=_SHARE),
         )
 
 

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 
 from turnmill.core.errors import SettingsError
+from turnmill.trajectories.settings import MIB, StoreSettings
 
 Values = Mapping[str, str]
+_ANSWERS_BYTES = 4 * MIB
+"""Room that a trajectory has in the store for what its calls answered, beside the state of a tool."""
 
 
 def text(values: Values, name: str, default: str) -> str:
@@ -32,6 +35,15 @@ def count(values: Values, name: str, default: int, *, least: int = 0) -> int:
     if value != int(value):
         raise SettingsError(f"{name} ({values[name]!r}) must be a whole number.")
     return int(value)
+
+
+def state_bytes(values: Values, name: str, default: int, *, least: int = 0, share: float = 1) -> int:
+    """What a tool may keep of a trajectory; it is this share of all that comes into the store for it."""
+    value = count(values, name, default, least=least)
+    most = int((StoreSettings().max_trajectory_bytes - _ANSWERS_BYTES) * share)
+    if value > most:
+        raise SettingsError(f"{name} ({values[name]!r}) must be at most {most}: the trajectory store takes no more.")
+    return value
 
 
 def choice(values: Values, name: str, default: str, known: tuple[str, ...]) -> str:

@@ -39,7 +39,7 @@ class Sql(Tool):
         max_bytes = settings.count(values, "SQL_MAX_DB_BYTES", 256 * MIB, least=1)
         self._databases = Databases(Path(folder) if folder else None, max_bytes=max_bytes)
         self._seconds = settings.number(values, "SQL_TIMEOUT_SECONDS", 5, least=0.1)
-        self._max_change_bytes = settings.count(values, "SQL_MAX_CHANGE_BYTES", 8 * MIB)
+        self._max_change_bytes = settings.state_bytes(values, "SQL_MAX_CHANGE_BYTES", 8 * MIB)
 
     def usage(self) -> str:
         """One line."""

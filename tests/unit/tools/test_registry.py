@@ -236,6 +236,10 @@ async def test_no_action_is_meant_for_finish():
         ("bash_terminal", {"BASH_MAX_HOME_FILES": "1.5"}, r"BASH_MAX_HOME_FILES \('1.5'\) must be a whole number"),
         ("bash_terminal", {"BASH_BLOCKED_WORDS": "no"}, r"BASH_BLOCKED_WORDS \('no'\) must be one of on, off"),
         ("search_retrieval", {"RETRIEVER_ON_FAILURE": "lie"}, r"RETRIEVER_ON_FAILURE .* one of fail, empty"),
+        ("ipython_code", {"IPYTHON_MAX_STATE_BYTES": "134217728"}, "IPYTHON_MAX_STATE_BYTES .* at most 62914560: the"),
+        ("bash_terminal", {"BASH_MAX_HOME_BYTES": "62914561"}, "BASH_MAX_HOME_BYTES .* at most 62914560"),
+        ("sql", {"SQL_MAX_CHANGE_BYTES": "62914561"}, "SQL_MAX_CHANGE_BYTES .* at most 62914560"),
+        ("pixel_reasoner", {"IMAGE_MAX_STATE_BYTES": "33554432"}, "IMAGE_MAX_STATE_BYTES .* at most 26963382"),
         ("mcp_interface", {}, r"MCP_GATEWAY_ADDRESS \(''\) must be the address"),
     ],
 )
