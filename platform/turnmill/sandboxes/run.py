@@ -100,6 +100,9 @@ class Run:
         self.stdin = memoryview(task.stdin)
         self.seconds = 0.0
         self.cpu_seconds_before = 0.0
+        """What its process used for tasks before this one."""
+
+        self._ended_seconds_before = _ended_cpu_seconds()
 
     def start(self, order: bytes) -> None:
         """Hand over the task; the program's process reads all of it before anything untrusted runs."""
@@ -281,8 +284,7 @@ class Run:
 
     def _limit_by_signal(self, exit_code: int | None) -> Limit | None:
         """The rlimit behind a deadly signal, where the time used bears it out."""
-        used = os.times()
-        cpu_seconds = used.children_user + used.children_system
+        cpu_seconds = _ended_cpu_seconds() - self._ended_seconds_before - self.cpu_seconds_before
         if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_seconds >= self.task.limits.cpu_seconds / 2:
             return "cpu"
         return "files" if exit_code == -signal.SIGXFSZ else None
@@ -291,6 +293,12 @@ class Run:
         if len(self.value) < 8 or len(self.value) != 8 + struct.unpack("!Q", self.value[:8])[0]:
             return None
         return bytes(self.value[8:])
+
+
+def _ended_cpu_seconds() -> float:
+    """What all that have ended used, those of earlier tasks among them."""
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -287,6 +287,15 @@ async def test_cpu_time_of_all_processes_together_is_bounded(sandbox):
     assert outcome.limit == "cpu"
 
 
+async def test_what_earlier_tasks_used_is_not_why_a_task_was_killed(sandbox):
+    await sandbox.run(script("import time\nwhile time.process_time() < 1: pass"))
+
+    killed = script("import os\nos.kill(os.getpid(), 9)", limits=Limits(seconds=SECONDS, cpu_seconds=1))
+    outcomes = [await sandbox.run(killed) for _ in range(3)]
+
+    assert [(outcome.limit, outcome.exit_code) for outcome in outcomes] == [(None, None)] * 3
+
+
 async def test_memory_is_refused_beyond_its_bound(sandbox):
     text = "try: bytearray(300 << 20)\nexcept MemoryError: print('refused')"
 
