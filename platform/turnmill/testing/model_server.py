@@ -19,6 +19,9 @@ class ScriptedModel:
         self.answer: Callable[[dict[str, Any]], httpx.Response | None] = lambda body: None
         """Answers in place of the script, where it answers at all."""
 
+        self.listing: httpx.Response | None = None
+        """What it answers in place of the list of its models."""
+
         self._texts = list(texts)
         self._tells_stop = tells_stop
 
@@ -29,7 +32,7 @@ class ScriptedModel:
     def respond(self, request: httpx.Request) -> httpx.Response:
         """Answer a request."""
         if request.url.path.endswith("/models"):
-            return httpx.Response(200, json={"data": [{"id": self.name}]})
+            return self.listing or httpx.Response(200, json={"data": [{"id": self.name}]})
         body = json.loads(request.content)
         self.requests.append(body)
         other = self.answer(body)

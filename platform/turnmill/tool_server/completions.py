@@ -113,8 +113,8 @@ class Completions:
         """The one model that is served."""
         try:
             model = await self._upstream.model()
-        except InferenceError as error:
-            return failure(str(error), error.cause)
+        except (InferenceError, UpstreamRefusedError) as error:
+            return failure(str(error), InferenceError.cause)
         return JSONResponse({"object": "list", "data": [{"id": model, "object": "model", "owned_by": "turnmill"}]})
 
     async def _read(self, request: Request, model: type[BodyT]) -> BodyT:

@@ -266,6 +266,17 @@ async def test_the_served_model_is_listed():
         assert (await http.get("/models")).json()["data"][0]["id"] == "scripted"
 
 
+async def test_a_model_server_that_does_not_list_its_models_is_a_503():
+    model = ScriptedModel([])
+    model.listing = httpx.Response(401, text="the key is wrong")
+
+    async with serving(model) as http:
+        response = await http.get("/models")
+
+    assert (response.status_code, response.json()["cause"]) == (503, "inference")
+    assert "the key is wrong" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
 def test_completions_keep_to_their_description(mode: str):
     model = ScriptedModel([])
