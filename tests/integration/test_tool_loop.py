@@ -3,12 +3,15 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import date
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from aiohttp import web
+from pyarrow import parquet
 
 from turnmill.core.errors import SettingsError, ToolCallError
 from turnmill.jobs.trajectory_algorithms import Grpo
@@ -236,6 +239,17 @@ async def test_observations_may_have_a_wrapping_of_their_own_and_another_role(ta
     play = table([CALL, ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken="|")
 
     assert text_of(await play.play()) == f"{CALL}|(obs: [2]){ANSWER}"
+
+
+def test_tasks_that_no_tool_can_be_told_are_an_error_at_start(table, tmp_path):
+    path = tmp_path / "tasks.parquet"
+    rows = [{"prompt": "a", "extra_info": {"day": date(2026, 1, 2)}}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    environment = {"name": "dataset", "options": {"path": str(path)}}
+
+    with pytest.raises(SettingsError, match="extra_info goes with every tool call"):
+        table([], "http://127.0.0.1:1", environment)
+    table([], None, environment, enableAgent=False)
 
 
 def test_a_wrapping_without_a_place_for_the_observation_is_refused(table):

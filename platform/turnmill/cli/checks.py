@@ -99,7 +99,9 @@ def _tasks(values: Values) -> Iterator[Problem]:
     if not values.within("spec.environment.options"):
         return
     try:
-        create_source(values["spec.environment.name"], values["spec.environment.options"])
+        source = create_source(values["spec.environment.name"], values["spec.environment.options"])
+        if values["spec.agent.type"] == "tool" and values["spec.agent.enableAgent"]:
+            source.require_json()
     except SettingsError as error:
         yield from _problems(error)
 

@@ -55,6 +55,9 @@ class TaskSource(ABC):
         self.options = options
         self.seed = seed
 
+    def require_json(self) -> None:  # noqa: B027 (most sources make their tasks)
+        """Raise SettingsError for a task whose `extra_info` no tool server can be told, as JSON cannot hold it."""
+
     @abstractmethod
     def training(self, number: int) -> Task:
         """The n-th task of a training run; there is no end of them."""

@@ -56,6 +56,18 @@ class Dataset(TaskSource):
         self._order: tuple[int, list[int]] = (-1, [])
         self._reward: Callable[..., float] = rewards.find(options.reward)
 
+    def require_json(self) -> None:
+        """Name the first row."""
+        for row in (*self._training, *self._validation):
+            try:
+                json.dumps(row.get("extra_info"))
+            except (TypeError, ValueError) as error:
+                task = str(row[self.options.prompt_key])[:80]
+                raise SettingsError(
+                    f"environment.options.path: extra_info goes with every tool call, and that of the task {task!r} is "
+                    f"no JSON: {error}. Write dates and bytes as text."
+                ) from error
+
     def training(self, number: int) -> Task:
         """Every row once in an order of its own for every pass through the file."""
         turn, position = divmod(number, len(self._training))

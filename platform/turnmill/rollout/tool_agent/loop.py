@@ -49,6 +49,8 @@ class ToolLoop(AgentLoopBase):
         self.end_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
         self.speller = ObservationSpeller(self.tokenizer, self.agent, processor=self.processor)
         self.tools = self._client(tool_server_url or self.agent.tool_server_url)
+        if self.tools is not None:
+            self.source.require_json()
         self.journal: Journal = journal or NoJournal()
         self._closing: set[asyncio.Task[Any]] = set()
 

@@ -1,5 +1,6 @@
 import json
 import sys
+from datetime import date
 from types import ModuleType
 
 import pyarrow
@@ -97,6 +98,18 @@ def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path):
 
     with pytest.raises(SettingsError, match=r"tasks\.jsonl', line 3 is no JSON: "):
         create_source("dataset", {"path": str(path)})
+
+
+@pytest.mark.parametrize("option", ["path", "validationPath"])
+def test_what_no_tool_can_be_told_is_refused_where_there_are_tools(file, tmp_path, option):
+    path = tmp_path / "dates.parquet"
+    told = [{"prompt": f"{day}?", "extra_info": {"day": day}} for day in (None, date(2026, 1, 2))]
+    parquet.write_table(pyarrow.Table.from_pylist(told), path)
+    create_source("dataset", {"path": file}).require_json()
+    source = create_source("dataset", {"path": file, option: str(path)})
+
+    with pytest.raises(SettingsError, match=r"of the task '2026-01-02\?' is no JSON: .* date is not JSON"):
+        source.require_json()
 
 
 @pytest.mark.parametrize(
