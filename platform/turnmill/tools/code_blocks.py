@@ -8,7 +8,13 @@ from typing import Any
 
 def tagged(text: str, tag: str) -> list[str]:
     """What stands between `<tag>` and `</tag>`, block by block."""
-    return [block.strip() for block in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)]
+    searched = up_to_last(f"</{tag}>", text)
+    return [block.strip() for block in re.findall(rf"<{tag}>(.*?)</{tag}>", searched, re.DOTALL)]
+
+
+def first_tagged(text: str, tag: str) -> str | None:
+    """The first block of that tag; None if there is none."""
+    return next(iter(tagged(text, tag)), None)
 
 
 def fenced(text: str, language: str, *, gap: str = r"\n?") -> list[str]:
@@ -24,9 +30,9 @@ def last_tagged(text: str, tag: str) -> str | None:
 
 def function_call(action: str) -> Mapping[str, Any] | None:
     """The object in the first <tool_call> of an action, or an action that is one; None if it is no JSON object."""
-    match = re.search(r"<tool_call>(.*?)</tool_call>", action, re.DOTALL)
+    call = first_tagged(action, "tool_call")
     try:
-        found = json.loads(match.group(1) if match else action)
+        found = json.loads(action if call is None else call)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -34,7 +40,7 @@ def function_call(action: str) -> Mapping[str, Any] | None:
 
 def stdin_of(action: str, given: object) -> bytes:
     """What the program of an action reads: its block of input, or else what came with the call."""
-    blocks = re.findall(r"```input\n(.*?)\n```", action, re.DOTALL)
+    blocks = re.findall(r"```input\n(.*?)\n```", up_to_last("\n```", action), re.DOTALL)
     text = blocks[0].strip() if blocks else given
     return encodable(text).encode() if isinstance(text, str) else b""
 
@@ -47,3 +53,9 @@ def encodable(text: str) -> str:
 def fences_are_even(text: str) -> bool:
     """Whether every block of backticks that is opened is closed as well."""
     return text.count("```") % 2 == 0
+
+
+def up_to_last(end: str, text: str) -> str:
+    """The text as far as a block can reach. From every beginning of one after it, a search would go on in vain to the
+    end of the text: an agent that repeats itself would keep the event loop busy for seconds."""
+    return "".join(text.rpartition(end)[:2])

@@ -1,13 +1,12 @@
 """The tool `ipython_code`: a Python session whose variables, functions and files live from turn to turn."""
 
 import json
-import re
 from typing import Any, ClassVar
 
 from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, stdin_of, tagged
+from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, first_tagged, stdin_of, tagged
 from turnmill.tools.python_code import how_it_ended
 from turnmill.tools.registry import register
 from turnmill.tools.sandboxed.parts import pack
@@ -102,9 +101,9 @@ class IPythonCode(Tool):
 
 
 def _called(action: str) -> list[str]:
-    match = re.search(r"<tool_call>(.*?)</tool_call>", action, re.DOTALL)
+    written = first_tagged(action, "tool_call")
     try:
-        call = json.loads(match.group(1)) if match else None
+        call = json.loads(written) if written else None
     except (ValueError, RecursionError):
         return []
     arguments = call.get("arguments") if isinstance(call, dict) and call.get("name") == "python" else None

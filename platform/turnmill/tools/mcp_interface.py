@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.code_blocks import first_tagged
 from turnmill.tools.mcp_gateway import McpGateway, is_missing, protocol_error
 from turnmill.tools.registry import register
 
@@ -137,14 +137,14 @@ class McpInterface(Tool):
 
 def parse_call(action: str) -> McpCall | None:
     """`<tool_call>` with JSON, or an action that is JSON as a whole, in the manner of ReAct."""
-    match = re.search(r"<tool_call>(.*?)</tool_call>", action, re.DOTALL)
+    call = first_tagged(action, "tool_call")
     try:
-        data = json.loads(match.group(1) if match else action)
+        data = json.loads(action if call is None else call)
     except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
-    if match is None:
+    if call is None:
         inner = data["action"] if isinstance(data.get("action"), dict) else data
         if inner is data and not {"tool", "arguments"} <= data.keys():
             return None

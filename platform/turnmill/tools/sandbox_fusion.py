@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import encodable
+from turnmill.tools.code_blocks import encodable, up_to_last
 from turnmill.tools.python_code import is_blocked
 from turnmill.tools.registry import register
 from turnmill.tools.services import JsonService
@@ -38,6 +38,7 @@ _BLOCKED = {
 }
 BLOCKED = "Execution blocked: Code contains potentially dangerous operations that are not allowed."
 _MARGIN_SECONDS = 10.0
+_TAG = re.compile(r"<([\w+]+)>")
 
 
 @register
@@ -73,8 +74,7 @@ class SandboxFusion(Tool):
     def parse(self, action: str) -> str | None:
         """The first block in a language; a fence without one is Python."""
         text = encodable(action)
-        blocks = [*re.findall(r"<([\w+]+)>(.*?)</\1>", text, re.DOTALL)]
-        blocks += re.findall(r"```([\w+]*)(.*?)```", text, re.DOTALL)
+        blocks = [*_tagged_blocks(text), *re.findall(r"```([\w+]*)(.*?)```", up_to_last("```", text), re.DOTALL)]
         for tag, code in blocks:
             language = language_of(tag or "python")
             if language and code.strip():
@@ -93,6 +93,18 @@ class SandboxFusion(Tool):
         if answer.get("status") not in ("Success", "Failed"):
             raise ToolFailedError(f"sandbox_fusion: the service could not run a program: {answer.get('message')}.")
         return ToolResult(encodable(_report(answer)))
+
+
+def _tagged_blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Tags with what stands between each and its end; one without an end is passed over, and not looked for again."""
+    last_ends = {match[1]: match.start() for match in re.finditer(r"</([\w+]+)>", text)}
+    at = 0
+    while begin := _TAG.search(text, at):
+        tag, at = begin[1], begin.end()
+        if last_ends.get(tag, -1) >= at:
+            end = text.index(f"</{tag}>", at)
+            yield tag, text[at:end]
+            at = end
 
 
 def language_of(tag: str) -> str | None:

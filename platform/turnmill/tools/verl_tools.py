@@ -4,7 +4,6 @@ import asyncio
 import base64
 import io
 import json
-import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.code_blocks import first_tagged
 from turnmill.tools.registry import register
 
 CONFIG, FUNCTIONS = "VERL_TOOL_CONFIG_PATH", "VERL_FUNCTION_TOOL_PATH"
@@ -58,9 +58,9 @@ class VerlTools(Tool):
 
     def parse(self, action: str) -> str | None:
         """A call of one of its functions."""
-        match = re.search(r"<tool_call>(.*?)</tool_call>", action, re.DOTALL)
+        written = first_tagged(action, "tool_call")
         try:
-            call = json.loads(match.group(1)) if match else None
+            call = json.loads(written) if written else None
         except (ValueError, RecursionError):
             return None
         if not isinstance(call, dict) or call.get("name") not in self._tools:

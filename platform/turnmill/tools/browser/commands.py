@@ -34,7 +34,8 @@ def fenced_command(action: str) -> str | None:
     """What stands in the fence after a thought; nothing for an empty action, which asks for the page."""
     if not action.strip():
         return ""
-    match = re.search(r"<think>.*?</think>\s*```(.*?)```", action, re.DOTALL)
+    _, thought, rest = action.partition("<think>")
+    match = re.search(r"</think>\s*```(.*?)```", rest, re.DOTALL) if thought else None
     return encodable(match.group(1).strip()) if match else None
 
 
