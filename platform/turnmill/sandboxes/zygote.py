@@ -4,6 +4,7 @@ It imports what user code commonly imports, enters what namespaces it may, and f
 that the server hands it.
 """
 
+import errno
 import gc
 import importlib
 import json
@@ -49,14 +50,14 @@ _HUGE = 2 * 1024**2
 
 
 class Zygote:
-    """Its state: the supervisors it has forked, with their folders and users."""
+    """Its state: the supervisors it has forked, with their folders and what keeps their users for them."""
 
     def __init__(self, control: socket.socket, options: dict[str, Any]) -> None:
         self.control = control
         self.folder: str = options["folder"]
         self.packages: list[str] = options["packages"]
-        self.supervisors: dict[int, tuple[str, int | None]] = {}
-        self.next_user = random.randrange(NUM_USERS)
+        self.supervisors: dict[int, tuple[str, socket.socket | None]] = {}
+        self.last_user = FIRST_USER + random.randrange(NUM_USERS)
         self.alive_end, self.alive = os.pipe()
         self.woken, self.waking = os.pipe()
         self.barriers = self._find_barriers(options)
@@ -120,12 +121,15 @@ class Zygote:
 
     def _fork(self, connection: int, *, attended: bool) -> None:
         folder = workspace.choose(f"{self.folder}/{workspace.TASKS}")
-        user = self._choose_user() if self.barriers.own_user else None
+        user, kept = None, None
+        if self.barriers.own_user:
+            user, kept = reserve_user(self.last_user)
+            self.last_user = user
         with namespace_for_child() if self.barriers.pid_namespace else nullcontext():
             child = os.fork()
             if child == 0:
                 self._become_supervisor(connection, folder, user, attended=attended)
-        self.supervisors[child] = (folder, user)
+        self.supervisors[child] = (folder, kept)
 
     def _become_supervisor(self, connection: int, folder: str, user: int | None, *, attended: bool) -> None:
         signal.set_wakeup_fd(-1)
@@ -133,25 +137,23 @@ class Zygote:
         for descriptor in (self.alive, self.woken, self.waking):
             os.close(descriptor)
         self.control.close()
+        for _, kept in self.supervisors.values():
+            if kept is not None:
+                kept.close()
         place = Place(folder, user)
         supervise(self.settings, socket.socket(fileno=connection), self.alive_end, place, attended=attended)
 
-    def _choose_user(self) -> int:
-        used = {user for _, user in self.supervisors.values()}
-        while True:
-            self.next_user = (self.next_user + 1) % NUM_USERS
-            if FIRST_USER + self.next_user not in used:
-                return FIRST_USER + self.next_user
-
     def _reap(self) -> None:
         for pid, state in processes.reap().items():
-            folder, _ = self.supervisors.pop(pid, ("", None))
+            folder, kept = self.supervisors.pop(pid, ("", None))
             # What a killed supervisor had started comes to us, one generation after the other as each ends.
             if (state != 0 or not folder) and not self.barriers.pid_namespace:
                 self._end_orphans()
             if state != 0 and folder:
                 with suppress(OSError):
                     workspace.remove(folder)
+            if kept is not None:
+                kept.close()
 
     def _end_orphans(self) -> None:
         for pid in set(processes.children()) - set(self.supervisors):
@@ -167,6 +169,24 @@ class Zygote:
             time.sleep(0.005)
         for pid in self.supervisors:
             os.kill(pid, signal.SIGKILL)
+
+
+def reserve_user(last: int) -> tuple[int, socket.socket]:
+    """A user after `last` who is nobody else's on this machine while the socket is open: a task's end may kill all that
+    its user runs, and other zygotes choose from the same numbers."""
+    for step in range(1, NUM_USERS + 1):
+        user = FIRST_USER + (last - FIRST_USER + step) % NUM_USERS
+        kept = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            # An abstract name: whatever ends its holders frees it.
+            kept.bind(f"\0turnmill-user-{user}")
+        except OSError as error:
+            kept.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return user, kept
+    raise OSError(errno.EAGAIN, f"all {NUM_USERS} users of tasks are taken")
 
 
 def _drain(descriptor: int) -> bytes:
