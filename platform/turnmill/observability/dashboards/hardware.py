@@ -4,8 +4,16 @@ from turnmill.observability.dashboards.board import RAY, RECENT, Board, Row, lin
 
 GPU_MEMORY = RAY("ray_node_gram_used")
 GPU_MEMORY_FREE = RAY("ray_node_gram_available")
-CACHE_HITS = RAY("ray_vllm_prefix_cache_hits_total")
-CACHE_QUERIES = RAY("ray_vllm_prefix_cache_queries_total")
+CACHE_QUERIES = f"sum(rate({RAY('ray_vllm_prefix_cache_queries_total')}[{RECENT}]))"
+
+
+def rate_or_none(counter: str, there: str) -> str:
+    """The rate of a counter of Ray's, which is not there before it first counts: 0 while another series is there."""
+    return f"(sum(rate({RAY(counter)}[{RECENT}])) or 0 * {there})"
+
+
+ANY_ENGINE = f"sum({RAY('ray_vllm_num_requests_running')})"
+ANY_NODE = f"sum({RAY('ray_node_cpu_utilization')})"
 
 GPUS = Row(
     "GPUs",
@@ -62,14 +70,14 @@ ENGINES = Row(
             "Prefix cache hits",
             "Share of prompt tokens whose keys and values were there from an earlier turn.",
             "percentunit",
-            (f"sum(rate({CACHE_HITS}[{RECENT}])) / sum(rate({CACHE_QUERIES}[{RECENT}]))", "hits"),
+            (f"{rate_or_none('ray_vllm_prefix_cache_hits_total', CACHE_QUERIES)} / {CACHE_QUERIES}", "hits"),
             max=1,
         ),
         lines(
             "Preemptions",
             "Turns per second that lose their place in an engine and are computed again.",
             "suffix: /s",
-            (f"sum(rate({RAY('ray_vllm_num_preemptions_total')}[{RECENT}]))", "preemptions"),
+            (rate_or_none("ray_vllm_num_preemptions_total", ANY_ENGINE), "preemptions"),
         ),
         lines(
             "Time of a turn",
@@ -120,14 +128,8 @@ MACHINES = Row(
             "Workers lost",
             "Workers per hour that Ray killed for want of memory, and that ended unexpectedly.",
             "none",
-            (
-                f"sum(rate({RAY('ray_memory_manager_worker_eviction_total')}[{RECENT}])) * 3600",
-                "out of memory",
-            ),
-            (
-                f"sum(rate({RAY('ray_node_manager_unexpected_worker_failure_total')}[{RECENT}])) * 3600",
-                "unexpected",
-            ),
+            (f"3600 * {rate_or_none('ray_memory_manager_worker_eviction_total', ANY_NODE)}", "out of memory"),
+            (f"3600 * {rate_or_none('ray_node_manager_unexpected_worker_failure_total', ANY_NODE)}", "unexpected"),
         ),
     ),
 )
