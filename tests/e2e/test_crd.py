@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from turnmill.jobs import JobError, Problem, parse_job
-from turnmill.jobs.crd import custom_resource_definition
 from turnmill.jobs.rules import FIXED, RULES, Rule
 from turnmill.jobs.yaml_file import parse_yaml
 from turnmill.testing.jobs import RULE_BREAKERS, TOOL_RULE_BREAKERS, job, tool_job
 from turnmill.testing.kubernetes import Namespace, fresh_namespace
+from turnmill.testing.team_jobs import install_definition
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +23,7 @@ ROOT = Path(__file__).parents[2]
 def place(prefix: str) -> Iterator[Namespace]:
     """A namespace for the module, and the definition as it is committed."""
     with fresh_namespace(prefix) as fresh:
-        crd = ROOT / "manifests/crds/agenttrainingjobs.turnmill.dev.yaml"
-        fresh.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={crd}")
-        fresh.kubectl("wait", "--for=condition=Established", f"crd/{custom_resource_definition()['metadata']['name']}")
+        install_definition(fresh)
         yield fresh
 
 

@@ -11,6 +11,7 @@ from turnmill.testing.charts import CHARTS, OPERATOR, PROMETHEUS_API, TEAM, pod_
 from turnmill.testing.kubeconform import find_invalid, write_schemas
 from turnmill.testing.kubernetes import Namespace, fresh_namespace
 from turnmill.testing.programs import why_no_program
+from turnmill.testing.team_jobs import install_definition
 
 MANIFESTS = CHARTS.parent / "manifests"
 MODES = ("enforce", "warn")
@@ -31,6 +32,7 @@ def place(prefix: str) -> Iterator[Namespace]:
     """A namespace that refuses pods with rights, and warns of what would make some."""
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in MODES}
     with fresh_namespace(prefix, labels=labels) as fresh:
+        install_definition(fresh)
         yield fresh
 
 

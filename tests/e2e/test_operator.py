@@ -23,6 +23,7 @@ from turnmill.testing.jobs import job
 from turnmill.testing.kubernetes import Namespace, fresh_namespace, wait_for
 from turnmill.testing.operator_process import OperatorProcess, operator_process
 from turnmill.testing.ray_jobs import pod_template, raw_team
+from turnmill.testing.team_jobs import install_definition
 from turnmill.testing.toxiproxy import Toxiproxy, toxiproxy_server
 from turnmill_operator.api import JOBS, RAY_JOBS, Api
 
@@ -49,6 +50,7 @@ def named_job(name: str, **changes: Any) -> dict[str, Any]:
 def place(prefix: str) -> Iterator[Namespace]:
     """A namespace in which KubeRay makes no clusters."""
     with fresh_namespace(prefix) as fresh:
+        install_definition(fresh)
         fresh.apply(NO_CLUSTERS)
         yield fresh
 

@@ -15,10 +15,17 @@ from turnmill.testing.kubernetes import Namespace, wait_for
 from turnmill.testing.team_release import RELEASE, STORE, pod, team_release
 
 ROOT = Path(__file__).parents[3]
-CRD = ROOT / "manifests" / "crds" / "agenttrainingjobs.turnmill.dev.yaml"
+CRD_NAME = "agenttrainingjobs.turnmill.dev"
+CRD = ROOT / "manifests" / "crds" / f"{CRD_NAME}.yaml"
 RELEASE_OF_OPERATOR = "turnmill"
 OPERATOR_PODS = "app.kubernetes.io/component=operator"
 READER = "reader"
+
+
+def install_definition(namespace: Namespace) -> None:
+    """Have the cluster know jobs, as the definition in the repository has them."""
+    namespace.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
+    namespace.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +116,8 @@ class SubmittedJob:
 
         wait_for(f"step {step} in the record of {self.name}", learned, seconds=seconds)
 
-    def wait_until_complete(self, *, seconds: float) -> list[float]:
-        """Wait for the end; returns the rewards that the status showed, step by step."""
+    def wait_until_complete(self, *, seconds: float) -> dict[int, float]:
+        """Wait for the end; returns the rewards that the status showed, by step."""
         rewards: dict[int, float] = {}
 
         def ended() -> bool:
@@ -122,7 +129,7 @@ class SubmittedJob:
             return bool(_is_true(resource, "Complete"))
 
         wait_for(f"end of {self.name}", ended, seconds=seconds)
-        return [rewards[step] for step in sorted(rewards)]
+        return rewards
 
     def _require_no_failure(self, resource: Mapping[str, Any]) -> None:
         if failed := _is_true(resource, "Failed"):
@@ -143,7 +150,14 @@ class SubmittedJob:
 
     def learned_steps(self) -> list[int]:
         """The steps that the record shows."""
-        return [row["step"] for row in self.metrics() if "timing_s/step" in row]
+        return [row["step"] for row in self._steps()]
+
+    def rewards(self) -> dict[int, float]:
+        """The mean reward of every step that the record shows."""
+        return {row["step"]: row["turnmill/reward_mean"] for row in self._steps()}
+
+    def _steps(self) -> list[dict[str, Any]]:
+        return [row for row in self.metrics() if "timing_s/step" in row]
 
     def summary(self) -> dict[str, Any]:
         """What came out of its run."""
@@ -159,7 +173,7 @@ def _is_true(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 @contextmanager
 def operated_team(namespace: Namespace, values: dict[str, Any] | None = None) -> Iterator[Team]:
     """Both charts, installed for this namespace alone, and a pod that reads the storage of runs."""
-    namespace.kubectl("apply", "--server-side", "--force-conflicts", "--filename", str(CRD))
+    install_definition(namespace)
     own = {"operator": {"namespaces": [namespace.name], "replicas": 2}}
     where = [RELEASE_OF_OPERATOR, str(charts.OPERATOR), f"--namespace={namespace.name}"]
     helm("upgrade", "--install", *where, *options(own, [charts.OPERATOR / "ci" / "one-namespace-values.yaml"]))
