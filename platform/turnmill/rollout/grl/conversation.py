@@ -27,9 +27,11 @@ class Conversation:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Every row with a response in it, the last one up to here."""
-        responded = bool(self.places) and self.places[-1][0] == len(self._closed)
-        return (*self._closed, Row(self._prompt, self._response)) if responded else tuple(self._closed)
+        """Every row with a response in it, up to its last one: what came after it nobody has answered."""
+        row, end = self.places[-1] if self.places else (-1, -1)
+        if row < len(self._closed):
+            return tuple(self._closed)
+        return (*self._closed, Row(self._prompt, self._response[: end + 1]))
 
     def begin(self, ids: Sequence[int], *, given: int | None = None) -> None:
         """Begin a row that has these tokens as its prompt; with `given`, the first so many of them.
