@@ -86,7 +86,7 @@ class McpInterface(Tool):
         except _NotResolvedError as error:
             return ToolResult(_wrap(str(error)), done=True, valid=False)
         except Exception as error:
-            if is_missing(error) and server not in (*_allowed(call.extra.get("mcp_servers")), self._default_server):
+            if is_missing(error) and self._is_made_up(server, call.extra):
                 return ToolResult(_wrap(f"There is no server '{server}'."), valid=False)
             text = self._explain(error, wanted, server)
         return ToolResult(_wrap(text))
@@ -110,6 +110,12 @@ class McpInterface(Tool):
                 f"Tool '{wanted.name}' is available on multiple servers {having}; please specify which one to use."
             )
         raise _NotResolvedError(f"Unable to locate tool '{wanted.name}'. Specify one of the servers: {candidates}")
+
+    def _is_made_up(self, server: str, extra: Mapping[str, Any]) -> bool:
+        """Whether nobody has named the server but the agent, and it has never answered."""
+        if self._on_failure != "fail":
+            return False
+        return server not in (*_allowed(extra.get("mcp_servers")), self._default_server, *self._gateway.servers())
 
     async def _answer(self, wanted: McpCall, server: str) -> str:
         if wanted.name == "mcp.list_tools":

@@ -197,6 +197,17 @@ async def test_a_server_of_the_task_that_the_gateway_does_not_know_is_nobodys_ob
         await dialogue.say(call("add", "nowhere"))
 
 
+async def test_a_server_that_has_answered_before_is_not_made_up(dialogue: Dialogue, monkeypatch):
+    dialogue.extra.clear()
+    await dialogue.say(call("add", "calculator", a=1, b=2))
+    gateway = dialogue.tool._gateway
+    gone = gateway.url("nowhere")
+    monkeypatch.setattr(gateway, "url", lambda server: gone)
+
+    with pytest.raises(ToolFailedError, match="/nowhere/sse failed"):
+        await dialogue.say(call("add", "calculator", a=1, b=2))
+
+
 async def test_a_gateway_that_is_down_may_be_told_as_text():
     tool = make_tool("mcp_interface", MCP_GATEWAY_ADDRESS="http://127.0.0.1:1", MCP_ON_FAILURE="text")
     dialogue = Dialogue(tool)

@@ -38,8 +38,9 @@ def _restore(path: str, part: bytes) -> None:
     if part.startswith(_LINK):
         os.symlink(os.fsdecode(content), path)
         return
-    with open(path, "xb", buffering=0) as file:
+    with open(path, "xb") as file:
         file.write(content)
+        file.flush()
         _set_attributes(file.fileno(), part)
 
 
@@ -51,14 +52,20 @@ def _set_attributes(descriptor: int, part: bytes) -> None:
 
 
 def snapshot(root: str, *, max_bytes: int, max_files: int) -> tuple[dict[str, bytes], list[str]]:
-    """The parts up to the limits, smallest files first and folders last, and what is left out, with the reason."""
+    """The parts up to the limits, smallest files first and folders last, and what is left out, with the reason.
+
+    A folder in which something is kept comes back in any case; without room for it, with another mode and time.
+    """
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
+    filled: set[str] = set()
     room = max_bytes
     for path, status in sorted(_walk(root, left_out, len(root) + 1), key=_order):
         name = path[len(root) + 1 :]
         size = _size(status)
         if len(parts) >= max_files or size > room:
+            if name in filled:
+                continue
             left_out.append(f"{name} ({size:,} bytes; a session keeps {max_files:,} files, {max_bytes:,} bytes)")
             continue
         try:
@@ -67,7 +74,13 @@ def snapshot(root: str, *, max_bytes: int, max_files: int) -> tuple[dict[str, by
             left_out.append(f"{name} ({error.strerror if isinstance(error, OSError) else error})")
         else:
             room -= len(part)
+            filled.update(_folders_of(name))
     return parts, left_out
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    while name := os.path.dirname(name):
+        yield name
 
 
 def _order(found: tuple[str, os.stat_result]) -> tuple[bool, int, str]:

@@ -1,4 +1,7 @@
 import os
+import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -77,7 +80,43 @@ def test_folders_come_after_files(tmp_path):
     parts, left_out = snapshot(str(tmp_path), max_bytes=1000, max_files=3)
 
     assert set(parts) == {"file/a/file", "file/b/file", "file/a"}
-    assert left_out == ["b (0 bytes; a session keeps 3 files, 1,000 bytes)"]
+    # The other one comes back with its file.
+    assert left_out == []
+
+
+def test_a_folder_that_does_not_come_back_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+
+    parts, left_out = snapshot(str(tmp_path), max_bytes=1000, max_files=1)
+
+    assert (set(parts), left_out) == ({"file/file"}, ["empty (0 bytes; a session keeps 1 files, 1,000 bytes)"])
+
+
+def test_a_file_for_which_there_is_no_room_is_not_cut_short(tmp_path):
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "large").write_bytes(b"x" * 100_000)
+    parts, _ = snapshot(str(tmp_path / "before"), max_bytes=10**6, max_files=10)
+    (tmp_path / "after").mkdir()
+    # In a process of its own, whose files may be smaller than that.
+    program = (
+        "import pickle, resource, signal, sys\n"
+        "from turnmill.tools.sandboxed.workspace import restore\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, 65_536))\n"
+        "restore(pickle.load(sys.stdin.buffer), sys.argv[1])\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "after"],
+        input=pickle.dumps(parts),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode != 0
+    assert b"File too large" in done.stderr
 
 
 def test_what_is_no_file_is_named(tmp_path):
