@@ -183,7 +183,8 @@ def ray_job_view(raw: Raw) -> RayJobView:
         deleting="deletionTimestamp" in metadata,
         suspend=bool(spec.get("suspend")),
         started=annotations.get(STARTED_ANNOTATION) == "true",
-        suspended_by_us=annotations.get(SUSPENDED_ANNOTATION) == "true",
+        # Operators before this one did not say; outside of queues nobody else suspended theirs.
+        suspended_by_us=annotations.get(SUSPENDED_ANNOTATION, "false" if QUEUE_LABEL in labels else "true") == "true",
         spec_hash=annotations.get(HASH_ANNOTATION, ""),
         queue=labels.get(QUEUE_LABEL, ""),
         own_cluster="clusterSelector" not in spec,

@@ -431,6 +431,18 @@ def test_a_run_is_suspended_and_resumed_under_a_new_number():
     assert (resumed.status.attempt, resumed.status.failed_attempts) == (2, 0)
 
 
+@pytest.mark.parametrize(("queue", "started"), [(None, ["job-2"]), ("q", [])])
+def test_a_rayjob_of_an_operator_that_did_not_say_who_suspended_it_is_in_a_queue_or_was_suspended_by_its_job(
+    queue: str | None, started: list[str]
+):
+    suspended = raw_ray_job(suspend=True, started=True, queue=queue, jobDeploymentStatus="Suspended")
+    del suspended["metadata"]["annotations"]["turnmill.dev/suspended"]
+
+    resumed = look(raw_job(queue=queue), suspended, status=STARTED)
+
+    assert [made["metadata"]["name"] for made in resumed.apply] == started
+
+
 @pytest.mark.parametrize(
     ("change", "team"), [({"queue": "q"}, TEAM), ({"cluster": "shared"}, SHARED_TEAM)], ids=["queue", "shared"]
 )
