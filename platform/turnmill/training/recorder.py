@@ -66,6 +66,11 @@ class RunRecorder:
         self.beat()
         write_progress(self.folder, Progress(phase=phase, done=done, total=self._total))
 
+    def carry_on(self, step: int) -> None:
+        """An attempt takes the run up after this step, which may be the last."""
+        write_progress(self.folder, self._step_progress(step))
+        self.beat()
+
     def begin_step(self, step: int) -> None:
         """A step starts; the first one of an attempt is noted."""
         if self._steps_taken == 0:

@@ -86,6 +86,7 @@ class RunTrainer(PPOTrainer):
         """Take a resumed run up where it was, or validate the first policy."""
         super().on_train_begin()
         if self.resumed_from is not None:
+            self.recorder.carry_on(self.resumed_from.state.step)
             if self.config.algorithm.use_kl_in_reward:
                 self.kl_ctrl_in_reward.value = self.resumed_from.state.kl_coefficient
         elif self._validates:

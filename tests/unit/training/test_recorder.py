@@ -53,6 +53,17 @@ def test_every_step_is_one_object_in_the_run_folder(recorder):
     assert all("note" not in row for row in rows)
 
 
+def test_an_attempt_that_has_nothing_left_to_do_has_done_all_steps(recorder):
+    with recorder.phase("starting"):
+        pass
+
+    recorder.carry_on(10)
+
+    progress = read_progress(recorder.folder)
+    assert progress is not None
+    assert (progress.phase, progress.done, progress.total) == ("training", 10, 10)
+
+
 def test_metrics_tell_which_attempt_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("TURNMILL_ATTEMPT", "2")
 
