@@ -1,15 +1,16 @@
 {{/* A rule that leads to the store, the team's own or one that is run elsewhere. */}}
 {{- define "turnmill-team.egressToStore" -}}
 {{- if .Values.store.external.url -}}
-{{- if not .Values.store.external.cidrs -}}
-{{- fail "store.external.cidrs is empty: no policy would lead to store.external.url. Name the CIDRs that it lies in, or set networkPolicy.enabled to false." -}}
-{{- end -}}
+{{- if .Values.store.external.cidrs -}}
 - to:
     {{- range .Values.store.external.cidrs }}
     - ipBlock: {cidr: {{ . }}}
     {{- end }}
   ports:
     - {port: {{ include "turnmill-team.storePort" . }}, protocol: TCP}
+{{- else if not (and .Values.trainer.egress .Values.toolServer.egress) -}}
+{{- fail "store.external.cidrs is empty: no policy would lead to store.external.url. Name the CIDRs that it lies in, lead there by rules of your own (trainer.egress and toolServer.egress), or set networkPolicy.enabled to false." -}}
+{{- end -}}
 {{- else -}}
 - to:
     - podSelector: {matchLabels: {{ include "turnmill-team.selector" (list . "store") | fromYaml | toJson }}}
