@@ -234,6 +234,26 @@ def test_a_step_takes_the_rows_that_were_asked_for_for_it(model, tmp_path):
     assert ready == {"this", "broken"}
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_row_of_any_length_fits_into_a_micro_batch(device, model):
+    name = "tool-arithmetic-cpu" if device == "cpu" else "tool-math-gpu"
+    config = config_of(example(name, model, "agent.maxResponseLength=50000", "spec.verl={}"), model, device)
+
+    policy, longest = config.actor_rollout_ref, config.actor_rollout_ref.rollout.max_model_len
+    assert longest > 50_000
+    assert policy.actor.ppo_max_token_len_per_gpu == config.critic.ppo_max_token_len_per_gpu == longest
+    assert policy.rollout.log_prob_max_token_len_per_gpu == policy.ref.log_prob_max_token_len_per_gpu == longest
+
+
+def test_the_critic_s_room_is_what_the_user_says(model):
+    overrides = "spec.verl={critic.ppo_max_token_len_per_gpu: 4096}"
+
+    critic = config_of(example("babyai-goto-gpu", model, overrides), model, "cuda").critic
+
+    # The name that verl reads.
+    assert omega_conf_to_dataclass(critic).ppo_infer_max_token_len_per_gpu == 4096
+
+
 def test_the_user_has_the_last_word(model):
     setting = f"spec.verl={{{ROLLOUT}.max_num_seqs: 7, {ROLLOUT}.engine_kwargs.vllm.seed: 3}}"
 

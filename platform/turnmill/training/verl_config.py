@@ -1,6 +1,7 @@
 """A job as verl's configuration: one base, one overlay per device, and the user's own settings last."""
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import ray_resource
+from turnmill.jobs.verl_settings import setting
 from turnmill.training.verl_learning import learning_settings, sampler_settings
 from turnmill.training.verl_names import names_without_effect, unknown_names
 
@@ -48,8 +50,25 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
     with open_dict(config):
         for name, value in (settings | dict(job.spec.verl)).items():
             OmegaConf.update(config, name, value, merge=True)
+        _make_room_for_rows(config, job.spec.verl)
         config.turnmill = {"job": job.model_dump_json(by_alias=True), "run_dir": str(run_dir.absolute())}
     return config
+
+
+def _make_room_for_rows(config: DictConfig, given: Mapping[str, Any]) -> None:
+    """Let a micro-batch hold the longest row, which verl refuses otherwise, unless `spec.verl` has a say in it.
+
+    What verl infers with goes by what it learns with: the critic has a name of its own for it that its YAML lacks, and
+    that alone counts.
+    """
+    longest = config.actor_rollout_ref.rollout.max_model_len
+    for engine in (config.actor_rollout_ref.actor, config.critic):
+        name = "critic" if engine is config.critic else "actor_rollout_ref.actor"
+        if setting(given, f"{name}.ppo_max_token_len_per_gpu", None) is None:
+            share = math.ceil(longest / engine.get("ulysses_sequence_parallel_size", 1))
+            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, share)
+    if setting(given, "critic.ppo_infer_max_token_len_per_gpu", None) is None:
+        config.critic.ppo_infer_max_token_len_per_gpu = config.critic.ppo_max_token_len_per_gpu
 
 
 def unknown_verl_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
