@@ -22,6 +22,11 @@ def setting(settings: Mapping[str, Any], name: str, default: Any) -> Any:
 
 def broken_settings(values: Values) -> Iterator[Problem]:
     """A problem for what must be known before verl reads it: the GPUs of an engine decide which machines there are."""
-    size = setting(values["spec.verl"], TENSOR_PARALLEL, 1)
+    size, place = setting(values["spec.verl"], TENSOR_PARALLEL, 1), f"spec.verl.{TENSOR_PARALLEL}"
     if type(size) is not int or size < 1:
-        yield Problem(f"spec.verl.{TENSOR_PARALLEL}", size, "must be a whole number, at least 1", "Try 1.")
+        yield Problem(place, size, "must be a whole number, at least 1", "Try 1.")
+        return
+    gpus = values["spec.resources.train.nodes"] * values["spec.resources.train.gpusPerNode"]
+    if values["spec.training.mode"] != "separate_async" and gpus % size:
+        rule = f"must divide the GPUs of spec.resources.train ({gpus}), on which engines are as well"
+        yield Problem(place, size, rule, "Try 1, or ask for more GPUs.")

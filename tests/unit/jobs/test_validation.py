@@ -178,6 +178,19 @@ def test_the_way_out_of_a_rule_is_a_number_that_works(change: dict[str, Any], wa
     assert problem.endswith(way_out)
 
 
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
+@pytest.mark.parametrize(
+    "verl", [{TENSOR_PARALLEL: 2}, {"actor_rollout_ref.rollout": {"tensor_model_parallel_size": 2}}]
+)
+def test_engines_beside_training_share_its_gpus(verl: dict[str, Any]):
+    (problem,) = refused(job(verl=verl))
+
+    assert problem.startswith(f"spec.verl.{TENSOR_PARALLEL}: 2 must divide the GPUs of spec.resources.train (1)")
+    assert parse_job(job(verl=verl, resources__train={"gpusPerNode": 2})).spec.gpus_per_engine == 2
+
+
 def test_a_rule_is_not_judged_on_a_broken_value():
     problems = refused(job(training__turnsPerStep="many"))
 
