@@ -190,14 +190,17 @@ class GrlAgent(Settings):
     @property
     def training_groups(self) -> tuple[AgentGroup, ...]:
         """The groups of a step."""
-        names = self.train or self.training or tuple(agent.name for agent in self.agents)
-        return tuple(self._groups(names, self.agent_group_num, self.agent_group_size))
+        return tuple(self._groups(self._learning_names, self.agent_group_num, self.agent_group_size))
 
     @property
     def validation_groups(self) -> tuple[AgentGroup, ...]:
         """The groups of a validation, once."""
-        names = self.validation or tuple(dict.fromkeys(group.agent.name for group in self.training_groups))
+        names = self.validation or self._learning_names
         return tuple(self._groups(names, self.validation_agent_group_num, self.validation_agent_group_size))
+
+    @property
+    def _learning_names(self) -> Names:
+        return self.train or self.training or tuple(agent.name for agent in self.agents)
 
     def _groups(self, names: Names, nums: Counts, sizes: Counts) -> Iterator[AgentGroup]:
         by_name = {agent.name: agent for agent in self.agents}

@@ -40,7 +40,10 @@ def split_override(override: str) -> tuple[Path, Any]:
         if path[:2] == free and len(path) > 2:
             path = (*free, ".".join(path[2:]))
     try:
-        return path, parse_yaml(text).value
+        document = parse_yaml(text)
+        if document.problems:
+            raise JobError(document.problems)
+        return path, document.value
     except JobError as error:
         way_out = "Quote the value as YAML wants it."
         raise JobError([Problem(f"--set {name}", text, error.problems[0].rule, way_out)]) from error
@@ -52,7 +55,10 @@ def _put(data: dict[str, Any], path: Path, value: Any) -> None:
         below = node.get(name)
         if below is None:
             below = node[name] = {}
-        if not isinstance(below, dict):
+        if isinstance(below, dict):
+            # A section of its own: with an anchor, the file has it in several places.
+            below = node[name] = dict(below)
+        else:
             place = dotted(path[: depth + 1])
             rule = f"leads into {place}, which is no section"
             raise JobError([Problem(f"--set {dotted(path)}", MISSING, rule, f"Set {place} itself.")])

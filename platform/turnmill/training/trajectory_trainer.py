@@ -85,7 +85,7 @@ class TrajectoryTrainer(RunTrainer):
     def _size_minibatches(self, num_rows: int) -> None:
         """Split the rows into as many updates as the job has mini-batches of tasks: rows come and go, tasks stay."""
         spec, num_processes = self.job.spec, self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
-        updates = spec.tasks_per_step // (spec.trajectory_algorithm.minibatch_tasks or spec.tasks_per_step)
+        updates = max(1, spec.tasks_per_step // (spec.trajectory_algorithm.minibatch_tasks or spec.tasks_per_step))
         # verl multiplies by the trajectories of a task; all processes take as many rows.
         size = math.ceil(num_rows / (updates * spec.group_size))
         factor = num_processes // math.gcd(num_processes, spec.group_size)

@@ -67,6 +67,18 @@ def test_without_lists_all_learn_and_all_are_validated():
     assert [group.agent.name for group in agent.validation_groups] == ["simple", "large"]
 
 
+def test_an_agent_that_is_named_twice_learns_twice_and_is_validated_twice():
+    agent = agent_of(
+        agent__training=["large", "large"],
+        agent__validation=[],
+        agent__agentGroupNum=[1, 2],
+        agent__agentGroupSize=[2],
+        agent__validationAgentGroupNum=[3, 4],
+    )
+
+    assert (len(agent.training_groups), len(agent.validation_groups)) == (3, 7)
+
+
 def test_the_defaults_are_those_of_grl():
     agent = agent_of()
 

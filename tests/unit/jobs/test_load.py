@@ -136,6 +136,21 @@ def test_an_override_takes_the_place_of_a_field_with_or_without_spec(file: Path)
     assert (job.spec.training.steps, job.spec.training.seed, job.metadata.name) == (7, 3, "other")
 
 
+def test_an_override_sets_one_field_of_those_that_an_anchor_made_alike(file: Path):
+    resources = "  resources: {train: &g {accelerator: H100}, rollout: *g}\n"
+    mode = ("training.mode=separate_async", "training.maxStaleness=1")
+
+    job = load(file, JOB + resources, *mode, "resources.rollout.accelerator=A40")
+
+    assert (job.spec.resources.train.accelerator, job.spec.resources.rollout.accelerator) == ("H100", "A40")
+
+
+def test_an_override_says_nothing_twice(file: Path):
+    (problem,) = refused(file, JOB, "training={steps: 1, steps: 2}")
+
+    assert problem.startswith("--set training: '{steps: 1, steps: 2}' ")
+
+
 def test_an_override_of_a_verl_setting_keeps_its_dots(file: Path):
     job = load(file, JOB, "verl.actor_rollout_ref.actor.grad_clip=0.5")
 
