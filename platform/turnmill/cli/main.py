@@ -148,8 +148,10 @@ def _join() -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run alike; further ones do not disturb the clearing up."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """Ctrl-C, SIGTERM and the end of the terminal end the run alike; further ones do not disturb the clearing up."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
 
     def interrupt(number: int, frame: object) -> NoReturn:
         for other in numbers:

@@ -14,7 +14,7 @@ from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.training import accelerators, fence
 from turnmill.training.attempt import Attempt
-from turnmill.training.preparation import finish, prepare, process_environment, resolve_device, runtime_env
+from turnmill.training.preparation import finishing, prepare, process_environment, resolve_device, runtime_env
 from turnmill.training.progress_server import ProgressServer
 from turnmill.training.run_watch import Report, watch
 from turnmill.training.zygote import pod
@@ -47,11 +47,13 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
     ended = FAILED
     with server.serve(attempt.metrics_port):
         try:
-            _train(attempt, folder, report)
-            ended = COMPLETE
+            with finishing(folder):
+                try:
+                    _train(attempt, folder, report)
+                    ended = COMPLETE
+                finally:
+                    logs.close()
         finally:
-            logs.close()
-            finish(folder)
             server.end(ended, wait_seconds=LAST_LOOK_SECONDS)
     return folder
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.training import accelerators, processes
 from turnmill.training.preparation import (
     ensure_model,
-    finish,
+    finishing,
     prepare,
     process_environment,
     resolve_device,
@@ -38,6 +38,8 @@ LOCAL_DEVICES_SECONDS = 10.0
 RAY = "ray"
 RAY_RETRIES = 3
 TEMPORARY = "tmp"
+# A socket's path has 107; 89 are `/turnmill-ray-...`, `/session_...` and `/sockets/plasma_store`.
+MAX_TEMPORARY_CHARACTERS = 18
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +66,13 @@ def launch(
     with processes.owned(folder.path) as owner:
         prepare(folder, job, resume=resume)
         logs.configure(folder, process="launch", level=logging.WARNING)
-        try:
-            model = ensure_model(job, folder, report)
-            train = partial(_train, job, model, folder, device, owner, report)
-            _with_retries(train, job.spec.retries, folder, owner)
-        finally:
-            logs.close()
-            finish(folder)
+        with finishing(folder):
+            try:
+                model = ensure_model(job, folder, report)
+                train = partial(_train, job, model, folder, device, owner, report)
+                _with_retries(train, job.spec.retries, folder, owner)
+            finally:
+                logs.close()
     return RunResult(folder.path, folder.read_summary())
 
 
@@ -127,7 +129,7 @@ def _train(
 @contextmanager
 def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, folder: RunFolder) -> Iterator[None]:
     """A Ray cluster on this machine for this run alone."""
-    temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-"))
+    temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-", dir=_parent_of_sockets()))
     owner.remember_folder(temp_dir)
     (temp_dir / TEMPORARY).mkdir()
     os.environ.update(process_environment(device))
@@ -141,7 +143,16 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
         ray.shutdown()
         if zygote:
             zygote.close()
-        _keep_logs(temp_dir, folder)
+        try:
+            _keep_logs(temp_dir, folder)
+        except OSError as error:
+            log.warning("Logs of Ray's workers could not be kept", extra={"error": str(error)})
+
+
+def _parent_of_sockets() -> str:
+    """The temporary folder, unless what Ray puts below it would be too long for the path of a socket."""
+    given = tempfile.gettempdir()
+    return given if len(given) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
 
 
 def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygote | None) -> None:
@@ -171,8 +182,14 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
     finally:
         # Ray takes SIGTERM for itself, to print where it hit.
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            _restore(handlers)
+
+
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        # One that is ignored by now has ended the run: what clears up must not be disturbed.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _keep_logs(temp_dir: Path, folder: RunFolder) -> None:

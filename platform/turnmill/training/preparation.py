@@ -3,7 +3,8 @@
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,19 @@ def runtime_env(device: str, python: Sequence[str], temporary: Path | None = Non
     return environment | ({"py_executable": shlex.join(python)} if python else {})
 
 
-def finish(folder: RunFolder) -> None:
-    """Tell in the run folder what came out."""
+@contextmanager
+def finishing(folder: RunFolder) -> Iterator[None]:
+    """At the end, tell in the run folder what came out; of a run that failed, as far as a full disk lets that be."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            _finish(folder)
+        raise
+    _finish(folder)
+
+
+def _finish(folder: RunFolder) -> None:
     from turnmill.observability.report import draw_curve, summarise
 
     folder.mark("ended")

@@ -48,7 +48,6 @@ def owned(run_dir: Path) -> Iterator[Owner]:
     process trains in the folder.
     """
     record = run_dir / "attempt.json"
-    run_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run_dir):
         clean_up_after(record)
         owner = Owner(record, uuid.uuid4().hex)
@@ -67,7 +66,12 @@ def owned(run_dir: Path) -> Iterator[Owner]:
 @contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
     """Hold a run folder for this process alone; the lock goes with the process, however it ends."""
-    with (run_dir / "lock").open("w") as lock:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "lock").open("w")
+    except OSError as error:
+        raise SettingsError(f"{run_dir} cannot be written to: {error.strerror}. Choose another --output.") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

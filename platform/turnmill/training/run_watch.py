@@ -1,6 +1,7 @@
 """Waits for the trainer of a run and tells how it ended."""
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
 
     shown: Progress | None = None
     stall_timeout = job.spec.training.stall_timeout_seconds
+    # By a clock that stands still while the machine sleeps, and that nobody sets.
+    beat, beaten_at = folder.last_beat(), time.monotonic()
     while True:
         ready, _ = ray.wait([future], timeout=POLL_SECONDS)
         progress = read_progress(folder)
@@ -31,7 +34,9 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
             return _result(future, folder)
         if (failure := folder.read_failure()) is not None:
             raise failure
-        if (silent := folder.seconds_since_progress()) > stall_timeout:
+        if (last := folder.last_beat()) != beat:
+            beat, beaten_at = last, time.monotonic()
+        if (silent := time.monotonic() - beaten_at) > stall_timeout:
             raise RunFailedError(
                 f"Nothing progressed for {silent:.0f} s (training.stallTimeoutSeconds is {stall_timeout:g}) "
                 f"in phase {progress.phase if progress else 'starting'!r}. See {folder.logs}; "

@@ -1,5 +1,7 @@
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -322,3 +324,17 @@ def test_report_tells_what_came_out_and_draws_the_curve(run_dir: Path, capsys):
     assert code == 0
     assert "37%" in capsys.readouterr().out
     assert (run_dir / "curve.png").stat().st_size > 0
+
+
+def test_the_end_of_the_terminal_ends_a_run_as_ctrl_c_does(launched: Callable[[Launch], None], capsys):
+    def hang_up(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        pytest.fail("went on")
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        launched(hang_up)
+        assert main(["run", "job.yaml"]) == 130
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "Interrupted. Go on with: " in capsys.readouterr().err
