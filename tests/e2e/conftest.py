@@ -38,6 +38,7 @@ def namespace() -> Iterator[Namespace]:
 
 @pytest.fixture(scope="module")
 def team() -> Iterator[Team]:
-    """An operator and a team's place, for the jobs of one module."""
-    with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh, operated_team(fresh) as team:
+    """An operator and a team's place, for the jobs of one module, whose engines tell Ray their metrics as on GPUs."""
+    values = {"trainer.env": [{"name": "VLLM_PLUGINS", "value": "ray"}]}
+    with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh, operated_team(fresh, values) as team:
         yield team
