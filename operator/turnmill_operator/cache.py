@@ -93,30 +93,26 @@ class Cache:
 
     def sharing(self, namespace: str) -> list[JobView]:
         """The jobs of a team that ask for its shared cluster."""
-        return [view for view in self._of_team(namespace) if _shares(view)]
+        return [view for view in self._of_team(namespace) if view.asks_for_shared_cluster]
 
     def _of_team(self, namespace: str) -> Iterator[JobView]:
         return (view for key, view in self.jobs.items() if key.namespace == namespace and view.ours)
 
     def _is_in_line(self, view: JobView) -> bool:
         """Whether a job waits for the shared cluster; one that cannot start holds up nobody."""
-        if not _shares(view) or view.job is None or view.job.spec.suspend:
+        if not view.asks_for_shared_cluster or view.job is None or view.job.spec.suspend:
             return False
         # One that was changed to the shared cluster stays on its own until its attempt ends.
-        busy = ended_at(view.status) or view.deleted_at or any(True for _ in self._live_ray_jobs(view))
+        busy = ended_at(view.status) or view.deleted_at or self._live_ray_jobs(view)
         return not busy and view.status.state != State.NOT_ADMITTED
 
     def _holds_shared_cluster(self, view: JobView) -> bool:
         """Whether a job runs on the shared cluster, whatever it asks for by now."""
         return any(not found.own_cluster for found in self._live_ray_jobs(view))
 
-    def _live_ray_jobs(self, view: JobView) -> Iterator[RayJobView]:
-        return (found for found in self.ray_jobs(view.key) if found.owner_uid == view.uid and not is_over(found))
+    def _live_ray_jobs(self, view: JobView) -> list[RayJobView]:
+        return [found for found in self.ray_jobs(view.key) if found.owner_uid == view.uid and not is_over(found)]
 
     def states(self) -> dict[tuple[str, str], int]:
         """Jobs by namespace and state."""
         return dict(Counter((key.namespace, view.status.state or "") for key, view in self.jobs.items()))
-
-
-def _shares(view: JobView) -> bool:
-    return view.job is not None and view.job.spec.cluster == "shared"

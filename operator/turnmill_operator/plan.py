@@ -313,10 +313,9 @@ class _Course:
 
         Kueue holds RayJobs that have no queue, too, where it is told to.
         """
-        if not current.suspend or current.suspended_by_us:
-            return current.suspend
         # One that ran has been evicted, also where it could not start again at once; any other waits for its quota.
-        return holds(self.status, "ClusterReady") or self.status.state == State.NOT_ADMITTED
+        has_run = holds(self.status, "ClusterReady") or self.status.state == State.NOT_ADMITTED
+        return current.suspend and (current.suspended_by_us or has_run)
 
     def _resume(self, current: RayJobView, spec: JobSpec) -> Plan:
         """Carry on: under a number of its own where the attempt has run, so that what is left of it cannot write."""

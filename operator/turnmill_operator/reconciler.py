@@ -61,7 +61,7 @@ class Reconciler:
         view = self._cache.jobs.get(key)
         if view is None:
             self._forget(key)
-        elif _is_sharing(view):
+        elif view.asks_for_shared_cluster:
             # Which one goes first is judged one after the other.
             async with self._sharing:
                 await self._look(view)
@@ -93,7 +93,7 @@ class Reconciler:
             observed,
             progress=cache.progress(key, last_attempt(view, observed)),
             waiting=await self._why_waiting(view, observed),
-            ahead=cache.ahead_of(view) if _is_sharing(view) else "",
+            ahead=cache.ahead_of(view) if view.asks_for_shared_cluster else "",
         )
 
     async def _confirmed(self, view: JobView, observed: Observed) -> tuple[RayJobView, ...]:
@@ -246,10 +246,6 @@ def _follows_from_absence(view: JobView, observed: Observed, number: int) -> boo
     attempt = last_attempt(view, observed)
     current = any(found.attempt == attempt for found in owned(view, observed))
     return number == attempt or not current
-
-
-def _is_sharing(view: JobView) -> bool:
-    return view.job is not None and view.job.spec.cluster == "shared"
 
 
 def _is_progress_alone(before: JobStatus, after: JobStatus) -> bool:

@@ -51,6 +51,11 @@ class JobView:
     deleted_at: datetime | None
     has_finalizer: bool
 
+    @property
+    def asks_for_shared_cluster(self) -> bool:
+        """Whether it is to run on its team's shared cluster; where it runs, RayJobs tell."""
+        return self.job is not None and self.job.spec.cluster == "shared"
+
 
 @dataclass(frozen=True, slots=True)
 class RayJobView:

@@ -62,8 +62,8 @@ def _make_room_for_rows(config: DictConfig, given: Mapping[str, Any]) -> None:
     that alone counts.
     """
     longest = config.actor_rollout_ref.rollout.max_model_len
-    for engine in (config.actor_rollout_ref.actor, config.critic):
-        name = "critic" if engine is config.critic else "actor_rollout_ref.actor"
+    for name in ("actor_rollout_ref.actor", "critic"):
+        engine = OmegaConf.select(config, name)
         if setting(given, f"{name}.ppo_max_token_len_per_gpu", None) is None:
             share = math.ceil(longest / engine.get("ulysses_sequence_parallel_size", 1))
             engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, share)
