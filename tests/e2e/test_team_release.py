@@ -1,6 +1,5 @@
 """A team's release on a real cluster: its tool servers under bursts, drains and upgrades, and who is kept out."""
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from turnmill.testing.kubernetes import fresh_namespace, wait_for
 from turnmill.testing.programs import why_no_program
+from turnmill.testing.prometheus import prometheus_of_cluster
 from turnmill.testing.team_release import (
     RAY_LABELS,
     STORE,
@@ -156,17 +156,16 @@ def test_a_tool_server_reaches_the_store_and_nothing_else(release: TeamRelease):
 
 def test_prometheus_has_the_metrics_of_every_replica(release: TeamRelease):
     team = release.namespace.name
-    query = f'/api/v1/query?query=turnmill_tool_calls_in_flight{{namespace="{team}"}}'
-    proxy = "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy"
-    if release.namespace.try_kubectl("get", "--raw", f"{proxy}/api/v1/status/buildinfo").returncode:
-        pytest.skip("needs Prometheus as the service prometheus in the namespace monitoring")
+    with prometheus_of_cluster(since=time.time()) as prometheus:
+        if prometheus is None:
+            pytest.skip("needs Prometheus as the service prometheus in the namespace monitoring")
 
-    def scraped() -> set[str] | None:
-        found = json.loads(release.namespace.kubectl("get", "--raw", proxy + query))["data"]["result"]
-        pods = {series["metric"]["pod"] for series in found}
-        return pods if pods >= {name(replica) for replica in release.tool_server_pods()} else None
+        def scraped() -> bool:
+            found = prometheus.history(f'turnmill_tool_calls_in_flight{{namespace="{team}"}}')
+            pods = {series["metric"]["pod"] for series in found}
+            return pods >= {name(replica) for replica in release.tool_server_pods()}
 
-    wait_for("metrics of every replica", scraped, seconds=90)
+        wait_for("metrics of every replica", scraped, seconds=90)
 
 
 def name(found: dict[str, Any]) -> str:
