@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from runs import table
 
-from turnmill.training.advantages import dual_discount_gae
+from turnmill.training.advantages.gae import dual_discount_gae
 
 ENVIRONMENTS, TURNS, TOKENS, REPEATS = 128, 16, 512, 15
 DISCOUNTS = {"token_gamma": 1.0, "token_lambda": 1.0, "step_gamma": 0.99, "step_lambda": 0.95}

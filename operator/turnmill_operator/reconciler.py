@@ -11,7 +11,7 @@ from turnmill.jobs.status import JobStatus
 from turnmill_operator import metrics
 from turnmill_operator.api import BATCH_JOBS, JOBS, PODS, RAY_JOBS, Api, ApiError
 from turnmill_operator.cache import Cache
-from turnmill_operator.notes import build_event, note_of
+from turnmill_operator.events import build_event, note_of
 from turnmill_operator.outcome import Stage, stage_of
 from turnmill_operator.plan import Plan, desired, last_attempt, owned
 from turnmill_operator.resources import EVENT, RAY_JOB, Manifest, clean_up_name, ray_job_name

@@ -23,8 +23,8 @@ from turnmill.environments.grl import (
 
 if TYPE_CHECKING:
     from turnmill.jobs import AgentTrainingJob
-    from turnmill.training.launch import RunResult
-    from turnmill.training.run_watch import Report
+    from turnmill.runs.local import RunResult
+    from turnmill.runs.watch import Report
 
 __all__ = [
     "AgentTrainer",
@@ -89,7 +89,7 @@ class AgentTrainer:
         if not self._checked:
             self.init_workers()
         from turnmill.cli.run_dirs import choose_run_dir
-        from turnmill.training.launch import launch
+        from turnmill.runs.local import launch
 
         _let_others_import_what_this_process_can()
         run_dir = choose_run_dir(self.job, self.output, resume=self.resume)

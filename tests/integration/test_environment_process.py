@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from turnmill.core.errors import EnvironmentFailedError
-from turnmill.environments.fork_server import ForkServer
-from turnmill.environments.process import EnvironmentProcess
-from turnmill.environments.worker import WorkerSettings
+from turnmill.environments.runtime.fork_server import ForkServer
+from turnmill.environments.runtime.process import EnvironmentProcess
+from turnmill.environments.runtime.worker import WorkerSettings
 from turnmill.testing.server_process import alive
 
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
@@ -464,8 +464,8 @@ async def test_environments_die_with_a_trainer_that_is_killed(tmp_path: Path):
     program = tmp_path / "trainer.py"
     program.write_text(
         "import asyncio, signal\n"
-        "from turnmill.environments.fork_server import shared_fork_server\n"
-        "from turnmill.environments.process import EnvironmentProcess, WorkerSettings\n"
+        "from turnmill.environments.runtime.fork_server import shared_fork_server\n"
+        "from turnmill.environments.runtime.process import EnvironmentProcess, WorkerSettings\n"
         "async def main():\n"
         "    process = EnvironmentProcess(WorkerSettings(name='babyai'))\n"
         "    await process.reset(0)\n"

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.episode_loop import EpisodeLoop
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.sampled import pack
+from turnmill.rollout.token_integrity import pack
+from turnmill.rollout.verlog.episode_loop import EpisodeLoop
 from turnmill.testing.agent_loops import SAMPLING, Table, job_of
 
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"

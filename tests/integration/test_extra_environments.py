@@ -8,9 +8,9 @@ import pytest
 from turnmill import environments
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.environments.base import VALIDATION_SEEDS
-from turnmill.environments.fork_server import ForkServer
-from turnmill.environments.process import EnvironmentProcess
-from turnmill.environments.worker import WorkerSettings
+from turnmill.environments.runtime.fork_server import ForkServer
+from turnmill.environments.runtime.process import EnvironmentProcess
+from turnmill.environments.runtime.worker import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 

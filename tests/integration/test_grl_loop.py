@@ -9,11 +9,11 @@ import pytest
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.rollout.failure import Failure
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.rows import verl_rows
-from turnmill.rollout.grl.told import ToldEpisode
-from turnmill.rollout.sampled import count_foreign
-from turnmill.rollout.tool_agent.journal import StoreJournal
+from turnmill.rollout.journal import StoreJournal
+from turnmill.rollout.token_integrity import count_foreign
 from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable, grl_job
 from turnmill.testing.agents import counting, say
 from turnmill.testing.policies import LOG_PROB
@@ -102,7 +102,7 @@ async def test_turns_end_where_their_scores_are_placed(table):
     episode = await at.play()
 
     (row,) = verl_rows(episode)
-    told = ToldEpisode.read(row.extra_fields["trajectory"])
+    told = EpisodeSummary.read(row.extra_fields["trajectory"])
     assert (told.rewards, told.penalties) == ((1.0, 3.0), (-0.1, 0.0))
     ends = [TOKENIZER.decode(row.response_ids[: token + 1]) for _, token in told.places]
     assert [end.endswith(f"</answer>{END}") for end in ends] == [True, True]
@@ -116,7 +116,7 @@ async def test_what_is_told_names_group_kind_and_figures(table):
 
     told = (await at.play(group=1)).told()
 
-    episode = ToldEpisode.read(told)
+    episode = EpisodeSummary.read(told)
     assert (episode.group, episode.tag) == (1, "counter")
     assert episode.metrics["counter/success"] == 1.0
     assert (told["success"], told["reward"], told["own_scores"]) == (True, 3.0, True)
@@ -172,7 +172,7 @@ async def test_a_conversation_that_grows_too_long_goes_on_in_a_row_of_its_own(ta
     rows = verl_rows(episode)
     assert len(rows) == 3
     assert all(len(request.prompt_ids) <= 300 for request in at.policy.requests)
-    assert [row for row, _ in ToldEpisode.read(episode.told()).places] == [0, 1, 2]
+    assert [row for row, _ in EpisodeSummary.read(episode.told()).places] == [0, 1, 2]
     assert "".join(map(learned, rows)) == ONE + ONE + THREE
     assert foreign(episode) == 0
 
@@ -209,7 +209,7 @@ async def test_a_first_prompt_that_is_cut_is_the_prompt_of_its_row_whatever_is_l
     assert row.prompt_ids
     assert [*row.prompt_ids, *row.response_ids] == [*at.policy.requests[0].prompt_ids, *TOKENIZER.encode(THREE)]
     assert len(at.policy.requests[0].prompt_ids) == 100
-    assert [place for place, _ in ToldEpisode.read(episode.told()).places] == [0]
+    assert [place for place, _ in EpisodeSummary.read(episode.told()).places] == [0]
 
 
 @pytest.mark.parametrize("mask", ["assistant", "after_system"])
@@ -402,5 +402,5 @@ async def test_an_episode_carries_on_from_its_last_turn_in_another_process(table
 
     assert len(second.policy.requests) == 3 - (turn - 1)
     assert episode.conversation.rows == wanted.conversation.rows
-    assert ToldEpisode.read(episode.told()) == ToldEpisode.read(wanted.told())
+    assert EpisodeSummary.read(episode.told()) == EpisodeSummary.read(wanted.told())
     assert (episode.stop_reason, episode.num_turns) == ("max_turns", 3)

@@ -8,10 +8,10 @@ import pytest
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.testing.agent_loops import grl_job
 from turnmill.testing.row_queue import RowQueue
-from turnmill.training import trajectory_batch
+from turnmill.training.batches import trajectory as trajectory_batch
 from turnmill.training.grl import trainer as grl_trainer
 from turnmill.training.grl.trainer import GrlTrainer, Groups
 
@@ -38,7 +38,7 @@ def job(**agent: Any) -> AgentTrainingJob:
 def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalties: tuple[float, ...] = ()) -> None:
     """An episode of one row, in which every turn takes three tokens, the last two of them said."""
     places = tuple((0, 3 * number + 2) for number in range(len(turns)))
-    told = ToldEpisode(
+    told = EpisodeSummary(
         group, "counter", turns, penalties or (0.0,) * len(turns), places, {"counter/success": 1.0}, (2,) * len(turns)
     )
     figures = {"name": f"t1-{group}-{member}", "reward": sum(turns), "success": True, "stop_reason": "completed",

@@ -15,14 +15,14 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from turnmill.core.errors import SettingsError
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
-from turnmill.rollout.sampled import count_foreign
+from turnmill.rollout.token_integrity import count_foreign
+from turnmill.runs.task_runner import classes_of
 from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END, TOKENIZER
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
 from turnmill.testing.policies import LOG_PROB
 from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
-from turnmill.training.task_runner import classes_of
-from turnmill.training.verl_learning import file_of
+from turnmill.training.verl.algorithm_config import file_of
 
 TASK = {"prompt": [{"role": "user", "content": "Weigh it."}], "data_source": "trial"}
 DONE = f"It is done{END}"

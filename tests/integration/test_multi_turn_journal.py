@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnmill.rollout.tool_agent.journal import StoreJournal
+from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import ConversationTable, conversation_job
 from turnmill.testing.policies import Request

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from turnmill.core.errors import SettingsError
+from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.runs import processes
+from turnmill.runs.processes import clean_up_after, end_marked, find_marked, owned
 from turnmill.testing.server_process import alive
-from turnmill.training import processes
-from turnmill.training.processes import MARK, clean_up_after, end_marked, find_marked, owned
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = (
@@ -34,7 +35,7 @@ def started() -> Iterator[list[subprocess.Popen]]:
 
 
 def start(started: list[subprocess.Popen], code: str, mark: str | None = None) -> subprocess.Popen:
-    environment = {**os.environ, MARK: mark} if mark else None
+    environment = {**os.environ, PROCESS_MARK: mark} if mark else None
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
     started.append(process)
     return process
@@ -56,7 +57,7 @@ def test_children_and_what_they_left_are_ended_with_the_attempt(tmp_path, starte
     assert child.wait(10) is not None
     assert not alive(grandchild)
     assert not (tmp_path / "run" / "attempt.json").exists()
-    assert MARK not in os.environ
+    assert PROCESS_MARK not in os.environ
 
 
 def test_a_process_that_ignores_the_polite_signal_is_killed(monkeypatch, started):

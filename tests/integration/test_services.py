@@ -11,11 +11,11 @@ import pytest
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import services as module
+from turnmill.runs.processes import Owner
+from turnmill.runs.services import ToolServerProcess, services
 from turnmill.testing.agent_loops import tool_job
 from turnmill.testing.server_process import eventually
-from turnmill.training import services as module
-from turnmill.training.processes import Owner
-from turnmill.training.services import ToolServerProcess, services
 from turnmill.trajectories.embedded import EmbeddedStore
 
 SERVER = """

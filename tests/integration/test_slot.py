@@ -6,7 +6,7 @@ import pytest
 
 from turnmill.core.trajectory import Turn
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.slot import EpisodePlan, Slot, SlotState
+from turnmill.rollout.verlog.slot import EpisodePlan, Slot, SlotState
 
 TURN = Turn((1,), (2,))
 RESPONSES = ("ACTION: turn left", "no action at all", "ACTION: go forward", "ACTION: turn right", "ACTION: go forward")

@@ -8,7 +8,7 @@ from turnmill.core.errors import StoreUnavailableError
 from turnmill.core.trajectory import in_full
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.tool_agent.journal import StoreJournal
+from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import Request, ScriptedPolicy
@@ -198,7 +198,7 @@ async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(a
 
 
 async def test_a_store_that_is_gone_costs_what_would_have_been_kept_and_nothing_else(attempt, monkeypatch):
-    monkeypatch.setattr("turnmill.rollout.tool_agent.journal.STORE_SECONDS", 0.3)
+    monkeypatch.setattr("turnmill.rollout.journal.STORE_SECONDS", 0.3)
     with EmbeddedStore() as gone:
         process = attempt(script, at=gone)
 

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from turnmill.core.errors import SettingsError, ToolCallError
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.sampled import count_foreign
+from turnmill.rollout.token_integrity import count_foreign
 from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
@@ -24,8 +24,8 @@ from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import LOG_PROB
-from turnmill.training.trajectory_advantages import Rows
-from turnmill.training.trajectory_advantages import advantages_of as estimated
+from turnmill.training.advantages.rows import Rows
+from turnmill.training.advantages.rows import advantages_of as estimated
 
 CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
 

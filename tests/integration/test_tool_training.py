@@ -7,11 +7,11 @@ import pytest
 
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeRecord, TrajectoryLog
+from turnmill.runs import processes
 from turnmill.testing.faulty_proxy import ERROR_TEXT, FaultyProxy
 from turnmill.testing.server_process import ServerProcess, descendants, kill_now
 from turnmill.testing.survivors import Played
 from turnmill.testing.whole_runs import TOOL_JOB, Attempt, WholeRun
-from turnmill.training import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from turnmill.runs import processes
 from turnmill.testing.whole_runs import WholeRun
-from turnmill.training import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

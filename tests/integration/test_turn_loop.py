@@ -7,8 +7,8 @@ from PIL import Image
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.sampled import digest
-from turnmill.rollout.turn_loop import MAX_FAILURES_IN_A_ROW
+from turnmill.rollout.token_integrity import digest
+from turnmill.rollout.verlog.turn_loop import MAX_FAILURES_IN_A_ROW
 from turnmill.testing.agent_loops import TOKENIZER, TurnTable, job_of
 from turnmill.testing.policies import LOG_PROB
 

@@ -17,15 +17,15 @@ from verl.trainer.ppo.core_algos import get_kl_controller
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.rollout.rows import TurnFacts
+from turnmill.rollout.verlog.rows import TurnFacts
 from turnmill.testing.jobs import job
 from turnmill.testing.models import model_without_weights
 from turnmill.testing.row_queue import RowQueue
-from turnmill.training import trainer as turn_trainer
-from turnmill.training import turn_batch
-from turnmill.training.run_trainer import RunTrainer
-from turnmill.training.trainer import TurnTrainer
-from turnmill.training.verl_config import build_verl_config
+from turnmill.training.batches import turn as turn_batch
+from turnmill.training.trainers import turn as turn_trainer
+from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.trainers.turn import TurnTrainer
+from turnmill.training.verl.config import build_verl_config
 
 MAX_RESPONSE_TOKENS = 4
 TOKEN_GAMMA, TOKEN_LAMBDA, STEP_GAMMA, STEP_LAMBDA = 0.9, 0.8, 0.95, 0.7

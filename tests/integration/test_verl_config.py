@@ -9,12 +9,12 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
+from turnmill.runs.task_runner import classes_of
 from turnmill.testing.models import model_without_weights
-from turnmill.training.ahead import StepReplayBuffer
 from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
-from turnmill.training.task_runner import classes_of
-from turnmill.training.verl_config import build_verl_config, compose_defaults
-from turnmill.training.verl_names import unknown_names
+from turnmill.training.replay_buffers import StepReplayBuffer
+from turnmill.training.verl.config import build_verl_config, compose_defaults
+from turnmill.training.verl.known_settings import unknown_names
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin import platform
 from verl.workers.engine.fsdp import transformer_impl
 
-from turnmill.training.processes import MARK
-from turnmill.training.verl_config import compose_defaults
+from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.training.verl.config import compose_defaults
 
 CHECKED_VERL, CHECKED_VLLM = "0.9.1", "0.28.0"
 
@@ -62,9 +62,9 @@ def test_a_run_s_processes_name_them_by_its_mark(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     context = RuntimeContext(SimpleNamespace(current_job_id=ray.JobID.from_int(1)))
 
-    monkeypatch.setenv(MARK, "abc")
+    monkeypatch.setenv(PROCESS_MARK, "abc")
     assert context.get_job_id() == "01000000-abc"
-    monkeypatch.delenv(MARK)
+    monkeypatch.delenv(PROCESS_MARK)
     assert context.get_job_id() == "01000000"
 
 
@@ -133,7 +133,7 @@ def test_vllm_drops_the_weight_of_a_packed_linear_layer(layers):
 
 
 def test_the_worker_keeps_the_weight_for_the_next_weight_sync(layers):
-    from turnmill.training.verl_cpu.vllm_worker import _keep_linear_weights
+    from turnmill.training.verl.patches.vllm_worker import _keep_linear_weights
 
     layer = linear()
     expected = torch.nn.functional.linear(torch.ones(2, 64), layer.weight)

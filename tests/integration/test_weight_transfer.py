@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from turnmill.training.weight_transfer import GlooWeights
+from turnmill.training.verl.weight_transfer import GlooWeights
 
 BUCKET_BYTES = 4096
 

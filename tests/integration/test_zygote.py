@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from turnmill.runs.zygote import Zygote
+from turnmill.runs.zygote.launcher import CLIENT
 from turnmill.testing.server_process import alive, eventually
-from turnmill.training.zygote import Zygote
-from turnmill.training.zygote.launcher import CLIENT
 
 SECONDS = 60
 
@@ -226,7 +226,7 @@ def test_a_zygote_with_threads_forks_nothing(tmp_path, modules):
 
 def test_forks_do_not_share_ray_s_random_ids(tmp_path, modules):
     (modules / "actors.py").write_text("import ray\n@ray.remote\nclass Declared: ...")
-    zygote = Zygote(tmp_path, (), ("turnmill.training.zygote.ray_ids", "actors"))
+    zygote = Zygote(tmp_path, (), ("turnmill.training.verl.patches.ray_ids", "actors"))
     code = "import os, actors, ray; print(os.getppid(), ray.NodeID.from_random().hex())"
 
     results = [run(zygote, "-c", code).stdout.split() for _ in range(2)]
@@ -250,7 +250,7 @@ def test_a_zygote_whose_imports_drew_ids_from_ray_s_generator_forks_nothing(tmp_
 
 def test_a_pod_s_zygote_outlives_the_process_that_starts_it(tmp_path, modules):
     code = (
-        "from pathlib import Path; from turnmill.training.zygote import Zygote; "
+        "from pathlib import Path; from turnmill.runs.zygote import Zygote; "
         f"print(Zygote(Path({str(tmp_path)!r}), ('heavy',), (), outlives_parent=True).process.pid)"
     )
     started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)

@@ -70,8 +70,8 @@ def _agents(values: Values) -> Iterator[Problem]:
 
 def _elsewhere(values: Values) -> Iterator[Problem]:
     """A problem with an environment that another interpreter is to run: it is made there and dropped."""
-    from turnmill.environments.process import EnvironmentProcess
-    from turnmill.environments.worker import WorkerSettings
+    from turnmill.environments.runtime.process import EnvironmentProcess
+    from turnmill.environments.runtime.worker import WorkerSettings
 
     python, options = values["spec.environment.python"], values["spec.environment.options"]
     if not os.access(python, os.X_OK):
@@ -94,7 +94,7 @@ def _elsewhere(values: Values) -> Iterator[Problem]:
 
 def _tasks(values: Values) -> Iterator[Problem]:
     """Problems with the tasks of an agent with tools, and with what may end its actions."""
-    from turnmill.environments.tasks import create_source
+    from turnmill.tasks import create_source
 
     if not values.within("spec.environment.options"):
         return
@@ -121,7 +121,7 @@ def warm_start(values: Values) -> Iterator[Problem]:
 def _teaches(name: str, method: str) -> bool:
     """Whether an environment or tasks of the user's own have somebody to imitate."""
     from turnmill.environments import find
-    from turnmill.environments.tasks.registry import find_source
+    from turnmill.tasks.registry import find_source
 
     try:
         return hasattr(find(name) if method == "expert" else find_source(name), method)
@@ -136,8 +136,8 @@ def verl_settings(values: Values) -> Iterator[Problem]:
     if not settings:
         return
     # verl's own configuration takes seconds to import.
-    from turnmill.training.verl_config import unknown_verl_settings
-    from turnmill.training.verl_names import names_without_effect
+    from turnmill.training.verl.config import unknown_verl_settings
+    from turnmill.training.verl.known_settings import names_without_effect
 
     for name, instead in names_without_effect(settings):
         yield Problem(f"spec.verl.{name}", settings[name], "has no effect here", instead)

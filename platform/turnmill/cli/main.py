@@ -127,9 +127,9 @@ _HOW_TO_RUN = (
 def _join() -> None:
     """One attempt in a cluster: its last line is what the cluster shows of a failure."""
     from turnmill.cli.progress import progress_view
-    from turnmill.training.attempt import Attempt
-    from turnmill.training.fence import STALE
-    from turnmill.training.join import join
+    from turnmill.runs.attempt import Attempt
+    from turnmill.runs.cluster import join
+    from turnmill.runs.fence import STALE
 
     attempt = Attempt.from_environment()
     console = Console()
@@ -281,7 +281,7 @@ def _load(job_file: Path, overrides: Sequence[str] | None) -> Any:
 def _launch() -> Any:
     """The trainer's entry; `SettingsError` where its libraries are not installed."""
     try:
-        from turnmill.training.launch import launch
+        from turnmill.runs.local import launch
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "turnmill":
             raise

@@ -5,18 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.environments.parsing import final_answer
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.options import EnvironmentOptions
 
 if TYPE_CHECKING:
     import numpy as np
 
-VALIDATION_SEEDS = 1_000_000
-"""Smaller seeds are validations'; training plays none of them."""
-
-
-class EnvironmentOptions(Settings):
-    """What `environment.options` of a job may say; an environment adds its own fields."""
+__all__ = ["VALIDATION_SEEDS", "Environment", "EnvironmentOptions", "StepResult"]
 
 
 @dataclass(frozen=True, slots=True)

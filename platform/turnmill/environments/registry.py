@@ -20,16 +20,12 @@ ENTRY_POINT_GROUP = "turnmill.environments"
 _MACHINERY = frozenset(
     {
         "base",
-        "episode",
         "extras",
-        "fork_server",
         "grl",
         "parsing",
-        "process",
         "registry",
         "rendering",
-        "tasks",
-        "worker",
+        "runtime",
     }
 )
 

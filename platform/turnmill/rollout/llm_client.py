@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
-from turnmill.rollout.policy import seed_from
+from turnmill.rollout.generation import seed_from
 
 UNAVAILABLE_SECONDS = 1.0
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 
 from turnmill.core.errors import RewardError
-from turnmill.environments.tasks import Answer, Task, TaskSource
+from turnmill.tasks import Answer, Task, TaskSource
 
 
 async def reward_of(answer: Answer, task: Task, source: TaskSource, *, whose: str) -> float:

@@ -19,8 +19,8 @@ from turnmill.core.errors import SandboxError
 from turnmill.sandboxes import wire, workspace
 from turnmill.sandboxes.base import Command, Function, Outcome, Python, Task
 from turnmill.sandboxes.confinement import Barriers
-from turnmill.sandboxes.run import ALONE, ATTENDED, MAX_COPIES
 from turnmill.sandboxes.self_test import find_missing
+from turnmill.sandboxes.task_monitor import ALONE, ATTENDED, MAX_COPIES
 
 log = logging.getLogger(__name__)
 

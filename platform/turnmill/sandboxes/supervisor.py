@@ -11,10 +11,10 @@ import sys
 from typing import NoReturn
 
 from turnmill.sandboxes import kernel, processes, wire, workspace
-from turnmill.sandboxes.attended import AttendedTasks
+from turnmill.sandboxes.child import fork_program
 from turnmill.sandboxes.confinement import build_environment, confine_supervisor
-from turnmill.sandboxes.program import fork_program
-from turnmill.sandboxes.run import Pipes, Place, Run, Settings, wait_for_message
+from turnmill.sandboxes.persistent_worker import PersistentTasks
+from turnmill.sandboxes.task_monitor import Pipes, Place, Run, Settings, wait_for_message
 
 _SEND_SECONDS = 30.0
 
@@ -28,7 +28,7 @@ def supervise(settings: Settings, connection: socket.socket, alive: int, place: 
         os.environ.update(build_environment(place.home, f"{place.folder}/{workspace.TEMPORARY}"))
         connection.settimeout(_SEND_SECONDS)
         if attended and place.user is not None:
-            tasks = AttendedTasks(settings, place, place.user)
+            tasks = PersistentTasks(settings, place, place.user)
             while tasks.serve(connection, alive):
                 pass
         while not attended and _serve(settings, place, connection, alive):

@@ -32,9 +32,9 @@ from turnmill.sandboxes.confinement import (
     prepare_filter,
     users_work,
 )
-from turnmill.sandboxes.run import ATTENDED, Place, Settings
-from turnmill.sandboxes.runner import renew_interpreter
+from turnmill.sandboxes.interpreter import renew_interpreter
 from turnmill.sandboxes.supervisor import supervise
+from turnmill.sandboxes.task_monitor import ATTENDED, Place, Settings
 
 COMMON = (
     "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime",

@@ -11,10 +11,10 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.grl.loop import GrlLoop
 from turnmill.rollout.tool_agent.loop import ToolLoop
-from turnmill.rollout.turn_loop import TurnLoop
+from turnmill.rollout.verlog.turn_loop import TurnLoop
 from turnmill.testing.agents import counting
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
-from turnmill.training.verl_learning import AGENTS
+from turnmill.training.verl.algorithm_config import AGENTS
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
 TOKENIZER = character_tokenizer()

@@ -10,11 +10,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.multi_turn.player import ConversationPlayer
-from turnmill.rollout.tool_agent.journal import Journal, NoJournal
 from turnmill.testing.agent_loops import SAMPLING, job_of
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
-from turnmill.training.verl_config import build_verl_config
+from turnmill.training.verl.config import build_verl_config
 
 THINKS = """
 {%- macro spelled(content) %}{% if content is string %}{{- content }}{% else %}{% for part in content %}

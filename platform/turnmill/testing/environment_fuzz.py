@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from turnmill.environments import create
-from turnmill.environments.episode import TurnEnvironment
+from turnmill.environments.runtime.episode import TurnEnvironment
 
 PENALTY = 0.25
 _MAX_TURNS = 40

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from turnmill.environments.tasks.arithmetic import Arithmetic
-from turnmill.environments.tasks.base import Answer, Task, number_of
+from turnmill.tasks.arithmetic import Arithmetic
+from turnmill.tasks.base import Answer, Task, number_of
 
 
 class CoinFlips(Arithmetic):

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import processes
 from turnmill.testing.server_process import kill_now
-from turnmill.training import processes
 
 TOOL_JOB = """
 apiVersion: turnmill.dev/v1alpha1

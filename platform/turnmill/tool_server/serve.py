@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from turnmill.core.errors import SettingsError
 from turnmill.observability import logs
 from turnmill.tool_server.app import Worker
-from turnmill.tool_server.parts import open_worker
+from turnmill.tool_server.factory import open_worker
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.supervisor import Supervisor
 from turnmill.trajectories.embedded import EmbeddedStore

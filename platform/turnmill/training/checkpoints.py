@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from turnmill.observability import atomic_files
-from turnmill.rollout.slot import SlotState
+from turnmill.rollout.verlog.slot import SlotState
 
 MARKER = "complete.json"
 

@@ -7,10 +7,10 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from turnmill.training.ahead import StepReplayBuffer
+from turnmill.training.advantages.index import group_of
+from turnmill.training.batches.trajectory import DROPPED, Dropped, rewards_of_groups, split, told_trajectories
 from turnmill.training.dataset import select
-from turnmill.training.joined_rows import group_of
-from turnmill.training.trajectory_batch import DROPPED, Dropped, rewards_of_groups, split, told_trajectories
+from turnmill.training.replay_buffers import StepReplayBuffer
 
 FILLED = "turnmill/dynamic_sampling/batches"
 DROPPED_TASKS = "turnmill/dynamic_sampling/dropped_tasks"

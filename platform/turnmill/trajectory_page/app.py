@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from turnmill.trajectory_page import shown
+from turnmill.trajectory_page import formatting as shown
 from turnmill.trajectory_page.detail import TurnView, turn_views
 from turnmill.trajectory_page.filters import SORTS, listed, peers, read_filters
 from turnmill.trajectory_page.follower import Follower

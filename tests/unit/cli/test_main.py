@@ -46,9 +46,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launch], None]:
     """Puts a launch in place of the trainer's."""
 
     def put(launch: Launch) -> None:
-        module = ModuleType("turnmill.training.launch")
+        module = ModuleType("turnmill.runs.local")
         module.launch = launch
-        monkeypatch.setitem(sys.modules, "turnmill.training.launch", module)
+        monkeypatch.setitem(sys.modules, "turnmill.runs.local", module)
 
     return put
 
@@ -240,7 +240,7 @@ def test_the_exit_code_of_an_attempt_says_whether_another_would_help(monkeypatch
     def join(attempt: Any, **_: Any) -> None:
         raise RunFailedError("It broke.", cause)
 
-    module = ModuleType("turnmill.training.join")
+    module = ModuleType("turnmill.runs.cluster")
     module.join = join
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("TURNMILL_JOB", json.dumps(yaml.safe_load(JOB)))

@@ -11,7 +11,7 @@ from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.bird import Bird, database
 from turnmill.environments.bird.database import QueryTimeoutError
 from turnmill.environments.bird.environment import _SAMPLE
-from turnmill.environments.tasks.dataset import read_rows
+from turnmill.tasks.dataset import read_rows
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
 

@@ -7,7 +7,7 @@ from turnmill import environments
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import VALIDATION_SEEDS
 from turnmill.environments.maths.environment import SETS, Maths
-from turnmill.environments.tasks.mathematics import is_same, last_number
+from turnmill.tasks.mathematics import is_same, last_number
 
 
 def create(task: str | None = None, **options: object) -> Maths:

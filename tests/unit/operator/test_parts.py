@@ -10,8 +10,8 @@ from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.testing.ray_jobs import NAMESPACE, START, at, raw_job, raw_ray_job
 from turnmill_operator.api import ApiError, Resource
 from turnmill_operator.cache import Cache
+from turnmill_operator.events import build_event, note_of
 from turnmill_operator.lease import DURATION_SECONDS, Lease
-from turnmill_operator.notes import build_event, note_of
 from turnmill_operator.outcome import failure_of
 from turnmill_operator.run_progress import parse_progress
 from turnmill_operator.status import Finding, Reason, Report, State, build_status

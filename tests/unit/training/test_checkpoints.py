@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.rollout.slot import SlotState
+from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training import checkpoints
 from turnmill.training.checkpoints import MARKER, RunState, folder_of
 

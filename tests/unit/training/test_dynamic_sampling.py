@@ -5,8 +5,8 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.rollout.failure import FAILED
 from turnmill.training import dynamic_sampling
+from turnmill.training.batches.trajectory import Dropped, split
 from turnmill.training.dynamic_sampling import DROPPED_TASKS, FILLED, FilteringBuffer
-from turnmill.training.trajectory_batch import Dropped, split
 
 ROWS: dict[str, float] = {}
 """The rewards of the rows that stand in the queue."""

@@ -10,9 +10,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.testing.jobs import TOOL_JOB, job
-from turnmill.training.run_trainer import RunTrainer
-from turnmill.training.trainer import TurnTrainer
-from turnmill.training.trajectory_trainer import TrajectoryTrainer
+from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.trainers.trajectory import TrajectoryTrainer
+from turnmill.training.trainers.turn import TurnTrainer
 
 STEPS = 100
 

@@ -10,9 +10,9 @@ from verl.trainer.ppo.core_algos import get_kl_controller
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.testing.jobs import job
-from turnmill.training import trainer
-from turnmill.training.run_trainer import RunTrainer
-from turnmill.training.trainer import TurnTrainer
+from turnmill.training.trainers import turn as trainer
+from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.trainers.turn import TurnTrainer
 
 OLD = torch.tensor([[-1.0, -2.0, -3.0, 0.0], [-1.0, -1.0, 0.0, 0.0]])
 REFERENCE = torch.tensor([[-1.5, -2.0, -2.0, 9.0], [-2.0, -1.0, 9.0, 9.0]])

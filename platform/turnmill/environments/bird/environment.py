@@ -11,7 +11,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.bird.database import QueryError, QueryTimeoutError, Rows, ask, open_database, schema
 from turnmill.environments.registry import register
-from turnmill.environments.tasks.dataset import DrawnRows
+from turnmill.tasks.dataset import DrawnRows
 
 NO_STATEMENT = ""
 """The action of a response without a block of SQL."""

@@ -12,8 +12,8 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import suggestion
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.registry import register
-from turnmill.environments.tasks.dataset import DrawnRows
-from turnmill.environments.tasks.mathematics import is_same, last_number
+from turnmill.tasks.dataset import DrawnRows
+from turnmill.tasks.mathematics import is_same, last_number
 
 SOLVED_REWARD = 10.0
 WRONG_REWARD = -0.1

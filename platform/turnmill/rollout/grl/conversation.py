@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from turnmill.rollout.tool_agent.context import Row, Tokens
+from turnmill.rollout.tokens import Row, Tokens
 
 
 class Conversation:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import StopReason, Turn, in_full
-from turnmill.environments.episode import ActionResult
 from turnmill.environments.grl.world import AgentView
-from turnmill.environments.process import EnvironmentProcess
-from turnmill.environments.tasks import Task
+from turnmill.environments.runtime.episode import ActionResult
+from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.jobs.grl_agent import AgentGroup
+from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.grl.conversation import Conversation
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
-from turnmill.rollout.grl.told import ToldEpisode
-from turnmill.rollout.sampled import pack
-from turnmill.rollout.tool_agent.context import Tokens
-from turnmill.rollout.tool_agent.episode import Name
-from turnmill.rollout.waits import Waits
+from turnmill.rollout.timing import Timing
+from turnmill.rollout.token_integrity import pack
+from turnmill.rollout.tokens import Tokens
+from turnmill.tasks import Task
 
 if TYPE_CHECKING:
     from turnmill.rollout.grl.loop import GrlLoop
@@ -30,7 +30,9 @@ Message = dict[str, str]
 class GrlEpisode:
     """Plays one episode and keeps what it came to."""
 
-    def __init__(self, name: Name, group: AgentGroup, seed: int, loop: "GrlLoop", sampling: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: EpisodeId, group: AgentGroup, seed: int, loop: "GrlLoop", sampling: Mapping[str, Any]
+    ) -> None:
         self.name, self.step, self.validate = str(name), name.step, name.validate
         self.sampling_stream = name.sampling_stream
         self.group, self.seed = group, seed
@@ -41,7 +43,7 @@ class GrlEpisode:
         """What the agent showed before the first turn, and after each."""
 
         self.stop_reason: StopReason | None = None
-        self.waits = Waits()
+        self.waits = Timing()
         self.conversation = Conversation(learn_all=loop.agent.loss_mask == "after_system")
         self._loop, self._agent, self._sampling = loop, loop.agent, sampling
         self._process: EnvironmentProcess = loop.environment_of(group.agent)
@@ -202,7 +204,7 @@ class GrlEpisode:
     def told(self) -> dict[str, Any]:
         """What travels to the trainer beside the rows."""
         metrics = self.views[-1].metrics
-        episode = ToldEpisode(
+        episode = EpisodeSummary(
             group=self.task.number,
             tag=self.group.agent.name,
             rewards=tuple(turn.reward for turn in self.turns),

@@ -10,21 +10,21 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError
-from turnmill.environments.base import VALIDATION_SEEDS
+from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.environments.grl.world import NAME, options_of
-from turnmill.environments.process import EnvironmentProcess
-from turnmill.environments.worker import WorkerSettings
+from turnmill.environments.runtime.process import EnvironmentProcess
+from turnmill.environments.runtime.worker import WorkerSettings
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.grl_agent import AgentGroup, NamedAgent
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.failure import Failure
+from turnmill.rollout.generation import ask, sampling_seed, slot_of
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
-from turnmill.rollout.policy import ask, sampling_seed, slot_of
-from turnmill.rollout.slot import MAX_SEED
-from turnmill.rollout.tool_agent.episode import Name
-from turnmill.rollout.tool_agent.journal import Journal, NoJournal
+from turnmill.rollout.journal import Journal, NoJournal
+from turnmill.rollout.verlog.slot import MAX_SEED
 
 
 class GrlLoop(AgentLoopBase):
@@ -57,7 +57,7 @@ class GrlLoop(AgentLoopBase):
         **_: Any,
     ) -> GrlEpisode | Failure:
         """Play one episode of one group."""
-        name = Name(int(global_steps), int(index), int(session_id), validate)
+        name = EpisodeId(int(global_steps), int(index), int(session_id), validate)
         group, seed = self._group_and_seed(name)
         episode = GrlEpisode(name, group, seed, self, sampling_params)
         try:
@@ -73,7 +73,7 @@ class GrlLoop(AgentLoopBase):
         self.folder.beat()
         return episode
 
-    def _group_and_seed(self, name: Name) -> tuple[AgentGroup, int]:
+    def _group_and_seed(self, name: EpisodeId) -> tuple[AgentGroup, int]:
         groups = self._validation_groups if name.validate else self._groups
         group = groups[name.task % len(groups)]
         if name.validate:

@@ -8,8 +8,8 @@ from verl.workers.rollout.replica import TokenOutput
 from turnmill.core.errors import EpisodeError, InferenceError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.generation import ask, sampling_seed, slot_of
 from turnmill.rollout.multi_turn.conversation import CURRENT, Conversation
-from turnmill.rollout.policy import ask, sampling_seed, slot_of
 
 
 class ConversationClient:

@@ -12,14 +12,14 @@ from verl.workers.rollout.replica import TokenOutput
 
 from turnmill.core.errors import EpisodeError
 from turnmill.core.trajectory import StopReason, Turn
-from turnmill.environments.tasks import Task
+from turnmill.rollout.episode_id import EpisodeId
+from turnmill.rollout.episode_metrics import EpisodeMetrics
+from turnmill.rollout.journal import Journal
 from turnmill.rollout.multi_turn import answers
 from turnmill.rollout.multi_turn.answers import Answered
-from turnmill.rollout.sampled import digest, pack
-from turnmill.rollout.tool_agent.episode import Name
-from turnmill.rollout.tool_agent.journal import Journal
-from turnmill.rollout.tool_agent.rows import Figures
-from turnmill.rollout.waits import Waits
+from turnmill.rollout.timing import Timing
+from turnmill.rollout.token_integrity import digest, pack
+from turnmill.tasks import Task
 
 
 @dataclass(slots=True)
@@ -52,7 +52,9 @@ class Conversation:
     given to it as they were, as long as it asks for them in the same words.
     """
 
-    def __init__(self, name: Name, task: Task, *, run_name: str, journal: Journal, decode: Callable[..., str]) -> None:
+    def __init__(
+        self, name: EpisodeId, task: Task, *, run_name: str, journal: Journal, decode: Callable[..., str]
+    ) -> None:
         self.name = str(name)
         self.step = name.step
         self.validate = name.validate
@@ -69,8 +71,8 @@ class Conversation:
 
         self.stop_reason: StopReason = "completed"
         self.detail = ""
-        self.waits = Waits()
-        self.figures = Figures()
+        self.waits = Timing()
+        self.figures = EpisodeMetrics()
         self._journal = journal
         self._decode = decode
         self._keeping = asyncio.Lock()

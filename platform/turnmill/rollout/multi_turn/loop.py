@@ -9,9 +9,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
 from verl.utils.tokenizer import get_processor_token_id
 
+from turnmill.rollout.generation import is_cut_off
 from turnmill.rollout.multi_turn.conversation import CURRENT
 from turnmill.rollout.multi_turn.sanity import difference
-from turnmill.rollout.policy import is_cut_off
 
 log = logging.getLogger(__name__)
 

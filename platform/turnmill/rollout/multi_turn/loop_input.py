@@ -11,8 +11,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tokenizer import build_multimodal_processor_inputs
 
 from turnmill.core.errors import AgentLoopError
-from turnmill.environments.tasks import Task
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
+from turnmill.tasks import Task
 
 MEDIA = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 NOT_GIVEN = {*MEDIA.values(), "prompt", "agent_name", "index", "uid", "session_id", "global_steps"}

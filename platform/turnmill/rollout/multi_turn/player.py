@@ -8,11 +8,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWo
 
 from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.lookup import suggestion
-from turnmill.environments.tasks import Task, create_source
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.failure import Failure
+from turnmill.rollout.journal import Journal
 from turnmill.rollout.multi_turn.client import ConversationClient
 from turnmill.rollout.multi_turn.conversation import CURRENT, Conversation
 from turnmill.rollout.multi_turn.loop import MultiTurnLoop
@@ -20,8 +21,7 @@ from turnmill.rollout.multi_turn.loop_input import loop_input
 from turnmill.rollout.multi_turn.rows import answer_of, measure, records_of, rows_of
 from turnmill.rollout.multi_turn.tools import watched
 from turnmill.rollout.rewards import finite, reward_of
-from turnmill.rollout.tool_agent.episode import Name
-from turnmill.rollout.tool_agent.journal import Journal
+from turnmill.tasks import Task, create_source
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class ConversationPlayer:
         """One trajectory of one task: its rows, or what ended it."""
         step, position, sample = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
         conversation = Conversation(
-            Name(step, position, sample, validate),
+            EpisodeId(step, position, sample, validate),
             self._task(step, position, validate=validate),
             run_name=self.run_name,
             journal=self.journal,

@@ -5,9 +5,9 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from turnmill.environments.tasks import Answer
 from turnmill.observability.trajectory_log import TurnRecord
 from turnmill.rollout.multi_turn.conversation import Call, Conversation
+from turnmill.tasks import Answer
 
 
 def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, reward: float) -> list[AgentLoopOutput]:

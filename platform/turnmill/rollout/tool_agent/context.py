@@ -1,43 +1,8 @@
-"""The tokens of a trajectory, exactly as they were read and sampled, and the rows to learn from."""
+"""The context of an agent with tools: what the policy reads next, and the rows that it leaves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens that follow each other, each with its mask (1: learned from) and the log-prob it was sampled with."""
-
-    ids: tuple[int, ...] = ()
-    mask: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
-
-    @classmethod
-    def sampled(cls, ids: Sequence[int], log_probs: Sequence[float] | None) -> "Tokens":
-        """What the policy said."""
-        return cls(tuple(ids), (1,) * len(ids), tuple(log_probs) if log_probs else (0.0,) * len(ids))
-
-    @classmethod
-    def given(cls, ids: Sequence[int], *, masked: bool = True) -> "Tokens":
-        """What nobody sampled."""
-        return cls(tuple(ids), (0 if masked else 1,) * len(ids), (0.0,) * len(ids))
-
-    def __add__(self, other: "Tokens") -> "Tokens":
-        return Tokens(self.ids + other.ids, self.mask + other.mask, self.log_probs + other.log_probs)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, part: slice) -> "Tokens":
-        return Tokens(self.ids[part], self.mask[part], self.log_probs[part])
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row to learn from: what the policy read, and what followed."""
-
-    prompt_ids: tuple[int, ...]
-    response: Tokens
+from turnmill.rollout.tokens import Row, Tokens
 
 
 class Context:

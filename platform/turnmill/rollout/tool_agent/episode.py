@@ -9,37 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
 from turnmill.core.trajectory import StopReason, Turn, in_full
-from turnmill.environments.tasks import Answer, Task
-from turnmill.rollout.policy import is_cut_off
-from turnmill.rollout.sampled import pack
+from turnmill.rollout.episode_id import EpisodeId
+from turnmill.rollout.episode_metrics import MAX_TURNS_WITH_METRICS, EpisodeMetrics
+from turnmill.rollout.generation import is_cut_off
+from turnmill.rollout.timing import Timing
+from turnmill.rollout.token_integrity import pack
+from turnmill.rollout.tokens import Tokens
 from turnmill.rollout.tool_agent.client import ToolAnswer, ToolRequest
-from turnmill.rollout.tool_agent.context import Context, Tokens
-from turnmill.rollout.tool_agent.rows import MAX_TURNS_WITH_FIGURES, Figures, Outcome
+from turnmill.rollout.tool_agent.context import Context
+from turnmill.rollout.tool_agent.rows import Outcome
 from turnmill.rollout.tool_agent.stop_tokens import find_action
-from turnmill.rollout.waits import Waits
+from turnmill.tasks import Answer, Task
 
 if TYPE_CHECKING:
     from turnmill.rollout.tool_agent.loop import ToolLoop
 
 ANSWER_MARKS = ("\\boxed", "final_answer(")
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """What a trajectory is called: the same in every attempt at a run."""
-
-    step: int
-    task: int
-    sample: int
-    validate: bool
-
-    def __str__(self) -> str:
-        return f"{'v' if self.validate else 't'}{self.step}-{self.task}-{self.sample}"
-
-    @property
-    def sampling_stream(self) -> str:
-        """What its sampling seeds follow from; every validation has the same."""
-        return f"v-{self.task}-{self.sample}" if self.validate else str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +73,7 @@ class Episode:
 
     def __init__(
         self,
-        name: "Name",
+        name: EpisodeId,
         task: Task,
         loop: "ToolLoop",
         limits: Limits,
@@ -107,7 +92,7 @@ class Episode:
         self.learned = False
         """Whether its tokens go into the loss."""
 
-        self.figures = Figures()
+        self.figures = EpisodeMetrics()
         use_tool = loop.agent.enable_agent if task.use_tool is None else task.use_tool
         self.may_call_tools = use_tool and loop.tools is not None
         self._loop = loop
@@ -118,7 +103,7 @@ class Episode:
         self._context = Context([], budget=0)
         self._versions: list[int] = []
         self._sampled = b""
-        self.waits = Waits()
+        self.waits = Timing()
         self._call_seconds = 0.0
 
     @property
@@ -456,7 +441,7 @@ class Episode:
         if said.tokens.log_probs:
             mean = sum(said.tokens.log_probs) / len(said.tokens.log_probs)
             self.figures.add("per_action_logp", mean)
-            if number < MAX_TURNS_WITH_FIGURES:
+            if number < MAX_TURNS_WITH_METRICS:
                 self.figures.put(f"turn_{number}_action_logp", mean)
 
     def _measure_call(self, answer: ToolAnswer) -> None:

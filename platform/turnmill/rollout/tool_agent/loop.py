@@ -9,19 +9,20 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError, OvertakenError, SettingsError
-from turnmill.environments.tasks import Task, TaskSource, create_source
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.policy import ask, sampling_seed, slot_of
+from turnmill.rollout.generation import ask, sampling_seed, slot_of
+from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import reward_of
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
-from turnmill.rollout.tool_agent.episode import Episode, Limits, Name
-from turnmill.rollout.tool_agent.journal import Journal, NoJournal
+from turnmill.rollout.tool_agent.episode import Episode, Limits
 from turnmill.rollout.tool_agent.observations import ObservationSpeller
 from turnmill.rollout.tool_agent.rows import Outcome
 from turnmill.rollout.tool_agent.stop_tokens import stop_tokens_of
+from turnmill.tasks import Task, TaskSource, create_source
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class ToolLoop(AgentLoopBase):
         """Play one trajectory of one task."""
         position, step, sample = int(index), int(global_steps), int(session_id)
         task = self._task(position, step, validate=validate)
-        name = Name(step, position, sample, validate)
+        name = EpisodeId(step, position, sample, validate)
         episode = Episode(name, task, self, self._limits(validate=validate), sampling_params)
         overtaken = False
         try:

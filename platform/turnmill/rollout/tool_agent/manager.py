@@ -3,7 +3,7 @@
 from typing import Any
 
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.tool_agent.journal import Journal, NoJournal, StoreJournal
+from turnmill.rollout.journal import Journal, NoJournal, StoreJournal
 from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.tool_agent.rows import verl_rows
 from turnmill.rollout.trajectory_workers import TrajectoryManager, TrajectoryWorker, rollout_journal

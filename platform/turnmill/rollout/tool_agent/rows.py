@@ -7,10 +7,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from turnmill.core.trajectory import StopReason
-from turnmill.rollout.tool_agent.context import Row
-
-MAX_TURNS_WITH_FIGURES = 8
-"""Of later turns no figure of their own is logged."""
+from turnmill.rollout.tokens import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +68,3 @@ def verl_rows(outcome: Outcome, *, log_probs: bool) -> list[AgentLoopOutput]:
         )
         for row in outcome.rows
     ]
-
-
-class Figures:
-    """What is measured of one trajectory while it goes on, by the names of verl-tool's metrics."""
-
-    def __init__(self) -> None:
-        self._lists: dict[str, list[float]] = {}
-        self._once: dict[str, float] = {}
-
-    def add(self, name: str, value: float) -> None:
-        """One value of several, of which the trajectory's figure is the mean."""
-        self._lists.setdefault(name, []).append(value)
-
-    def put(self, name: str, value: float) -> None:
-        """The figure itself."""
-        self._once[name] = value
-
-    def total(self, name: str) -> float:
-        """The sum of a figure's values."""
-        return sum(self._lists.get(name, ()))
-
-    def count(self, name: str) -> int:
-        """How many values a figure has."""
-        return len(self._lists.get(name, ()))
-
-    def read(self) -> dict[str, float]:
-        """Every figure."""
-        return {name: sum(values) / len(values) for name, values in self._lists.items()} | self._once

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from turnmill.rollout.grl.told import ToldEpisode
-from turnmill.training.rewards import reward_quantiles
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.training.batches.rewards import reward_quantiles
 
 
-def step_metrics(told: Sequence[Mapping[str, Any]], episodes: Sequence[ToldEpisode]) -> dict[str, float]:
+def step_metrics(told: Sequence[Mapping[str, Any]], episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
     """Of all episodes of a step, those too that are not learned from; turns and tokens are of those that are."""
     return {
         "turnmill/trajectories": float(len(told)),
@@ -29,14 +29,14 @@ def step_metrics(told: Sequence[Mapping[str, Any]], episodes: Sequence[ToldEpiso
 
 def environment_metrics(told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Of a validation: the figures of each kind of agent, and the mean score."""
-    episodes = [ToldEpisode.read(each) for each in told]
+    episodes = [EpisodeSummary.read(each) for each in told]
     return {
         **{f"val-env/{name}": value for name, value in figures_by_tag(episodes).items()},
         "val-env/test_score/unknown": _mean(each["reward"] for each in told),
     }
 
 
-def figures_by_tag(episodes: Sequence[ToldEpisode]) -> dict[str, float]:
+def figures_by_tag(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
     """The sum of each figure, divided by the number of agents of its tag."""
     sizes = Counter(episode.tag for episode in episodes)
     sums: dict[str, float] = {}

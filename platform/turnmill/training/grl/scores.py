@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from turnmill.jobs.grl_agent import RewardNormalization
-from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
 
 MIN_STD = 1e-6
 CLIP = (-1.0, 3.0)
@@ -60,7 +60,7 @@ class Scores:
         return torch.stack([turns.sum() for turns in self.turns_K])
 
     @classmethod
-    def of(cls, episodes: Sequence[ToldEpisode], settings: RewardNormalization) -> "Scores":
+    def of(cls, episodes: Sequence[EpisodeSummary], settings: RewardNormalization) -> "Scores":
         """What trajectories are worth, compared as the settings say; penalties come after that."""
         rewards_KJ = [torch.tensor(episode.rewards, dtype=torch.float64) for episode in episodes]
         penalties_KJ = [torch.tensor(episode.penalties, dtype=torch.float64) for episode in episodes]
@@ -77,7 +77,7 @@ class Scores:
         return cls(tuple(turns_K), sums_K + torch.stack([penalties.sum() for penalties in penalties_KJ]))
 
 
-def _compared_with(episode: ToldEpisode, grouping: str) -> Any:
+def _compared_with(episode: EpisodeSummary, grouping: str) -> Any:
     return {"state": episode.group, "inductive": episode.tag, "batch": 0}[grouping]
 
 
@@ -124,7 +124,7 @@ def _group_metrics(name: str, values: Sequence[Tensor]) -> dict[str, float]:
 
 
 def place(
-    turns_K: Sequence[Tensor], episodes: Sequence[ToldEpisode], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
+    turns_K: Sequence[Tensor], episodes: Sequence[EpisodeSummary], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
     shape: tuple[int, int], lengths_R: Sequence[int],
 ) -> Tensor:  # fmt: skip
     """Scores on tokens, shape (rows, response tokens): each turn's at its last token, or their sum at the very end.

@@ -11,17 +11,17 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.jobs.grl_agent import AgentGroup
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.rollout.grl.manager import GROUP_SIZE
-from turnmill.rollout.grl.told import ToldEpisode
 from turnmill.rollout.llm_client import SlotClient
-from turnmill.training.ahead import ColocateAsync, SeparateAsync
+from turnmill.training.advantages.index import TrajectoryIndex
+from turnmill.training.batches.trajectory import put_ragged, split, told_trajectories
+from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.dataset import select
 from turnmill.training.grl.metrics import environment_metrics, step_metrics
 from turnmill.training.grl.scores import Choice, Scores, place
-from turnmill.training.joined_rows import JoinedRows
-from turnmill.training.trajectory_batch import put_ragged, split, told_trajectories
-from turnmill.training.trajectory_metrics import validation_metrics
-from turnmill.training.trajectory_trainer import TrajectoryTrainer
+from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
+from turnmill.training.trainers.trajectory import TrajectoryTrainer
 
 
 class Groups:
@@ -56,7 +56,7 @@ class GrlTrainer(TrajectoryTrainer):
             keys=survivors.keys, partition_id=survivors.partition_id, select_fields=["responses", "extra_fields"]
         )
         told = told_trajectories(survivors.keys, data["extra_fields"])
-        episodes = [ToldEpisode.read(each) for each in told]
+        episodes = [EpisodeSummary.read(each) for each in told]
         scores = Scores.of(episodes, agent.reward_normalization)
         choice = Choice.of(
             scores.raw_K,
@@ -65,7 +65,7 @@ class GrlTrainer(TrajectoryTrainer):
             kind=agent.rollout_filter_type,
         )
         lengths_R = data["responses"].offsets().diff()
-        rows = JoinedRows.of(survivors.keys, lengths_R)
+        rows = TrajectoryIndex.of(survivors.keys, lengths_R)
         shape = (len(survivors.keys), int(lengths_R.max()))
         placed_RG = place(
             scores.turns_K, episodes, rows.rows_K, by_turn=agent.use_turn_scores, shape=shape,
@@ -76,7 +76,7 @@ class GrlTrainer(TrajectoryTrainer):
         return self._keep(survivors, episodes, rows, choice)
 
     def _keep(
-        self, survivors: KVBatchMeta, episodes: Sequence[ToldEpisode], rows: JoinedRows, choice: Choice
+        self, survivors: KVBatchMeta, episodes: Sequence[EpisodeSummary], rows: TrajectoryIndex, choice: Choice
     ) -> KVBatchMeta:
         kept = [False] * len(survivors.keys)
         for episode, rows_of_it in zip(episodes, rows.rows_K, strict=True):
@@ -99,12 +99,12 @@ class GrlTrainer(TrajectoryTrainer):
         fields = ["advantages", "extra_fields"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         advantages_R = data["advantages"].unbind()
-        rows = JoinedRows.of(batch.keys, data["advantages"].offsets().diff())
+        rows = TrajectoryIndex.of(batch.keys, data["advantages"].offsets().diff())
         told = told_trajectories(batch.keys, data["extra_fields"])
         found = (
             (str(each["name"]), turn, advantages_R[rows_of_it[row]][end + 1 - length : end + 1].tolist())
             for each, rows_of_it in zip(told, rows.rows_K, strict=True)
-            for turn, row, end, length in ToldEpisode.read(each).responses
+            for turn, row, end, length in EpisodeSummary.read(each).responses
         )
         self.trajectory_log.append_token_advantages(self.global_steps, found)
 

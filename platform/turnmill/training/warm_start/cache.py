@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from turnmill.environments import create
-from turnmill.environments.tasks import create_source
 from turnmill.jobs.agent import AgentSettings, VerlogAgent
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.model import WarmStart
+from turnmill.tasks import create_source
 from turnmill.training.warm_start.expert import expert_of
 
 Progress = Callable[[int, int, float], None]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from turnmill.environments import Environment
 from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
-from turnmill.rollout.memory import Memory
-from turnmill.rollout.prompts import Message, build_messages
+from turnmill.rollout.verlog.memory import Memory
+from turnmill.rollout.verlog.prompts import Message, build_messages
 from turnmill.training.warm_start.expert import Expert
 
 MALFORMED_ACTIONS = ("jump", "go left", "stop")

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.errors import SettingsError
-from turnmill.environments.tasks import Task, TaskSource
-from turnmill.environments.tasks.arithmetic import Stretch
 from turnmill.jobs.model import WarmStart
+from turnmill.tasks import Task, TaskSource
+from turnmill.tasks.arithmetic import Stretch
 from turnmill.training.warm_start.cloning import Row
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 

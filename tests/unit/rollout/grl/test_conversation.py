@@ -1,7 +1,7 @@
 import pytest
 
 from turnmill.rollout.grl.conversation import Conversation
-from turnmill.rollout.tool_agent.context import Tokens
+from turnmill.rollout.tokens import Tokens
 
 
 @pytest.mark.parametrize("learn_all", [False, True])

@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnmill.rollout.tool_agent.context import Context, Tokens
+from turnmill.rollout.tokens import Tokens
+from turnmill.rollout.tool_agent.context import Context
 
 PROMPT = (1, 2, 3)
 

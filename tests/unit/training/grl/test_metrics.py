@@ -2,13 +2,13 @@
 
 import pytest
 
-from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.training.grl.metrics import environment_metrics, step_metrics
 
 
 def told(tag: str, reward: float, *, success: bool = False, turns: int = 2) -> dict:
     metrics = {f"{tag}/success": float(success), f"{tag}/num_actions": float(turns)}
-    episode = ToldEpisode(0, tag, (reward,) * turns, (0.0,) * turns, ((0, 1),) * turns, metrics)
+    episode = EpisodeSummary(0, tag, (reward,) * turns, (0.0,) * turns, ((0, 1),) * turns, metrics)
     figures = {"valid_action": 0.5}
     return {"reward": reward, "success": success, "stop_reason": "completed", "figures": figures} | episode.as_field()
 
@@ -17,7 +17,7 @@ TOLD = [told("a", 1.0, success=True), told("a", 0.0, turns=4), told("b", 5.0, su
 
 
 def test_figures_are_means_over_the_agents_of_a_tag():
-    metrics = step_metrics(TOLD, [ToldEpisode.read(each) for each in TOLD])
+    metrics = step_metrics(TOLD, [EpisodeSummary.read(each) for each in TOLD])
 
     assert {name: value for name, value in metrics.items() if name.startswith("train/")} == {
         "train/a/success": 0.5,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from turnmill.jobs.grl_agent import RewardNormalization
-from turnmill.rollout.grl.told import ToldEpisode
+from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.training.grl.scores import Choice, Scores, normalise, place
 
 FOUR = [10.9, -1.0, -0.5, 9.9]
@@ -14,9 +14,9 @@ def rewards(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def episode(*turns: float, group: int = 0, tag: str = "a", penalties: tuple[float, ...] = ()) -> ToldEpisode:
+def episode(*turns: float, group: int = 0, tag: str = "a", penalties: tuple[float, ...] = ()) -> EpisodeSummary:
     places = tuple((0, 3 * (number + 1) - 1) for number in range(len(turns)))
-    return ToldEpisode(group, tag, turns, penalties or (0.0,) * len(turns), places)
+    return EpisodeSummary(group, tag, turns, penalties or (0.0,) * len(turns), places)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_sum_is_placed_at_the_end_and_turn_scores_where_turns_end():
 
 
 def test_turns_of_several_rows_find_their_own():
-    told = ToldEpisode(0, "a", (1.0, 2.0), (0.0, 0.0), ((0, 1), (1, 0)))
+    told = EpisodeSummary(0, "a", (1.0, 2.0), (0.0, 0.0), ((0, 1), (1, 0)))
 
     placed = place([rewards(1.0, 2.0)], [told], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
 
@@ -144,6 +144,6 @@ def test_the_filter_tells_of_all_groups_and_of_those_it_keeps():
 
 
 def test_what_is_told_of_an_episode_survives_the_way():
-    told = ToldEpisode(3, "a", (1.0,), (-0.1,), ((0, 4),), {"a/success": 1.0})
+    told = EpisodeSummary(3, "a", (1.0,), (-0.1,), ((0, 4),), {"a/success": 1.0})
 
-    assert ToldEpisode.read(told.as_field()) == told
+    assert EpisodeSummary.read(told.as_field()) == told

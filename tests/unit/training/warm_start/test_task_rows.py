@@ -1,8 +1,8 @@
 import pytest
 
 from turnmill.core.errors import SettingsError
-from turnmill.environments.tasks import create_source
 from turnmill.jobs.model import WarmStart
+from turnmill.tasks import create_source
 from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
 

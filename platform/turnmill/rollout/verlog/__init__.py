@@ -1,0 +1,1 @@
+"""Agents of the kind `verlog`: environments played turn by turn, one row per turn."""

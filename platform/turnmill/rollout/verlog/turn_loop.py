@@ -1,0 +1,241 @@
+"""The agent loop over turns: each turn of an environment becomes a row of its own (Verlog's turn-level abstraction)."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+from turnmill.core.errors import EnvironmentFailedError, EpisodeError, RunFailedError
+from turnmill.core.trajectory import Turn
+from turnmill.environments.rendering import write_gif
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.rollout.generation import ask, sampling_seed
+from turnmill.rollout.timing import Timing
+from turnmill.rollout.token_integrity import digest
+from turnmill.rollout.verlog.rows import TurnRow, bootstrap_row, turn_row
+from turnmill.rollout.verlog.slot import EpisodePlan, Slot
+
+MAX_FAILURES_IN_A_ROW = 3
+
+log = logging.getLogger(__name__)
+
+
+class TurnLoop(AgentLoopBase):
+    """Plays turns in environment slots that carry on from step to step."""
+
+    def __init__(self, *args: Any, job: AgentTrainingJob, run_dir: Path, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.job = job
+        self.folder = RunFolder(run_dir)
+        self.log = TrajectoryLog(self.folder)
+        self.slots: dict[int, Slot] = {}
+
+    @property
+    def turns_per_segment(self) -> int:
+        """Turns of a slot in each step."""
+        return self.job.spec.turns_per_step // self.job.spec.environment.count
+
+    async def run(
+        self, sampling_params: dict[str, Any], *, slot: int, global_steps: int, validate: bool = False, **_: Any
+    ) -> list[TurnRow]:
+        """Play one segment of a slot's episodes, or one whole episode where it is for validation."""
+        if validate:
+            return [await self._validate(int(slot), sampling_params, int(global_steps))]
+        return await self._gather(self.slot(int(slot)), sampling_params, int(global_steps))
+
+    def slot(self, index: int) -> Slot:
+        """The slot of that index; its environment starts with its first turn."""
+        if index not in self.slots:
+            self.slots[index] = Slot(index, self.job.spec, EpisodePlan.training(self.job.spec.training.seed, index))
+        return self.slots[index]
+
+    async def close(self) -> None:
+        """End every environment process."""
+        await asyncio.gather(*(slot.close() for slot in self.slots.values()), return_exceptions=True)
+
+    async def _gather(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
+        """A fixed number of turns and the bootstrap row; turns of an episode that failed are played again."""
+        async with slot.lock:
+            slot.begin_segment(step)
+            slot.waits = Timing()
+            rows: list[TurnRow] = []
+            failures: list[str] = []
+            failed_in_a_row = 0
+            while len(rows) < self.turns_per_segment:
+                try:
+                    turn = await self._turn(slot, sampling_params)
+                except EpisodeError as error:
+                    # What was learned of the episode so far goes with it; earlier episodes stay.
+                    rows = rows[: max(0, len(rows) - slot.turn)]
+                    failures.append(error.cause)
+                    failed_in_a_row += 1
+                    self._record_failure(slot, step, error)
+                    _give_up_after_too_many(failed_in_a_row, error)
+                    await slot.abandon()
+                    continue
+                failed_in_a_row = 0 if turn.done else failed_in_a_row
+                rows.append(turn_row(turn, slot=slot, time=len(rows)))
+                self._record(slot, turn, step)
+                slot.finish_turn()
+            last = await self._bootstrap(slot, step, failures)
+            rows = [replace_time(row, time) for time, row in enumerate(rows)]
+            return [
+                *rows,
+                bootstrap_row(
+                    last,
+                    self.tokenizer.eos_token_id,
+                    slot=slot,
+                    time=len(rows),
+                    failures=failures,
+                    seconds=slot.waits.read(),
+                ),
+            ]
+
+    async def _bootstrap(self, slot: Slot, step: int, failures: list[str]) -> list[int]:
+        """The prompt after the last turn; the critic's value of it stands in for what is still to come."""
+        failed_in_a_row = 0
+        while True:
+            try:
+                with slot.waits.on("tools"):
+                    await slot.ready()
+                return await self._prompt_ids(slot)
+            except EnvironmentFailedError as error:
+                failures.append(error.cause)
+                failed_in_a_row += 1
+                self._record_failure(slot, step, error)
+                _give_up_after_too_many(failed_in_a_row, error)
+                await slot.abandon()
+
+    async def _turn(self, slot: Slot, sampling_params: dict[str, Any]) -> Turn:
+        asked_at, before = time.time(), slot.waits.read()
+        with slot.waits.on("tools"):
+            await slot.ready()
+        prompt_ids = await self._prompt_ids(slot)
+        with slot.waits.on("generation"):
+            output = await self._generate(slot, prompt_ids, sampling_params)
+        sampled = digest(output.token_ids)
+        text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+        with slot.waits.on("tools"):
+            result = await slot.act(text)
+        self.folder.beat()
+        return Turn(
+            prompt_ids=tuple(prompt_ids),
+            response_ids=tuple(output.token_ids),
+            log_probs=tuple(output.log_probs or ()),
+            response_text=text,
+            observation=result.observation,
+            action=result.action,
+            valid=result.valid,
+            reward=result.reward,
+            done=result.done,
+            policy_version=int(output.extra_fields.get("max_global_steps") or 0),
+            metrics={
+                **result.info,
+                "plan_length": result.plan_length,
+                "backtrack_length": result.backtrack_length,
+                "min_policy_version": int(output.extra_fields.get("min_global_steps") or 0),
+                "sampled": sampled,
+            },
+            asked_at=asked_at,
+            seconds=slot.waits.since(before),
+        )
+
+    async def _prompt_ids(self, slot: Slot) -> list[int]:
+        return list(await self.ct_build_initial_tokens(slot.messages()))
+
+    async def _generate(self, slot: Slot, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        training = self.job.spec.training
+        return await ask(
+            self.server_manager,
+            slot.index,
+            prompt_ids,
+            {**sampling_params, "max_tokens": self.job.spec.verlog.max_response_tokens},
+            seed=sampling_seed(training.seed, slot.plan.stream, slot.index, slot.turns_played),
+            seconds=training.stall_timeout_seconds,
+            whose=f"slot {slot.index}",
+        )
+
+    async def _validate(self, index: int, sampling_params: dict[str, Any], step: int) -> TurnRow:
+        """One whole episode, in one row: its last turn, with the episode's figures."""
+        validation = self.job.spec.training.validation
+        slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index))
+        try:
+            return await self._validation_episode(slot, sampling_params, step)
+        finally:
+            await slot.close()
+
+    async def _validation_episode(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> TurnRow:
+        failures: list[str] = []
+        turns: list[Turn] = []
+        while not (turns and turns[-1].done):
+            try:
+                turns.append(await self._turn(slot, sampling_params))
+            except EpisodeError as error:
+                failures.append(error.cause)
+                self._record_failure(slot, step, error, turns=turns, validation=True)
+                _give_up_after_too_many(len(failures), error)
+                await slot.abandon(again=True)
+                turns = []
+                continue
+            slot.finish_turn(keep=True)
+        self.log.append(self._turn_records(slot, turns, step), validation=True)
+        if slot.index < self.job.spec.training.validation.render_episodes:
+            await self._render(slot, step)
+        return turn_row(turns[-1], slot=slot, time=0, episode=turns, failures=failures)
+
+    async def _render(self, slot: Slot, step: int) -> None:
+        path = self.folder.episodes / f"validation-{step:06d}-{slot.index}.gif"
+        try:
+            await asyncio.to_thread(write_gif, await slot.frames(), path)
+        except EnvironmentFailedError as error:
+            # A picture is worth no episode.
+            log.warning("Episode not drawn", extra={"episode": slot.episode_name, "what": str(error)})
+
+    def _record(self, slot: Slot, turn: Turn, step: int) -> None:
+        self.log.append([self._turn_record(slot, turn, step, slot.turn)])
+
+    def _turn_records(self, slot: Slot, turns: Sequence[Turn], step: int) -> list[TurnRecord]:
+        return [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)]
+
+    def _turn_record(self, slot: Slot, turn: Turn, step: int, number: int) -> TurnRecord:
+        return TurnRecord.of(
+            turn,
+            **self._facts(slot, number),
+            step=step,
+            prompt=self.tokenizer.decode(turn.prompt_ids),
+            stop_reason=slot.stop_reason(turn),
+        )
+
+    def _record_failure(
+        self, slot: Slot, step: int, error: EpisodeError, *, turns: Sequence[Turn] = (), validation: bool = False
+    ) -> None:
+        """How an episode ended, after those of its turns that are not in the log yet."""
+        end = TurnRecord.of_failure(error.cause, str(error), **self._facts(slot, slot.turn), step=step)
+        self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
+
+    def _facts(self, slot: Slot, number: int) -> dict[str, Any]:
+        return {
+            "episode": slot.episode_name,
+            "environment": slot.index,
+            "turn": number,
+            "environment_name": self.job.spec.environment.label if number == 0 else "",
+            "seed": slot.seed,
+        }
+
+
+def replace_time(row: TurnRow, time: int) -> TurnRow:
+    """The row at another time of its segment."""
+    row.facts = replace(row.facts, time=time)
+    return row
+
+
+def _give_up_after_too_many(failed_in_a_row: int, error: EpisodeError) -> None:
+    if failed_in_a_row >= MAX_FAILURES_IN_A_ROW:
+        raise RunFailedError(f"{failed_in_a_row} episodes in a row failed; the last: {error}", error.cause) from error

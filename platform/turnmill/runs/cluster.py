@@ -1,0 +1,135 @@
+"""Trains in a Ray cluster that exists, as one attempt of those that an operator counts."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from turnmill.core.errors import RunFailedError, StaleClaimError, StoreError
+from turnmill.jobs.tool_agent import ToolAgent
+from turnmill.observability import logs
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.training import accelerators
+from turnmill.runs import fence
+from turnmill.runs.attempt import Attempt
+from turnmill.runs.preparation import finishing, prepare, process_environment, resolve_device, runtime_env
+from turnmill.runs.progress_server import ProgressServer
+from turnmill.runs.watch import Report, watch
+from turnmill.runs.zygote import pod
+from turnmill.trajectories.address import JournalAddress, with_password
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.journal import RolloutJournal
+
+COMPLETE, FAILED = "complete", "failed"
+# Ray's own name for the node.
+ON_THE_HEAD = {"node:__internal_head__": 0.001}
+# The operator asks every 10 s.
+LAST_LOOK_SECONDS = 15.0
+# A store whose pod is on its way back.
+STORE_SECONDS = 60.0
+WARM_STARTS = ".warm-starts"
+
+
+def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
+    """Train a job to its last step, from its last checkpoint if there is one.
+
+    Raises RunFailedError with a cause, `stale_attempt` if this attempt or a later one has begun before. All processes
+    of the run belong to its Ray job and end with it.
+    """
+    report = on_progress or (lambda _: None)
+    folder = RunFolder(fence.claim(attempt.run_dir, attempt.number))
+    server = ProgressServer(folder, steps=attempt.job.spec.training.steps)
+    prepare(folder, attempt.job, resume=attempt.number > 1)
+    write_progress(folder, Progress(phase="starting"))
+    logs.configure(folder, process="launch", level=logging.WARNING)
+    ended = FAILED
+    with server.serve(attempt.metrics_port):
+        try:
+            with finishing(folder):
+                try:
+                    _train(attempt, folder, report)
+                    ended = COMPLETE
+                finally:
+                    logs.close()
+        finally:
+            server.end(ended, wait_seconds=LAST_LOOK_SECONDS)
+    return folder
+
+
+def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
+    job = attempt.job
+    device = attempt.device or resolve_device(job.spec.resources.device)
+    os.environ.update(process_environment(device))
+    with _joined(device):
+        import ray
+
+        from turnmill.runs.task_runner import TurnTaskRunner
+
+        # On the head, as this process, which passes its metrics on; it trains nothing itself.
+        runner = TurnTaskRunner.options(num_cpus=0, resources=ON_THE_HEAD).remote()  # type: ignore[attr-defined]
+        text = _with_metrics(attempt).model_dump_json(by_alias=True)
+        # Other pods read the model: it lies on the shared claim, for all jobs of the namespace.
+        warm_starts = attempt.run_dir.parent / WARM_STARTS
+        model = watch(runner.make_model.remote(text, str(folder.path), str(warm_starts)), job, folder, report)
+        write_progress(folder, Progress(phase="starting"))
+        # Pods may still be on their way, of a group that scales from zero above all.
+        accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
+        folder.beat()
+        future = runner.run.remote(text, model, str(folder.path), device, _addresses(attempt, folder))
+        watch(future, job, folder, report)
+        ray.kill(runner)
+
+
+def _with_metrics(attempt: Attempt) -> Any:
+    """The job with metrics on a free port: this process shows them on the one that is known."""
+    metrics = attempt.job.spec.metrics.model_copy(update={"port": 0})
+    return attempt.job.model_copy(update={"spec": attempt.job.spec.model_copy(update={"metrics": metrics})})
+
+
+def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
+    """Where agents with tools find store and tool servers, and which attempt they belong to."""
+    agent = attempt.job.spec.agent
+    if agent.type == "verlog":
+        return {}
+    addresses = {"attempt": str(attempt.number)}
+    if attempt.store_url is not None:
+        addresses["store_url"] = attempt.store_url
+        JournalAddress(attempt.store_url, folder.run_name()).write(folder.path)
+        asyncio.run(_take_run(attempt.store_url, folder.run_name(), attempt.number))
+    if isinstance(agent, ToolAgent) and attempt.tool_server_url is not None and agent.tool_server_url is None:
+        addresses["tool_server_url"] = attempt.tool_server_url
+    return addresses
+
+
+async def _take_run(store_url: str, run: str, attempt: int) -> None:
+    """From here on the store takes nothing from earlier attempts."""
+    journal = RolloutJournal.from_url(with_password(store_url), run, attempt=attempt)
+    try:
+        await journal.take_run(deadline=deadline_in(STORE_SECONDS))
+    except StaleClaimError as error:
+        raise RunFailedError(str(error), fence.STALE) from error
+    except StoreError as error:
+        raise RunFailedError(str(error), "store") from error
+    finally:
+        await journal.close()
+
+
+@contextmanager
+def _joined(device: str) -> Iterator[None]:
+    import ray
+
+    environment = runtime_env(device, pod.python() if device == "cpu" else [])
+    try:
+        ray.init(address="auto", runtime_env=environment, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ray.exceptions.RaySystemError) as error:
+        raise RunFailedError(
+            f"There is no Ray cluster to join: {str(error).strip()} `turnmill run --ray auto` runs on the head of one.",
+            "ray",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

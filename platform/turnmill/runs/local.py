@@ -1,0 +1,204 @@
+"""Runs a job on this machine: a Ray cluster of its own, a watchdog over it, and nothing left behind."""
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability import logs
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.training import accelerators
+from turnmill.runs import processes
+from turnmill.runs.preparation import (
+    ensure_model,
+    finishing,
+    prepare,
+    process_environment,
+    resolve_device,
+    rewind,
+    runtime_env,
+)
+from turnmill.training.recorder import ATTEMPT
+from turnmill.runs.watch import Report, watch
+from turnmill.runs.services import services
+from turnmill.runs.zygote import Zygote, modules
+
+# What this machine lacks does not come; what it has, Ray may take a moment to hand out.
+LOCAL_DEVICES_SECONDS = 10.0
+RAY = "ray"
+RAY_RETRIES = 3
+TEMPORARY = "tmp"
+# A socket's path has 107; 89 are `/turnmill-ray-...`, `/session_...` and `/sockets/plasma_store`.
+MAX_TEMPORARY_CHARACTERS = 18
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a finished run came to."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+
+def launch(
+    job: AgentTrainingJob, run_dir: Path, *, resume: bool = False, on_progress: Report | None = None
+) -> RunResult:
+    """Train a job to its last step.
+
+    Raises RunFailedError with a cause, SettingsError for what only shows on this machine, and lets KeyboardInterrupt
+    through; in every case all processes, shared memory and Ray's files of this run are gone.
+    """
+    report = on_progress or (lambda _: None)
+    folder = RunFolder(run_dir.absolute())
+    device = resolve_device(job.spec.resources.device)
+    with processes.owned(folder.path) as owner:
+        prepare(folder, job, resume=resume)
+        logs.configure(folder, process="launch", level=logging.WARNING)
+        with finishing(folder):
+            try:
+                model = ensure_model(job, folder, report)
+                train = partial(_train, job, model, folder, device, owner, report)
+                _with_retries(train, job.spec.retries, folder, owner)
+            finally:
+                logs.close()
+    return RunResult(folder.path, folder.read_summary())
+
+
+def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, owner: processes.Owner) -> None:
+    """Train; after a failure that another try may get past, go on from the last checkpoint.
+
+    Ray gives a machine 30 s to start it, which a busy one may not keep: that costs the job none of its retries.
+    """
+    failed = not_started = 0
+    while True:
+        # The trainer's process has it from here, as it has it from the operator in a cluster.
+        os.environ[ATTEMPT] = str(failed + not_started + 1)
+        try:
+            train()
+        except RunFailedError as error:
+            failed += error.cause != RAY
+            not_started += error.cause == RAY
+            if error.is_final or failed > retries or not_started > RAY_RETRIES:
+                raise
+            log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
+            processes.end_marked(owner.mark)
+            folder.failure.unlink(missing_ok=True)
+            rewind(folder)
+        else:
+            return
+
+
+def _train(
+    job: AgentTrainingJob,
+    model: Path,
+    folder: RunFolder,
+    device: str,
+    owner: processes.Owner,
+    report: Report,
+) -> None:
+    folder.beat()
+    # In the file too: the end of the warm start would be read from it, and shown, once more.
+    starting = Progress(phase="starting")
+    write_progress(folder, starting)
+    report(starting)
+    # Of this attempt alone: the next one begins by ending whatever is left of it.
+    with services(job, folder, owner) as addresses, _ray_cluster(job, device, owner, folder):
+        import ray
+
+        accelerators.require(job, wait_seconds=LOCAL_DEVICES_SECONDS)
+        from turnmill.runs.task_runner import TurnTaskRunner
+
+        runner = TurnTaskRunner.remote()  # type: ignore[attr-defined]
+        future = runner.run.remote(job.model_dump_json(by_alias=True), str(model), str(folder.path), device, addresses)
+        watch(future, job, folder, report)
+        ray.kill(runner)
+
+
+@contextmanager
+def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, folder: RunFolder) -> Iterator[None]:
+    """A Ray cluster on this machine for this run alone."""
+    temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-", dir=_parent_of_sockets()))
+    owner.remember_folder(temp_dir)
+    (temp_dir / TEMPORARY).mkdir()
+    os.environ.update(process_environment(device))
+    zygote = Zygote(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
+    import ray
+
+    try:
+        _start_ray(job, device, temp_dir, zygote)
+        yield
+    finally:
+        ray.shutdown()
+        if zygote:
+            zygote.close()
+        try:
+            _keep_logs(temp_dir, folder)
+        except OSError as error:
+            log.warning("Logs of Ray's workers could not be kept", extra={"error": str(error)})
+
+
+def _parent_of_sockets() -> str:
+    """The temporary folder, unless what Ray puts below it would be too long for the path of a socket."""
+    given = tempfile.gettempdir()
+    return given if len(given) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
+
+
+def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygote | None) -> None:
+    import ray
+
+    # It tells that this cluster wants a token, which is as it should be.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(
+            address="local",
+            # Without GPUs verl's placement still counts them: a logical resource, one per process that stands for one.
+            **accelerators.local_resources(job, logical_gpus=device == "cpu", cpus=os.cpu_count() or 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=256 * 1024**2 if device == "cpu" else None,
+            _temp_dir=str(temp_dir),
+            runtime_env=runtime_env(device, [str(zygote.python)] if zygote else [], temp_dir / TEMPORARY),
+        )
+    except Exception as error:
+        # A bare one where the machine is too busy for Ray to start in time.
+        raise RunFailedError(
+            f"Ray did not start: {str(error).strip()} Try again; if it stays so, memory, disk or ports may be short.",
+            RAY,
+        ) from error
+    finally:
+        # Ray takes SIGTERM for itself, to print where it hit.
+        if threading.current_thread() is threading.main_thread():
+            _restore(handlers)
+
+
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        # One that is ignored by now has ended the run: what clears up must not be disturbed.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _keep_logs(temp_dir: Path, folder: RunFolder) -> None:
+    """Copy what Ray's workers wrote to the run folder: the session itself is deleted."""
+    target = folder.logs / "ray"
+    if (zygote := temp_dir / "zygote.log").exists():
+        shutil.copyfile(zygote, folder.logs / zygote.name)
+    for file in temp_dir.glob("session_2*/logs/worker-*"):
+        if file.stat().st_size:
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target / file.name)

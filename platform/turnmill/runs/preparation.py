@@ -1,0 +1,137 @@
+"""What comes before and after the training itself: the run folder, the model, the settings of processes."""
+
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.runs.watch import Report
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is CUDA where the driver shows a GPU; raises SettingsError for CUDA where there is none."""
+    has_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
+    if device == "cuda" and not has_gpu:
+        raise SettingsError(
+            "spec.resources.device: cuda, but this machine shows no GPU (no /dev/nvidia0). Use cpu or auto."
+        )
+    if device == "auto":
+        return "cuda" if has_gpu else "cpu"
+    return device
+
+
+def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
+    """Make the run folder ready for an attempt."""
+    folder.create()
+    if resume:
+        rewind(folder)
+    folder.write_job(yaml.safe_dump(job.model_dump(by_alias=True, mode="json"), sort_keys=False))
+
+
+def rewind(folder: RunFolder) -> None:
+    """Forget what came after the last complete checkpoint."""
+    from turnmill.training import checkpoints
+
+    checkpoints.discard_incomplete(folder.checkpoints)
+    newest = checkpoints.latest(folder.checkpoints)
+    step = newest.state.step if newest else -1
+    folder.truncate_after(step)
+    TrajectoryLog(folder).rewind(step)
+
+
+def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, cache_dir: Path | None = None) -> Path:
+    """The folder of the model to start from; a warm start is made if `cache_dir` has none."""
+    spec = job.spec
+    if spec.model.path is not None:
+        return Path(spec.model.path)
+    from turnmill.training.warm_start import ensure_warm_start
+
+    assert spec.model.warm_start is not None
+
+    def tell(done: int, total: int, loss: float) -> None:
+        folder.beat()
+        progress = Progress(phase="warm start", done=done, total=total, message=f"loss {loss:.3f}")
+        write_progress(folder, progress)
+        report(progress)
+
+    return ensure_warm_start(
+        spec.model.warm_start,
+        environment=spec.environment,
+        agent=spec.agent,
+        cache_dir=cache_dir,
+        on_progress=tell,
+    )
+
+
+def process_environment(device: str) -> dict[str, str]:
+    """What every process of a run has in its environment."""
+    common = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VERL_LOGGING_LEVEL": "WARNING",
+        "HYDRA_FULL_ERROR": "1",
+    }
+    if device != "cpu":
+        return common
+    return common | {
+        "VERL_PLATFORM": "cpu",
+        # vLLM reads it for the CPU as: the executor may be in the engine's process.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # Unless it is asked for, no plug-in tells Ray the engine's metrics: a small model's steps are too short for it.
+        "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", ""),
+        # Without it vLLM compiles a small function, which takes a C++ compiler and seconds.
+        "TORCH_COMPILE_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def runtime_env(device: str, python: Sequence[str], temporary: Path | None = None) -> dict[str, Any]:
+    """What Ray gives to every worker of a run: the environment, and the command that stands for Python, if any.
+
+    `temporary` is the folder for files that go with the run: verl and vLLM leave locks and sockets behind. What torch
+    has compiled stays.
+    """
+    variables = process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}
+    if temporary is not None:
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
+        variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        variables["TMPDIR"] = str(temporary)
+    environment: dict[str, Any] = {"env_vars": variables}
+    return environment | ({"py_executable": shlex.join(python)} if python else {})
+
+
+@contextmanager
+def finishing(folder: RunFolder) -> Iterator[None]:
+    """At the end, tell in the run folder what came out; of a run that failed, as far as a full disk lets that be."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            _finish(folder)
+        raise
+    _finish(folder)
+
+
+def _finish(folder: RunFolder) -> None:
+    from turnmill.observability.report import draw_curve, summarise
+
+    folder.mark("ended")
+    folder.write_summary(summarise(folder.path))
+    if any(True for _ in folder.read_metrics()):
+        draw_curve(folder.path)

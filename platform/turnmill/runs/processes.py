@@ -1,0 +1,150 @@
+"""Everything a run starts carries its mark: it can be found and ended, whatever happened to its parent."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from turnmill.core.errors import SettingsError
+from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.observability import atomic_files
+
+GRACE_SECONDS = 3.0
+# Where verl has the sockets that `weight_sockets` names.
+WEIGHT_SOCKETS = Path("/tmp")
+
+
+class Owner:
+    """One attempt at a run: its mark, and what must be deleted after it."""
+
+    def __init__(self, record: Path, mark: str) -> None:
+        self.record = record
+        self.mark = mark
+        self.folders: list[str] = []
+        self.shared_memory_before = _shared_memory()
+
+    def remember_folder(self, path: Path) -> None:
+        """A folder outside the run folder that goes with the attempt."""
+        self.folders.append(str(path))
+        self.save()
+
+    def save(self) -> None:
+        """Write down what a later attempt would have to clean up if this one is killed."""
+        record = {"mark": self.mark, "pid": os.getpid(), "folders": self.folders}
+        atomic_files.write_text(self.record, json.dumps(record))
+
+
+@contextmanager
+def owned(run_dir: Path) -> Iterator[Owner]:
+    """Mark all processes started inside; at the end they are gone, with their shared memory and folders.
+
+    Starts by cleaning up after an earlier attempt at the same run that was killed. Raises SettingsError while another
+    process trains in the folder.
+    """
+    record = run_dir / "attempt.json"
+    with _locked(run_dir):
+        clean_up_after(record)
+        owner = Owner(record, uuid.uuid4().hex)
+        os.environ[PROCESS_MARK] = owner.mark
+        owner.save()
+        try:
+            yield owner
+        finally:
+            os.environ.pop(PROCESS_MARK, None)
+            _clean_up(owner.mark, owner.folders)
+            record.unlink(missing_ok=True)
+            for segment in _shared_memory() - owner.shared_memory_before:
+                _unlink_unused(segment)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold a run folder for this process alone; the lock goes with the process, however it ends."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "lock").open("w")
+    except OSError as error:
+        raise SettingsError(f"{run_dir} cannot be written to: {error.strerror}. Choose another --output.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"{run_dir}: another process is training in this folder. Wait for it, or choose another --output."
+            ) from None
+        yield
+
+
+def clean_up_after(record: Path) -> None:
+    """End what is left of an attempt; does nothing where there was none."""
+    try:
+        attempt = json.loads(record.read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    _clean_up(attempt["mark"], attempt["folders"])
+    record.unlink(missing_ok=True)
+
+
+def _clean_up(mark: str, folders: list[str]) -> None:
+    end_marked(mark)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    for socket in WEIGHT_SOCKETS.glob(f"*{mark}*.sock"):
+        socket.unlink(missing_ok=True)
+
+
+def end_marked(mark: str) -> None:
+    """End every process that carries a mark, politely first; returns when they are gone."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        while marked := find_marked(mark):
+            for pid in marked:
+                _signal(pid, signal_number)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        deadline = time.monotonic() + GRACE_SECONDS
+
+
+def find_marked(mark: str) -> list[int]:
+    """The processes that carry a mark, this one left out."""
+    needle = f"{PROCESS_MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            is_zombie = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except (OSError, IndexError):
+            continue
+        if needle in environment and not is_zombie:
+            found.append(int(entry.name))
+    return found
+
+
+def _signal(pid: int, signal_number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal_number)
+
+
+def _shared_memory() -> set[str]:
+    """Segments of Python's and vLLM's shared memory, and Python's semaphores."""
+    return {path.name for kind in ("psm_*", "sem.mp-*", "verl_weights_*") for path in Path("/dev/shm").glob(kind)}
+
+
+def _unlink_unused(name: str) -> None:
+    """Delete a segment that no process maps any more."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if name in maps.read_text():
+                return
+        except OSError:
+            continue
+    (Path("/dev/shm") / name).unlink(missing_ok=True)

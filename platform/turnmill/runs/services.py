@@ -1,0 +1,159 @@
+"""What a run with tools needs beside its trainer: a tool server and a trajectory store, gone with the run."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from turnmill.core.errors import RunFailedError, StoreUnavailableError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.tool_agent import ToolAgent
+from turnmill.observability.run_folder import RunFolder
+from turnmill.runs.processes import Owner
+from turnmill.trajectories.address import JournalAddress
+from turnmill.trajectories.embedded import EmbeddedStore
+
+STORE_VARIABLE = "TURNMILL_REDIS"
+START_SECONDS, STOP_SECONDS, WAIT_SECONDS = 120.0, 10.0, 0.2
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Mapping[str, str]]:
+    """Addresses of the tool server and the store of a run; what the user does not give is started for it."""
+    if job.spec.agent.type == "verlog":
+        yield {}
+        return
+    with _store(folder, owner) as store_url:
+        JournalAddress(store_url, folder.run_name()).write(folder.path)
+        agent = job.spec.agent
+        if not isinstance(agent, ToolAgent) or agent.tool_server_url is not None or not agent.enable_agent:
+            yield {"store_url": store_url}
+            return
+        server = ToolServerProcess(agent.tool_type, store_url, run_name=job.metadata.name, log_file=folder.logs)
+        try:
+            server.start()
+            yield {"store_url": store_url, "tool_server_url": server.url}
+        finally:
+            server.stop()
+
+
+@contextmanager
+def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
+    if (given := os.environ.get(STORE_VARIABLE)) is not None:
+        yield given
+        return
+    kept = folder.path / "store"
+    kept.mkdir(exist_ok=True)
+    store = EmbeddedStore(keep_in=kept)
+    try:
+        store.start()
+    except StoreUnavailableError as error:
+        raise RunFailedError(str(error), "store") from error
+    try:
+        owner.remember_folder(store.folder)
+        yield store.url
+    finally:
+        store.stop()
+
+
+class ToolServerProcess:
+    """`turnmill tool-server` on a free loopback port; one that ends before its time is started again."""
+
+    def __init__(self, tools: str, store_url: str, *, run_name: str, log_file: Path) -> None:
+        self._tools = tools
+        self._store_url = store_url
+        self._run_name = run_name
+        self._log_file = log_file / "tool-server.log"
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers; raises RunFailedError where it does not."""
+        self._launch()
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_healthy():
+            if self._process is not None and (exit_code := self._process.poll()) is not None:
+                said = self._log_tail()
+                # Killed, or another program was faster: the next attempt may do better.
+                passing = exit_code < 0 or f"--port {self._port} cannot be served" in said
+                cause = "tool_server" if passing else "settings"
+                raise RunFailedError(f"The tool server did not start (exit code {exit_code}):\n{said}", cause)
+            if time.monotonic() > deadline:
+                self.stop()
+                raise RunFailedError(
+                    f"The tool server did not answer within {START_SECONDS:g} s. See {self._log_file}.", "tool_server"
+                )
+            time.sleep(WAIT_SECONDS)
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """End it, politely first."""
+        self._stopping.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _launch(self) -> None:
+        with self._log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", self._tools),
+                    *("--host", "127.0.0.1", "--port", str(self._port), "--run_name", self._run_name),
+                    # One process: the cores are the trainer's, and calls wait for sandboxes most of their time.
+                    *("--max_concurrent_requests", "256", "--log_interval", "0", "--log_level", "warning"),
+                ],
+                env=os.environ | {STORE_VARIABLE: self._store_url},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The terminal's Ctrl-C is for the run, which ends the server when nobody calls it any more.
+                start_new_session=True,
+            )
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(WAIT_SECONDS):
+            if self._process is not None and self._process.poll() is not None:
+                log.warning("Tool server ended and is started again", extra={"exit_code": self._process.returncode})
+                try:
+                    self._launch()
+                except OSError as error:
+                    # No memory or room on the disk at present, as when the server was killed for want of it.
+                    log.warning("Tool server cannot be started", extra={"error": str(error)})
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _log_tail(self) -> str:
+        return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-5:])
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,20 @@
+"""What the processes of a run import; on a GPU they start one by one, since CUDA does not outlive a fork."""
+
+EARLY = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
+# With Ray, which reads some variables when it is imported.
+LATE = (
+    "turnmill.training.verl.patches.ray_ids",
+    "turnmill.training.trainers.turn",
+    "turnmill.rollout.verlog.turn_worker",
+    "turnmill.rollout.verlog.turn_loop",
+    "turnmill.rollout.tool_agent.manager",
+    "turnmill.rollout.verlog.episode_worker",
+    "turnmill.rollout.grl.manager",
+    "turnmill.training.trainers.trajectory",
+    "turnmill.training.grl.trainer",
+    "turnmill.training.verl.weight_transfer",
+    "turnmill.training.verl.cpu.workers",
+    "turnmill.training.verl.patches.vllm_worker",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.worker.cpu_worker",
+)

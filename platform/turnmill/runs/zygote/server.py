@@ -1,0 +1,290 @@
+"""The zygote: imports, then forks a process for every client that asks.
+
+`python -m turnmill.runs.zygote.server [--outlives-parent] SOCKET PYTHON MODULE... -- MODULE...`: the modules after
+`--` are imported when the first client has come, with the variables of PINNED as it has them.
+"""
+
+import array
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnmill.sandboxes import kernel
+from turnmill.runs.zygote.launcher import OUTLIVES
+
+_MAX_DESCRIPTORS = 250
+_LIMIT_REQUEST_BYTES = 4 * 1024**2
+_FIRST_FREE_DESCRIPTOR = 400
+ACCEPTED = b"y"
+# Ray reads these once, when it is imported, and gives its workers the same ones: they hold for a cluster and a job.
+PINNED = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+# pyarrow's allocator handles forks.
+_FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks to be run, as `python` would have been called."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    descriptors: list[int]
+    received: list[int]
+    connection: socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A forked process, and the client that stands for it."""
+
+    pid: int
+    connection: socket.socket
+    pidfd: int
+
+
+def main(path: str, python: str, early: list[str], late: list[str]) -> None:
+    """Serve until this process is killed; in a forked child, run what was asked for."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(128)
+    for module in early:
+        importlib.import_module(module)
+    multiprocessing.set_executable(python)
+    if (request := Server(listener, late).serve()) is not None:
+        _run(request)
+
+
+class Server:
+    """The loop of the zygote; `serve` returns in a forked child, and in the zygote if it cannot fork."""
+
+    def __init__(self, listener: socket.socket, late: list[str]) -> None:
+        self._listener = listener
+        self._late = late
+        self._pinned: dict[str, str | None] | None = None
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, Child] = {}
+
+    def serve(self) -> Request | None:
+        """Fork for every request; returns the request in the child, None if imports made forks unsafe."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._listener:
+                    self._attend(*key.data)
+                elif (request := self._accept()) is not None:
+                    if self._pinned is None and not self._import_late(request):
+                        return None
+                    if self._fork(request):
+                        return request
+
+    def _accept(self) -> Request | None:
+        connection, _ = self._listener.accept()
+        try:
+            return _receive(connection)
+        except (OSError, ValueError) as error:
+            _note(f"request dropped: {error}")
+            connection.close()
+            return None
+
+    def _import_late(self, request: Request) -> bool:
+        """Import what reads the pinned variables; whether forks are safe after it."""
+        self._pinned = {name: request.environment.get(name) for name in PINNED}
+        os.environ.update({name: value for name, value in self._pinned.items() if value is not None})
+        for module in self._late:
+            importlib.import_module(module)
+        if threads := _other_threads():
+            # A fork copies the calling thread alone: locks that others hold would stay locked.
+            _note(f"imports started threads {threads}: no forking; processes start by themselves")
+            return False
+        if "ray" in sys.modules and not _ray_ids_differ_in_forks():
+            _note("imports drew ids from Ray's generator, which forks would draw again: no forking")
+            return False
+        gc.collect()
+        gc.freeze()
+        return True
+
+    def _fork(self, request: Request) -> bool:
+        """Fork; True in the child. A request that wants other values of what is pinned is left to its client, and so is
+        one for which there is no room."""
+        pinned = {name: request.environment.get(name) for name in PINNED}
+        what = " ".join(request.arguments)[:200]
+        if pinned == self._pinned:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _note(f"left to its client, as there is no fork ({error}): {what}")
+                request.connection.close()
+            else:
+                if pid == 0:
+                    self._leave(request)
+                    _become(request)
+                    return True
+                _note(f"{pid}: {what}")
+                self._watch(Child(pid, request.connection, os.pidfd_open(pid)))
+        else:
+            _note(f"left to its client, which wants {pinned}: {what}")
+            request.connection.close()
+        for descriptor in request.received:
+            os.close(descriptor)
+        return False
+
+    def _watch(self, child: Child) -> None:
+        self._children[child.pid] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, (child.pid, "ended"))
+        self._selector.register(child.connection, selectors.EVENT_READ, (child.pid, "signal"))
+        # A client that has gone meanwhile shows by the end of its connection.
+        with contextlib.suppress(OSError):
+            child.connection.send(ACCEPTED)
+
+    def _leave(self, request: Request) -> None:
+        """Close what belongs to the zygote."""
+        self._selector.close()
+        self._listener.close()
+        request.connection.close()
+        for child in self._children.values():
+            child.connection.close()
+            os.close(child.pidfd)
+
+    def _attend(self, pid: int, what: str) -> None:
+        if (child := self._children.get(pid)) is None:
+            return
+        if what == "signal":
+            number = _signal_from(child.connection)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, number)
+            if number == signal.SIGKILL:
+                self._selector.unregister(child.connection)
+            return
+        del self._children[pid]
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _note(f"{pid}: ended with {code}")
+        with contextlib.suppress(OSError):
+            child.connection.send(struct.pack("!i", code))
+        self._selector.unregister(child.pidfd)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(child.connection)
+        child.connection.close()
+        os.close(child.pidfd)
+
+
+def _other_threads() -> list[str]:
+    """Threads of this process by name; those that start anew in a fork by themselves left out."""
+    others = (task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid())
+    names = [(task / "comm").read_text().strip() for task in others]
+    return [name for name in names if name not in _FORK_SAFE_THREADS]
+
+
+def _ray_ids_differ_in_forks() -> bool:
+    from turnmill.training.verl.patches import ray_ids  # imports Ray
+
+    return ray_ids.differ_in_forks()
+
+
+def _note(text: str) -> None:
+    """A line for zygote.log; logging would be set up in every fork as well."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _receive(connection: socket.socket) -> Request:
+    """Raises ValueError for a request that is not whole."""
+    received = array.array("i")
+    header, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    length = struct.unpack("!I", header)[0] if len(header) == 4 else 0
+    if not 0 < length <= _LIMIT_REQUEST_BYTES:
+        raise ValueError(f"length {length}")
+    content = bytearray()
+    while len(content) < length:
+        if not (part := connection.recv(length - len(content))):
+            raise ValueError("cut short")
+        content += part
+    request = Request(
+        **json.loads(content.decode("utf-8", "surrogateescape")), received=list(received), connection=connection
+    )
+    if len(request.descriptors) != len(request.received):
+        raise ValueError(f"{len(request.received)} descriptors of {len(request.descriptors)} arrived")
+    return request
+
+
+def _signal_from(connection: socket.socket) -> int:
+    """What the client passes on; SIGKILL if it is gone."""
+    try:
+        content = connection.recv(1)
+    except OSError:
+        content = b""
+    return content[0] if content else signal.SIGKILL
+
+
+def _become(request: Request) -> None:
+    """Turn this fork into the process that was asked for: descriptors, environment, folder, seeds."""
+    kernel.die_with_parent(signal.SIGKILL)
+    # Ray kills the process group of a worker that ends: in the zygote's own it would take all others along.
+    os.setpgid(0, 0)
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR) for descriptor in request.received]
+    for descriptor in request.received:
+        os.close(descriptor)
+    for source, target in zip(high, request.descriptors, strict=True):
+        os.dup2(source, target, inheritable=True)
+        os.close(source)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    # Something imported has asked where that is, from another environment.
+    tempfile.tempdir = None
+    os.chdir(request.folder)
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+def _run(request: Request) -> None:
+    """What the interpreter does with its arguments: `-c CODE`, `-m MODULE` or a script, flags before them ignored."""
+    rest = list(request.arguments)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-c", "-m"):
+        flag = rest.pop(0)
+        if flag in ("-W", "-X"):
+            rest.pop(0)
+    if not rest:
+        raise SystemExit("the zygote runs -c CODE, -m MODULE or a script")
+    main_module: Any = types.ModuleType("__main__")
+    main_module.__builtins__ = __builtins__
+    sys.modules["__main__"] = main_module
+    if rest[0] == "-c":
+        sys.argv = ["-c", *rest[2:]]
+        exec(compile(rest[1], "<string>", "exec"), main_module.__dict__)
+    elif rest[0] == "-m":
+        sys.argv = rest[1:]
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = rest
+        sys.path.insert(0, str(Path(rest[0]).parent))
+        main_module.__file__ = rest[0]
+        exec(compile(Path(rest[0]).read_bytes(), rest[0], "exec"), main_module.__dict__)
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    if given[0] == OUTLIVES:
+        given.pop(0)
+    else:
+        kernel.die_with_parent(signal.SIGKILL)
+    separator = given.index("--")
+    main(given[0], given[1], given[2:separator], given[separator + 1 :])

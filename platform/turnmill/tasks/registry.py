@@ -1,0 +1,57 @@
+"""Finding sources of tasks by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnmill.core.errors import SettingsError
+from turnmill.core.lookup import import_object, suggestion
+from turnmill.tasks.base import TaskSource
+
+_MODULES = {
+    "arithmetic": "arithmetic:Arithmetic",
+    "calculator": "calculator:Calculator",
+    "dataset": "dataset:Dataset",
+}
+
+
+def source_names() -> list[str]:
+    """Every name that `create_source` knows."""
+    return sorted(_MODULES)
+
+
+def find_source(name: str) -> type[TaskSource]:
+    """The source of that name; `package.module:Class` names one of your own."""
+    path = f"turnmill.tasks.{_MODULES[name]}" if name in _MODULES else name
+    if ":" not in path:
+        raise SettingsError(f"environment.name: there are no tasks {name!r}. {suggestion(name, source_names())}")
+    try:
+        found = import_object(path)
+    except ImportError as error:
+        raise SettingsError(
+            f"environment.name: {name!r} names no class: {error}. Write it as package.module:Class, "
+            "and install the package or put its folder on PYTHONPATH."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, TaskSource)):
+        raise SettingsError(f"environment.name: {name!r} is {found!r}; it must be a subclass of TaskSource.")
+    return found
+
+
+def create_source(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> TaskSource:
+    """Make a source of tasks; unknown names and options are refused."""
+    source = find_source(name)
+    try:
+        settings = source.Settings.model_validate(dict(options or {}))
+    except ValidationError as error:
+        known = sorted(field.alias or key for key, field in source.Settings.model_fields.items())
+        lines = []
+        for problem in error.errors():
+            path = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                way_out = suggestion(path, known) if known else "These tasks have no options."
+                lines.append(f"environment.options.{path}: {name} has no such option. {way_out}")
+            else:
+                lines.append(f"environment.options.{path}: {problem['msg']}. Correct it.")
+        raise SettingsError("\n".join(lines)) from None
+    return source(settings, seed)

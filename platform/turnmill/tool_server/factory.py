@@ -1,0 +1,106 @@
+"""What a worker is made of: store, sandbox, tools."""
+
+import logging
+import os
+from collections import ChainMap
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from fastapi import FastAPI
+
+from turnmill.core.errors import ToolUnavailableError
+from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.sandboxes.base import Sandbox
+from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
+from turnmill.tool_server.app import Worker, build_app
+from turnmill.tool_server.calls import Calls
+from turnmill.tool_server.completions import Completions
+from turnmill.tool_server.instrumentation import MeasuredSandbox, MeasuredStore, look_at_store
+from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.tool_loop import ToolLoop
+from turnmill.tool_server.tool_set import FINISH, ToolSet
+from turnmill.tool_server.upstream import Upstream
+from turnmill.tools import registry
+from turnmill.tools.base import Tool, ToolContext
+from turnmill.tools.sandboxed import MODULES
+from turnmill.trajectories.settings import StoreSettings
+from turnmill.trajectories.store import TrajectoryStore
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, FastAPI]]:
+    """Open everything, and close it in the opposite order."""
+    async with AsyncExitStack() as stack:
+        metrics = ToolMetrics()
+        assert settings.redis is not None, "a server without a store starts one"
+        store = TrajectoryStore.from_url(
+            settings.redis,
+            settings.run_name,
+            StoreSettings(
+                lease_seconds=settings.lease_seconds,
+                expiry_seconds=settings.expiry_seconds,
+                finished_seconds=settings.finished_seconds,
+            ),
+        )
+        stack.push_async_callback(store.close)
+        sandbox = await open_sandbox(settings, stack)
+        tool_settings = ChainMap(dict(settings.tool_settings), dict(os.environ))
+        context = ToolContext(MeasuredSandbox(sandbox, metrics), tool_settings)
+        tools = [tool async for tool in start_tools(settings, context, stack)]
+        tool_set = ToolSet(tools)
+        metrics.show(tool_set.names)
+        calls = Calls(
+            tool_set,
+            MeasuredStore(store, metrics),
+            metrics,
+            done_if_invalid=settings.done_if_invalid,
+            workers_per_tool=settings.workers_per_tool,
+            store_wait_seconds=settings.store_wait_seconds,
+        )
+        metrics.sandbox_limit.set(settings.max_sandboxes)
+        worker = Worker(settings, calls, metrics, before_scrape=partial(look_at_store, store, metrics.store))
+        yield worker, build_app(worker, open_completions(settings, calls, stack))
+
+
+def open_completions(settings: ServerSettings, calls: Calls, stack: AsyncExitStack) -> Completions | None:
+    """Completions with the tool loop inside, where there is a model server."""
+    if settings.model_url is None:
+        return None
+    upstream = Upstream(
+        settings.model_url,
+        model=settings.model,
+        api_key=settings.model_api_key,
+        timeout_seconds=settings.model_timeout,
+    )
+    stack.push_async_callback(upstream.close)
+    return Completions(settings, ToolLoop(settings, calls, upstream), upstream)
+
+
+async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandbox:
+    """Start the sandbox; raises SandboxError, naming the barrier, where one of them does not hold."""
+    kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
+    preload = dict.fromkeys(MODULES[name] for name in settings.tool_type if name in MODULES)
+    sandbox = kind(preload=tuple(preload), max_running=settings.max_sandboxes)
+    stack.push_async_callback(sandbox.close)
+    await sandbox.start()
+    return sandbox
+
+
+async def start_tools(settings: ServerSettings, context: ToolContext, stack: AsyncExitStack) -> AsyncIterator[Tool]:
+    """Make the tools ready; one that cannot work is an error, unless missing tools are allowed."""
+    for name in settings.tool_type:
+        if name == FINISH:
+            continue
+        try:
+            tool = registry.create(name, context)
+            stack.push_async_callback(tool.close)
+            await tool.start()
+        except ToolUnavailableError as error:
+            if not settings.allow_missing_tools:
+                raise
+            log.error("Tool left out", extra={"tool": name, "error": str(error)})
+            continue
+        yield tool

@@ -1,0 +1,27 @@
+"""verl's replay buffer, for rollouts that run ahead of learning."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+
+class StepReplayBuffer(ReplayBuffer):
+    """Hands out the rows that were asked for for a step, once all of them are there."""
+
+    step = 0
+    while_waiting: Callable[[], None] | None = None
+    """Called again and again by what waits for rows."""
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The rows of a step; those of later steps wait for it."""
+        self.step = global_steps
+        return super().sample(global_steps, partition_id, batch_size)
+
+    def _sampleable_terminal_keys(self, partition_id: str, *args: Any) -> set[str]:
+        if self.while_waiting:
+            self.while_waiting()
+        steps = self.prompt_global_steps[partition_id]
+        ended = super()._sampleable_terminal_keys(partition_id, *args)
+        return {key for key in ended if steps[key] == self.step}

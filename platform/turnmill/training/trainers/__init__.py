@@ -1,0 +1,1 @@
+"""The trainers: subclasses of those of verl, for rows per turn and for whole trajectories."""

@@ -1,0 +1,138 @@
+"""Rollout ahead of learning: every step has rows of its own, asked for at most so many steps before it learns."""
+
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.debug.metrics import calculate_debug_metrics
+
+from turnmill.rollout.llm_client import EngineClient, ResumingClient
+from turnmill.training.accelerators import demands
+from turnmill.training.dataset import select
+from turnmill.training.verl import placement
+from turnmill.training.verl.engines import Engines
+
+DIFFERENCES = "training/rollout_probs_diff_"
+
+
+class AsyncRolloutMixin(PPOTrainer):
+    """Asks for the rows of the next steps while a step learns; mixed into the asynchronous modes.
+
+    The policy that rolls a step out is at most `maxStaleness` steps older than the one that learns from it. What a
+    stopped run had asked for beyond its checkpoint is asked for again by the next: no step has rows of two attempts.
+    """
+
+    config: Any
+    global_steps: int
+    trainer_mode: str
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._asked_for: int | None = None
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Have this step and the next ones rolled out."""
+        if self._asked_for is None:
+            self._asked_for = self.global_steps - 1
+        ahead = self.job.spec.training.max_staleness
+        while self._asked_for < min(self.global_steps + ahead, self.total_training_steps):
+            self._asked_for += 1
+            self._ask_for(self._asked_for)
+        return {}
+
+    def _ask_for(self, step: int) -> None:
+        learning, self.global_steps = self.global_steps, step
+        try:
+            self._add_batch_to_generate()
+        finally:
+            self.global_steps = learning
+
+    def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
+        """Nothing: the first step asks for its rows and for those after it."""
+
+    def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
+        """Nothing: the first step of an attempt asks for its rows."""
+        return 0
+
+    def _save_checkpoint(self) -> None:
+        # In the asynchronous modes verl would keep the rows in flight as well.
+        mode, self.trainer_mode = self.trainer_mode, "sync"
+        super()._save_checkpoint()
+        self.trainer_mode = mode
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        computed = super()._compute_old_log_prob(batch, metrics)
+        self._compare_fresh_rows(batch, metrics)
+        return computed
+
+    def _compare_fresh_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Of two policies the probabilities differ anyway: rollout and trainer are compared on rows of one."""
+        for name in [name for name in metrics if name.startswith(DIFFERENCES)]:
+            del metrics[name]
+        version = max(0, self.global_steps - 1)
+        fresh = select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
+        metrics["turnmill/fresh_rows"] = float(len(fresh.keys))
+        if fresh.keys and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            fields = ["old_log_probs", "rollout_log_probs", "response_mask", "responses"]
+            data = tq.kv_batch_get(keys=fresh.keys, partition_id=fresh.partition_id, select_fields=fields)
+            metrics.update(calculate_debug_metrics(DataProto(batch=data.to_padded_tensor())))
+
+
+class ColocateAsync(AsyncRolloutMixin, PPOTrainerColocateAsync):
+    """Rollout goes on while the policy learns, on the same devices."""
+
+    def get_llm_client(self) -> ResumingClient:
+        """The client that agent loops generate with."""
+        return self.llm_server_manager.get_client(client_cls=ResumingClient)
+
+
+class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
+    """Rollout and learning have devices of their own; weights cross by network after every step."""
+
+    def __init__(self, config: Any) -> None:
+        # verl wants one mini-batch per weight sync, counted in prompts; ours are counted in rows.
+        actor = config.actor_rollout_ref.actor
+        wanted, actor.ppo_mini_batch_size = actor.ppo_mini_batch_size, config.data.train_batch_size
+        super().__init__(config)
+        actor.ppo_mini_batch_size = wanted
+        placement.place_engines(self.job.spec.resources.rollout.accelerator)
+
+    def _setup(self) -> None:
+        super()._setup()
+        self._engines = Engines(
+            self.standalone_server_manager,
+            self.standalone_checkpoint_manager,
+            demand=demands(self.job)[1],
+            wait_seconds=self.job.spec.training.stall_timeout_seconds / 2,
+        )
+        self.replay_buffer.while_waiting = self._mend_engines
+
+    def _mend_engines(self) -> None:
+        self._engines.mend_while_waiting(lambda: self.standalone_checkpoint_manager.update_weights(self._version))
+
+    def on_init_end(self) -> None:
+        """Give the first weights, or those of the checkpoint, to all engines."""
+        self._version = self.global_steps
+        self._engines.update_weights(super().on_init_end)
+
+    def get_llm_client(self) -> EngineClient:
+        """The client that agent loops generate with."""
+        return self.standalone_server_manager.get_client(client_cls=EngineClient)
+
+    def on_step_end(self) -> None:
+        """Give the new weights to all engines."""
+        self._version = self.global_steps
+        self._engines.update_weights(super().on_step_end)
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics["turnmill/engines"] = float(len(self._engines))
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        # All updates of a step start from the same weights: nothing is to be put aside for later ones.
+        computed = PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        self._compare_fresh_rows(batch, metrics)
+        return computed

@@ -1,0 +1,191 @@
+"""What every training of ours changes in verl's PPO trainer: the run folder, checkpoints that count, and the CPU."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import transfer_queue as tq
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.single_controller.ray import ResourcePoolManager
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import PPOTrainer
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.step_parts import RELEASE
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.training import checkpoints
+from turnmill.training.dataset import rows_as_columns, select
+from turnmill.training.recorder import RunRecorder, StepLogger
+from turnmill.training.verl.placement import PlacedPools
+from turnmill.training.vocabulary import keep_vocabulary
+
+# verl's 2 s would be most of a small step.
+POLL_INTERVAL_SECONDS = 0.02
+
+
+class RunTrainer(PPOTrainer):
+    """Mixed into the class of each mode, below what the kind of training changes."""
+
+    config: Any
+    global_steps: int
+    timing_raw: dict[str, float]
+    resource_pool_manager: ResourcePoolManager
+
+    def __init__(self, config: Any) -> None:
+        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        self.run_dir = Path(config.turnmill.run_dir)
+        self.recorder = RunRecorder(self.job, self.run_dir, device=config.trainer.device)
+        self.resumed_from: checkpoints.Checkpoint | None = checkpoints.latest(self.run_dir / "checkpoints")
+        if self.resumed_from is not None:
+            config.trainer.resume_mode = "resume_path"
+            config.trainer.resume_from_path = str(self.resumed_from.path)
+        self.trajectory_log = TrajectoryLog(RunFolder(self.run_dir))
+        self._pending_checkpoint: checkpoints.RunState | None = None
+        super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
+
+    @property
+    def logger(self) -> Any:
+        """verl's trackers, behind the run folder."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, tracking: Any) -> None:
+        self._logger = StepLogger(tracking, self.recorder, after_step=self._complete_checkpoint)
+
+    def _setup(self) -> None:
+        with self.recorder.phase("starting"):
+            super()._setup()
+            keep_vocabulary(self.tokenizer, RunFolder(self.run_dir))
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        self.resource_pool_manager = PlacedPools(
+            self.resource_pool_manager.resource_pool_spec,
+            self.mapping,
+            accelerator=self.job.spec.resources.train.accelerator,
+        )
+        if self.config.trainer.device == "cpu":
+            from turnmill.training.verl.cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
+
+            for role in self.role_worker_mapping:
+                worker = CpuTrainingWorker if role == Role.Critic else CpuActorRolloutRefWorker
+                self.role_worker_mapping[role] = ray.remote(worker)
+
+    # ---- the run ----
+
+    def on_train_begin(self) -> None:
+        """Take a resumed run up where it was, or validate the first policy."""
+        super().on_train_begin()
+        if self.resumed_from is not None:
+            self.recorder.carry_on(self.resumed_from.state.step)
+            if self.config.algorithm.use_kl_in_reward:
+                self.kl_ctrl_in_reward.value = self.resumed_from.state.kl_coefficient
+        elif self._validates:
+            self.recorder.log_validation(0, self._validate(before_first_step=True))
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self.recorder.begin_step(self.global_steps)
+
+    def on_sample_end(self) -> None:
+        with marked_timer(RELEASE, self.timing_raw):
+            super().on_sample_end()
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self.recorder.beat()
+        if self.global_steps >= self.total_training_steps:
+            # verl validates every so many steps; the last step is always one of them.
+            self.config.trainer.test_freq = self.total_training_steps if self._validates else -1
+
+    @property
+    def _validates(self) -> bool:
+        return self.job.spec.training.validation.episodes > 0
+
+    def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows that somebody played: no padding."""
+        return select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
+
+    def _after_kl(
+        self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: dict[str, Any]
+    ) -> Tensor:
+        """Token rewards of shape (R, G) after the KL penalty; moves the coefficient where it adapts itself.
+
+        During the critic's warm-up the policy does not move: its KL says nothing about the coefficient, which stays.
+        """
+        coefficient = self.kl_ctrl_in_reward.value
+        tensors = {
+            "token_level_scores": scores,
+            "old_log_probs": old_log_probs,
+            "ref_log_prob": ref_log_probs,
+            "response_mask": mask,
+        }
+        data, kl_metrics = apply_kl_penalty(
+            DataProto.from_dict(tensors=tensors), self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty
+        )
+        if self.global_steps < max(1, self.config.trainer.critic_warmup):
+            self.kl_ctrl_in_reward.value = coefficient
+        metrics.update(kl_metrics)
+        metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
+        return data.batch["token_level_rewards"]
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._update_actor(batch, metrics)
+        self.recorder.beat()
+        return batch
+
+    # ---- validation ----
+
+    def _validate(self, before_first_step: bool = False) -> dict[str, float]:
+        """Play whole episodes, each counted once, and average them; `before_first_step` says with which policy."""
+        started = time.monotonic()
+        with self.recorder.phase("validation"):
+            rows = self._validation_rows()
+            uids = [f"validation{self.global_steps}x{i}" for i in range(len(rows))]
+            batch = tu.get_tensordict(rows_as_columns(rows) | {"uid": np.array(uids, dtype=object)})
+            step = 0 if before_first_step else self.global_steps
+            tu.assign_non_tensor_data(batch, "global_steps", step)
+            tu.assign_non_tensor_data(batch, "validate", True)
+            tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in uids]
+            tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
+            self.agent_loop_manager.generate_sequences(batch)
+            batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
+            metrics = self._measure_validation(batch, num_episodes=len(uids))
+            tq.kv_clear(keys=batch.keys, partition_id="val")
+        return metrics | {"validation/seconds": time.monotonic() - started}
+
+    def _validation_rows(self) -> list[dict[str, Any]]:
+        """One for each episode."""
+        return [self.train_dataset[i] for i in range(self.job.spec.training.validation.episodes)]
+
+    def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
+        raise NotImplementedError
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        """verl's checkpoint and everything else a resumed run needs; it counts once the step's metrics are kept."""
+        super()._save_checkpoint()
+        coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
+        self._pending_checkpoint = checkpoints.RunState(
+            step=self.global_steps, slots=self._slot_states(), kl_coefficient=float(coefficient)
+        )
+
+    def _slot_states(self) -> tuple[Any, ...]:
+        return ()
+
+    def _complete_checkpoint(self) -> None:
+        if self._pending_checkpoint is not None:
+            root, keep = self.run_dir / "checkpoints", self.job.spec.training.keep_checkpoints
+            checkpoints.complete(root, self._pending_checkpoint, keep=keep)
+            self._pending_checkpoint = None
+            self.recorder.checkpoint_written()

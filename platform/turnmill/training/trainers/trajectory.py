@@ -1,0 +1,180 @@
+"""verl's trainer over whole trajectories: its estimators, and nothing learned from what infrastructure ended.
+
+Axes: R rows, G response tokens.
+"""
+
+import math
+import uuid
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs.trajectory_algorithms import Dapo, GigPo, Ppo
+from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.llm_client import SlotClient
+from turnmill.training.advantages.rows import advantages_of, mean_over_trajectories, overlong_penalties
+from turnmill.training.batches.trajectory import (
+    Split,
+    TrajectoryBatch,
+    put_ragged,
+    split,
+    told_trajectories,
+)
+from turnmill.training.batches.trajectory_metrics import trajectory_metrics, validation_metrics
+from turnmill.training.dataset import rows_as_columns, select
+from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
+from turnmill.training.trainers.base import RunTrainer
+
+
+class TrajectoryTrainer(RunTrainer):
+    """What whole trajectories change in verl's trainer."""
+
+    def _init_dataloader(self) -> None:
+        self._num_asked: Counter[int] = Counter()
+        self.config.data.train_max_samples = self.job.spec.tasks_per_step
+        super()._init_dataloader()
+        if isinstance(algorithm := self.job.spec.algorithm, Ppo):
+            # The policy's learning rate falls over the steps in which it learns.
+            schedule = self.config.actor_rollout_ref.actor.optim
+            schedule.total_training_steps = max(1, schedule.total_training_steps - algorithm.critic_warmup_steps)
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        """The next tasks of a step: those that it begins with, or others that fill it up."""
+        num_tasks = self.job.spec.tasks_per_step if num_prompts is None else num_prompts
+        first = self._num_asked[self.global_steps]
+        self._num_asked[self.global_steps] += num_tasks
+        rows = [self.train_dataset[position] for position in range(first, first + num_tasks)]
+        names = [str(uuid.uuid4()) for _ in rows]
+        batch = tu.get_tensordict(rows_as_columns(rows) | {"uid": np.array(names, dtype=object)})
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        return batch
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+        """Failed trajectories go here, before anything is computed of the batch."""
+        self._split = split(batch)
+        self._require_whole(self._split, self._num_trajectories(self._num_asked[self.global_steps]))
+        self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
+        self._forget_failed(self._split)
+        chosen = self._choose(self._split.survivors)
+        self._size_minibatches(len(chosen.keys))
+        return super()._balance_batch(chosen, metrics, **kwargs)
+
+    def _num_trajectories(self, num_tasks: int) -> int:
+        """Trajectories of the first tasks of a step."""
+        return num_tasks * self.job.spec.group_size
+
+    @property
+    def _num_at_once(self) -> int:
+        """Trajectories in flight at once; those that fill a step up come after the others."""
+        asked = self._num_trajectories(self.job.spec.tasks_per_step)
+        return min(asked, self.job.spec.trajectories_at_once or asked)
+
+    def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
+        """Those that are learned from."""
+        return survivors
+
+    def _size_minibatches(self, num_rows: int) -> None:
+        """Split the rows into as many updates as the job has mini-batches of tasks: rows come and go, tasks stay."""
+        spec, num_processes = self.job.spec, self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
+        updates = max(1, spec.tasks_per_step // (spec.trajectory_algorithm.minibatch_tasks or spec.tasks_per_step))
+        # verl multiplies by the trajectories of a task; all processes take as many rows.
+        size = math.ceil(num_rows / (updates * spec.group_size))
+        factor = num_processes // math.gcd(num_processes, spec.group_size)
+        size = math.ceil(size / factor) * factor
+        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self.config.critic.ppo_mini_batch_size = size
+
+    def _require_whole(self, parts: Split, expected: int) -> None:
+        if parts.num_trajectories < expected:
+            raise RunFolder(self.run_dir).read_failure() or RunFailedError(
+                f"Step {self.global_steps} got {parts.num_trajectories} trajectories of {expected}: agent loops gave "
+                f"up. See {self.run_dir / 'logs'}.",
+                "rollout",
+            )
+
+    def _forget_failed(self, parts: Split) -> None:
+        if parts.failed.keys:
+            tq.kv_clear(keys=parts.failed.keys, partition_id=parts.failed.partition_id)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Estimate over the trajectories that are left, after the KL penalty."""
+        with_reference = self.config.algorithm.use_kl_in_reward
+        rows = TrajectoryBatch.read(
+            self._rows_of(batch), with_reference=with_reference, with_values=self.config.critic.enable
+        )
+        rewards_RG = self._rewards_after_kl(rows, metrics) + self._overlong_penalties(rows, metrics)
+        rewarded = rows.with_rewards(rewards_RG)
+        advantages_RG, returns_RG = advantages_of(rewarded, self.job.spec.trajectory_algorithm)
+        rows.write(advantages_RG, returns_RG, rewards_RG)
+        means_R = mean_over_trajectories(advantages_RG, rewarded)
+        self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(means_R))
+        self.trajectory_log.append_token_advantages(self.global_steps, rows.by_turn(advantages_RG))
+        self._fill_padding(batch)
+        if isinstance(self.job.spec.algorithm, GigPo):
+            metrics["turnmill/same_state_ratio"] = rewarded.same_state_ratio
+        metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
+        # A batch that names its columns is handed to the update without those that were added since.
+        return select(batch, [True] * len(batch.keys))
+
+    def _overlong_penalties(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
+        """DAPO's soft limit on length, at the last token of each row."""
+        penalties_RG = torch.zeros_like(rows.scores_RG)
+        if isinstance(algorithm := self.job.spec.algorithm, Dapo):
+            lengths_R = rows.response_lengths_R
+            penalties_R = overlong_penalties(algorithm, lengths_R, self.job.spec.response_room)
+            penalties_RG[torch.arange(len(lengths_R)), lengths_R - 1] = penalties_R
+            metrics["turnmill/overlong_ratio"] = (penalties_R < 0).double().mean().item()
+        return penalties_RG
+
+    def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
+        if rows.ref_log_probs_RG is None:
+            return rows.scores_RG
+        return self._after_kl(rows.scores_RG, rows.old_log_probs_RG, rows.ref_log_probs_RG, rows.mask_RG, metrics)
+
+    def _fill_padding(self, batch: KVBatchMeta) -> None:
+        """verl's update reads the columns of every row; those of its padding count for nothing."""
+        padding = select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags])
+        if padding.keys:
+            lengths_R = torch.tensor([int(tag["response_len"]) for tag in padding.tags])
+            zeros_RG = torch.zeros(len(padding.keys), int(lengths_R.max()))
+            names = ("advantages", "returns", "token_level_rewards")
+            put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
+
+    def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
+        parts = split(batch)
+        self._require_whole(parts, num_episodes)
+        parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
+        kept = parts.survivors
+        data = tq.kv_batch_get(keys=kept.keys, partition_id="val", select_fields=["extra_fields"])
+        return validation_metrics(told_trajectories(kept.keys, data["extra_fields"]), parts)
+
+
+class TrajectoryTrainerSync(TrajectoryTrainer, PPOTrainerSync):
+    """Rollout and learning take turns on the same devices."""
+
+    def get_llm_client(self) -> SlotClient:
+        """The client that agent loops generate with."""
+        return self.llm_server_manager.get_client(client_cls=SlotClient)
+
+
+class TrajectoryTrainerColocateAsync(TrajectoryTrainer, ColocateAsync):
+    """Trajectories, with rollout going on while the policy learns."""
+
+
+class TrajectoryTrainerSeparateAsync(TrajectoryTrainer, SeparateAsync):
+    """Trajectories, with devices of their own for rollout and learning."""
+
+
+TRAINERS = {
+    "sync": TrajectoryTrainerSync,
+    "colocate_async": TrajectoryTrainerColocateAsync,
+    "separate_async": TrajectoryTrainerSeparateAsync,
+}

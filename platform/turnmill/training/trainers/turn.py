@@ -1,0 +1,260 @@
+"""verl's PPO trainer with turns: fixed-turn batches, dual-discount GAE, critic warm-up, whole-episode validation.
+
+Axes: R rows, G response tokens.
+"""
+
+import random
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.padding import response_from_nested
+
+from turnmill.core.errors import RunFailedError
+from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.llm_client import SlotClient
+from turnmill.training.advantages.gae import dual_discount_gae, whiten
+from turnmill.training.batches.turn import TurnBatch, as_matrix, turn_metrics, validation_metrics
+from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
+from turnmill.training.dataset import select
+from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
+from turnmill.training.trainers.base import RunTrainer
+
+# Of fewer episodes one failure would be a large share.
+MIN_EPISODES_FOR_RATIO = 20
+
+
+class TurnTrainer(RunTrainer):
+    """What turns change in verl's trainer; mixed into the class of each mode."""
+
+    def __init__(self, config: Any) -> None:
+        self._episodes = self._failures = 0.0
+        super().__init__(config)
+
+    # ---- set-up ----
+
+    def _setup(self) -> None:
+        super()._setup()
+        self.critic_wg.set_loss_fn(
+            partial(
+                turn_value_loss,
+                omega_conf_to_dataclass(self.config.critic),
+                first_token_weight=self.job.spec.turn_ppo.first_token_value_weight,
+                max_response_tokens=self.job.spec.verlog.max_response_tokens,
+            )
+        )
+
+    def _init_dataloader(self) -> None:
+        self.config.data.train_max_samples = self.job.spec.environment.count
+        super()._init_dataloader()
+        # The critic's learning rate falls over its warm-up as well: every update of it counts.
+        warmup = self.job.spec.turn_ppo.critic_warmup
+        self.config.critic.optim.total_training_steps += warmup.steps if warmup.batches else 0
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        # Rows are only padded for inference; what updates take is a multiple of the mini-batch already.
+        return dp_size
+
+    # ---- the run ----
+
+    def on_train_begin(self) -> None:
+        """Carry environments on, or validate the first policy and warm the critic up."""
+        super().on_train_begin()
+        if self.resumed_from is not None:
+            self.agent_loop_manager.restore(self.resumed_from.state.slots)
+        elif self.job.spec.turn_ppo.critic_warmup.batches and self.job.spec.turn_ppo.critic_warmup.steps:
+            self._warm_critic_up()
+
+    # ---- one batch ----
+
+    def _turns_of(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows that were sampled: no bootstrap rows, no padding."""
+        return select(batch, [self._is_turn(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)])
+
+    def _is_turn(self, key: str, tag: dict[str, Any]) -> bool:
+        turns = self.job.spec.turns_per_step // self.job.spec.environment.count
+        return not tag.get("is_padding", False) and int(key.rsplit("_", 1)[1]) < turns
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+        self._require_whole_segments(batch)
+        return super()._balance_batch(batch, metrics, **kwargs)
+
+    def _require_whole_segments(self, batch: KVBatchMeta) -> None:
+        spec = self.job.spec
+        expected = spec.turns_per_step + spec.environment.count
+        if len(batch.keys) < expected:
+            raise RunFolder(self.run_dir).read_failure() or RunFailedError(
+                f"Step {self.global_steps} got {len(batch.keys)} rows of {expected}: agent loops gave up. "
+                f"See {self.run_dir / 'logs'}.",
+                "rollout",
+            )
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._compute_old_log_prob(self._turns_of(batch), metrics)
+        return batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._compute_ref_log_prob(self._turns_of(batch), metrics)
+        return batch
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The critic's values: one slot more than response tokens, and the first of the bootstrap rows."""
+        batch.extra_info.update(
+            {"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature}
+        )
+        ray.get(self.critic_wg.infer_batch(batch).futures)
+        fields = ["values", "prompts", "responses", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        num_slots = slots_per_row(data["responses"].offsets().diff(), self.job.spec.verlog.max_response_tokens)
+        slots = split_slots(data["values"], data["prompts"].offsets().diff(), num_slots)
+        values = response_from_nested(data["values"], data["response_mask"])
+        columns = {"values": values, "slot_values": torch.nested.as_nested_tensor(slots, layout=torch.jagged)}
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch.keys))
+        )
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Dual-discount GAE over the turns of each environment, after the KL penalty (Verlog)."""
+        turns = TurnBatch.read(self._rows_of(batch), self.job)
+        rewards_RG = self._rewards_after_kl(turns, metrics)
+        algorithm = self.job.spec.turn_ppo
+        advantages_RG, returns_RG = dual_discount_gae(
+            turns.with_bootstrap_rows(rewards_RG),
+            turns.values_RG,
+            turns.mask_RG,
+            turns.dones_R,
+            num_environments=turns.num_segments,
+            token_gamma=algorithm.token_gamma,
+            token_lambda=algorithm.token_lambda,
+            step_gamma=algorithm.step_gamma,
+            step_lambda=algorithm.step_lambda,
+        )
+        if algorithm.whiten:
+            advantages_RG = whiten(advantages_RG, turns.mask_RG)
+        turns.write(advantages_RG, returns_RG, rewards_RG)
+        metrics.update(turn_metrics(turns, rewards_RG))
+        if self.global_steps > 0:
+            self.trajectory_log.append_token_advantages(self.global_steps, turns.token_advantages(advantages_RG))
+            self._require_few_failures(metrics)
+        return batch
+
+    def _require_few_failures(self, metrics: dict[str, Any]) -> None:
+        """End a run in which infrastructure, and not the agent, decides how episodes end."""
+        self._failures += metrics["turnmill/episodes/failed"]
+        self._episodes += sum(metrics[f"turnmill/episodes/{reason}"] for reason in ("completed", "max_turns", "failed"))
+        ratio, limit = self._failures / max(1.0, self._episodes), self.job.spec.training.max_failed_ratio
+        if self._episodes >= MIN_EPISODES_FOR_RATIO and ratio > limit:
+            raise RunFailedError(
+                f"{self._failures:.0f} of {self._episodes:.0f} episodes failed; training.maxFailedRatio is {limit:g}. "
+                "`turnmill trajectories RUN_DIR --failed` shows why.",
+                "failed_ratio",
+            )
+
+    def _rewards_after_kl(self, turns: TurnBatch, metrics: dict[str, Any]) -> torch.Tensor:
+        if not self.config.algorithm.use_kl_in_reward:
+            return turns.scores_RG
+        mask_RG = turns.mask_RG[: turns.num_turns]
+        return self._after_kl(turns.scores_RG, turns.old_log_probs_RG, turns.ref_log_probs_RG, mask_RG, metrics)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._update_critic(self._turns_of(batch), metrics)
+        self.recorder.beat()
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        super()._update_actor(self._turns_of(batch), metrics)
+        return batch
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(self._turns_of(batch), metrics, *args, **kwargs)
+
+    # ---- critic warm-up ----
+
+    def _warm_critic_up(self) -> None:
+        """Train the critic alone on turns gathered once by the frozen policy (Verlog's critic pre-training)."""
+        warmup = self.job.spec.turn_ppo.critic_warmup
+        first_step = self.global_steps
+        self.global_steps = 0
+        with self.recorder.phase("critic warm-up", total=warmup.batches + warmup.steps):
+            batches = [self._gather_for_warmup(number) for number in range(warmup.batches)]
+            generator = random.Random(self.job.spec.training.seed)
+            for step in range(warmup.steps):
+                metrics: dict[str, Any] = {}
+                keys: list[tuple[str, dict[str, Any]]] = []
+                for batch in batches:
+                    self._compute_values(batch, metrics)
+                    self._compute_advantage(batch, metrics)
+                    turns = self._turns_of(batch)
+                    keys.extend(zip(turns.keys, turns.tags, strict=True))
+                chosen = generator.sample(keys, self._warmup_turns(len(keys)))
+                subset = KVBatchMeta(partition_id="train", keys=[k for k, _ in chosen], tags=[t for _, t in chosen])
+                super()._update_critic(subset, metrics)
+                self.recorder.advance("critic warm-up", warmup.batches + step + 1, metrics)
+            for batch in batches:
+                tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        self.global_steps = first_step
+
+    def _gather_for_warmup(self, number: int) -> KVBatchMeta:
+        metrics: dict[str, Any] = {}
+        self._add_batch_to_generate()
+        batch, _ = self.replay_buffer.sample(
+            global_steps=self.global_steps, partition_id="train", batch_size=self.job.spec.environment.count
+        )
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        batch = self._balance_batch(batch, metrics)
+        self._compute_old_log_prob(batch, metrics)
+        if self.use_reference_policy:
+            self._compute_ref_log_prob(batch, metrics)
+        self.recorder.advance("critic warm-up", number + 1, metrics)
+        return batch
+
+    def _warmup_turns(self, gathered: int) -> int:
+        """How many turns an update of the warm-up draws: what the job says, else one tenth; whole mini-batches."""
+        wanted = self.job.spec.turn_ppo.critic_warmup.turns_per_step or -(-gathered // 10)
+        minibatch = self.job.spec.turn_ppo.minibatch_turns
+        return min(gathered, max(minibatch, wanted // minibatch * minibatch))
+
+    # ---- validation and checkpoints ----
+
+    def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
+        if len(batch.keys) < num_episodes:
+            raise RunFolder(self.run_dir).read_failure() or RunFailedError(
+                f"{num_episodes - len(batch.keys)} of {num_episodes} validation episodes could not be played. "
+                f"See {self.run_dir / 'logs'}.",
+                "rollout",
+            )
+        data = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["turn_facts"])
+        return validation_metrics(as_matrix(data["turn_facts"]))
+
+    def _slot_states(self) -> tuple[Any, ...]:
+        return tuple(self.agent_loop_manager.snapshot(self.global_steps))
+
+
+class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
+    """Rollout and learning take turns on the same devices."""
+
+    def get_llm_client(self) -> SlotClient:
+        """The client that agent loops generate with."""
+        return self.llm_server_manager.get_client(client_cls=SlotClient)
+
+
+class TurnTrainerColocateAsync(TurnTrainer, ColocateAsync):
+    """Turns, with rollout going on while the policy learns."""
+
+
+class TurnTrainerSeparateAsync(TurnTrainer, SeparateAsync):
+    """Turns, with devices of their own for rollout and learning."""
+
+
+TRAINERS = {
+    "sync": TurnTrainerSync,
+    "colocate_async": TurnTrainerColocateAsync,
+    "separate_async": TurnTrainerSeparateAsync,
+}

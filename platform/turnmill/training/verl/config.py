@@ -1,0 +1,263 @@
+"""A job as verl's configuration: one base, one overlay per device, and the user's own settings last."""
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.resources import ray_resource
+from turnmill.jobs.verl_settings import setting
+from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
+from turnmill.training.verl.known_settings import names_without_effect, unknown_names
+
+NEVER = 10**9
+# What carries weights to engines on devices of their own.
+WEIGHT_TRANSFER = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def compose_defaults() -> DictConfig:
+    """verl's own configuration, as its command line would start from."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer")
+    with open_dict(config):
+        # What verl leaves to the queue's own configuration, in which its own is merged later on.
+        config.transfer_queue = OmegaConf.merge(_queue_defaults(), config.transfer_queue)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def _queue_defaults() -> Any:
+    package = importlib.util.find_spec("transfer_queue")
+    assert package is not None
+    assert package.origin is not None
+    return OmegaConf.load(Path(package.origin).with_name("config.yaml"))
+
+
+def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, device: str) -> DictConfig:
+    """The configuration of one run; `spec.verl` has the last word.
+
+    Raises SettingsError for a setting of `spec.verl` that verl does not know.
+    """
+    config = compose_defaults()
+    _refuse_unknown(config, job.spec.verl)
+    settings = _base(job, model, run_dir) | (_cpu() if device == "cpu" else _cuda()) | _mode(job, device)
+    with open_dict(config):
+        for name, value in (settings | dict(job.spec.verl)).items():
+            OmegaConf.update(config, name, value, merge=True)
+        _make_room_for_rows(config, job.spec.verl)
+        config.turnmill = {"job": job.model_dump_json(by_alias=True), "run_dir": str(run_dir.absolute())}
+    return config
+
+
+def _make_room_for_rows(config: DictConfig, given: Mapping[str, Any]) -> None:
+    """Let a micro-batch hold the longest row, which verl refuses otherwise, unless `spec.verl` has a say in it.
+
+    What verl infers with goes by what it learns with: the critic has a name of its own for it that its YAML lacks, and
+    that alone counts.
+    """
+    longest = config.actor_rollout_ref.rollout.max_model_len
+    for name in ("actor_rollout_ref.actor", "critic"):
+        engine = OmegaConf.select(config, name)
+        if setting(given, f"{name}.ppo_max_token_len_per_gpu", None) is None:
+            share = math.ceil(longest / engine.get("ulysses_sequence_parallel_size", 1))
+            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, share)
+    if setting(given, "critic.ppo_infer_max_token_len_per_gpu", None) is None:
+        config.critic.ppo_infer_max_token_len_per_gpu = config.critic.ppo_max_token_len_per_gpu
+
+
+def unknown_verl_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
+    return unknown_names(compose_defaults(), settings)
+
+
+def _refuse_unknown(config: DictConfig, settings: Mapping[str, Any]) -> None:
+    for name, instead in names_without_effect(settings):
+        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
+    for name, closest in unknown_names(config, settings):
+        way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
+        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) is no setting of verl's. {way_out}")
+
+
+def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
+    spec = job.spec
+    return {
+        **_data(job),
+        **_model(job, model),
+        **_policy(job),
+        **_rollout(job),
+        **learning_settings(job),
+        "algorithm.use_kl_in_reward": spec.kl.coefficient > 0,
+        "algorithm.kl_ctrl.type": spec.kl.type,
+        "algorithm.kl_ctrl.kl_coef": spec.kl.coefficient,
+        "algorithm.kl_ctrl.target_kl": spec.kl.target,
+        "algorithm.kl_ctrl.horizon": spec.kl.horizon,
+        "trainer.project_name": spec.tracking.project,
+        "trainer.experiment_name": job.metadata.name,
+        "trainer.logger": list(spec.tracking.loggers),
+        "trainer.total_training_steps": spec.training.steps,
+        "trainer.total_epochs": NEVER,
+        "trainer.save_freq": spec.training.checkpoint_every,
+        # The trainer validates before the first step and after the last by itself.
+        "trainer.test_freq": (spec.training.validation.every if spec.training.validation.episodes else None) or -1,
+        "trainer.val_before_train": False,
+        "trainer.default_local_dir": str((run_dir / "checkpoints").absolute()),
+        "trainer.resume_mode": "disable",
+        "trainer.nnodes": spec.resources.train.nodes,
+        "trainer.n_gpus_per_node": spec.resources.train.gpus_per_node,
+        "trainer.use_v1": True,
+        # Not on a head that takes no work: a storage unit that is put there would never start.
+        "transfer_queue.backend.SimpleStorage.required_node_resource": _resource_of_training(job),
+        # Environments give the rewards.
+        "reward.num_workers": 0,
+    }
+
+
+def _resource_of_training(job: AgentTrainingJob) -> str:
+    """What the machines that train have; those that only roll out should hold no rows."""
+    accelerator = job.spec.resources.train.accelerator
+    return "CPU" if accelerator is None else ray_resource(accelerator)
+
+
+def _data(job: AgentTrainingJob) -> dict[str, Any]:
+    spec = job.spec
+    return {
+        "data.train_files": [],
+        "data.val_files": [],
+        "data.custom_cls.path": "pkg://turnmill.training.dataset",
+        "data.dataloader_num_workers": 0,
+        # A step takes all rows, in order: what they stand for follows from the step and the seed.
+        "data.shuffle": False,
+        "data.seed": spec.training.seed,
+    }
+
+
+def _model(job: AgentTrainingJob, model: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = {"actor_rollout_ref.model.path": str(model), "critic.model.path": str(model)}
+    if (lora := job.spec.model.lora) is not None:
+        modules: Any = list(lora.target_modules)
+        # The critic keeps all its weights: verl builds adapters for language models alone.
+        settings |= {
+            "actor_rollout_ref.model.lora_rank": lora.rank,
+            "actor_rollout_ref.model.lora_alpha": lora.alpha,
+            "actor_rollout_ref.model.target_modules": modules[0] if modules == ["all-linear"] else modules,
+        }
+        settings["actor_rollout_ref.rollout.load_format"] = "safetensors"
+    return settings
+
+
+def _policy(job: AgentTrainingJob) -> dict[str, Any]:
+    algorithm, actor = job.spec.algorithm, "actor_rollout_ref.actor"
+    return {
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.fsdp_config.strategy": "fsdp2",
+        "actor_rollout_ref.ref.strategy": "fsdp2",
+        "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
+        f"{actor}.ppo_epochs": algorithm.epochs,
+        f"{actor}.shuffle": True,
+        f"{actor}.data_loader_seed": job.spec.training.seed,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.clip_ratio": algorithm.clip_ratio,
+        f"{actor}.clip_ratio_low": algorithm.clip_ratio,
+        f"{actor}.clip_ratio_high": getattr(algorithm, "clip_ratio_high", None) or algorithm.clip_ratio,
+        f"{actor}.entropy_coeff": algorithm.entropy_coefficient,
+        f"{actor}.grad_clip": algorithm.gradient_clip,
+        f"{actor}.optim.lr": algorithm.actor_learning_rate,
+        f"{actor}.optim.weight_decay": algorithm.weight_decay,
+        f"{actor}.optim.lr_scheduler_type": algorithm.learning_rate_schedule,
+        f"{actor}.optim.betas": [0.9, 0.95],
+        f"{actor}.use_kl_loss": False,
+    }
+
+
+def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
+    spec, rollout = job.spec, "actor_rollout_ref.rollout"
+    return {
+        f"{rollout}.name": "vllm",
+        f"{rollout}.seed": spec.training.seed,
+        f"{rollout}.temperature": spec.agent.temperature,
+        f"{rollout}.val_kwargs.temperature": spec.training.validation.temperature,
+        f"{rollout}.val_kwargs.do_sample": spec.training.validation.temperature > 0,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.log_prob_use_dynamic_bsz": True,
+        f"{rollout}.agent.num_workers": spec.resources.agent_loop_workers,
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,
+    }
+
+
+def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
+    """How rollout and learning share time and devices."""
+    spec, rollout, v1 = job.spec, "actor_rollout_ref.rollout", "trainer.v1"
+    settings: dict[str, Any] = {f"{v1}.trainer_mode": spec.training.mode} | sampler_settings(job)
+    if spec.training.mode == "sync":
+        return settings
+    settings |= {
+        # A step takes its own rows and no others: how old they may be follows from when they are asked for.
+        f"{v1}.sampler.max_off_policy_threshold": None,
+    }
+    if spec.training.mode == "colocate_async":
+        return settings
+    return settings | {
+        # No engine on the devices that learn.
+        "actor_rollout_ref.hybrid_engine": False,
+        f"{rollout}.nnodes": spec.resources.rollout.replicas,
+        f"{rollout}.n_gpus_per_node": spec.gpus_per_engine,
+        f"{v1}.separate_async.parameter_sync_step": 1,
+        f"{rollout}.checkpoint_engine.backend": WEIGHT_TRANSFER[device],
+        f"{rollout}.checkpoint_engine.custom_backend_module": "turnmill.training.verl.weight_transfer",
+        # Anew for each sync, as gloo does by itself: an engine that has died since is not waited for.
+        f"{rollout}.checkpoint_engine.engine_kwargs.nccl.rebuild_group": True,
+    }
+
+
+def _cuda() -> dict[str, Any]:
+    """What a machine with GPUs adds: verl's defaults are made for it."""
+    return {
+        "trainer.device": "cuda",
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "critic.model.use_remove_padding": True,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+        "critic.model.enable_gradient_checkpointing": True,
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    """What a machine without a GPU needs: float32, no compilation, small buffers, one process of each kind."""
+    rollout, tokens = "actor_rollout_ref.rollout", 32768
+    settings: dict[str, Any] = {
+        "trainer.device": "cpu",
+        f"{rollout}.dtype": "float32",
+        f"{rollout}.enforce_eager": True,
+        f"{rollout}.enable_sleep_mode": False,
+        f"{rollout}.free_cache_engine": False,
+        f"{rollout}.gpu_memory_utilization": 0.1,
+        f"{rollout}.max_num_seqs": 128,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
+        f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
+            "turnmill.training.verl.patches.vllm_worker.CpuWorkerExtension"
+        ),
+        # The model runs in the engine's own process: between two, vLLM spins on a core while it waits.
+        f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
+        f"{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes": 256 * 1024**2,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
+        "critic.ppo_max_token_len_per_gpu": tokens,
+    }
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        settings |= {
+            f"{model}.use_remove_padding": False,
+            f"{model}.enable_gradient_checkpointing": False,
+            f"{model}.override_config.attn_implementation": "sdpa",
+        }
+    for engine in ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp"):
+        settings |= {
+            f"{engine}.mixed_precision.param_dtype": "fp32",
+            f"{engine}.dtype": "float32",
+            f"{engine}.use_torch_compile": False,
+        }
+    return settings

@@ -1,0 +1,181 @@
+"""Inference engines on machines of their own: where one dies, those left go on, and another is started in its place."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from turnmill.core.errors import RunFailedError
+from turnmill.training.accelerators import Demand, wait_for_room
+from turnmill.training.verl.placement import here
+
+# A dead actor answers at once; one that is only busy counts as alive.
+ANSWER_SECONDS = 5.0
+LOOK_SECONDS = 5.0
+RETRY_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Engines:
+    """The engines of a run, as verl's managers of requests and of weights know them.
+
+    The trainer's own thread looks after them: between steps, and while it waits for rollout. A new engine starts with
+    the policy that the run began with, so requests reach it after the next transfer of weights.
+    """
+
+    def __init__(self, requests: Any, weights: Any, *, demand: Demand, wait_seconds: float) -> None:
+        """`demand` is what an engine takes, `wait_seconds` how long a run without any waits for one."""
+        self._requests = requests
+        self._weights = weights
+        self._demand = demand
+        self._wait_seconds = wait_seconds
+        self._wanted = len(self)
+        self._next_rank = 1 + max(replica.replica_rank for replica in weights.replicas)
+        self._starts: list[_Start] = []
+        self._looked_at = self._failed_at = float("-inf")
+        self._lost_at = float("inf")
+        self._bring_the_balancer_here()
+
+    def __len__(self) -> int:
+        return len(self._weights.replicas)
+
+    def mend(self) -> None:
+        """Have engines started in place of dead ones; raises RunFailedError if there has been none for too long."""
+        self._drop_dead()
+        self._begin_starts()
+        if len(self):
+            self._lost_at = float("inf")
+        elif time.monotonic() - self._lost_at > self._wait_seconds:
+            raise RunFailedError(
+                f"Every inference engine has died, and none was started anew within {self._wait_seconds:g} s: their "
+                "processes or machines are gone. `--resume` carries on from the last checkpoint.",
+                "engines_died",
+            )
+
+    def mend_while_waiting(self, update_weights: Callable[[], object]) -> None:
+        """As `mend`, every few seconds; a transfer of weights is made only if nothing else could serve."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        self.mend()
+        if not len(self) and self._have_ready():
+            self._transfer(update_weights)
+
+    def update_weights(self, update: Callable[[], object]) -> None:
+        """Transfer weights, to new engines as well, which then serve; waits for one where there is none."""
+        self.mend()
+        while not len(self) and not self._have_ready():
+            time.sleep(1.0)
+            self.mend()
+        self._transfer(update)
+
+    def _transfer(self, update: Callable[[], object]) -> None:
+        ready = [start for start in self._starts if start.is_ready]
+        self._starts = [start for start in self._starts if start not in ready]
+        new = [start.replica for start in ready]
+        self._weights.add_replicas(new)
+        update()
+        if new:
+            servers = {replica.server_address: replica.server_handle for replica in new}
+            log.warning("Engines serve", extra={"engines": list(servers), "all": len(self)})
+            ray.get(self._requests.global_load_balancer.add_servers.remote(servers))
+
+    def _drop_dead(self) -> None:
+        dead = [replica for replica in self._weights.replicas if _has_died(_actors(replica))]
+        if not dead:
+            return
+        addresses = [replica.server_address for replica in dead]
+        log.warning("Engines died", extra={"engines": addresses, "left": len(self) - len(dead)})
+        self._weights.remove_replicas(dead)
+        if not len(self):
+            self._lost_at = time.monotonic()
+        ray.get(self._requests.global_load_balancer.remove_servers.remote(addresses))
+        for replica in dead:
+            _release(replica)
+
+    def _begin_starts(self) -> None:
+        for start in list(self._starts):
+            # One that is ready has no requests yet that would tell of its death.
+            if start.error is None and not (start.is_ready and _has_died(_actors(start.replica))):
+                continue
+            log.warning("Engine did not start, or died at once", exc_info=start.error)
+            self._starts.remove(start)
+            self._failed_at = time.monotonic()
+            _release(start.replica)
+        if time.monotonic() - self._failed_at < RETRY_SECONDS:
+            return
+        while len(self) + len(self._starts) < self._wanted:
+            self._starts.append(_Start(self._new_replica(), self._demand))
+
+    def _have_ready(self) -> bool:
+        return any(start.is_ready for start in self._starts)
+
+    def _new_replica(self) -> RolloutReplica:
+        manager = self._requests
+        # Names of Ray's actors come from the rank: those of a dead engine are not free at once.
+        rank, self._next_rank = self._next_rank, self._next_rank + 1
+        replica: RolloutReplica = manager.rollout_replica_class(
+            replica_rank=rank,
+            config=manager.rollout_config,
+            model_config=manager.model_config,
+            gpus_per_node=manager.rollout_config.n_gpus_per_node,
+        )
+        return replica
+
+    def _bring_the_balancer_here(self) -> None:
+        """verl puts it on any machine: on one that only rolls out it would take all engines along when it goes."""
+        balancer = ray.remote(num_cpus=0, scheduling_strategy=here())(GlobalRequestLoadBalancer)
+        servers = dict(zip(self._requests.server_addresses, self._requests.server_handles, strict=True))
+        ray.kill(self._requests.global_load_balancer)
+        self._requests.global_load_balancer = balancer.remote(servers=servers)
+
+
+class _Start:
+    """An engine that starts in a thread: it waits for a machine first, which may take as long as it likes."""
+
+    def __init__(self, replica: RolloutReplica, demand: Demand) -> None:
+        self.replica = replica
+        self._demand = demand
+        self.is_ready = False
+        self.error: BaseException | None = None
+        threading.Thread(target=self._start, daemon=True, name=f"engine-{replica.replica_rank}").start()
+
+    def _start(self) -> None:
+        try:
+            wait_for_room(self._demand)
+            asyncio.run(self.replica.init_standalone())
+            self.is_ready = True
+        except BaseException as error:
+            self.error = error
+
+
+def _actors(replica: RolloutReplica) -> list[Any]:
+    return [*replica.servers, *replica.workers]
+
+
+def _release(replica: RolloutReplica) -> None:
+    """End what is left of an engine's processes, and give its share of machines to the one in its place."""
+    for actor in _actors(replica):
+        ray.kill(actor)
+    for group in (replica.resource_pool.pgs if replica.resource_pool else None) or ():
+        ray.util.remove_placement_group(group)
+
+
+def _has_died(actors: list[Any]) -> bool:
+    answers, _ = ray.wait(
+        [actor.__ray_ready__.remote() for actor in actors], num_returns=len(actors), timeout=ANSWER_SECONDS
+    )
+    try:
+        ray.get(answers)
+    except ray.exceptions.ActorDiedError:
+        return True
+    except ray.exceptions.ActorUnavailableError:
+        return False
+    return False

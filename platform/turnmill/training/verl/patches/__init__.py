@@ -1,0 +1,1 @@
+"""Patches of verl, Ray, vLLM and TransferQueue, each made for one version."""

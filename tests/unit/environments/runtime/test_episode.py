@@ -1,0 +1,112 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnmill import environments
+from turnmill.core.errors import EnvironmentFailedError
+from turnmill.environments.runtime.episode import TurnEnvironment
+from turnmill.testing.environments import Hostile, HostileOptions
+
+_WORDS = ["THINK:", "ACTION:", "action:", "Action", "turn", "left", "go forward", "drop", ".", "_", "\n"]
+_CHATTER = st.lists(st.sampled_from(_WORDS))
+
+
+def episode(
+    *, max_turns: int = 10, binary: bool = True, marker_required: bool = True, on_step: str = "none"
+) -> TurnEnvironment:
+    environment = Hostile(None, max_turns, HostileOptions(on_step=on_step))
+    made = TurnEnvironment(environment, invalid_penalty=0.1, binary_reward=binary, marker_required=marker_required)
+    made.reset(0)
+    return made
+
+
+def test_an_invalid_response_executes_the_default_action_and_costs_the_penalty():
+    result = episode().act("ACTION: fly")
+
+    assert (result.action, result.valid, result.reward) == ("look", False, -0.1)
+    assert result.observation == "seed 0 step 1"
+
+
+def test_a_state_is_the_observation_unless_the_environment_says_otherwise():
+    class Forgetful(Hostile):
+        def state_key(self, observation: str) -> str:
+            return observation.partition(" step")[0]
+
+    made = TurnEnvironment(Forgetful(None, 10, HostileOptions()), invalid_penalty=0.1, binary_reward=True)
+
+    assert (made.reset(3).state_key, made.act("ACTION: look").state_key) == ("seed 3", "seed 3")
+    assert episode().act("ACTION: look").state_key == "seed 0 step 1"
+
+
+def test_the_penalty_replaces_even_a_reward_that_the_default_action_earned():
+    made = episode()
+    made.environment.default_action = "win"
+
+    result = made.act("nonsense")
+
+    assert (result.action, result.reward, result.terminated) == ("win", -0.1, True)
+    assert not result.success
+
+
+@pytest.mark.parametrize(("binary", "reward"), [(True, 1.0), (False, 0.5)])
+def test_a_positive_reward_counts_as_one_where_rewards_are_binary(binary, reward):
+    result = episode(binary=binary).act("ACTION: win")
+
+    assert result.reward == reward
+    assert result.success
+
+
+@pytest.mark.parametrize(("marker_required", "valid"), [(True, False), (False, True)])
+def test_an_action_may_stand_alone_only_where_nothing_else_was_asked_for(marker_required, valid):
+    assert episode(marker_required=marker_required).act(" Win\n").valid is valid
+
+
+def test_an_episode_is_truncated_at_its_turn_limit():
+    made = episode(max_turns=2)
+
+    first, second = made.act("ACTION: look"), made.act("ACTION: look")
+
+    assert not first.done
+    assert (second.done, second.truncated, second.terminated) == (True, True, False)
+
+
+def test_an_episode_won_in_its_last_turn_is_won_and_not_truncated():
+    result = episode(max_turns=1).act("ACTION: win")
+
+    assert (result.terminated, result.truncated) == (True, False)
+
+
+def test_nothing_can_be_done_after_the_end():
+    made = episode(max_turns=1)
+    made.act("ACTION: look")
+
+    with pytest.raises(EnvironmentFailedError, match="reset"):
+        made.act("ACTION: look")
+
+
+def test_a_reward_that_is_no_number_fails_the_environment():
+    with pytest.raises(EnvironmentFailedError, match="reward of nan"):
+        episode(on_step="gives_nan").act("ACTION: hurt")
+
+
+def test_a_result_brings_the_prompts_of_the_next_turn_and_what_the_response_was_like():
+    result = episode().act("THINK: look, but win instead. ACTION: look")
+
+    assert result.instruction_prompt == "Count. You stand at 1."
+    assert result.compact_prompt == "goal: count"
+    assert (result.plan_length, result.backtrack_length) == (3, 1)
+
+
+@given(st.text() | _CHATTER.map(" ".join) | _CHATTER.map("".join))
+def test_whatever_a_policy_writes_an_allowed_action_is_executed(text):
+    environment = environments.create("babyai", task="GoToObj", max_turns=4)
+    made = TurnEnvironment(environment, invalid_penalty=0.1, binary_reward=True)
+    made.reset(0)
+
+    result = made.act(text)
+
+    assert result.action in environment.actions
+    assert math.isfinite(result.reward)
+    assert result.valid or (result.action == "go forward" and result.reward == -0.1)

@@ -1,0 +1,38 @@
+from turnmill.rollout.verlog.memory import Memory, RememberedTurn
+
+
+def after(num_turns: int, *, text_turns: int, thought_turns: int = 1) -> Memory:
+    memory = Memory(text_turns=text_turns, thought_turns=thought_turns)
+    memory.begin("o0")
+    for turn in range(num_turns):
+        memory.remember(response=f"r{turn}", action=f"a{turn}", observation=f"o{turn + 1}")
+    return memory
+
+
+def test_a_window_holds_the_newest_turns():
+    memory = after(5, text_turns=2)
+
+    assert memory.turns == (RememberedTurn("o3", "r3", "a3"), RememberedTurn("o4", "r4", "a4"))
+    assert memory.observation == "o5"
+
+
+def test_a_window_of_no_turns_remembers_none():
+    memory = after(3, text_turns=0)
+
+    assert memory.turns == ()
+    assert memory.observation == "o3"
+
+
+def test_the_newest_thoughts_are_recalled_in_full():
+    memory = after(4, text_turns=3, thought_turns=2)
+
+    assert [in_full for _, in_full in memory.recall_answers()] == [False, True, True]
+
+
+def test_an_episode_begins_without_memories():
+    memory = after(3, text_turns=2)
+
+    memory.begin("elsewhere")
+
+    assert memory.turns == ()
+    assert memory.observation == "elsewhere"

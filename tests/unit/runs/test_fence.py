@@ -1,0 +1,97 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from turnmill.core.errors import RunFailedError
+from turnmill.observability.run_folder import RunFolder
+from turnmill.training import checkpoints
+from turnmill.training.checkpoints import RunState
+from turnmill.runs.fence import claim
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "team-a" / "babyai-1a2b3c4d"
+
+
+def write_checkpoint(folder: Path, step: int) -> None:
+    root = folder / "checkpoints"
+    checkpoints.folder_of(root, step).mkdir(parents=True)
+    checkpoints.complete(root, RunState(step, slots=(), kl_coefficient=0.0), keep=2)
+
+
+def test_the_run_s_path_leads_to_the_newest_attempt(run_dir: Path):
+    claim(run_dir, 1)
+    second = claim(run_dir, 2)
+
+    assert run_dir.resolve() == second.resolve()
+
+
+def test_an_attempt_takes_over_what_the_one_before_has_made(run_dir: Path):
+    write_checkpoint(claim(run_dir, 1), step=5)
+
+    taken_over = checkpoints.latest(claim(run_dir, 2) / "checkpoints")
+
+    assert taken_over is not None
+    assert taken_over.state.step == 5
+
+
+def test_an_attempt_begins_anew_where_the_one_before_made_nothing(run_dir: Path):
+    assert list(claim(run_dir, 3).iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_attempt_that_has_begun_or_is_older_is_refused(run_dir: Path, number: int):
+    claim(run_dir, 2)
+
+    with pytest.raises(RunFailedError, match=rf"Attempt {number} .* is stale: attempt 2 has begun") as caught:
+        claim(run_dir, number)
+
+    assert caught.value.cause == "stale_attempt"
+
+
+def test_a_stale_attempt_cannot_complete_a_checkpoint(run_dir: Path):
+    stale = claim(run_dir, 1)
+    half_written = checkpoints.folder_of(stale / "checkpoints", 6)
+    half_written.mkdir(parents=True)
+    newest = claim(run_dir, 2)
+
+    with pytest.raises(FileNotFoundError):
+        checkpoints.complete(stale / "checkpoints", RunState(6, slots=(), kl_coefficient=0.0), keep=2)
+
+    assert checkpoints.latest(newest / "checkpoints") is None
+
+
+def test_a_checkpoint_that_a_stale_attempt_makes_by_all_its_path_is_not_seen(run_dir: Path):
+    stale = claim(run_dir, 1)
+    write_checkpoint(claim(run_dir, 2), step=5)
+
+    write_checkpoint(stale, step=9)
+
+    newest = checkpoints.latest(run_dir / "checkpoints")
+    third = checkpoints.latest(claim(run_dir, 3) / "checkpoints")
+    assert newest is not None
+    assert third is not None
+    assert (newest.state.step, third.state.step) == (5, 5)
+    assert not stale.exists()
+
+
+def test_metrics_of_a_stale_attempt_reach_no_reader(run_dir: Path):
+    stale = RunFolder(claim(run_dir, 1))
+    stale.append_metrics(1, {"turnmill/reward_mean": 0.5})
+    newest = RunFolder(claim(run_dir, 2))
+
+    with pytest.raises(FileNotFoundError):
+        stale.append_metrics(2, {"turnmill/reward_mean": 0.9})
+
+    assert [row["step"] for row in newest.read_metrics()] == [1]
+
+
+def test_other_runs_of_the_namespace_stay_as_they_are(run_dir: Path):
+    other = claim(run_dir.with_name("babyai-1a2b3c4d5"), 1)
+    (other / "job.yaml").write_text(json.dumps({}))
+
+    claim(run_dir, 7)
+
+    assert (other / "job.yaml").exists()

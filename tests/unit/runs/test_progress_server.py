@@ -1,0 +1,94 @@
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from turnmill.core.errors import SettingsError
+from turnmill.observability.progress import Progress, write_progress
+from turnmill.observability.run_folder import RunFolder
+from turnmill.training import checkpoints
+from turnmill.training.checkpoints import RunState
+from turnmill.runs.progress_server import ProgressServer, progress_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    return folder
+
+
+def take_step(folder: RunFolder, step: int, **metrics: float) -> None:
+    episodes = {"turnmill/episodes/completed": 6.0, "turnmill/episodes/failed": 2.0}
+    folder.append_metrics(step, {"timing_s/step": 4.0, "turnmill/reward_mean": 0.5, **episodes, **metrics})
+
+
+def get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+        return response.read().decode()
+
+
+def test_a_run_that_has_just_begun_is_at_step_0(folder: RunFolder):
+    assert progress_of(folder, steps=20) == {"phase": "starting", "step": 0, "steps": 20}
+
+
+def test_progress_is_that_of_the_last_step_and_the_newest_checkpoint(folder: RunFolder):
+    take_step(folder, 1)
+    take_step(folder, 2, **{"turnmill/reward_mean": 0.75, "turnmill/success": 0.7})
+    folder.append_metrics(2, {"validation/success": 0.8})
+    checkpoints.folder_of(folder.checkpoints, 1).mkdir()
+    checkpoints.complete(folder.checkpoints, RunState(1, slots=(), kl_coefficient=0.0), keep=2)
+    write_progress(folder, Progress(phase="training", done=2, total=20))
+
+    assert progress_of(folder, steps=20) == {
+        "phase": "training",
+        "step": 2,
+        "steps": 20,
+        "success": 0.7,
+        "rewardMean": 0.75,
+        "rolloutsPerSecond": 2.0,
+        "infraFailedRatio": 0.25,
+        "checkpointStep": 1,
+    }
+
+
+def test_progress_and_the_trainer_s_metrics_are_served_side_by_side(folder: RunFolder):
+    trainer = ProgressServer(folder, steps=20)
+    with trainer.serve(0) as other, ProgressServer(folder, steps=20).serve(0) as port:
+        assert get(port, "/metrics") == ""
+        # Any server's answer will do.
+        (folder.path / "metrics_url").write_text(f"http://127.0.0.1:{other}/progress\n")
+
+        assert json.loads(get(port, "/metrics")) == json.loads(get(port, "/progress"))
+
+
+def test_other_paths_are_not_found(folder: RunFolder):
+    with (
+        ProgressServer(folder, steps=20).serve(0) as port,
+        pytest.raises(urllib.error.HTTPError, match="404"),
+    ):
+        get(port, "/")
+
+
+def test_the_end_is_told_to_whoever_asks_next(folder: RunFolder):
+    server = ProgressServer(folder, steps=20)
+    with server.serve(0) as port:
+        ending = threading.Thread(target=server.end, args=("complete",), kwargs={"wait_seconds": 60})
+        ending.start()
+        while json.loads(get(port, "/progress"))["phase"] != "complete":
+            pass
+        ending.join(timeout=10)
+
+        assert not ending.is_alive()
+
+
+def test_a_port_that_is_taken_is_refused(folder: RunFolder):
+    with (
+        ProgressServer(folder, steps=20).serve(0) as port,
+        pytest.raises(SettingsError, match=rf"TURNMILL_METRICS_PORT \({port}\) cannot be served"),
+        ProgressServer(folder, steps=20).serve(port),
+    ):
+        pass

@@ -1,0 +1,168 @@
+import json
+import sys
+from datetime import date
+from types import ModuleType
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from turnmill.core.errors import SettingsError
+from turnmill.tasks import Answer, create_source
+from turnmill.tasks.arithmetic import Arithmetic
+from turnmill.tasks.rewards import last_boxed
+
+
+def answer(last: str, responses: str | None = None) -> Answer:
+    return Answer(last, last if responses is None else responses, last)
+
+
+def test_a_sum_is_the_same_under_the_same_seed_and_no_other():
+    first, again, other = (create_source("arithmetic", seed=seed) for seed in (1, 1, 2))
+
+    assert first.training(5) == again.training(5)
+    assert [first.training(n) for n in range(5)] != [other.training(n) for n in range(5)]
+    assert first.training(0) != first.validation(0)
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "calculator"])
+def test_no_sum_of_a_validation_is_one_that_a_run_learns_from_or_imitates(name):
+    asked = {create_source(name, seed=1).validation(number).messages[0]["content"] for number in range(300)}
+    learning = create_source(name, seed=2)
+    assert isinstance(learning, Arithmetic)
+
+    learned = {learning.training(number).messages[0]["content"] for number in range(3000)}
+    shown = {task.messages[0]["content"] for task, _ in learning.demonstrations(seed=0, count=3000)}
+
+    assert len(asked) > 200
+    assert not asked & (learned | shown)
+
+
+def test_only_the_right_number_in_the_last_response_is_worth_something():
+    source = create_source("arithmetic")
+    task = source.training(0)
+
+    assert source.reward(task, answer(f"answer:{task.truth}")) == 1.0
+    assert source.reward(task, answer(f"answer:{task.truth + 1}")) == 0.0
+    assert source.reward(task, answer("hm", f"answer:{task.truth}hm")) == 0.0
+
+
+def test_demonstrations_use_the_words_of_the_language_and_often_fail():
+    source = create_source("arithmetic")
+    assert isinstance(source, Arithmetic)
+
+    shown = list(source.demonstrations(seed=0, count=400))
+
+    with_tool = [stretches for _, stretches in shown if len(stretches) == 2]
+    right = [task for task, stretches in shown if stretches[-1].said == f"answer:{task.truth}"]
+    assert 150 < len(with_tool) < 250
+    assert 80 < len(right) < 180
+    assert with_tool[0][1].read.startswith(with_tool[0][0].said)
+
+
+ROWS = [{"prompt": f"{n}+0", "reward_model": {"ground_truth": str(n)}, "extra_info": {"n": n}} for n in range(6)]
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def file(request, tmp_path):
+    path = tmp_path / f"tasks.{request.param}"
+    if request.param == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    return str(path)
+
+
+def test_a_file_of_tasks_is_gone_through_whole_in_a_new_order_each_time(file):
+    source = create_source("dataset", {"path": file, "validationTasks": 2, "systemPrompt": "Add."})
+
+    passes = [[source.training(4 * turn + n).truth for n in range(4)] for turn in range(3)]
+
+    assert [sorted(each) for each in passes] == [["0", "1", "2", "3"]] * 3
+    assert len({tuple(each) for each in passes}) > 1
+    assert [source.validation(n).truth for n in range(2)] == ["4", "5"]
+    assert source.training(0).messages[0] == {"role": "system", "content": "Add."}
+    assert set(source.training(0).extra_info) == {"n"}
+
+
+def test_a_task_may_hold_what_ends_lines_elsewhere(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
+
+    assert create_source("dataset", {"path": str(path)}).training(0).messages[0]["content"] == "a\u2028b\x85c"
+
+
+def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{\n')
+
+    with pytest.raises(SettingsError, match=r"tasks\.jsonl', line 3 is no JSON: "):
+        create_source("dataset", {"path": str(path)})
+
+
+@pytest.mark.parametrize("option", ["path", "validationPath"])
+def test_what_no_tool_can_be_told_is_refused_where_there_are_tools(file, tmp_path, option):
+    path = tmp_path / "dates.parquet"
+    told = [{"prompt": f"{day}?", "extra_info": {"day": day}} for day in (None, date(2026, 1, 2))]
+    parquet.write_table(pyarrow.Table.from_pylist(told), path)
+    create_source("dataset", {"path": file}).require_json()
+    source = create_source("dataset", {"path": file, option: str(path)})
+
+    with pytest.raises(SettingsError, match=r"of the task '2026-01-02\?' is no JSON: .* date is not JSON"):
+        source.require_json()
+
+
+@pytest.mark.parametrize(
+    ("reward", "said", "worth"),
+    [
+        ("exact_match", " 4 ", 1.0),
+        ("exact_match", "5", 0.0),
+        ("boxed_match", "so \\boxed{4}", 1.0),
+        ("math_verify", "so \\boxed{\\frac{8}{2}}", 1.0),
+        ("math_verify", "so \\boxed{5}", 0.0),
+    ],
+)
+def test_answers_are_compared_as_the_job_says(file, reward, said, worth):
+    source = create_source("dataset", {"path": file, "reward": reward, "validationTasks": 2})
+
+    assert source.reward(source.validation(0), answer(said)) == worth
+
+
+def test_a_reward_may_be_a_function_of_ones_own(file, monkeypatch):
+    module = ModuleType("my_rewards")
+    module.half = lambda answer, truth, extra_info: 0.5  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+
+    source = create_source("dataset", {"path": file, "reward": "my_rewards:half"})
+
+    assert source.reward(source.training(0), answer("")) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("aritmetic", {}, "environment.name: there are no tasks 'aritmetic'. Did you mean 'arithmetic'?"),
+        ("dataset", {"path": "/nowhere.jsonl"}, "environment.options.path: '/nowhere.jsonl' is no file."),
+        ("dataset", {}, "environment.options.path: Field required."),
+        ("arithmetic", {"x": 1}, "environment.options.x: arithmetic has no such option."),
+        ("json:loads", {}, "environment.name: 'json:loads' is"),
+    ],
+)
+def test_tasks_that_cannot_be_had_are_refused(name, options, message):
+    with pytest.raises(SettingsError) as caught:
+        create_source(name, options)
+
+    assert str(caught.value).startswith(message)
+
+
+def test_a_reward_that_is_none_is_refused(file):
+    with pytest.raises(SettingsError, match="'exact' is no reward"):
+        create_source("dataset", {"path": file, "reward": "exact"})
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [("\\boxed{1} \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("none", None), ("\\boxed{1", None)],
+)
+def test_the_last_box_counts(text, held):
+    assert last_boxed(text) == held

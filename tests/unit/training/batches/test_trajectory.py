@@ -1,0 +1,237 @@
+import random
+from typing import Any
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs.trajectory_algorithms import (
+    Dapo,
+    GigPo,
+    Grpo,
+    ReinforcePlusPlusBaseline,
+    Rloo,
+    TrajectoryAlgorithm,
+)
+from turnmill.rollout.failure import FAILED
+from turnmill.training.advantages.gae import outcome_advantages
+from turnmill.training.advantages.rows import Rows, advantages_of
+from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, split
+from turnmill.training.batches.trajectory_metrics import figure_metrics, trajectory_metrics
+
+
+def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
+    """A step as the TransferQueue hands it out; failed trajectories are keys with a cause."""
+    tags = [
+        {"status": FAILED, "cause": failed[key], "message": "broke"} if key in failed else {"status": "success"}
+        for key in keys
+    ]
+    return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+
+
+def step(tasks: int, samples: int) -> list[str]:
+    return [f"uid{task}_{sample}_0" for task in range(tasks) for sample in range(samples)]
+
+
+def advantages(
+    keys: list[str], rewards: dict[str, float], algorithm: TrajectoryAlgorithm | None = None
+) -> dict[str, float]:
+    """Those of each row, from its reward at its last token and a penalty at every token."""
+    scores_RG = torch.zeros(len(keys), 3)
+    scores_RG[:, -1] = torch.tensor([rewards[key] for key in keys])
+    penalties_RG = torch.tensor([[0.001 * (len(key) + int(key[3])) * (g + 1) for g in range(3)] for key in keys])
+    rows = Rows(
+        keys, torch.full((len(keys),), 3), torch.ones_like(scores_RG), scores_RG, scores_RG - penalties_RG,
+        states_R=["start"] * len(keys),
+    )  # fmt: skip
+    found_RG, _ = advantages_of(rows, algorithm or Grpo())
+    assert bool((found_RG == found_RG[:, :1]).all())
+    return dict(zip(keys, found_RG[:, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [Grpo(), Grpo(baseline="step"), Grpo(normalise=False), Rloo(), ReinforcePlusPlusBaseline(), Dapo(), GigPo()],
+    ids=["grpo", "grpo over the step", "grpo in points", "rloo", "reinforce++ baseline", "dapo", "gigpo"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_failed_trajectories_change_no_advantage_of_the_others(algorithm, seed):
+    chance = random.Random(seed)
+    keys = step(tasks=16, samples=8)
+    failed = {key: "tool_connection" for key in keys if chance.random() < 0.15}
+    rewards = {key: float(chance.random() < 0.4) for key in keys}
+    assert 5 < len(failed) < 40
+
+    of_the_step = split(batch(keys, failed)).survivors.keys
+    with_failures = advantages(of_the_step, rewards, algorithm)
+    without_them = advantages([key for key in keys if key not in failed], rewards, algorithm)
+
+    assert with_failures.keys() == without_them.keys() == set(keys) - set(failed)
+    assert max(abs(with_failures[key] - without_them[key]) for key in with_failures) < 1e-6
+
+
+def test_an_advantage_is_what_grpo_says():
+    found = outcome_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 5.0]), ["a", "a", "b", "b", "c"], normalise=True)
+
+    half = 0.5 / (0.5**0.5 + 1e-6)
+    assert found.tolist() == pytest.approx([half, -half, -half, half, 0.0])
+
+
+def test_a_trajectory_left_alone_by_failures_teaches_nothing():
+    found = advantages(["uid0_3_0"], {"uid0_3_0": 1.0})
+
+    assert found == {"uid0_3_0": 0.0}
+
+
+def test_a_trajectory_of_several_rows_counts_once():
+    keys = ["uid0_0_0", "uid0_0_1", "uid0_1_0", "uid0_2_0"]
+    rewards = {"uid0_0_0": 1.0, "uid0_0_1": 1.0, "uid0_1_0": 0.0, "uid0_2_0": 0.0}
+
+    found = advantages(keys, rewards)
+
+    assert found["uid0_0_0"] == found["uid0_0_1"] > 0
+    assert sum((2 * found["uid0_0_0"], found["uid0_1_0"] * 2, found["uid0_2_0"] * 2)) == pytest.approx(0, abs=1e-5)
+
+
+def test_the_last_row_stands_for_its_trajectory():
+    assert last_rows(["a_0_1", "b_0_0", "a_0_0", "a_0_2"]) == [3, 1]
+
+
+def test_failures_are_counted_by_their_cause():
+    keys = step(tasks=2, samples=2)
+    parts = split(batch(keys, {keys[0]: "tool_timeout", keys[3]: "tool_timeout"}))
+
+    assert parts.causes == {"tool_timeout": 2}
+    assert (parts.num_trajectories, parts.failed_ratio) == (4, 0.5)
+
+
+def test_a_step_with_too_many_failures_ends_the_run_with_the_reason():
+    keys = step(tasks=2, samples=2)
+    parts = split(batch(keys, dict.fromkeys(keys[:3], "tool_connection")))
+
+    parts.require_few_failures(0.75, "Step 3")
+    with pytest.raises(RunFailedError, match=r"Step 3: 3 of 4 trajectories failed \(tool_connection: 3\)") as caught:
+        parts.require_few_failures(0.5, "Step 3")
+    assert caught.value.cause == "failed_ratio"
+
+
+def test_a_step_of_nothing_but_failures_ends_the_run_whatever_the_limit():
+    keys = step(tasks=1, samples=2)
+
+    with pytest.raises(RunFailedError, match="2 of 2"):
+        split(batch(keys, dict.fromkeys(keys, "tool_timeout"))).require_few_failures(1.0, "Step 1")
+
+
+def test_figures_are_told_by_mean_greatest_and_least():
+    told = figure_metrics([{"figures": {"num_turns": 1}}, {"figures": {"num_turns": 3, "valid_action": 1}}])
+
+    assert told == {
+        "turnmill/tool/num_turns/mean": 2.0,
+        "turnmill/tool/num_turns/max": 3.0,
+        "turnmill/tool/num_turns/min": 1.0,
+        "turnmill/tool/valid_action/mean": 1.0,
+        "turnmill/tool/valid_action/max": 1.0,
+        "turnmill/tool/valid_action/min": 1.0,
+    }
+
+
+def test_values_of_rows_are_told_by_the_names_of_their_trajectories():
+    keys = ["uid0_0_0", "uid0_1_0", "uid0_0_1"]
+    nothing_RG = torch.zeros(3, 1)
+    rows = TrajectoryBatch(
+        batch(keys, {}), nothing_RG, nothing_RG, nothing_RG, None, torch.ones(3), torch.ones(3),
+        trajectories=({"name": "t1-0-0"}, {"name": "t1-0-1"}),
+    )  # fmt: skip
+
+    assert rows.by_trajectory(torch.tensor([1.0, -1.0, 1.0])) == {"t1-0-0": 1.0, "t1-0-1": -1.0}
+
+
+def told(reward: float = 0.0, generation: float = 1.0, sampled: bytes = b"") -> dict[str, Any]:
+    return {
+        "name": "t",
+        "reward": reward,
+        "stop_reason": "completed",
+        "seconds": {"generation": generation, "tools": 2.0, "loop": 0.5},
+        "figures": {"num_turns": 1.0},
+        "sampled": sampled,
+    }
+
+
+def rows_of(keys: list[str], trajectories: list[dict[str, Any]]) -> TrajectoryBatch:
+    ones_RG, lengths_R = torch.ones(len(keys), 2), torch.full((len(keys),), 2)
+    return TrajectoryBatch(
+        batch(keys, {}),
+        ones_RG,
+        ones_RG,
+        ones_RG,
+        None,
+        lengths_R,
+        lengths_R,
+        tuple(trajectories),
+        num_foreign_tokens=3,
+    )
+
+
+def metrics_of(keys: list[str], trajectories: list[dict[str, Any]]) -> dict[str, float]:
+    return trajectory_metrics(rows_of(keys, trajectories), split(batch(keys, {})), at_once=len(keys))
+
+
+def test_the_spread_of_rewards_is_told():
+    keys = step(tasks=1, samples=11)
+
+    metrics = metrics_of(keys, [told(reward / 10) for reward in range(11)])
+
+    told_quantiles = [metrics[f"turnmill/reward_quantile/{q}"] for q in ("0.1", "0.5", "0.9")]
+    assert told_quantiles == pytest.approx([0.1, 0.5, 0.9])
+
+
+def test_groups_of_one_reward_are_counted():
+    keys = step(tasks=3, samples=2)
+    rewards = [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
+
+    metrics = metrics_of(keys, [told(reward) for reward in rewards])
+
+    assert metrics["turnmill/uniform_groups_ratio"] == pytest.approx(2 / 3)
+
+
+def test_the_time_of_failed_trajectories_counts_with_that_of_the_others():
+    keys = step(tasks=1, samples=3)
+    parts = split(batch(keys, {keys[2]: "tool_timeout"}))
+    parts.failed.tags[0]["seconds"] = {"generation": 1.0, "tools": 60.0, "loop": 0.0}
+
+    metrics = trajectory_metrics(rows_of(keys[:2], [told(), told(generation=4.0)]), parts, at_once=2)
+
+    assert metrics["turnmill/rollout_seconds/generation"] == 6.0
+    assert metrics["turnmill/rollout_seconds/tools"] == 64.0
+    assert metrics["turnmill/rollout_seconds/loop"] == 1.0
+    assert metrics["turnmill/rollout_slots"] == 2.0
+
+
+def test_what_made_room_for_others_counts_among_what_was_played():
+    keys = step(tasks=1, samples=2)
+    solved = told(1.0, generation=3.0) | {"figures": {"num_turns": 5.0}}
+    kept = batch(keys, {})
+    kept.extra_info[DROPPED] = Dropped(num_tasks=3, trajectories=(solved,) * 6)
+
+    metrics = trajectory_metrics(rows_of(keys, [told(1.0), told(0.0)]), split(kept), at_once=2)
+
+    assert metrics["turnmill/trajectories"] == 8
+    assert metrics["turnmill/success"] == metrics["turnmill/reward_mean"] == 7 / 8
+    assert metrics["turnmill/episode_length"] == 4
+    assert metrics["turnmill/episodes/completed"] == 8
+    assert metrics["turnmill/uniform_groups_ratio"] == 3 / 4
+    assert metrics["turnmill/tool/num_turns/max"] == 5
+    assert metrics["turnmill/rollout_seconds/generation"] == 20
+    assert metrics["turnmill/rollout_slots"] == 2
+    # What is learned from.
+    assert metrics["turnmill/turns"] == 2
+    assert metrics["turnmill/response_tokens"] == 4
+
+
+def test_tokens_that_nobody_sampled_are_told():
+    keys = step(tasks=1, samples=2)
+
+    metrics = metrics_of(keys, [told(), told()])
+
+    assert metrics["turnmill/token_mismatches"] == 3.0

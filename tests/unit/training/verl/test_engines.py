@@ -1,0 +1,140 @@
+"""Engines that come and go, without Ray: which of them get weights, and which are started anew."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from turnmill.training.verl import engines as module
+from turnmill.training.verl.engines import Engines
+
+DEMAND: Any = None
+
+
+class Replica:
+    """An engine of verl's, by what is asked of it here."""
+
+    resource_pool = None
+
+    def __init__(self, replica_rank: int, **_: Any) -> None:
+        self.replica_rank = replica_rank
+        self.servers, self.workers = [f"server-{replica_rank}"], [f"worker-{replica_rank}"]
+        self.server_address, self.server_handle = f"10.0.0.{replica_rank}", object()
+
+
+class Weights:
+    """verl's manager of weights: the replicas that take part in a transfer."""
+
+    def __init__(self) -> None:
+        self.replicas = [Replica(0), Replica(1)]
+
+    def add_replicas(self, replicas: list[Replica]) -> None:
+        """As verl's."""
+        self.replicas += replicas
+
+    def remove_replicas(self, replicas: list[Replica]) -> None:
+        """As verl's."""
+        self.replicas = [replica for replica in self.replicas if replica not in replicas]
+
+
+class Start:
+    """A start that is ready when the test says so."""
+
+    made: list["Start"]
+
+    def __init__(self, replica: Replica, demand: Any) -> None:
+        self.replica, self.error, self.answers = replica, None, [False]
+        Start.made.append(self)
+
+    @property
+    def is_ready(self) -> bool:
+        """The answers one after the other, the last one again and again."""
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+class World:
+    """The engines of a run, and those that have died."""
+
+    def __init__(self) -> None:
+        self.dead: set[str] = set()
+        self.killed: list[str] = []
+        self.weights = Weights()
+        self.transfers: list[list[int]] = []
+        balancer = SimpleNamespace(remove_servers=_Remote(), add_servers=_Remote())
+        self.engines = Engines(
+            SimpleNamespace(
+                global_load_balancer=balancer,
+                rollout_replica_class=Replica,
+                rollout_config=SimpleNamespace(n_gpus_per_node=1),
+                model_config=None,
+            ),
+            self.weights,
+            demand=DEMAND,
+            wait_seconds=60,
+        )
+
+    def transfer(self) -> None:
+        """A transfer of weights, which a dead engine breaks."""
+
+        def update() -> None:
+            ranks = [replica.replica_rank for replica in self.weights.replicas]
+            assert not self.dead.intersection(f"server-{rank}" for rank in ranks), "a dead engine took part"
+            self.transfers.append(ranks)
+
+        self.engines.update_weights(update)
+
+
+class _Remote:
+    def remote(self, *_: Any) -> None:
+        """Nothing to do."""
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(Engines, "_bring_the_balancer_here", lambda self: None)
+    monkeypatch.setattr(module, "_Start", Start)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(Start, "made", [], raising=False)
+    made = World()
+    monkeypatch.setattr(module, "_has_died", lambda actors: bool(made.dead.intersection(actors)))
+    monkeypatch.setattr(module.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(module.ray, "kill", made.killed.append)
+    return made
+
+
+def test_an_engine_in_place_of_a_dead_one_serves_from_the_next_transfer_on(world):
+    world.dead.add("server-1")
+    world.transfer()
+    (start,) = Start.made
+    start.answers = [True]
+
+    world.transfer()
+
+    assert world.transfers == [[0], [0, 2]]
+
+
+def test_one_that_died_again_before_it_served_is_left_out_and_another_is_started(world):
+    world.dead.add("server-1")
+    world.transfer()
+    (start,) = Start.made
+    start.answers = [True]
+    world.dead.add("worker-2")
+
+    world.transfer()
+    Start.made[-1].answers = [True]
+    world.transfer()
+
+    assert world.transfers == [[0], [0], [0, 3]]
+    assert {"server-2", "worker-2"} <= set(world.killed)
+
+
+def test_one_that_turns_ready_while_it_is_looked_at_is_not_lost(world):
+    world.dead.add("server-1")
+    world.transfer()
+    (start,) = Start.made
+    start.answers = [False, True]
+
+    world.transfer()
+    world.transfer()
+
+    assert world.transfers[-1] == [0, 2]
