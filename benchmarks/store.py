@@ -23,7 +23,7 @@ from turnmill.tools.bash_terminal import BashTerminal
 from turnmill.trajectories.base import CallKey, Change, Claim
 from turnmill.trajectories.client import StoreClient, deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
@@ -92,20 +92,20 @@ async def measure_calls(url: str, times: int) -> list[tuple[str, str]]:
 
 
 async def measure_journal(url: str, times: int) -> list[tuple[str, str]]:
-    """The journal of a rollout of many turns."""
-    journal = RolloutJournal.from_url(url, uuid4().hex)
-    rollout = await journal.open("rollout", deadline=deadline_in(SECONDS))
+    """The journal of a trajectory of many turns."""
+    journal = TrajectoryJournal.from_url(url, uuid4().hex)
+    trajectory = await journal.open("trajectory", deadline=deadline_in(SECONDS))
 
     async def append() -> None:
-        nonlocal rollout
-        rollout = await journal.append(rollout, TURN, deadline=deadline_in(SECONDS))
+        nonlocal trajectory
+        trajectory = await journal.append(trajectory, TURN, deadline=deadline_in(SECONDS))
 
     appended = await median_ms(times // 10, append)
-    opened = await median_ms(5, lambda: journal.open("rollout", deadline=deadline_in(SECONDS)))
+    opened = await median_ms(5, lambda: journal.open("trajectory", deadline=deadline_in(SECONDS)))
     await journal.close()
     return [
         ("journal: append a turn of 1,200 tokens", appended),
-        (f"journal: open a rollout of {times // 10} such turns", opened),
+        (f"journal: open a trajectory of {times // 10} such turns", opened),
     ]
 
 

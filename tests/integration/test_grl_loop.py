@@ -18,7 +18,7 @@ from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable, grl_job
 from turnmill.testing.agents import counting, say
 from turnmill.testing.policies import LOG_PROB
 from turnmill.trajectories.embedded import EmbeddedStore
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 
 ONE, TWO, THREE = say("1") + END, say("2") + END, say("3") + END
 
@@ -395,8 +395,8 @@ async def test_an_episode_carries_on_from_its_last_turn_in_another_process(table
     wanted = await table(script).play(member=1)
     with EmbeddedStore() as store:
         with pytest.raises(Crash):
-            await table(crashes, journal=StoreJournal(RolloutJournal.from_url(store.url, "run"))).play()
-        second = table(script, journal=StoreJournal(RolloutJournal.from_url(store.url, "run")))
+            await table(crashes, journal=StoreJournal(TrajectoryJournal.from_url(store.url, "run"))).play()
+        second = table(script, journal=StoreJournal(TrajectoryJournal.from_url(store.url, "run")))
         episode = await second.play()
         await second.loop.close()
 

@@ -14,7 +14,7 @@ from turnmill.testing.policies import Request
 from turnmill.testing.trial_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
 from turnmill.testing.vision import tiny_vision_model
 from turnmill.trajectories.embedded import EmbeddedStore
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 
 WEIGHTS = (3, 4)
 Attempt = Callable[..., ConversationTable]
@@ -56,7 +56,7 @@ def attempt(store: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def begin(script: Any, tools: str = SCALES_FILE, model: Any = None, **agent: Any) -> ConversationTable:
         (tmp_path / "tools.yaml").write_text(tools)
         job = conversation_job(tmp_path / "tasks.jsonl", toolConfigPath=str(tmp_path / "tools.yaml"), **agent)
-        journal = StoreJournal(RolloutJournal.from_url(store.url, tmp_path.name))
+        journal = StoreJournal(TrajectoryJournal.from_url(store.url, tmp_path.name))
         return ConversationTable(tmp_path, script, job, journal=journal, model=model)
 
     return begin

@@ -14,7 +14,7 @@ from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import Request, ScriptedPolicy
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 
 JOB = tool_job(maxTurns=3, toolCallMaxRetries=0)
 
@@ -59,7 +59,7 @@ async def attempt(store, server, tmp_path) -> AsyncIterator[Callable[..., ToolTa
 
     def begin(script: Any, run: str = "run", *, at: EmbeddedStore = store) -> ToolTable:
         run_dir = tmp_path / run
-        journal = StoreJournal(RolloutJournal.from_url(at.url, RunFolder(run_dir).run_name()))
+        journal = StoreJournal(TrajectoryJournal.from_url(at.url, RunFolder(run_dir).run_name()))
         made.append(ToolTable(run_dir, script, JOB, server.url, journal=journal))
         return made[-1]
 
@@ -146,10 +146,10 @@ async def test_what_is_in_flight_can_be_read_from_the_store(attempt, store):
     first = attempt(CrashingAt(2))
     await dies(first)
 
-    journal = RolloutJournal.from_url(store.url, first.folder.run_name())
-    (rollout,) = await journal.live(deadline=deadline_in(5))
+    journal = TrajectoryJournal.from_url(store.url, first.folder.run_name())
+    (trajectory,) = await journal.live(deadline=deadline_in(5))
 
-    turns = in_full(rollout.turns)
+    turns = in_full(trajectory.turns)
     assert [turn.observation for turn in turns] == ["[0]", "[1]"]
     assert turns[0].log_probs == (-0.5,) * len(turns[0].response_ids)
     await journal.close()
@@ -177,15 +177,15 @@ async def test_a_process_that_was_overtaken_leaves_everything_to_the_other(attem
 
 async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(attempt, server, monkeypatch):
     first = attempt(script)
-    append, away = RolloutJournal.append, [True]
+    append, away = TrajectoryJournal.append, [True]
 
-    async def fail(self: RolloutJournal, rollout: Any, *args: Any, **kwargs: Any) -> Any:
-        if away and len(rollout.turns) > 1:
+    async def fail(self: TrajectoryJournal, trajectory: Any, *args: Any, **kwargs: Any) -> Any:
+        if away and len(trajectory.turns) > 1:
             away.clear()
             raise StoreUnavailableError("for a moment")
-        return await append(self, rollout, *args, **kwargs)
+        return await append(self, trajectory, *args, **kwargs)
 
-    monkeypatch.setattr(RolloutJournal, "append", fail)
+    monkeypatch.setattr(TrajectoryJournal, "append", fail)
     await first.play()
     assert first.loop.journal.num_not_kept == 1
     (before,) = {call["trajectory"] for call in server.calls}

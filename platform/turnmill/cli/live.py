@@ -15,12 +15,12 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import Turn, in_full
 from turnmill.trajectories.address import JournalAddress, with_password
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import Rollout, RolloutJournal
+from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
 STORE_SECONDS = 5.0
 
 
-def read_live(run_dir: Path) -> list[Rollout]:
+def read_live(run_dir: Path) -> list[JournaledTrajectory]:
     """The trajectories that the run has in flight; raises StoreUnavailableError where its store is gone."""
     address = JournalAddress.read(run_dir)
     if address is None:
@@ -28,46 +28,48 @@ def read_live(run_dir: Path) -> list[Rollout]:
     return asyncio.run(_read(address))
 
 
-async def _read(address: JournalAddress) -> list[Rollout]:
-    journal = RolloutJournal.from_url(with_password(address.url), address.run)
+async def _read(address: JournalAddress) -> list[JournaledTrajectory]:
+    journal = TrajectoryJournal.from_url(with_password(address.url), address.run)
     try:
         return await journal.live(deadline=deadline_in(STORE_SECONDS))
     finally:
         await journal.close()
 
 
-def render_rollouts(rollouts: Sequence[Rollout], *, limit: int, now: float | None = None) -> RenderableType:
+def render_trajectories(
+    trajectories: Sequence[JournaledTrajectory], *, limit: int, now: float | None = None
+) -> RenderableType:
     """A table with one row per trajectory, those written to last at the end; at most `limit` rows."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trajectory", no_wrap=True)
     for heading in ("attempt", "turns", "tokens", "policy", "seconds ago"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("last response")
-    shown = sorted(rollouts, key=lambda rollout: rollout.updated)[-limit:]
-    for rollout in shown:
-        table.add_row(*_row(rollout, time.time() if now is None else now))
-    left_out = f", the last {len(shown)} shown" if len(shown) < len(rollouts) else ""
-    noun = "trajectory" if len(rollouts) == 1 else "trajectories"
-    return Group(table, Text(f"{len(rollouts)} {noun} in flight{left_out}", style="dim"))
+    shown = sorted(trajectories, key=lambda trajectory: trajectory.updated_at)[-limit:]
+    for trajectory in shown:
+        table.add_row(*_row(trajectory, time.time() if now is None else now))
+    left_out = f", the last {len(shown)} shown" if len(shown) < len(trajectories) else ""
+    noun = "trajectory" if len(trajectories) == 1 else "trajectories"
+    return Group(table, Text(f"{len(trajectories)} {noun} in flight{left_out}", style="dim"))
 
 
-def render_rollout(rollout: Rollout) -> RenderableType:
+def render_trajectory(trajectory: JournaledTrajectory) -> RenderableType:
     """One trajectory, turn by turn."""
-    turns = in_full(rollout.turns)
-    title = Text.assemble((rollout.name, "bold"), f"  in flight, attempt {rollout.attempt}, {len(turns)} turns")
+    turns = in_full(trajectory.turns)
+    title = Text.assemble((trajectory.name, "bold"), f"  in flight, attempt {trajectory.attempt}, {len(turns)} turns")
     return Group(title, *(part for index, turn in enumerate(turns) for part in _turn_parts(index, turn)))
 
 
-def _row(rollout: Rollout, now: float) -> tuple[str | Text, ...]:
-    turns = in_full(rollout.turns)
+def _row(trajectory: JournaledTrajectory, now: float) -> tuple[str | Text, ...]:
+    turns = in_full(trajectory.turns)
     last = turns[-1] if turns else None
     return (
-        Text(rollout.name),
-        str(rollout.attempt),
+        Text(trajectory.name),
+        str(trajectory.attempt),
         str(len(turns)),
         str(sum(len(turn.response_ids) for turn in turns)),
         str(last.policy_version) if last else "",
-        f"{max(0, now - rollout.updated):.0f}",
+        f"{max(0, now - trajectory.updated_at):.0f}",
         Text(" ".join(last.response_text.split())[-60:] if last else ""),
     )
 

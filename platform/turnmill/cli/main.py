@@ -246,18 +246,18 @@ def trajectories(
 
 
 def _show_live(run_dir: Path, name: str | None, limit: int) -> None:
-    from turnmill.cli.live import read_live, render_rollout, render_rollouts
+    from turnmill.cli.live import read_live, render_trajectories, render_trajectory
 
-    rollouts = read_live(run_dir)
+    trajectories = read_live(run_dir)
     if name is None:
-        Console().print(render_rollouts(rollouts, limit=limit))
+        Console().print(render_trajectories(trajectories, limit=limit))
         return
-    found = next((rollout for rollout in rollouts if rollout.name == name), None)
+    found = next((trajectory for trajectory in trajectories if trajectory.name == name), None)
     if found is None:
         raise SettingsError(
             f"--episode {name}: {run_dir} has none in flight by that name. List them without --episode."
         )
-    Console().print(render_rollout(found))
+    Console().print(render_trajectory(found))
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)

@@ -9,7 +9,7 @@ from turnmill.core.errors import OvertakenError, StaleClaimError, StoreError
 from turnmill.core.trajectory import Turn
 from turnmill.tasks import Task
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import Rollout, RolloutJournal
+from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
 STORE_SECONDS, FORGET_SECONDS = 10.0, 1.0
 TRAJECTORY = "trajectory_id"
@@ -83,9 +83,9 @@ class StoreJournal:
     have been kept, and nothing else: tools notice it themselves.
     """
 
-    def __init__(self, journal: RolloutJournal) -> None:
+    def __init__(self, journal: TrajectoryJournal) -> None:
         self._journal = journal
-        self._rollouts: dict[str, Rollout] = {}
+        self._rollouts: dict[str, JournaledTrajectory] = {}
         self._behind: set[str] = set()
         """Trajectories that went on without being kept."""
 
@@ -103,7 +103,7 @@ class StoreJournal:
             self._first_step = episode.step
         try:
             if episode.validate or episode.step != self._first_step or episode.name in self._behind:
-                await self._journal.forget(episode.name, deadline=deadline_in(STORE_SECONDS))
+                await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             rollout = await self._take_over_or_begin(episode)
         except StaleClaimError as error:
             raise OvertakenError(f"{episode.name} is not this attempt's: {error}") from error
@@ -114,15 +114,15 @@ class StoreJournal:
         self._behind.discard(episode.name)
         self._rollouts[episode.name] = rollout
         self.num_carried_on += bool(rollout.turns)
-        return Begun(str(rollout.about[TRAJECTORY]), rollout.turns)
+        return Begun(str(rollout.metadata[TRAJECTORY]), rollout.turns)
 
-    async def _take_over_or_begin(self, episode: InFlight) -> Rollout:
+    async def _take_over_or_begin(self, episode: InFlight) -> JournaledTrajectory:
         deadline = deadline_in(STORE_SECONDS)
         rollout = await self._journal.open(episode.name, deadline=deadline)
         if rollout.turns:
             return rollout
-        about = {"step": episode.step, "task": episode.task.number, TRAJECTORY: episode.trajectory_id}
-        return await self._journal.open(episode.name, about=about, deadline=deadline)
+        metadata = {"step": episode.step, "task": episode.task.number, TRAJECTORY: episode.trajectory_id}
+        return await self._journal.open(episode.name, metadata=metadata, deadline=deadline)
 
     async def append(self, episode: InFlight, turn: Turn) -> None:
         """Keep a finished turn; raises OvertakenError where another process plays the trajectory now."""
@@ -152,7 +152,7 @@ class StoreJournal:
         try:
             if outcome.get("stop_reason") == "failed":
                 # What is tried again begins anew.
-                await self._journal.forget(episode.name, deadline=deadline_in(STORE_SECONDS))
+                await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             else:
                 await self._journal.finish(rollout, outcome, deadline=deadline_in(STORE_SECONDS))
         except StoreError as error:
@@ -167,7 +167,7 @@ class StoreJournal:
         tools that have gone on as well."""
         for name in list(self._behind):
             try:
-                await self._journal.forget(name, deadline=deadline_in(FORGET_SECONDS))
+                await self._journal.delete(name, deadline=deadline_in(FORGET_SECONDS))
             except StaleClaimError:
                 # It is the later attempt's.
                 pass

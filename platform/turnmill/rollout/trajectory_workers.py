@@ -14,7 +14,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.failure import Failure, put_failure
 from turnmill.rollout.worker import LoopManager, LoopWorker
 from turnmill.trajectories.address import with_password
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 
 
 class TrajectoryWorker(LoopWorker):
@@ -75,10 +75,10 @@ def shares_of(limit: int | None, num_workers: int) -> list[int] | None:
     return [share for worker in range(num_workers) if (share := even + (worker < more))]
 
 
-def rollout_journal(config: Any) -> RolloutJournal | None:
+def rollout_journal(config: Any) -> TrajectoryJournal | None:
     """The journal of this attempt at a run; None where the run has no store."""
     given = config.turnmill
     if (url := given.get("store_url")) is None:
         return None
     run, attempt = RunFolder(given.run_dir).run_name(), given.get("attempt")
-    return RolloutJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None)
+    return TrajectoryJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None)

@@ -21,7 +21,7 @@ from turnmill.runs.watch import Report, watch
 from turnmill.runs.zygote import pod
 from turnmill.trajectories.address import JournalAddress, with_password
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 
 COMPLETE, FAILED = "complete", "failed"
 # Ray's own name for the node.
@@ -98,17 +98,17 @@ def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
     if attempt.store_url is not None:
         addresses["store_url"] = attempt.store_url
         JournalAddress(attempt.store_url, folder.run_name()).write(folder.path)
-        asyncio.run(_take_run(attempt.store_url, folder.run_name(), attempt.number))
+        asyncio.run(_claim_run(attempt.store_url, folder.run_name(), attempt.number))
     if isinstance(agent, ToolAgent) and attempt.tool_server_url is not None and agent.tool_server_url is None:
         addresses["tool_server_url"] = attempt.tool_server_url
     return addresses
 
 
-async def _take_run(store_url: str, run: str, attempt: int) -> None:
+async def _claim_run(store_url: str, run: str, attempt: int) -> None:
     """From here on the store takes nothing from earlier attempts."""
-    journal = RolloutJournal.from_url(with_password(store_url), run, attempt=attempt)
+    journal = TrajectoryJournal.from_url(with_password(store_url), run, attempt=attempt)
     try:
-        await journal.take_run(deadline=deadline_in(STORE_SECONDS))
+        await journal.claim_run(deadline=deadline_in(STORE_SECONDS))
     except StaleClaimError as error:
         raise RunFailedError(str(error), fence.STALE) from error
     except StoreError as error:

@@ -1,9 +1,9 @@
-"""The journal of rollouts: every finished turn, so that a trajectory in flight outlives the process that makes it."""
+"""Journal of trajectories in flight: each turn is stored when it ends, so a restarted agent loop can resume."""
 
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import msgpack
 
@@ -18,45 +18,45 @@ from turnmill.trajectories.settings import StoreSettings
 OPEN = scripts.load("journal_open")
 APPEND = scripts.load("journal_append")
 FINISH = scripts.load("journal_finish", allow_oom=True)
-TAKE_RUN = scripts.load("run_take")
+CLAIM_RUN = scripts.load("run_claim")
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One trajectory in the journal. Who opened it last may write; to everyone else its attempt number is stale."""
+class JournaledTrajectory:
+    """A trajectory in the journal. Only the process that opened it last may write; older attempts are stale."""
 
     name: str
     attempt: int
     turns: tuple[Turn, ...] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """What its writer told when it opened it, such as the task, the step or the seed."""
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    """Facts given to `open`, such as the task, the step or the seed."""
 
-    outcome: Mapping[str, Any] | None = None
-    """What its writer told when it finished it, such as the stop reason; None while it is in flight."""
+    outcome: Mapping[str, object] | None = None
+    """Facts given to `finish`, such as the stop reason; None while the trajectory is in flight."""
 
-    updated: int = 0
-    """When it was written to last, in seconds since 1970 by the store's clock."""
+    updated_at: int = 0
+    """Time of the last write, in seconds since 1970 by the store's clock."""
 
     @property
     def finished(self) -> bool:
-        """Whether it takes no further turns."""
+        """True if no further turn can be appended."""
         return self.outcome is not None
 
 
-class RolloutJournal:
-    """The rollouts of one run, by names that a restarted run finds again: step, prompt and sample, or the slot.
+class TrajectoryJournal:
+    """The trajectories of one run, by a name that is the same after a restart: step, prompt and sample, or the slot.
 
-    An agent loop opens its rollout, gets the turns that are there, carries on after them, appends each turn when it
-    is finished, and finishes the rollout:
+    An agent loop opens its trajectory, gets the turns stored so far, carries on after them, appends each turn when it
+    ends, and finishes the trajectory:
 
-        rollout = await journal.open(name, about={"task": task}, deadline=deadline_in(10))
-        for turn in ...:    # after rollout.turns
-            rollout = await journal.append(rollout, turn, deadline=deadline_in(10))
-        await journal.finish(rollout, {"stop_reason": "completed"}, deadline=deadline_in(10))
+        trajectory = await journal.open(name, metadata={"task": task}, deadline=deadline_in(10))
+        for turn in ...:    # after trajectory.turns
+            trajectory = await journal.append(trajectory, turn, deadline=deadline_in(10))
+        await journal.finish(trajectory, {"stop_reason": "completed"}, deadline=deadline_in(10))
 
-    Every operation may be sent again: none takes effect twice. Each raises StoreUnavailableError at its deadline.
+    Every operation is idempotent and raises StoreUnavailableError at its deadline.
 
-    Where attempts at the run are counted, `attempt` says which one this is: `take_run` makes those before it stale.
+    Where attempts at the run are numbered, `attempt` is this one's number: `claim_run` makes earlier ones stale.
     """
 
     def __init__(
@@ -70,33 +70,35 @@ class RolloutJournal:
 
     @classmethod
     def from_url(cls, url: str, run: str, settings: StoreSettings | None = None, *, attempt: int | None = None) -> Self:
-        """A journal with connections of its own; `close` closes them."""
+        """Create a journal with its own connections; `close` closes them."""
         settings = settings or StoreSettings()
         return cls(StoreClient(url, max_connections=settings.max_connections), run, settings, attempt=attempt)
 
-    async def take_run(self, *, deadline: float) -> None:
-        """Make earlier attempts at the run stale: they open nothing more, and what they have open is taken from them.
+    async def claim_run(self, *, deadline: float) -> None:
+        """Make earlier attempts at the run stale: they can open nothing, and lose the trajectories they have open.
 
-        Raises StaleClaimError where a later attempt has done so.
+        Raises StaleClaimError if a later attempt has claimed the run.
         """
         assert self._attempt is not None
-        newest = await self._client.run(
-            TAKE_RUN, self._keys.attempt, self._attempt, self._milliseconds(finished=False), deadline=deadline
+        latest = await self._client.run(
+            CLAIM_RUN, self._keys.attempt, self._attempt, self._milliseconds(finished=False), deadline=deadline
         )
-        if int(newest) > self._attempt:
-            raise self._stale(newest)
-        for rollout in await self.live(deadline=deadline):
-            await self.open(rollout.name, deadline=deadline)
+        if int(latest) > self._attempt:
+            raise self._stale(latest)
+        for trajectory in await self.live(deadline=deadline):
+            await self.open(trajectory.name, deadline=deadline)
 
-    async def open(self, name: str, *, about: Mapping[str, Any] | None = None, deadline: float) -> Rollout:
-        """Begin a rollout, or take it over with what it has: whoever had it open can no longer write.
+    async def open(
+        self, name: str, *, metadata: Mapping[str, object] | None = None, deadline: float
+    ) -> JournaledTrajectory:
+        """Begin a trajectory, or take it over with its turns: the process that had it open can no longer write.
 
-        Without `about`, what was told before stays. Raises StaleClaimError for an older attempt at the run.
+        Without `metadata`, the stored metadata stays. Raises StaleClaimError for an earlier attempt at the run.
         """
-        await self._require_newest(deadline)
+        await self._require_latest_attempt(deadline)
         arguments = (
             secrets.token_hex(8),
-            _packed(about) if about is not None else b"",
+            _pack(metadata) if metadata is not None else b"",
             self._milliseconds(finished=False),
             self._attempt or 0,
         )
@@ -104,57 +106,61 @@ class RolloutJournal:
         if answer != b"opened":
             raise self._stale(rest[0])
         fields, turns = rest
-        return _rollout(name, dict(zip(fields[::2], fields[1::2], strict=True)), turns)
+        return _decode(name, dict(zip(fields[::2], fields[1::2], strict=True)), turns)
 
-    async def append(self, rollout: Rollout, turn: Turn, *, deadline: float) -> Rollout:
-        """Record the rollout's next turn; StaleClaimError where another attempt has opened it."""
-        arguments = (rollout.attempt, len(rollout.turns), pack_turn(turn), self._milliseconds(finished=False))
+    async def append(self, trajectory: JournaledTrajectory, turn: Turn, *, deadline: float) -> JournaledTrajectory:
+        """Store the trajectory's next turn. Raises StaleClaimError if another attempt has opened the trajectory."""
+        arguments = (trajectory.attempt, len(trajectory.turns), pack_turn(turn), self._milliseconds(finished=False))
         answer, *rest = await self._client.run(
             APPEND,
-            self._keys.journal(rollout.name),
+            self._keys.journal(trajectory.name),
             *arguments,
             self._settings.max_trajectory_bytes,
             deadline=deadline,
         )
         if answer == b"full":
             raise StoreFullError(
-                f"The journal of rollout {rollout.name!r} would have {int(rest[0])} bytes, "
-                f"and max_trajectory_bytes is {self._settings.max_trajectory_bytes}: raise it, or play fewer turns."
+                f"The journal of trajectory {trajectory.name!r} would have {int(rest[0])} bytes, "
+                f"and max_trajectory_bytes is {self._settings.max_trajectory_bytes}: raise it, or allow fewer turns."
             )
         if answer != b"recorded":
-            raise _refusal(rollout, answer.decode(), rest)
-        return replace(rollout, turns=(*rollout.turns, turn))
+            raise _refusal(trajectory, answer.decode(), rest)
+        return replace(trajectory, turns=(*trajectory.turns, turn))
 
-    async def finish(self, rollout: Rollout, outcome: Mapping[str, Any], *, deadline: float) -> Rollout:
-        """Mark it finished: it stays readable for `finished_seconds` and then is gone."""
-        arguments = (rollout.attempt, _packed(outcome), self._milliseconds(finished=True))
-        answer, *rest = await self._client.run(FINISH, self._keys.journal(rollout.name), *arguments, deadline=deadline)
+    async def finish(
+        self, trajectory: JournaledTrajectory, outcome: Mapping[str, object], *, deadline: float
+    ) -> JournaledTrajectory:
+        """Mark a trajectory finished: it can be read for `finished_seconds` and then expires."""
+        arguments = (trajectory.attempt, _pack(outcome), self._milliseconds(finished=True))
+        answer, *rest = await self._client.run(
+            FINISH, self._keys.journal(trajectory.name), *arguments, deadline=deadline
+        )
         if answer != b"finished":
-            raise _refusal(rollout, answer.decode(), rest)
-        return replace(rollout, outcome=outcome)
+            raise _refusal(trajectory, answer.decode(), rest)
+        return replace(trajectory, outcome=outcome)
 
-    async def read(self, name: str, *, deadline: float) -> Rollout | None:
-        """A rollout as it is, left to whoever has it open; None where there is none."""
+    async def read(self, name: str, *, deadline: float) -> JournaledTrajectory | None:
+        """Return a trajectory without taking it over; None if there is none of this name."""
         key = self._keys.journal(name)
         fields = await self._client.command("HGETALL", key, deadline=deadline)
         if not fields:
             return None
         turns = await self._client.command("LRANGE", f"{key}:turns", 0, -1, deadline=deadline)
-        return _rollout(name, fields, turns)
+        return _decode(name, fields, turns)
 
     async def names(self, *, deadline: float) -> list[str]:
-        """Every rollout that is there, in flight or finished, in the order of their names."""
-        found = {name async for name in self._client.scan(self._keys.every_rollout, deadline=deadline)}
-        return sorted(self._keys.rollout_name(key.decode()) for key in found)
+        """Return the sorted names of all trajectories, in flight or finished."""
+        found = {name async for name in self._client.scan(self._keys.every_journal, deadline=deadline)}
+        return sorted(self._keys.trajectory_name(key.decode()) for key in found)
 
-    async def live(self, *, deadline: float) -> list[Rollout]:
-        """Every rollout in flight, with its turns."""
-        rollouts = [await self.read(name, deadline=deadline) for name in await self.names(deadline=deadline)]
-        return [rollout for rollout in rollouts if rollout is not None and not rollout.finished]
+    async def live(self, *, deadline: float) -> list[JournaledTrajectory]:
+        """Return the trajectories in flight, with their turns."""
+        trajectories = [await self.read(name, deadline=deadline) for name in await self.names(deadline=deadline)]
+        return [trajectory for trajectory in trajectories if trajectory is not None and not trajectory.finished]
 
-    async def forget(self, name: str, *, deadline: float) -> None:
-        """Delete a rollout. Raises StaleClaimError for an older attempt at the run."""
-        await self._require_newest(deadline)
+    async def delete(self, name: str, *, deadline: float) -> None:
+        """Delete a trajectory. Raises StaleClaimError for an earlier attempt at the run."""
+        await self._require_latest_attempt(deadline)
         key = self._keys.journal(name)
         await self._client.command("UNLINK", key, f"{key}:turns", deadline=deadline)
 
@@ -162,18 +168,18 @@ class RolloutJournal:
         """Close the connections."""
         await self._client.close()
 
-    async def _require_newest(self, deadline: float) -> None:
+    async def _require_latest_attempt(self, deadline: float) -> None:
         if self._attempt is None:
             return
         expiry = self._milliseconds(finished=False)
-        newest = await self._client.command("GETEX", self._keys.attempt, "PX", expiry, deadline=deadline)
-        if int(newest or 0) > self._attempt:
-            raise self._stale(newest)
+        latest = await self._client.command("GETEX", self._keys.attempt, "PX", expiry, deadline=deadline)
+        if int(latest or 0) > self._attempt:
+            raise self._stale(latest)
 
-    def _stale(self, newest: bytes | int) -> StaleClaimError:
+    def _stale(self, latest: bytes | int) -> StaleClaimError:
         return StaleClaimError(
-            f"Attempt {self._attempt} at run {self._run!r} is stale: attempt {int(newest)} has begun, "
-            "and one alone may write."
+            f"Attempt {self._attempt} at run {self._run!r} is stale: attempt {int(latest)} has begun, "
+            "and only the latest attempt may write."
         )
 
     def _milliseconds(self, *, finished: bool) -> int:
@@ -181,30 +187,30 @@ class RolloutJournal:
         return max(1, round(seconds * 1000))
 
 
-def _rollout(name: str, known: Mapping[bytes, bytes], turns: list[bytes]) -> Rollout:
-    return Rollout(
+def _decode(name: str, fields: Mapping[bytes, bytes], turns: list[bytes]) -> JournaledTrajectory:
+    return JournaledTrajectory(
         name=name,
-        attempt=int(known[b"attempt"]),
+        attempt=int(fields[b"attempt"]),
         turns=tuple(unpack_turn(turn) for turn in turns),
-        about=msgpack.unpackb(known[b"about"]) if b"about" in known else {},
-        outcome=msgpack.unpackb(known[b"finished"]) if b"finished" in known else None,
-        updated=int(known[b"updated"]),
+        metadata=msgpack.unpackb(fields[b"about"]) if b"about" in fields else {},
+        outcome=msgpack.unpackb(fields[b"finished"]) if b"finished" in fields else None,
+        updated_at=int(fields[b"updated"]),
     )
 
 
-def _packed(value: Mapping[str, Any]) -> bytes:
+def _pack(value: Mapping[str, object]) -> bytes:
     packed: bytes = msgpack.packb(dict(value))
     return packed
 
 
-def _refusal(rollout: Rollout, answer: str, rest: list[bytes]) -> StaleClaimError:
+def _refusal(trajectory: JournaledTrajectory, answer: str, rest: list[bytes]) -> StaleClaimError:
     reason = {
-        "stale": f"attempt {rest[0].decode()} has it open" if rest and rest[0] else "it has expired or was forgotten",
-        "other": f"it has another turn {len(rollout.turns)}",
+        "stale": f"attempt {rest[0].decode()} has it open" if rest and rest[0] else "it has expired or was deleted",
+        "other": f"it has another turn {len(trajectory.turns)}",
         "gap": f"it has {rest[0].decode()} turns" if rest else "turns are missing",
         "finished": "it is finished",
     }[answer]
     return StaleClaimError(
-        f"Rollout {rollout.name!r} takes no turn {len(rollout.turns)} from attempt {rollout.attempt}: {reason}. "
-        "Open it again to carry on from what is there."
+        f"Trajectory {trajectory.name!r} takes no turn {len(trajectory.turns)} from attempt {trajectory.attempt}: "
+        f"{reason}. Open it again to carry on after the turns that are stored."
     )

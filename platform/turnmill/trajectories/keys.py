@@ -8,14 +8,14 @@ PREFIX = "turnmill"
 MAX_RUN_CHARACTERS = 200
 
 
-ROLLOUTS_OF_ANY_RUN = f"{PREFIX}:*:journal:{{*}}"
+JOURNALS_OF_ANY_RUN = f"{PREFIX}:*:journal:{{*}}"
 """The pattern of the keys that `Keys.journal` makes for any run, and of no other."""
 
 
 def run_and_name(key: str) -> tuple[str, str]:
-    """The run and the name of the rollout that `Keys.journal` made the key of."""
+    """The run and the name of the trajectory that `Keys.journal` made the key of."""
     run, _, _ = key.removeprefix(f"{PREFIX}:").partition(":journal:{")
-    return unquote(run, errors="surrogatepass"), Keys(unquote(run, errors="surrogatepass")).rollout_name(key)
+    return unquote(run, errors="surrogatepass"), Keys(unquote(run, errors="surrogatepass")).trajectory_name(key)
 
 
 class Keys:
@@ -33,10 +33,10 @@ class Keys:
         return f"{PREFIX}:{self._run}:trajectory:{{{_quoted(trajectory_id)}}}"
 
     def journal(self, name: str) -> str:
-        """What is known of a rollout; `:turns` after it names its turns."""
+        """What is known of a trajectory; `:turns` after it names its turns."""
         return f"{PREFIX}:{self._run}:journal:{{{_quoted(name)}}}"
 
-    def rollout_name(self, key: str) -> str:
+    def trajectory_name(self, key: str) -> str:
         """The name that `journal` made the key of."""
         return unquote(key[key.index("{") + 1 : key.rindex("}")], errors="surrogatepass")
 
@@ -51,7 +51,7 @@ class Keys:
         return f"{PREFIX}:{self._run}:trajectory:{{*}}"
 
     @property
-    def every_rollout(self) -> str:
+    def every_journal(self) -> str:
         """The pattern of the keys that `journal` makes, and of no other."""
         return f"{PREFIX}:{self._run}:journal:{{*}}"
 

@@ -10,8 +10,8 @@ from turnmill.core.trajectory import Turn, in_full
 from turnmill.observability.trajectory_log import TurnRecord
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import StoreClient, deadline_in
-from turnmill.trajectories.journal import Rollout, RolloutJournal
-from turnmill.trajectories.keys import ROLLOUTS_OF_ANY_RUN, Keys, run_and_name
+from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
+from turnmill.trajectories.keys import JOURNALS_OF_ANY_RUN, Keys, run_and_name
 from turnmill.trajectory_page.index import Index
 from turnmill.trajectory_page.summary import IN_FLIGHT, Summary
 
@@ -22,7 +22,7 @@ PREFIX = "live/"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A rollout as it was when it was last read."""
+    """A trajectory as it was when it was last read."""
 
     mark: tuple[Any, ...]
     """Something else whenever it has been written to."""
@@ -53,12 +53,12 @@ class StoreReader:
         return True
 
     def read(self, run: str, name: str) -> list[TurnRecord] | None:
-        """The turns of a rollout; None where it is no longer there. Raises StoreUnavailableError."""
-        rollout = asyncio.run(self._read(run, name))
-        return None if rollout is None else turn_records(rollout)
+        """The turns of a trajectory; None where it is no longer there. Raises StoreUnavailableError."""
+        trajectory = asyncio.run(self._read(run, name))
+        return None if trajectory is None else turn_records(trajectory)
 
-    async def _read(self, run: str, name: str) -> Rollout | None:
-        journal = RolloutJournal.from_url(self._url, run)
+    async def _read(self, run: str, name: str) -> JournaledTrajectory | None:
+        journal = TrajectoryJournal.from_url(self._url, run)
         try:
             return await journal.read(name, deadline=deadline_in(STORE_SECONDS))
         finally:
@@ -67,7 +67,7 @@ class StoreReader:
     async def _look(self) -> None:
         client = StoreClient(self._url)
         try:
-            pattern = Keys(self._run).every_rollout if self._run else ROLLOUTS_OF_ANY_RUN
+            pattern = Keys(self._run).every_journal if self._run else JOURNALS_OF_ANY_RUN
             keys = {key async for key in client.scan(pattern, deadline=deadline_in(STORE_SECONDS))}
             found = dict.fromkeys(run_and_name(key.decode()) for key in sorted(keys))
             self._seen = {known: seen for known, seen in self._seen.items() if known in found}
@@ -85,22 +85,22 @@ class StoreReader:
         seen = self._seen.get((run, name))
         if seen is not None and seen.mark == mark:
             return
-        rollout = await RolloutJournal(client, run).read(name, deadline=deadline)
-        if rollout is not None:
-            self._seen[run, name] = Seen(mark, rollout.finished, _summary(run, rollout))
+        trajectory = await TrajectoryJournal(client, run).read(name, deadline=deadline)
+        if trajectory is not None:
+            self._seen[run, name] = Seen(mark, trajectory.finished, _summary(run, trajectory))
 
 
 def key_of(run: str, name: str) -> str:
-    """What the page of a rollout is called."""
+    """What the page of a trajectory is called."""
     return f"{PREFIX}{run}/{name}"
 
 
-def _summary(run: str, rollout: Rollout) -> Summary:
-    turns = in_full(rollout.turns)
-    key = key_of(run, rollout.name)
+def _summary(run: str, trajectory: JournaledTrajectory) -> Summary:
+    turns = in_full(trajectory.turns)
+    key = key_of(run, trajectory.name)
     digest = hashlib.blake2b(key.encode("utf-8", errors="replace"), digest_size=7).digest()
     versions = [turn.policy_version for turn in turns] or [0]
-    step = _number(rollout.about.get("step"))
+    step = _number(trajectory.metadata.get("step"))
     prompt = b"".join(token.to_bytes(4, "big") for turn in turns[:1] for token in turn.prompt_ids)
     return Summary(
         # Those of the log are counted upwards.
@@ -108,9 +108,9 @@ def _summary(run: str, rollout: Rollout) -> Summary:
         key=key,
         run=run,
         kind=IN_FLIGHT,
-        name=rollout.name,
-        environment=str(rollout.about.get("environment", "")),
-        number=_number(rollout.about.get("task")),
+        name=trajectory.name,
+        environment=str(trajectory.metadata.get("environment", "")),
+        number=_number(trajectory.metadata.get("task")),
         task=hashlib.blake2b(prompt or key.encode("utf-8", errors="replace"), digest_size=8).digest(),
         first_step=step,
         last_step=step,
@@ -120,35 +120,35 @@ def _summary(run: str, rollout: Rollout) -> Summary:
         tokens=sum(len(turn.response_ids) for turn in turns),
         reward=sum(turn.reward for turn in turns),
         seconds=sum(sum(turn.seconds.values()) for turn in turns),
-        outcome="ended" if rollout.finished else "in flight",
-        reason=_reason(rollout) if rollout.finished else f"attempt {rollout.attempt}",
-        open=0 if rollout.finished else 1,
+        outcome="ended" if trajectory.finished else "in flight",
+        reason=_reason(trajectory) if trajectory.finished else f"attempt {trajectory.attempt}",
+        open=0 if trajectory.finished else 1,
     )
 
 
-def _reason(rollout: Rollout) -> str:
-    return str((rollout.outcome or {}).get("stop_reason", "completed"))
+def _reason(trajectory: JournaledTrajectory) -> str:
+    return str((trajectory.outcome or {}).get("stop_reason", "completed"))
 
 
 def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def turn_records(rollout: Rollout) -> list[TurnRecord]:
-    """The turns of a rollout as the log would have them."""
-    turns: Sequence[Turn] = in_full(rollout.turns)
-    return [_record(rollout, number, turn, last=number == len(turns) - 1) for number, turn in enumerate(turns)]
+def turn_records(trajectory: JournaledTrajectory) -> list[TurnRecord]:
+    """The turns of a trajectory as the log would have them."""
+    turns: Sequence[Turn] = in_full(trajectory.turns)
+    return [_record(trajectory, number, turn, last=number == len(turns) - 1) for number, turn in enumerate(turns)]
 
 
-def _record(rollout: Rollout, number: int, turn: Turn, *, last: bool) -> TurnRecord:
-    ended = last and rollout.finished
+def _record(trajectory: JournaledTrajectory, number: int, turn: Turn, *, last: bool) -> TurnRecord:
+    ended = last and trajectory.finished
     return TurnRecord.of(
         turn,
-        episode=rollout.name,
-        environment=_number(rollout.about.get("task")),
+        episode=trajectory.name,
+        environment=_number(trajectory.metadata.get("task")),
         turn=number,
-        step=_number(rollout.about.get("step")),
+        step=_number(trajectory.metadata.get("step")),
         done=ended,
-        stop_reason=_reason(rollout) if ended else None,
-        stop_detail=str((rollout.outcome or {}).get("detail", "")) if ended else "",
+        stop_reason=_reason(trajectory) if ended else None,
+        stop_detail=str((trajectory.outcome or {}).get("detail", "")) if ended else "",
     )

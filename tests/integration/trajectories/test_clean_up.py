@@ -8,7 +8,7 @@ from turnmill.core.trajectory import Turn
 from turnmill.observability.run_folder import RunFolder
 from turnmill.trajectories.base import CallKey, Claim
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.store import TrajectoryStore
 
 RUN_DIR = "/runs/team-a/babyai-1a2b3c4d"
@@ -21,8 +21,8 @@ def keys_with(redis_url: str, name: str) -> set[bytes]:
 
 async def leave_traces(redis_url: str, run: str) -> None:
     """What a run with tools leaves: its journal, and a tool server's state of one trajectory."""
-    journal = RolloutJournal.from_url(redis_url, run, attempt=1)
-    await journal.take_run(deadline=deadline_in(10))
+    journal = TrajectoryJournal.from_url(redis_url, run, attempt=1)
+    await journal.claim_run(deadline=deadline_in(10))
     await journal.append(
         await journal.open("t1-0-0", deadline=deadline_in(10)), Turn((1,), (2,)), deadline=deadline_in(10)
     )

@@ -6,7 +6,7 @@ from turnmill.cli.main import main
 from turnmill.core.trajectory import Turn
 from turnmill.trajectories.address import FILE, JournalAddress
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 
 TURN = Turn(prompt_ids=(1,), response_ids=(2, 3), response_text="<python>print(1)</python>", observation="1")
 
@@ -16,9 +16,9 @@ async def run_dir(tmp_path, redis_url, request):
     """A run with one trajectory in flight and one that is over."""
     (tmp_path / "job.yaml").touch()
     JournalAddress(redis_url, request.node.name).write(tmp_path)
-    journal = RolloutJournal.from_url(redis_url, request.node.name)
-    rollout = await journal.open("step-1.in-flight", deadline=deadline_in(10))
-    await journal.append(rollout, TURN, deadline=deadline_in(10))
+    journal = TrajectoryJournal.from_url(redis_url, request.node.name)
+    trajectory = await journal.open("step-1.in-flight", deadline=deadline_in(10))
+    await journal.append(trajectory, TURN, deadline=deadline_in(10))
     over = await journal.open("step-1.over", deadline=deadline_in(10))
     await journal.finish(over, {"stop_reason": "completed"}, deadline=deadline_in(10))
     await journal.close()

@@ -14,7 +14,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import Rollout, RolloutJournal
+from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 from turnmill.trajectory_page.app import create_app
 from turnmill.trajectory_page.source import RunSource, Source, StoreSource, open_source
 from turnmill.trajectory_page.summary import Summary
@@ -26,8 +26,8 @@ TURN = Turn(
 
 
 @pytest.fixture
-async def journal(redis_url: str) -> AsyncIterator[RolloutJournal]:
-    made = RolloutJournal.from_url(redis_url, f"run {uuid4().hex}")
+async def journal(redis_url: str) -> AsyncIterator[TrajectoryJournal]:
+    made = TrajectoryJournal.from_url(redis_url, f"run {uuid4().hex}")
     yield made
     await made.close()
 
@@ -39,15 +39,15 @@ def source(redis_url: str) -> Iterator[StoreSource]:
     made.close()
 
 
-async def play(journal: RolloutJournal, name: str, *turns: Turn) -> Rollout:
-    rollout = await journal.open(name, about={"step": 7, "task": 12}, deadline=deadline_in(5))
+async def play(journal: TrajectoryJournal, name: str, *turns: Turn) -> JournaledTrajectory:
+    trajectory = await journal.open(name, metadata={"step": 7, "task": 12}, deadline=deadline_in(5))
     for turn in turns:
-        rollout = await journal.append(rollout, turn, deadline=deadline_in(5))
-    return rollout
+        trajectory = await journal.append(trajectory, turn, deadline=deadline_in(5))
+    return trajectory
 
 
-async def finish(journal: RolloutJournal, rollout: Rollout) -> None:
-    await journal.finish(rollout, {"stop_reason": "completed", "detail": "well said"}, deadline=deadline_in(5))
+async def finish(journal: TrajectoryJournal, trajectory: JournaledTrajectory) -> None:
+    await journal.finish(trajectory, {"stop_reason": "completed", "detail": "well said"}, deadline=deadline_in(5))
 
 
 def shown(source: Source, run: str) -> dict[str, Summary]:
@@ -72,11 +72,11 @@ async def test_what_is_in_flight_and_what_has_ended_is_listed(journal, source):
 
 
 async def test_the_list_follows_the_journal(journal, source):
-    rollout = await play(journal, "t7-0-0", TURN)
+    trajectory = await play(journal, "t7-0-0", TURN)
     gone = await play(journal, "t7-0-1", TURN)
     first = await asyncio.to_thread(shown, source, journal._run)
-    await journal.append(rollout, TURN, deadline=deadline_in(5))
-    await journal.forget(gone.name, deadline=deadline_in(5))
+    await journal.append(trajectory, TURN, deadline=deadline_in(5))
+    await journal.delete(gone.name, deadline=deadline_in(5))
 
     second = await asyncio.to_thread(shown, source, journal._run)
 
@@ -102,13 +102,13 @@ async def test_the_page_of_a_run_shows_what_is_in_flight_until_it_has_ended(jour
     folder = RunFolder(tmp_path / "run")
     folder.create()
     JournalAddress(redis_url, journal._run).write(folder.path)
-    rollout = await play(journal, "t7-0-0", TURN)
+    trajectory = await play(journal, "t7-0-0", TURN)
     source = RunSource(folder.path)
     client = TestClient(create_app(source, pause_seconds=3600), base_url="http://127.0.0.1")
 
     flying = (await asyncio.to_thread(shown, source, journal._run))["t7-0-0"]
     before = await asyncio.to_thread(client.get, f"/trajectory/{flying.key}")
-    await finish(journal, rollout)
+    await finish(journal, trajectory)
     record = TurnRecord("t7-0-0", 12, 0, 7, 3, "2+2=?", "4", "", 1.0, done=True, stop_reason="completed")
     TrajectoryLog(folder).append([record])
     await asyncio.to_thread(shown, source, journal._run)
@@ -124,7 +124,7 @@ async def test_the_page_of_a_run_follows_it_to_the_store_of_its_next_attempt(jou
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    before = RolloutJournal.from_url(redis_url, f"{journal._run} before")
+    before = TrajectoryJournal.from_url(redis_url, f"{journal._run} before")
     JournalAddress(redis_url, before._run).write(folder.path)
     await play(before, "t6-0-0", TURN)
     await before.close()

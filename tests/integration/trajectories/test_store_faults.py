@@ -12,7 +12,7 @@ from turnmill.core.trajectory import Turn
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import find_server
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.settings import StoreSettings
 
 TOOL = "bash_terminal"
@@ -52,9 +52,9 @@ async def _scripts_are_known(link, new_server, tcp_url):
         return
     store = new_server(url=tcp_url)
     await count_up(store, await begin(store, CallKey("another trajectory", None)))
-    journal = RolloutJournal.from_url(tcp_url, "another run")
-    rollout = await journal.open("rollout", deadline=deadline_in(AMPLE))
-    await journal.append(rollout, Turn(prompt_ids=(1,), response_ids=(2,)), deadline=deadline_in(AMPLE))
+    journal = TrajectoryJournal.from_url(tcp_url, "another run")
+    trajectory = await journal.open("trajectory", deadline=deadline_in(AMPLE))
+    await journal.append(trajectory, Turn(prompt_ids=(1,), response_ids=(2,)), deadline=deadline_in(AMPLE))
     await journal.close()
 
 
@@ -183,15 +183,15 @@ async def test_large_state_is_read_whole_or_not_at_all(new_server, link, linked_
 
 
 async def test_a_turn_whose_record_was_not_confirmed_is_recorded_once(link, linked_url):
-    journal = RolloutJournal.from_url(linked_url, "run of turns")
-    rollout = await journal.open("rollout", deadline=deadline_in(AMPLE))
+    journal = TrajectoryJournal.from_url(linked_url, "run of turns")
+    trajectory = await journal.open("trajectory", deadline=deadline_in(AMPLE))
     turn = Turn(prompt_ids=(1,), response_ids=(2,))
     with link.silent("downstream"), pytest.raises(StoreUnavailableError):
-        await journal.append(rollout, turn, deadline=deadline_in(SOON))
+        await journal.append(trajectory, turn, deadline=deadline_in(SOON))
 
-    rollout = await journal.append(rollout, turn, deadline=deadline_in(AMPLE))
+    trajectory = await journal.append(trajectory, turn, deadline=deadline_in(AMPLE))
 
-    assert (await journal.read("rollout", deadline=deadline_in(AMPLE))).turns == (turn,)
+    assert (await journal.read("trajectory", deadline=deadline_in(AMPLE))).turns == (turn,)
     await journal.close()
 
 

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turnmill.core.errors import SettingsError
-from turnmill.trajectories.keys import ROLLOUTS_OF_ANY_RUN, Keys, run_and_name
+from turnmill.trajectories.keys import JOURNALS_OF_ANY_RUN, Keys, run_and_name
 
 names = st.text(st.characters(), max_size=10)
 
@@ -37,16 +37,16 @@ def test_a_pattern_finds_the_keys_of_its_kind_and_no_other(name):
     keys = Keys("run")
 
     assert fnmatchcase(keys.trajectory(name), keys.every_trajectory)
-    assert fnmatchcase(keys.journal(name), keys.every_rollout)
+    assert fnmatchcase(keys.journal(name), keys.every_journal)
     for other in (f"{keys.trajectory(name)}:calls", keys.journal(name), Keys("run2").trajectory(name)):
         assert not fnmatchcase(other, keys.every_trajectory)
 
 
 @given(names)
-def test_the_name_of_a_rollout_follows_from_its_key(name):
+def test_the_name_of_a_trajectory_follows_from_its_key(name):
     keys = Keys("run")
 
-    assert keys.rollout_name(keys.journal(name)) == name
+    assert keys.trajectory_name(keys.journal(name)) == name
 
 
 @pytest.mark.parametrize("run", ["", "x" * 201])
@@ -56,9 +56,9 @@ def test_a_run_without_a_name_or_with_a_novel_for_one_is_refused(run):
 
 
 @given(st.text(st.characters(), min_size=1, max_size=10), names)
-def test_the_key_of_a_rollout_tells_its_run_and_its_name(run, name):
+def test_the_key_of_a_trajectory_tells_its_run_and_its_name(run, name):
     key = Keys(run).journal(name)
 
     assert run_and_name(key) == (run, name)
-    assert fnmatchcase(key, ROLLOUTS_OF_ANY_RUN)
-    assert not fnmatchcase(f"{key}:turns", ROLLOUTS_OF_ANY_RUN)
+    assert fnmatchcase(key, JOURNALS_OF_ANY_RUN)
+    assert not fnmatchcase(f"{key}:turns", JOURNALS_OF_ANY_RUN)

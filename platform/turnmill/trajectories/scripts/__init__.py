@@ -1,4 +1,4 @@
-"""What runs inside Redis, in one piece each: claims, commits, the journal of rollouts."""
+"""What runs inside Redis, in one piece each: claims, commits, the journal of trajectories."""
 
 import hashlib
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
--- Records a turn. KEYS: rollout. ARGV: attempt, index of the turn, turn, expiry in ms, most bytes of a rollout.
-local rollout, turns = KEYS[1], KEYS[1] .. ':turns'
+-- Records a turn. KEYS: journal. ARGV: attempt, index of the turn, turn, expiry in ms, most bytes of a journal.
+local journal, turns = KEYS[1], KEYS[1] .. ':turns'
 local attempt, index, turn, expiry_ms, max_bytes = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
 
-local open = redis.call('HMGET', rollout, 'attempt', 'finished', 'bytes')
+local open = redis.call('HMGET', journal, 'attempt', 'finished', 'bytes')
 if open[1] ~= attempt then
   return {'stale', open[1] or ''}
 end
@@ -22,7 +22,7 @@ if bytes > max_bytes then
   return {'full', string.format('%.0f', bytes)}
 end
 redis.call('RPUSH', turns, turn)
-redis.call('HSET', rollout, 'bytes', string.format('%.0f', bytes), 'updated', redis.call('TIME')[1])
-redis.call('PEXPIRE', rollout, expiry_ms)
+redis.call('HSET', journal, 'bytes', string.format('%.0f', bytes), 'updated', redis.call('TIME')[1])
+redis.call('PEXPIRE', journal, expiry_ms)
 redis.call('PEXPIRE', turns, expiry_ms)
 return {'recorded'}
