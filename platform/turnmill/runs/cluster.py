@@ -12,13 +12,13 @@ from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
-from turnmill.training import accelerators
 from turnmill.runs import fence
 from turnmill.runs.attempt import Attempt
 from turnmill.runs.preparation import finishing, prepare, process_environment, resolve_device, runtime_env
 from turnmill.runs.progress_server import ProgressServer
 from turnmill.runs.watch import Report, watch
 from turnmill.runs.zygote import pod
+from turnmill.training import accelerators
 from turnmill.trajectories.address import JournalAddress, with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal

@@ -18,7 +18,6 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
-from turnmill.training import accelerators
 from turnmill.runs import processes
 from turnmill.runs.preparation import (
     ensure_model,
@@ -29,10 +28,11 @@ from turnmill.runs.preparation import (
     rewind,
     runtime_env,
 )
-from turnmill.training.recorder import ATTEMPT
-from turnmill.runs.watch import Report, watch
 from turnmill.runs.services import services
+from turnmill.runs.watch import Report, watch
 from turnmill.runs.zygote import Zygote, modules
+from turnmill.training import accelerators
+from turnmill.training.recorder import ATTEMPT
 
 # What this machine lacks does not come; what it has, Ray may take a moment to hand out.
 LOCAL_DEVICES_SECONDS = 10.0

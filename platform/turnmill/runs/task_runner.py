@@ -35,8 +35,8 @@ class TurnTaskRunner:
         from turnmill.jobs import AgentTrainingJob
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
-        from turnmill.training.verl.patches.queue import start_queue
         from turnmill.training.verl.config import build_verl_config
+        from turnmill.training.verl.patches.queue import start_queue
 
         configure_verl_logging()
         logs.configure(RunFolder(run_dir), process="trainer")

@@ -5,9 +5,9 @@ import pytest
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs.fence import claim
 from turnmill.training import checkpoints
 from turnmill.training.checkpoints import RunState
-from turnmill.runs.fence import claim
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
 from turnmill.observability.run_folder import RunFolder
-from turnmill.testing.jobs import job
 from turnmill.runs import processes
 from turnmill.runs.local import RAY_RETRIES, _parent_of_sockets, _restore, _with_retries
 from turnmill.runs.preparation import finishing
-from turnmill.training.recorder import ATTEMPT
 from turnmill.runs.watch import watch
+from turnmill.testing.jobs import job
+from turnmill.training.recorder import ATTEMPT
 
 
 @pytest.fixture(autouse=True)

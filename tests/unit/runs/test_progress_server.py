@@ -9,9 +9,9 @@ import pytest
 from turnmill.core.errors import SettingsError
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs.progress_server import ProgressServer, progress_of
 from turnmill.training import checkpoints
 from turnmill.training.checkpoints import RunState
-from turnmill.runs.progress_server import ProgressServer, progress_of
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnmill.sandboxes import kernel
 from turnmill.runs.zygote.launcher import OUTLIVES
+from turnmill.sandboxes import kernel
 
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
