@@ -1,4 +1,4 @@
-"""Attacks on an attendant and on the task after it, in a throw-away container: `attended_runner.py`.
+"""Attacks on an attendant and on the task after it, in a throw-away container: `persistent_worker_runner.py`.
 
 Each is a block of a shell. Another follows it, by the same attendant unless a limit has ended that, and tells what
 it finds. Prints JSON.

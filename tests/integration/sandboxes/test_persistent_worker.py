@@ -7,7 +7,7 @@ import pytest
 
 from turnmill.testing import container
 
-RUNNER = Path(__file__).parent / "attended_runner.py"
+RUNNER = Path(__file__).parent / "persistent_worker_runner.py"
 SECONDS = 300
 ENDED_BY = {"much memory": "memory", "much disk": "files", "a deep tree": "files"}
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(
     not container.can_contain(), reason="a throw-away container takes root and namespaces to be had"
 )
 
-spec = importlib.util.spec_from_file_location("attended_runner", RUNNER)
+spec = importlib.util.spec_from_file_location("persistent_worker_runner", RUNNER)
 runner = importlib.util.module_from_spec(spec)
-sys.modules["attended_runner"] = runner
+sys.modules["persistent_worker_runner"] = runner
 spec.loader.exec_module(runner)
 
 
