@@ -6,7 +6,7 @@ JOB ?= manifests/examples/babyai-goto-cpu.yaml
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install extras run test unit check crds dashboards charts clean
+.PHONY: help install extras run test unit check docs crds dashboards charts clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,11 +40,15 @@ test: $(STAMP) ## Run all tests but the slow ones
 unit: $(STAMP) ## Run the unit tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit $(ARGS)
 
-check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter
+check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter, the docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict --dev-addr 127.0.0.1:8000
 
 crds: $(STAMP) ## Generate the custom resource definition and its reference
 	$(BIN)/turnmill crd > manifests/crds/agenttrainingjobs.turnmill.dev.yaml
