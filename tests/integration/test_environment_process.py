@@ -19,18 +19,18 @@ from turnmill.testing.server_process import alive
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
 
 
-class Places:
-    """Makes environment processes that share a fork server."""
+class ProcessFactory:
+    """Creates environment processes that share a fork server."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self.fork_server = fork_server
-        self.made: list[EnvironmentProcess] = []
+        self.created: list[EnvironmentProcess] = []
 
     def hostile(self, *, step_seconds: float = 60.0, reset_seconds: float = 60.0, **options: str) -> EnvironmentProcess:
         settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=10, options=options)
-        return self.place(settings, step_seconds=step_seconds, reset_seconds=reset_seconds)
+        return self.create(settings, step_seconds=step_seconds, reset_seconds=reset_seconds)
 
-    def place(
+    def create(
         self,
         settings: WorkerSettings,
         *,
@@ -45,7 +45,7 @@ class Places:
             max_reply_bytes=max_reply_bytes,
             fork_server=self.fork_server,
         )
-        self.made.append(process)
+        self.created.append(process)
         return process
 
 
@@ -57,10 +57,10 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-async def places(fork_server: ForkServer) -> AsyncIterator[Places]:
-    made = Places(fork_server)
-    yield made
-    for process in made.made:
+async def processes(fork_server: ForkServer) -> AsyncIterator[ProcessFactory]:
+    factory = ProcessFactory(fork_server)
+    yield factory
+    for process in factory.created:
         await process.close()
 
 
@@ -95,8 +95,8 @@ async def wait_for_the_end_of(pid: int) -> None:
     await until(lambda: not alive(pid))
 
 
-async def test_an_episode_is_played_in_another_process(places):
-    process = places.hostile()
+async def test_an_episode_is_played_in_another_process(processes):
+    process = processes.hostile()
 
     opening = await process.reset(seed=4)
     result = await process.act(WIN)
@@ -108,24 +108,24 @@ async def test_an_episode_is_played_in_another_process(places):
 
 
 @pytest.mark.parametrize(
-    ("misbehaviour", "told"),
+    ("misbehaviour", "message"),
     [
         ("raises", "raised ValueError: it hurts"),
-        ("exits", "ended by itself with exit code 3"),
+        ("exits", "exited with code 3"),
         ("is_killed", "was killed by SIGABRT"),
         ("sends_garbage", "not JSON"),
         ("sends_too_much", "reply of 4294967295 bytes"),
-        ("sends_the_wrong_object", "with nonsense"),
+        ("sends_the_wrong_object", "sent an invalid reply"),
         ("gives_nan", "reward of nan"),
-        ("leaves_a_child", "exit code 0"),
+        ("leaves_a_child", "exited with code 0"),
     ],
 )
-async def test_what_goes_wrong_in_a_step_ends_the_episode_and_not_the_place(places, misbehaviour, told):
-    process = places.hostile(on_step=misbehaviour)
+async def test_a_failed_step_ends_the_episode_and_the_next_reset_starts_a_process(processes, misbehaviour, message):
+    process = processes.hostile(on_step=misbehaviour)
     await process.reset(seed=0)
     first_pid = process.pid
 
-    with pytest.raises(EnvironmentFailedError, match=told):
+    with pytest.raises(EnvironmentFailedError, match=message):
         await process.act(HURT)
     opening = await process.reset(seed=1)
 
@@ -134,8 +134,8 @@ async def test_what_goes_wrong_in_a_step_ends_the_episode_and_not_the_place(plac
     await wait_for_the_end_of(first_pid)
 
 
-async def test_a_step_that_hangs_is_given_up_and_its_process_killed(places):
-    process = places.hostile(on_step="hangs", step_seconds=0.2)
+async def test_a_step_that_hangs_is_given_up_and_its_process_killed(processes):
+    process = processes.hostile(on_step="hangs", step_seconds=0.2)
     await process.reset(seed=0)
     pid = process.pid
 
@@ -146,16 +146,16 @@ async def test_a_step_that_hangs_is_given_up_and_its_process_killed(places):
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
 
 
-async def test_a_reset_that_hangs_is_given_up(places):
-    await places.hostile().reset(seed=0)
-    process = places.hostile(on_reset="hangs", reset_seconds=1.0)
+async def test_a_reset_that_hangs_is_given_up(processes):
+    await processes.hostile().reset(seed=0)
+    process = processes.hostile(on_reset="hangs", reset_seconds=1.0)
 
     with pytest.raises(EnvironmentFailedError, match=r"did not (start|answer 'reset') within 1 s"):
         await process.reset(seed=0)
 
 
-async def test_a_reset_is_prepared_while_the_episode_goes_on(places):
-    process = places.hostile()
+async def test_a_reset_is_prepared_while_the_episode_goes_on(processes):
+    process = processes.hostile()
 
     opening = await process.reset(seed=1, next_seed=2)
 
@@ -163,17 +163,17 @@ async def test_a_reset_is_prepared_while_the_episode_goes_on(places):
     assert (await process.reset(seed=2)).observation == "seed 2 step 0 prepared 2"
 
 
-async def test_a_preparation_that_raises_costs_nothing(places):
-    process = places.hostile(on_prepare="raises")
+async def test_a_preparation_that_raises_costs_nothing(processes):
+    process = processes.hostile(on_prepare="raises")
     await process.reset(seed=1, next_seed=2)
 
     assert (await process.act(LOOK)).observation == "seed 1 step 1"
     assert (await process.reset(seed=2)).observation == "seed 2 step 0"
 
 
-async def test_a_preparation_that_hangs_fails_the_reset_that_it_is_for(places):
-    process = places.hostile(on_prepare="hangs", reset_seconds=1.0)
-    await places.hostile().reset(seed=0)
+async def test_a_preparation_that_hangs_fails_the_reset_that_it_is_for(processes):
+    process = processes.hostile(on_prepare="hangs", reset_seconds=1.0)
+    await processes.hostile().reset(seed=0)
     await process.reset(seed=1, next_seed=2)
     assert (await process.act(LOOK)).observation == "seed 1 step 1"
 
@@ -183,17 +183,17 @@ async def test_a_preparation_that_hangs_fails_the_reset_that_it_is_for(places):
     assert (await process.reset(seed=2)).observation == "seed 2 step 0"
 
 
-@pytest.mark.parametrize(("misbehaviour", "told"), [("raises", "it hurts"), ("exits", "exit code 3")])
-async def test_an_environment_that_cannot_be_made_fails_every_reset_alike(places, misbehaviour, told):
-    process = places.hostile(on_make=misbehaviour)
+@pytest.mark.parametrize(("misbehaviour", "message"), [("raises", "it hurts"), ("exits", "exit code 3")])
+async def test_an_environment_that_cannot_be_made_fails_every_reset_alike(processes, misbehaviour, message):
+    process = processes.hostile(on_make=misbehaviour)
 
     for _ in range(2):
-        with pytest.raises(EnvironmentFailedError, match=told):
+        with pytest.raises(EnvironmentFailedError, match=message):
             await process.reset(seed=0)
 
 
-async def test_an_environment_may_print_as_much_as_it_likes(places, capfd):
-    process = places.hostile(on_step="prints", on_reset="prints")
+async def test_an_environment_may_print_as_much_as_it_likes(processes, capfd):
+    process = processes.hostile(on_step="prints", on_reset="prints")
 
     await process.reset(seed=0)
     await process.act(HURT)
@@ -201,8 +201,8 @@ async def test_an_environment_may_print_as_much_as_it_likes(places, capfd):
     assert capfd.readouterr().out == ""
 
 
-async def test_what_an_environment_started_dies_with_it(places):
-    process = places.hostile(on_step="leaves_a_child")
+async def test_what_an_environment_started_dies_with_it(processes):
+    process = processes.hostile(on_step="leaves_a_child")
     await process.reset(seed=0)
     group = process.pid
 
@@ -219,27 +219,27 @@ def group_of(pid: int) -> int | None:
         return None
 
 
-async def test_an_environment_that_takes_too_much_memory_fails(places):
+async def test_an_environment_that_takes_too_much_memory_fails(processes):
     settings = WorkerSettings(
         name="turnmill.testing.environments:Hostile",
         options={"on_step": "takes_memory"},
         memory_limit_bytes=512 * 2**20,
     )
-    process = places.place(settings)
+    process = processes.create(settings)
     await process.reset(seed=0)
 
     with pytest.raises(EnvironmentFailedError, match="MemoryError"):
         await process.act(HURT)
 
 
-async def test_an_environment_that_leaks_fails_when_it_has_taken_what_it_may(places):
+async def test_an_environment_that_leaks_fails_when_it_has_taken_what_it_may(processes):
     settings = WorkerSettings(
         name="turnmill.testing.environments:Hostile",
         max_turns=1000,
         options={"on_step": "leaks"},
         memory_limit_bytes=512 * 2**20,
     )
-    process, bystander = places.place(settings), places.hostile()
+    process, bystander = processes.create(settings), processes.hostile()
     await process.reset(seed=0)
     await bystander.reset(seed=0)
 
@@ -270,9 +270,9 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(places, name):
+async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(processes, name):
     settings = WorkerSettings(name=name, max_turns=10)
-    victim, bystander = places.place(settings), places.place(settings)
+    victim, bystander = processes.create(settings), processes.create(settings)
     opening = await victim.reset(seed=2)
     await bystander.reset(seed=2)
     os.kill(victim.pid, signal.SIGKILL)
@@ -288,9 +288,9 @@ async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(plac
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-async def test_an_environment_of_any_kind_lives_within_its_memory(places, name):
+async def test_an_environment_of_any_kind_lives_within_its_memory(processes, name):
     settings = WorkerSettings(name=name, max_turns=200, memory_limit_bytes=1024 * 2**20)
-    process = places.place(settings)
+    process = processes.create(settings)
 
     for seed in range(3):
         await process.reset(seed, next_seed=seed + 1)
@@ -299,7 +299,7 @@ async def test_an_environment_of_any_kind_lives_within_its_memory(places, name):
                 break
 
 
-async def test_another_interpreter_runs_an_environment(places, tmp_path):
+async def test_another_interpreter_runs_an_environment(processes, tmp_path):
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nTURNMILL_OTHER=1 exec {sys.executable} "$@"\n')
     program.chmod(0o755)
@@ -314,7 +314,7 @@ async def test_another_interpreter_runs_an_environment(places, tmp_path):
         server.close()
 
     assert environment["TURNMILL_OTHER"] == "1"
-    assert elsewhere == await places.place(WorkerSettings(name="tetris")).reset(seed=1)
+    assert elsewhere == await processes.create(WorkerSettings(name="tetris")).reset(seed=1)
 
 
 async def test_an_interpreter_that_cannot_run_turnmill_is_told(tmp_path):
@@ -324,15 +324,15 @@ async def test_an_interpreter_that_cannot_run_turnmill_is_told(tmp_path):
     server = ForkServer(str(program))
     try:
         with pytest.raises(
-            EnvironmentFailedError, match=r"died without a word|No environment process could be started"
+            EnvironmentFailedError, match=r"died without an error message|No environment process could be started"
         ):
             await EnvironmentProcess(WorkerSettings(name="tetris"), fork_server=server).check()
     finally:
         server.close()
 
 
-async def test_a_killed_process_fails_its_own_episode_alone(places):
-    victim, bystander = places.hostile(), places.hostile()
+async def test_a_killed_process_fails_its_own_episode_alone(processes):
+    victim, bystander = processes.hostile(), processes.hostile()
     await victim.reset(seed=0)
     await bystander.reset(seed=0)
     os.kill(victim.pid, signal.SIGKILL)
@@ -343,21 +343,21 @@ async def test_a_killed_process_fails_its_own_episode_alone(places):
     assert (await bystander.act(LOOK)).observation == "seed 0 step 1"
 
 
-async def test_a_killed_fork_server_is_started_again(places):
-    process = places.hostile()
+async def test_a_killed_fork_server_is_started_again(processes):
+    process = processes.hostile()
     await process.reset(seed=0)
-    os.kill(places.fork_server.pid, signal.SIGKILL)
+    os.kill(processes.fork_server.pid, signal.SIGKILL)
 
     await wait_for_the_end_of(process.pid)
 
-    with pytest.raises(EnvironmentFailedError, match="died without a word"):
+    with pytest.raises(EnvironmentFailedError, match="died without an error message"):
         await process.act(LOOK)
 
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
 
 
-async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(places):
-    process = places.hostile(on_step="hangs")
+async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(processes):
+    process = processes.hostile(on_step="hangs")
     await process.reset(seed=0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
@@ -367,9 +367,9 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(places):
     assert (await process.reset(seed=7)).observation == "seed 7 step 0"
 
 
-async def test_acting_without_an_episode_is_told_and_not_waited_for(places):
+async def test_acting_without_an_episode_is_told_and_not_waited_for(processes):
     with pytest.raises(EnvironmentFailedError, match="reset it first"):
-        await places.hostile().act(LOOK)
+        await processes.hostile().act(LOOK)
 
 
 @pytest.fixture(scope="module")
@@ -385,35 +385,35 @@ def fork_server_of_other_hashes(tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.mark.parametrize("name", ACTIONS)
 async def test_an_episode_of_any_kind_carries_on_where_sets_have_another_order(
-    places, fork_server_of_other_hashes, name
+    processes, fork_server_of_other_hashes, name
 ):
     settings = WorkerSettings(name=name, max_turns=30)
-    played, carried_on = places.place(settings), Places(fork_server_of_other_hashes).place(settings)
+    played, carried_on = processes.create(settings), ProcessFactory(fork_server_of_other_hashes).create(settings)
     *responses, last = [f"ACTION: {action}" for action in (ACTIONS[name] * 4)[:4]]
     opening = await played.reset(seed=11)
     results = [await played.act(response) for response in responses]
 
     restored = await carried_on.restore(11, responses)
 
-    assert restored.opening == opening
+    assert restored.reset_result == opening
     assert list(restored.results) == results
     assert await carried_on.act(last) == await played.act(last)
     await carried_on.close()
 
 
 @pytest.mark.parametrize("name", ["crafter", "sokoban", "tetris", "blocksworld", "maths", "bird"])
-async def test_a_prepared_reset_is_the_one_that_was_asked_for(places, name):
+async def test_a_prepared_reset_is_the_one_that_was_asked_for(processes, name):
     settings = WorkerSettings(name=name, max_turns=10)
-    prepared, unprepared = places.place(settings), places.place(settings)
+    prepared, unprepared = processes.create(settings), processes.create(settings)
     await prepared.reset(seed=3, next_seed=4)
     await prepared.act("ACTION: up")
 
     assert await prepared.reset(seed=4, next_seed=5) == await unprepared.reset(seed=4)
 
 
-async def test_an_episode_is_carried_on_and_drawn_however_long_it_is(places):
+async def test_an_episode_is_carried_on_and_drawn_however_long_it_is(processes):
     settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=100)
-    process = places.place(settings, max_reply_bytes=1000)
+    process = processes.create(settings, max_reply_bytes=1000)
 
     restored = await process.restore(2, [LOOK] * 20)
     frames = await process.render_frames(2, [LOOK] * 20)
@@ -422,8 +422,8 @@ async def test_an_episode_is_carried_on_and_drawn_however_long_it_is(places):
     assert len(frames) == 21
 
 
-async def test_a_drawing_that_fails_leaves_the_episode_in_progress_alone(places):
-    process = places.hostile(on_step="raises")
+async def test_a_drawing_that_fails_leaves_the_episode_in_progress_alone(processes):
+    process = processes.hostile(on_step="raises")
     await process.reset(seed=0)
 
     with pytest.raises(EnvironmentFailedError, match="it hurts"):
@@ -432,13 +432,13 @@ async def test_a_drawing_that_fails_leaves_the_episode_in_progress_alone(places)
     assert (await process.act(LOOK)).observation == "seed 0 step 1"
 
 
-async def test_more_responses_than_an_episode_had_cannot_be_restored(places):
-    with pytest.raises(EnvironmentFailedError, match="no episode to act in"):
-        await places.hostile().restore(0, [WIN, LOOK])
+async def test_more_responses_than_an_episode_had_cannot_be_restored(processes):
+    with pytest.raises(EnvironmentFailedError, match="no episode in progress"):
+        await processes.hostile().restore(0, [WIN, LOOK])
 
 
-async def test_drawing_an_episode_leaves_the_one_in_progress_alone(places):
-    process = places.hostile()
+async def test_drawing_an_episode_leaves_the_one_in_progress_alone(processes):
+    process = processes.hostile()
     await process.reset(seed=0)
     await process.act(LOOK)
 
@@ -449,8 +449,8 @@ async def test_drawing_an_episode_leaves_the_one_in_progress_alone(places):
     assert (await process.act(LOOK)).observation == "seed 0 step 2"
 
 
-async def test_closing_ends_the_process(places):
-    process = places.hostile()
+async def test_closing_ends_the_process(processes):
+    process = processes.hostile()
     await process.reset(seed=0)
     pid = process.pid
 
@@ -485,11 +485,11 @@ async def test_environments_die_with_a_trainer_that_is_killed(tmp_path: Path):
         await wait_for_the_end_of(pid)
 
 
-async def test_an_interrupt_at_the_terminal_is_left_to_the_trainer(places):
-    process = places.hostile()
+async def test_an_interrupt_at_the_terminal_is_left_to_the_trainer(processes):
+    process = processes.hostile()
     await process.reset(seed=0)
-    for pid in (places.fork_server.pid, process.pid):
+    for pid in (processes.fork_server.pid, process.pid):
         os.kill(pid, signal.SIGINT)
 
     assert (await process.act(LOOK)).observation == "seed 0 step 1"
-    assert (await places.hostile().reset(seed=2)).observation == "seed 2 step 0"
+    assert (await processes.hostile().reset(seed=2)).observation == "seed 2 step 0"

@@ -1,4 +1,4 @@
-"""What agents act on during one episode."""
+"""Environments: the objects that agents act on during one episode, and their registry."""
 
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.registry import create, find, names, register

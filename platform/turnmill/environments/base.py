@@ -1,4 +1,4 @@
-"""What an environment is: the class its author writes."""
+"""Base class of environments."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,86 +17,104 @@ __all__ = ["VALIDATION_SEEDS", "Environment", "EnvironmentOptions", "StepResult"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one action brought."""
+    """Result of one action; the fields mean what they mean in gymnasium's `step`."""
 
     observation: str
+    """Text that the policy reads next."""
+
     reward: float = 0.0
+    """Finite number, as the environment defines it; penalties and `binaryReward` of the job are applied later."""
+
     terminated: bool = False
-    """The task is over: solved, lost or given up."""
+    """True if the task is over: solved, lost or given up."""
 
     truncated: bool = False
-    """The environment's own limit ended the episode."""
+    """True if a limit of the environment itself ended the episode."""
 
     info: Mapping[str, float] = field(default_factory=dict)
-    """Numbers: `success`, `action_is_effective` and `action_is_valid` where they are known, and others."""
+    """Numbers for metrics: `success`, `action_is_effective` and `action_is_valid` where they are known, and others."""
 
 
 class Environment(ABC):
-    """What an agent acts on during one episode, in words.
+    """A text environment: it turns actions into observations and rewards, one episode at a time.
 
-    The same seed and the same actions must bring the same observations: that is how an episode is
-    carried on in another process.
+    A subclass sets `name`, `actions` and `default_action` and implements `reset`, `step` and `instruction_prompt`; the
+    other methods have defaults. One object plays many episodes, one after another, in a process of its own.
+
+    It must be deterministic: the same seed and the same actions must produce the same observations, because an
+    interrupted episode is resumed by replaying its actions in another process. An exception in any method fails the
+    episode, not the run.
     """
 
     name: ClassVar[str]
-    """What `environment.name` of a job says."""
+    """Name in `environment.name` of a job."""
 
     Settings: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
+    """Model of `environment.options`; `__init__` is given an instance of it."""
+
     actions: tuple[str, ...]
-    """Every action by its exact words; none where any text may be one, which `match_action` then judges."""
+    """All valid actions, in lower case; empty if actions are free text, which `match_action` then validates."""
 
     default_action: str
-    """Executed where a response holds no valid action."""
+    """Action that is executed if a response contains no valid one."""
 
     def __init__(self, task: str | None, max_turns: int, options: Any) -> None:
+        """Take `environment.task`, the limit of turns and the validated options; raise SettingsError for wrong ones."""
         self.task = task
         self.max_turns = max_turns
         self.options = options
 
     @abstractmethod
     def reset(self, seed: int) -> str:
-        """Begin the episode that `seed` stands for and tell the first observation."""
+        """Start the episode of a seed and return its first observation.
+
+        Seeds below `VALIDATION_SEEDS` (1,000,000) are used by validations, the others by training.
+        """
 
     @abstractmethod
     def step(self, action: str) -> StepResult:
-        """Execute an action as `match_action` gives it."""
+        """Execute an action, which is a return value of `match_action` or the default action."""
 
     @abstractmethod
     def instruction_prompt(self) -> str:
-        """Explain role, goal and actions to a model that has never seen this environment."""
+        """Return the prompt that explains role, goal and actions to a model that has never seen this environment."""
 
     def prepare(self, seed: int) -> None:  # noqa: B027 (most resets cost nothing)
-        """Get ready for the reset with this seed, in a thread beside the episode in progress."""
+        """Do slow work for a later `reset(seed)`; called from another thread while an episode is in progress."""
 
     def compact_prompt(self) -> str:
-        """State the goal in a few words, for a model that was trained on this environment."""
+        """Return the goal in a few words, as the prompt of a model that was trained on this environment."""
         return self.instruction_prompt()
 
     def state_key(self, observation: str) -> str:
-        """What is the same wherever the situation is the same, for algorithms that compare turns by it (GiGPO).
+        """Return a key that is equal for equal states, for algorithms that compare turns by state (GiGPO).
 
-        The observation, unless it says what has no part in the situation, such as a count of turns.
+        The default is the observation. Override it if observations contain what is not part of the state, such as a
+        count of turns.
         """
         return observation
 
     def parse_action(self, text: str) -> str | None:
-        """Find the action in a response; None if it holds none."""
+        """Return the action in a response, or None if it contains no valid one."""
         return self.match_action(final_answer(text))
 
     def match_action(self, answer: str) -> str | None:
-        """The action that an answer means, in the words that `step` takes; None if it means none."""
+        """Return the action that an answer means, in the form that `step` takes, or None if it means none.
+
+        `answer` is the part of the response after its last `ACTION:` marker.
+        """
         answer = self.repair(answer.strip().lower())
         return answer if answer in self.actions else None
 
     def repair(self, answer: str) -> str:
-        """Undo spellings that certainly mean an action."""
+        """Normalize spellings that unambiguously mean an action; `answer` is stripped and in lower case."""
         return answer
 
     def render(self) -> "np.ndarray":
-        """Draw the present situation, shape (height, width, 3), 8 bits a channel."""
+        """Draw the current state: shape (height, width, 3), uint8. Raises NotImplementedError if not overridden."""
         raise NotImplementedError(
-            f"The environment {self.name!r} cannot be drawn: leave validation.renderEpisodes at 0."
+            f"The environment {self.name!r} does not implement render(): leave validation.renderEpisodes at 0."
         )
 
     def close(self) -> None:  # noqa: B027 (most environments hold nothing)
-        """Let go of what the episode held."""
+        """Release the resources of the episode, such as connections and processes."""

@@ -1,4 +1,4 @@
-"""Packages that do not go with turnmill's own and live in an installation by themselves."""
+"""Optional packages whose dependencies conflict with turnmill's: they are installed in an interpreter of their own."""
 
 import importlib
 from typing import Any
@@ -7,12 +7,13 @@ from turnmill.core.errors import SettingsError
 
 
 def import_extra(module: str, *, extra: str) -> Any:
-    """A module of an extra; raises SettingsError, saying how to come by it, where it is missing."""
+    """Import a module of an optional extra. Raises SettingsError, with the commands to install it, if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise SettingsError(
-            f"environment.name: this environment needs the package {module.partition('.')[0]!r} ({error}), which does "
-            "not go with turnmill's own. Install it by itself (python3.11 -m venv FOLDER && FOLDER/bin/pip install "
-            f"'CHECKOUT[{extra}]', turnmill's folder) and give FOLDER/bin/python as environment.python."
+            f"environment.name: this environment needs the package {module.partition('.')[0]!r} ({error}), whose "
+            "dependencies conflict with turnmill's. Install it in a virtual environment of its own "
+            f"(python3.11 -m venv FOLDER && FOLDER/bin/pip install 'CHECKOUT[{extra}]', where CHECKOUT is turnmill's "
+            "folder) and set environment.python to FOLDER/bin/python."
         ) from error

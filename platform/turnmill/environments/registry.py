@@ -1,15 +1,15 @@
-"""Finding environments by name: this package's modules, entry points and import paths."""
+"""Environments by name: the modules of this package, entry points and import paths."""
 
 import contextlib
 import importlib
 import pkgutil
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-import turnmill.environments
 from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import import_object, suggestion
 from turnmill.environments.base import Environment
@@ -17,17 +17,8 @@ from turnmill.environments.base import Environment
 ENTRY_POINT_GROUP = "turnmill.environments"
 """Installed packages offer environments under this group: `name = "package.module:Class"`."""
 
-_MACHINERY = frozenset(
-    {
-        "base",
-        "extras",
-        "grl",
-        "parsing",
-        "registry",
-        "rendering",
-        "runtime",
-    }
-)
+_NOT_ENVIRONMENTS = frozenset({"base", "extras", "grl", "parsing", "registry", "rendering", "runtime", "tasks"})
+"""Modules of this package that hold no environment."""
 
 _registered: dict[str, type[Environment]] = {}
 
@@ -35,7 +26,7 @@ EnvironmentClass = TypeVar("EnvironmentClass", bound=type[Environment])
 
 
 def register(environment_class: EnvironmentClass) -> EnvironmentClass:
-    """Make an environment known by its `name`."""
+    """Register an environment class by its `name`. Raises ValueError if another class has that name."""
     known = _registered.setdefault(environment_class.name, environment_class)
     if known is not environment_class:
         raise ValueError(
@@ -46,12 +37,15 @@ def register(environment_class: EnvironmentClass) -> EnvironmentClass:
 
 
 def names() -> list[str]:
-    """Every name that `create` knows, in order."""
+    """Return all known environment names, sorted: turnmill's own, registered ones and entry points."""
     return sorted({*_registered, *_module_names(), *(point.name for point in _entry_points())})
 
 
 def find(name: str) -> type[Environment]:
-    """The environment of that name; `package.module:Class` names a class that is registered nowhere."""
+    """Return the environment class of a name, or of an import path `package.module:Class`.
+
+    Raises SettingsError if there is none, or if what is found is no subclass of Environment.
+    """
     if ":" in name:
         return _from_path(name)
     if name not in _registered and name in _module_names():
@@ -66,9 +60,13 @@ def find(name: str) -> type[Environment]:
 
 
 def create(
-    name: str, task: str | None = None, max_turns: int = 64, options: Mapping[str, Any] | None = None
+    name: str, task: str | None = None, max_turns: int = 64, options: Mapping[str, object] | None = None
 ) -> Environment:
-    """Make an environment; unknown names, tasks and options are refused."""
+    """Create an environment from the settings of a job's `environment` section.
+
+    `name`, `task` and `options` are `environment.name`, `.task` and `.options`; `max_turns` is the number of turns
+    after which an episode is truncated. Raises SettingsError for an unknown name, task or option.
+    """
     environment_class = find(name)
     try:
         settings = environment_class.Settings.model_validate(dict(options or {}))
@@ -78,7 +76,7 @@ def create(
 
 
 def preload(name: str) -> None:
-    """Import an environment of turnmill's own, if the name is one; those of others are left to who makes them."""
+    """Import the module of an environment that comes with turnmill; other names are ignored."""
     module = name.partition(":")[0] if ":" in name else f"turnmill.environments.{name}"
     if name in _module_names() or (":" in name and module.startswith("turnmill.environments.")):
         with contextlib.suppress(ImportError):
@@ -86,17 +84,18 @@ def preload(name: str) -> None:
 
 
 def _module_names() -> set[str]:
-    found = pkgutil.iter_modules(turnmill.environments.__path__)
-    return {module.name for module in found if not module.name.startswith("_")} - _MACHINERY
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return {module.name for module in found if not module.name.startswith("_")} - _NOT_ENVIRONMENTS
 
 
 def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _load(point: EntryPoint) -> Any:
+def _load(point: EntryPoint) -> object:
     try:
-        return point.load()
+        loaded: object = point.load()
+        return loaded
     except Exception as error:
         raise SettingsError(f"environment.name: {point.name!r} ({point.value}) cannot be loaded: {error}") from error
 
@@ -112,7 +111,7 @@ def _from_path(path: str) -> type[Environment]:
     return _checked(found, path)
 
 
-def _checked(found: Any, name: str) -> type[Environment]:
+def _checked(found: object, name: str) -> type[Environment]:
     if isinstance(found, type) and issubclass(found, Environment):
         return found
     raise SettingsError(f"environment.name: {name!r} is {found!r}; it must be a subclass of Environment.")

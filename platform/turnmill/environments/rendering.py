@@ -1,4 +1,4 @@
-"""Pictures of episodes."""
+"""Animations and images of episodes."""
 
 import io
 import os
@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def write_gif(frames: Sequence[np.ndarray | Image.Image], path: Path, *, frame_seconds: float = 0.4) -> None:
-    """Write an animation of frames (height, width, 3; 8 bits a channel), whole or not at all."""
+    """Write frames of shape (height, width, 3), uint8, as an animated GIF, atomically; the last frame stays longest."""
     if not frames:
         raise ValueError(f"An animation needs at least one frame: nothing to write to {path}.")
     images = [frame if isinstance(frame, Image.Image) else Image.fromarray(frame) for frame in frames]
@@ -26,12 +26,12 @@ def write_gif(frames: Sequence[np.ndarray | Image.Image], path: Path, *, frame_s
 
 
 def to_png(frame: np.ndarray) -> bytes:
-    """A frame as it travels between processes."""
+    """Encode a frame of shape (height, width, 3), uint8, as PNG."""
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def from_png(picture: bytes) -> np.ndarray:
-    """The frame in a picture, shape (height, width, 3)."""
+    """Decode a PNG into a frame of shape (height, width, 3), uint8."""
     return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))

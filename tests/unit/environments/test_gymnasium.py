@@ -67,7 +67,7 @@ def test_a_picture_is_drawn_where_the_environment_draws_one():
     assert environment.render().dtype == np.uint8
     undrawn = create(f"{HERE}:Parts")
     undrawn.reset(seed=0)
-    with pytest.raises(NotImplementedError, match="cannot be drawn"):
+    with pytest.raises(NotImplementedError, match="does not implement render"):
         undrawn.render()
 
 

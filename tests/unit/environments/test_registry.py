@@ -82,3 +82,12 @@ def test_the_example_in_the_docs_works(tmp_path, monkeypatch):
     assert environment.reset(seed=5) == first
     assert sum(result.reward for result in results) == 1.0
     assert any(result.terminated for result in results)
+
+
+def test_the_former_import_path_of_task_sources_is_kept():
+    from turnmill import tasks
+    from turnmill.environments import tasks as former
+
+    assert former.__all__ == tasks.__all__
+    assert all(getattr(former, name) is getattr(tasks, name) for name in tasks.__all__)
+    assert "tasks" not in environments.names()

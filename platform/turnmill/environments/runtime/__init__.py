@@ -1,1 +1,1 @@
-"""The processes in which environments run, and the rules of an episode around each."""
+"""Processes in which environments run, and the rules of an episode that apply to every environment."""

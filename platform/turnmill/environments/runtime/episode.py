@@ -1,4 +1,4 @@
-"""One environment under the rules that all share: default action, penalty, binary reward, turn limit."""
+"""An environment with the rules of a job applied: default action, penalty, binary reward, turn limit."""
 
 import math
 from collections.abc import Mapping
@@ -10,76 +10,76 @@ from turnmill.environments.parsing import backtrack_length, has_marker, plan_len
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """What an episode begins with."""
+class ResetResult:
+    """First observation and prompts of an episode."""
 
     observation: str
     instruction_prompt: str
     compact_prompt: str
     state_key: str = ""
-    """What is the same wherever the situation is."""
+    """Key that is equal for equal states."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What one response of the policy brought."""
+    """Result of one response of the policy."""
 
     action: str
-    """What was executed: the default action where the response held none."""
+    """Action that was executed; the default action if the response contained none."""
 
     valid: bool
     reward: float
     terminated: bool
-    """The task is over."""
+    """True if the task is over."""
 
     truncated: bool
-    """A limit on turns ended the episode."""
+    """True if a limit on turns ended the episode."""
 
     observation: str
     instruction_prompt: str
     compact_prompt: str
     plan_length: int = 0
-    """Actions that the response mentions."""
+    """Number of actions that the response mentions."""
 
     backtrack_length: int = 0
-    """Words of the response that take something back."""
+    """Number of words of the response that signal backtracking."""
 
     info: Mapping[str, float] = field(default_factory=dict)
     state_key: str = ""
-    """What is the same wherever the situation after the action is."""
+    """Key of the state after the action."""
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over, for whatever reason."""
+        """True if the episode is over, for whatever reason."""
         return self.terminated or self.truncated
 
     @property
     def success(self) -> bool:
-        """Whether the episode ended well."""
+        """True if the episode is over and its last reward is positive."""
         return self.done and self.reward > 0
 
 
 class TurnEnvironment:
-    """An environment that takes whole responses and answers with rewards as the job wants them."""
+    """An environment that takes whole responses of the policy and returns rewards as the job defines them."""
 
     def __init__(
         self, environment: Environment, *, invalid_penalty: float, binary_reward: bool, marker_required: bool = True
     ) -> None:
-        """`marker_required`: an action that no `ACTION:` announces is invalid, as after a prompt for thoughts."""
+        """Wrap `environment`; with `marker_required` an action without an `ACTION:` marker before it is invalid."""
         self.environment = environment
         self.invalid_penalty = invalid_penalty
         self.binary_reward = binary_reward
         self.marker_required = marker_required
-        # Nothing to act on before the first reset.
+        # There is no episode before the first reset.
         self._done = True
         self._num_turns = 0
 
-    def reset(self, seed: int) -> Opening:
-        """Begin the episode that `seed` stands for."""
+    def reset(self, seed: int) -> ResetResult:
+        """Start the episode of a seed."""
         observation = self.environment.reset(seed)
         self._done, self._num_turns = False, 0
         environment = self.environment
-        return Opening(
+        return ResetResult(
             observation,
             environment.instruction_prompt(),
             environment.compact_prompt(),
@@ -87,15 +87,18 @@ class TurnEnvironment:
         )
 
     def act(self, response_text: str) -> ActionResult:
-        """Execute the action in a response, or the default action where there is none."""
+        """Execute the action in a response, or the default action if it contains none.
+
+        Raises EnvironmentFailedError if there is no episode in progress or the reward is not finite.
+        """
         if self._done:
-            raise EnvironmentFailedError("There is no episode to act in: reset the environment first.")
+            raise EnvironmentFailedError("The environment has no episode in progress: reset it first.")
         environment = self.environment
         parsed = self.parse(response_text)
         action = environment.default_action if parsed is None else parsed
         result = environment.step(action)
         self._num_turns += 1
-        # A task that is over on the last turn is over: no limit ended it.
+        # A task that is over on the last turn is terminated, not truncated.
         truncated = not result.terminated and (result.truncated or self._num_turns >= environment.max_turns)
         self._done = result.terminated or truncated
         return ActionResult(
@@ -114,15 +117,15 @@ class TurnEnvironment:
         )
 
     def parse(self, response_text: str) -> str | None:
-        """Find the action in a response; None if it holds none."""
+        """Return the action in a response, or None if it contains no valid one."""
         if self.marker_required and not has_marker(response_text):
             return None
         return self.environment.parse_action(response_text)
 
     def _reward(self, reward: float, *, valid: bool) -> float:
         if not math.isfinite(reward):
-            raise EnvironmentFailedError(f"The environment gave a reward of {reward}: rewards are finite numbers.")
-        # Replaced, not lowered: even a lucky default action must not be worth an invalid response.
+            raise EnvironmentFailedError(f"The environment returned a reward of {reward}: rewards must be finite.")
+        # The penalty replaces the reward: an invalid response must not profit from a lucky default action.
         if not valid:
             return -self.invalid_penalty
         return 1.0 if self.binary_reward and reward > 0 else float(reward)

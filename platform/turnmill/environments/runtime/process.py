@@ -1,4 +1,4 @@
-"""Environments in processes of their own: what dies, hangs or talks nonsense costs one episode and no more."""
+"""Environments in processes of their own: one that dies, hangs or sends invalid replies fails one episode only."""
 
 import asyncio
 import base64
@@ -6,16 +6,16 @@ import contextlib
 import json
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.rendering import from_png
-from turnmill.environments.runtime.episode import ActionResult, Opening
+from turnmill.environments.runtime.episode import ActionResult, ResetResult
 from turnmill.environments.runtime.fork_server import ForkServer, shared_fork_server
 from turnmill.environments.runtime.worker import LENGTH, WorkerSettings, encode
 
@@ -27,23 +27,23 @@ Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
-    """An episode that was played again up to where it stood."""
+class RestoredEpisode:
+    """An episode that was replayed up to the turn at which it was interrupted."""
 
-    opening: Opening
+    reset_result: ResetResult
     results: tuple[ActionResult, ...]
 
 
-_OPENING = TypeAdapter(Opening)
+_RESET_RESULT = TypeAdapter(ResetResult)
 _ACTION_RESULT = TypeAdapter(ActionResult)
 _PICTURE = TypeAdapter(str)
 
 
 class EnvironmentProcess:
-    """The place of one environment: a process behind it, and another one after that failed.
+    """Client of one environment process, which is replaced by a fresh one after a failure.
 
-    Whatever goes wrong kills the process and raises EnvironmentFailedError, which ends the episode;
-    the reset that begins the next one starts a fresh process. One call at a time.
+    Every failure kills the process and raises EnvironmentFailedError, which ends the episode; the next reset starts a
+    fresh process. Calls must not overlap.
     """
 
     def __init__(
@@ -60,50 +60,50 @@ class EnvironmentProcess:
         self.reset_timeout_seconds = reset_timeout_seconds
         self.max_reply_bytes = max_reply_bytes
         self.pid: int | None = None
-        """Of the process that runs; None where none does."""
+        """Process id; None while no process runs."""
 
         self._fork_server = fork_server or shared_fork_server(settings.python)
         self._key: int | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def reset(self, seed: int, *, next_seed: int | None = None) -> Opening:
-        """Begin the episode that `seed` stands for, in a fresh process if there is none.
+    async def reset(self, seed: int, *, next_seed: int | None = None) -> ResetResult:
+        """Start the episode of a seed, in a fresh process if none runs.
 
-        `next_seed` is the one of the reset after this, which is prepared while the episode goes on.
+        `next_seed` is the seed of the reset after this one, which is prepared while the episode goes on.
         """
         if self._writer is None:
             await self._start()
         request = {"do": "reset", "seed": seed, "next_seed": next_seed}
-        return await self._ask(request, self.reset_timeout_seconds, _OPENING)
+        return await self._request(request, self.reset_timeout_seconds, _RESET_RESULT)
 
     async def act(self, response_text: str) -> ActionResult:
         """Execute the action in a response."""
         if self._writer is None:
             raise EnvironmentFailedError(f"{self._name} has no episode: reset it first.")
         request = {"do": "act", "response": response_text}
-        return await self._ask(request, self.step_timeout_seconds, _ACTION_RESULT)
+        return await self._request(request, self.step_timeout_seconds, _ACTION_RESULT)
 
-    async def restore(self, seed: int, responses: Sequence[str]) -> Restored:
-        """Begin an episode and give the responses it has had, to carry on after a crash of the trainer."""
-        return Restored(await self.reset(seed), tuple([await self.act(response) for response in responses]))
+    async def restore(self, seed: int, responses: Sequence[str]) -> RestoredEpisode:
+        """Replay an episode from its seed and its responses so far, to resume it after a crash of the trainer."""
+        return RestoredEpisode(await self.reset(seed), tuple([await self.act(response) for response in responses]))
 
     async def check(self) -> None:
-        """Start the process and end it. Raises EnvironmentFailedError for an environment that cannot be made."""
+        """Start the process and end it. Raises EnvironmentFailedError if the environment cannot be created."""
         if self._writer is None:
             await self._start()
         await self.close()
 
     async def render(self) -> np.ndarray:
-        """Draw the present situation, shape (height, width, 3), 8 bits a channel."""
+        """Draw the current state as an array of shape (height, width, 3), uint8."""
         if self._writer is None:
             raise EnvironmentFailedError(f"{self._name} has no episode: reset it first.")
-        picture = await self._ask({"do": "render"}, self.step_timeout_seconds, _PICTURE)
+        picture = await self._request({"do": "render"}, self.step_timeout_seconds, _PICTURE)
         return from_png(base64.b64decode(picture))
 
     async def render_frames(self, seed: int, responses: Sequence[str]) -> list[np.ndarray]:
-        """Draw an episode from its first observation to its last, in a process beside the one in progress."""
-        drawn = EnvironmentProcess(
+        """Draw every turn of an episode by replaying it in a second process."""
+        replay = EnvironmentProcess(
             self.settings,
             step_timeout_seconds=self.step_timeout_seconds,
             reset_timeout_seconds=self.reset_timeout_seconds,
@@ -111,20 +111,20 @@ class EnvironmentProcess:
             fork_server=self._fork_server,
         )
         try:
-            await drawn.reset(seed)
-            frames = [await drawn.render()]
+            await replay.reset(seed)
+            frames = [await replay.render()]
             for response in responses:
-                await drawn.act(response)
-                frames.append(await drawn.render())
+                await replay.act(response)
+                frames.append(await replay.render())
         finally:
-            await drawn.close()
+            await replay.close()
         return frames
 
     async def close(self) -> None:
         """End the process."""
         if self._writer is not None:
             with contextlib.suppress(EnvironmentFailedError):
-                await self._ask({"do": "close"}, _CLOSE_SECONDS, TypeAdapter(None))
+                await self._request({"do": "close"}, _CLOSE_SECONDS, TypeAdapter(None))
         self._discard()
 
     @property
@@ -143,33 +143,33 @@ class EnvironmentProcess:
         except BaseException:
             self._discard()
             raise
-        if "ready" not in message:
-            self._fail(_what_happened(message))
-        self.pid = int(message["ready"])
+        if not isinstance(pid := message.get("ready"), int):
+            self._fail(_failure(message))
+        self.pid = pid
 
-    async def _ask(self, request: dict[str, Any], timeout_seconds: float, reply: TypeAdapter[Reply]) -> Reply:
+    async def _request(self, request: Mapping[str, object], timeout_seconds: float, reply: TypeAdapter[Reply]) -> Reply:
         assert self._writer is not None
         try:
             async with asyncio.timeout(timeout_seconds):
                 self._writer.write(encode(request))
-                # A death closes the connection before its notice is read: the notice tells more.
+                # A process that died closes the connection, but the message about its exit code can still be read.
                 with contextlib.suppress(ConnectionError):
                     await self._writer.drain()
                 message = await self._receive()
         except TimeoutError:
             self._fail(f"did not answer {request['do']!r} within {timeout_seconds:g} s")
         except BaseException:
-            # Also when cancelled: an answer nobody waited for would be taken for the next one.
+            # Also when cancelled: a late reply would be taken for the reply to the next request.
             self._discard()
             raise
         if "result" not in message:
-            self._fail(_what_happened(message))
+            self._fail(_failure(message))
         try:
             return reply.validate_python(message["result"])
         except ValidationError as error:
-            self._fail(f"answered {request['do']!r} with nonsense: {error.errors()[0]['msg']}")
+            self._fail(f"sent an invalid reply to {request['do']!r}: {error.errors()[0]['msg']}")
 
-    async def _receive(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, object]:
         assert self._reader is not None
         try:
             (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
@@ -177,19 +177,19 @@ class EnvironmentProcess:
                 self._fail(f"announced a reply of {size} bytes, more than the {self.max_reply_bytes} allowed")
             message = json.loads(await self._reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._fail("died without a word")
+            self._fail("died without an error message")
         except ValueError:
             self._fail("sent a reply that is not JSON")
         if not isinstance(message, dict):
-            self._fail("sent a reply that is not an object")
+            self._fail("sent a reply that is not a JSON object")
         return message
 
-    def _fail(self, what: str) -> NoReturn:
+    def _fail(self, reason: str) -> NoReturn:
         log.warning(
-            "Environment failed", extra={"environment": self.settings.name, "what": what, "environment_pid": self.pid}
+            "Environment failed", extra={"environment": self.settings.name, "what": reason, "environment_pid": self.pid}
         )
         self._discard()
-        raise EnvironmentFailedError(f"{self._name} {what}.")
+        raise EnvironmentFailedError(f"{self._name} {reason}.")
 
     def _discard(self) -> None:
         if self._key is not None:
@@ -199,14 +199,14 @@ class EnvironmentProcess:
         self._key = self._reader = self._writer = self.pid = None
 
 
-def _what_happened(message: dict[str, Any]) -> str:
+def _failure(message: Mapping[str, object]) -> str:
     if "error" in message:
         return f"raised {message['error']}".rstrip(".")
     exit_code = message.get("exited")
     if not isinstance(exit_code, int):
-        return "sent a reply that means nothing"
+        return "sent a reply without a result"
     if exit_code >= 0:
-        return f"ended by itself with exit code {exit_code}"
+        return f"exited with code {exit_code}"
     with contextlib.suppress(ValueError):
         return f"was killed by {signal.Signals(-exit_code).name}"
     return f"was killed by signal {-exit_code}"

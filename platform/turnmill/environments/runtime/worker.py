@@ -1,6 +1,6 @@
-"""The inside of an environment process: it answers one request at a time on a socket.
+"""Main loop of an environment process: it answers one request at a time on a socket.
 
-A message is its length in 4 bytes, most significant first, then that many bytes of JSON.
+A message is its length in 4 bytes, big-endian, then that many bytes of JSON.
 """
 
 import base64
@@ -10,10 +10,10 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from turnmill.environments.base import Environment
 from turnmill.environments.registry import create
@@ -24,16 +24,16 @@ LENGTH = struct.Struct(">I")
 
 
 class WorkerSettings(BaseModel):
-    """What an environment process is to run."""
+    """Environment of a process, and the rules of the job for its episodes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     task: str | None = None
     max_turns: int = 64
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, JsonValue] = Field(default_factory=dict)
     python: str | None = None
-    """Interpreter that runs it, where its packages do not go with turnmill's."""
+    """Interpreter that runs the process, if the environment's packages conflict with turnmill's."""
 
     invalid_penalty: float = 0.1
     binary_reward: bool = True
@@ -41,14 +41,14 @@ class WorkerSettings(BaseModel):
     memory_limit_bytes: int | None = None
 
 
-def encode(message: dict[str, Any]) -> bytes:
-    """A message as it goes over the socket."""
+def encode(message: Mapping[str, object]) -> bytes:
+    """Serialize a message for the socket."""
     body = json.dumps(message).encode()
     return LENGTH.pack(len(body)) + body
 
 
-def make_episode(settings: WorkerSettings) -> TurnEnvironment:
-    """The environment with the rules of the job around it."""
+def make_turn_environment(settings: WorkerSettings) -> TurnEnvironment:
+    """Create the environment, with the rules of the job applied."""
     return TurnEnvironment(
         create(settings.name, settings.task, settings.max_turns, settings.options),
         invalid_penalty=settings.invalid_penalty,
@@ -58,67 +58,69 @@ def make_episode(settings: WorkerSettings) -> TurnEnvironment:
 
 
 def serve(connection: socket.socket, settings: WorkerSettings) -> None:
-    """Make the environment and answer until the other side hangs up."""
+    """Create the environment and answer requests until the connection is closed."""
     try:
-        episode = make_episode(settings)
+        environment = make_turn_environment(settings)
     except Exception as error:
-        connection.sendall(encode({"error": _words(error)}))
+        connection.sendall(encode({"error": _describe(error)}))
         return
     connection.sendall(encode({"ready": os.getpid()}))
-    preparation = _Preparation(episode)
+    preparation = _Preparation(environment.environment)
     with connection.makefile("rb") as requests:
         while header := requests.read(LENGTH.size):
             request = json.loads(requests.read(LENGTH.unpack(header)[0]))
             if request.get("do") != "act":
                 preparation.wait()
+            reply: dict[str, object]
             try:
-                reply = {"result": answer(episode, request)}
+                reply = {"result": handle(environment, request)}
             except Exception as error:
-                reply = {"error": _words(error)}
+                reply = {"error": _describe(error)}
             connection.sendall(encode(reply))
             if isinstance(seed := request.get("next_seed"), int):
-                preparation.begin(seed)
+                preparation.start(seed)
 
 
 class _Preparation:
-    """Hides what a reset costs: the next one is prepared while the policy thinks."""
+    """Background thread that prepares the next reset while the policy generates."""
 
-    def __init__(self, episode: TurnEnvironment) -> None:
-        self._environment = episode.environment
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
         self._thread: threading.Thread | None = None
 
-    def begin(self, seed: int) -> None:
-        """Prepare a reset with this seed, where the environment knows how to."""
+    def start(self, seed: int) -> None:
+        """Prepare a reset with this seed, if the environment implements `prepare`."""
         if type(self._environment).prepare is not Environment.prepare:
             self._thread = threading.Thread(target=self._prepare, args=(seed,), daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being prepared."""
+        """Wait until the preparation in progress, if any, has finished."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _prepare(self, seed: int) -> None:
-        # What goes wrong here goes wrong again at the reset, which tells of it.
+        # An error here happens again at the reset, which reports it.
         with contextlib.suppress(Exception):
             self._environment.prepare(seed)
 
 
-def answer(episode: TurnEnvironment, request: dict[str, Any]) -> Any:
-    """Do what a request asks."""
+def handle(environment: TurnEnvironment, request: Mapping[str, object]) -> object:
+    """Handle one request and return its result, ready for JSON. Raises ValueError for an unknown request."""
     match request:
         case {"do": "reset", "seed": int(seed)}:
-            return asdict(episode.reset(seed))
+            return asdict(environment.reset(seed))
         case {"do": "act", "response": str(response)}:
-            return asdict(episode.act(response))
+            return asdict(environment.act(response))
         case {"do": "render"}:
-            return base64.b64encode(to_png(episode.environment.render())).decode()
+            return base64.b64encode(to_png(environment.environment.render())).decode()
         case {"do": "close"}:
-            return episode.environment.close()
+            environment.environment.close()
+            return None
         case _:
-            raise ValueError(f"An environment process cannot do {request!r}.")
+            raise ValueError(f"An environment process does not know the request {request!r}.")
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

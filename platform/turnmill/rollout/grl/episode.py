@@ -83,7 +83,7 @@ class GrlEpisode:
             async with self._loop.environments_at_once:
                 if responses:
                     restored = await self._process.restore(self.seed, responses)
-                    opening, results = restored.opening, restored.results
+                    opening, results = restored.reset_result, restored.results
                 else:
                     opening, results = await self._process.reset(self.seed), ()
         self.views.append(AgentView.model_validate_json(opening.observation))

@@ -10,7 +10,7 @@ import numpy as np
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.core.trajectory import StopReason, Turn
-from turnmill.environments.runtime.episode import ActionResult, Opening
+from turnmill.environments.runtime.episode import ActionResult, ResetResult
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
 from turnmill.jobs.job import JobSpec
@@ -225,11 +225,11 @@ class Slot:
             log.warning("Episode not carried on", extra={"slot": self.index, "what": str(error)})
             self._next_episode()
             return
-        self._begin(restored.opening)
+        self._begin(restored.reset_result)
         for response, result in zip(state.responses, restored.results, strict=True):
             self._take_in(response, result)
 
-    def _begin(self, opening: Opening) -> None:
+    def _begin(self, opening: ResetResult) -> None:
         self._memory.begin(opening.observation)
         self._instructions, self._compact = opening.instruction_prompt, opening.compact_prompt
         self.state_key = opening.state_key
