@@ -6,7 +6,7 @@ import pytest
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.token_integrity import pack
+from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.verlog.episode_loop import EpisodeLoop
 from turnmill.testing.agent_loops import SAMPLING, Table, job_of
 
@@ -50,7 +50,7 @@ async def test_an_episode_is_played_to_its_end_with_a_row_for_each_turn(table):
     assert [row.facts.reward for row in rows] == [0, -0.1, 1.0]
     assert [float(row.as_dict()["rm_scores"].sum()) for row in rows] == pytest.approx([0, -0.1, 1.0])
     assert told(rows)["name"] == at.logged()[0].episode == "t3-1-2"
-    assert told(rows)["sampled"] == b"".join(pack(row.response_ids) for row in rows)
+    assert told(rows)["sampled"] == b"".join(pack_tokens(row.response_ids) for row in rows)
     assert (told(rows)["reward"], told(rows)["success"], told(rows)["stop_reason"]) == (0.9, True, "completed")
     assert told(rows)["figures"]["valid_action"] == pytest.approx(2 / 3)
     assert [turn.turn for turn in at.logged()] == [0, 1, 2]

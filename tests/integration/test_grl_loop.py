@@ -13,7 +13,7 @@ from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.rows import verl_rows
 from turnmill.rollout.journal import StoreJournal
-from turnmill.rollout.token_integrity import count_foreign
+from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable, grl_job
 from turnmill.testing.agents import counting, say
 from turnmill.testing.policies import LOG_PROB
@@ -46,7 +46,7 @@ def learned(row: Any) -> str:
 
 def foreign(episode: Any) -> int:
     rows = ((row.response_ids, row.response_mask) for row in verl_rows(episode))
-    return count_foreign(rows, episode.told()["sampled"])
+    return count_unsampled_tokens(rows, episode.told()["sampled"])
 
 
 async def test_an_episode_is_one_conversation_in_one_row(table):

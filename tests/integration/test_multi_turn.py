@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from turnmill.core.errors import SettingsError
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
-from turnmill.rollout.token_integrity import count_foreign
+from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.runs.task_runner import classes_of
 from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END, TOKENIZER
@@ -253,7 +253,9 @@ async def test_only_what_the_policy_said_is_learned_and_it_read_these_very_token
     assert [LOG_PROB * mask for mask in row.response_mask] == row.response_logprobs
     second = played.policy.requests[1]
     assert list(second.prompt_ids) == (row.prompt_ids + row.response_ids)[: len(second.prompt_ids)]
-    assert count_foreign([(row.response_ids, row.response_mask)], row.extra_fields["trajectory"]["sampled"]) == 0
+    assert (
+        count_unsampled_tokens([(row.response_ids, row.response_mask)], row.extra_fields["trajectory"]["sampled"]) == 0
+    )
 
 
 async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
@@ -320,7 +322,7 @@ async def test_the_policy_may_read_what_inference_would_show_it_and_learns_from_
     assert (learned(played, first), learned(played, second)) == (said + END, answer + END)
     assert played.tokenizer.decode(second.prompt_ids) == played.prompts[1]
     rows = [(row.response_ids, row.response_mask) for row in (first, second)]
-    assert count_foreign(rows, second.extra_fields["trajectory"]["sampled"]) == 0
+    assert count_unsampled_tokens(rows, second.extra_fields["trajectory"]["sampled"]) == 0
 
 
 async def test_what_was_said_counts_where_the_context_that_is_spelled_anew_leaves_no_room(table: Make):

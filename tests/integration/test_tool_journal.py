@@ -187,7 +187,7 @@ async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(a
 
     monkeypatch.setattr(TrajectoryJournal, "append", fail)
     await first.play()
-    assert first.loop.journal.num_not_kept == 1
+    assert first.loop.journal.num_failed_writes == 1
     (before,) = {call["trajectory"] for call in server.calls}
     server.calls.clear()
 
@@ -205,4 +205,4 @@ async def test_a_store_that_is_gone_costs_what_would_have_been_kept_and_nothing_
     outcome = await process.play()
 
     assert outcome.stop_reason == "completed"
-    assert process.loop.journal.num_not_kept > 0
+    assert process.loop.journal.num_failed_writes > 0

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from turnmill.core.errors import SettingsError, ToolCallError
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.token_integrity import count_foreign
+from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
@@ -105,7 +105,7 @@ async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server)
 def foreign(outcome: Outcome) -> int:
     """Trained tokens that the monitor does not find in what was sampled."""
     rows = verl_rows(outcome, log_probs=True)
-    return count_foreign(((row.response_ids, row.response_mask) for row in rows), outcome.sampled)
+    return count_unsampled_tokens(((row.response_ids, row.response_mask) for row in rows), outcome.sampled)
 
 
 @pytest.mark.parametrize(

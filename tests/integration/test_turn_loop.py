@@ -7,7 +7,7 @@ from PIL import Image
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.token_integrity import digest
+from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.turn_loop import MAX_FAILURES_IN_A_ROW
 from turnmill.testing.agent_loops import TOKENIZER, TurnTable, job_of
 from turnmill.testing.policies import LOG_PROB
@@ -78,7 +78,7 @@ async def test_rows_carry_a_digest_of_what_was_sampled_and_the_time_it_took(tabl
 
     *rows, bootstrap = await at.play()
 
-    assert facts(rows, "sampled") == [digest(row.response_ids) for row in rows]
+    assert facts(rows, "sampled") == [token_checksum(row.response_ids) for row in rows]
     assert bootstrap.facts.tools_seconds > 0
     assert bootstrap.facts.generation_seconds >= 0
 

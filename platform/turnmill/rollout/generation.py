@@ -1,70 +1,70 @@
-"""Asking the policy, by verl's client of the inference engines."""
+"""Generation of responses through verl's client of the inference engines, with a seed for each."""
 
 import asyncio
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
 from vllm.sampling_params import RequestOutputKind
 
 from turnmill.core.errors import InferenceError
+from turnmill.rollout.verl_types import LLMClient
 
-NUM_SLOTS = 256
+NUM_ROUTING_KEYS = 256
 
 
-async def ask(
-    client: Any,
-    slot: int,
+async def generate(
+    client: LLMClient,
+    routing_key: int,
     prompt_ids: Sequence[int],
-    sampling: Mapping[str, Any],
+    sampling_params: Mapping[str, object],
     *,
     seed: int,
-    seconds: float,
-    whose: str,
-    **media: Any,
+    timeout_seconds: float,
+    requester: str,
+    **media: object,
 ) -> TokenOutput:
-    """The response to a prompt; requests of one slot stay with one server, where their prefix is cached.
+    """Return the response to a prompt; requests with one routing key go to one server, where their prefix is cached.
 
-    Raises InferenceError, naming whose request it was, where no token comes within the seconds.
+    Raises InferenceError, naming the requester, where no token comes within the timeout.
     """
-    parameters = {
+    params = {
         # The tokens are wanted at the end, and as tokens: what vLLM does per token by default costs as much again.
         "detokenize": False,
-        **sampling,
+        **sampling_params,
         "output_kind": RequestOutputKind.FINAL_ONLY,
         "seed": seed,
     }
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(timeout_seconds):
             output: TokenOutput = await client.generate(
-                request_id=f"slot-{slot}", prompt_ids=prompt_ids, sampling_params=parameters, **media
+                request_id=f"slot-{routing_key}", prompt_ids=prompt_ids, sampling_params=params, **media
             )
     except TimeoutError as error:
-        raise InferenceError(f"{whose}: the policy did not answer in time") from error
+        raise InferenceError(f"{requester}: the policy did not answer in time") from error
     if not output.token_ids:
-        raise InferenceError(f"{whose}: the policy answered with no token ({output.stop_reason})")
+        raise InferenceError(f"{requester}: the policy answered with no token ({output.stop_reason})")
     return output
 
 
-def is_cut_off(token_ids: Sequence[int], *, max_tokens: int, end_ids: Collection[int | None]) -> bool:
-    """Whether the limit of tokens ended a response, as its tokens tell: verl's clients do not tell it apart."""
-    return len(token_ids) >= max_tokens and token_ids[-1] not in end_ids
+def is_truncated(token_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Collection[int | None]) -> bool:
+    """Return whether the token limit ended a response, judged by its tokens: verl's clients do not tell."""
+    return len(token_ids) >= max_tokens and token_ids[-1] not in stop_token_ids
 
 
-def slot_of(trajectory: str) -> int:
-    """The slot of a trajectory that has none by itself."""
-    return zlib.crc32(trajectory.encode()) % NUM_SLOTS
+def routing_key(episode_name: str) -> int:
+    """Return the routing key of an episode that plays in no environment slot."""
+    return zlib.crc32(episode_name.encode()) % NUM_ROUTING_KEYS
 
 
 def sampling_seed(run_seed: int, stream: str, slot: int, turn: int) -> int:
-    """A seed of its own for every turn of a run, so that a turn does not depend on what else is in flight."""
+    """Return the seed of one turn: it differs between turns, and does not depend on what else is in flight."""
     return _seed(run_seed, stream, slot, turn)
 
 
-def seed_from(seed: int, position: int) -> int:
-    """The seed of what is sampled from the token at that position on, within what has the seed as a whole."""
+def seed_at_position(seed: int, position: int) -> int:
+    """Return the seed for continuing, at a token position, a response that has `seed` as a whole."""
     return _seed(seed, position)
 
 

@@ -1,35 +1,38 @@
-"""What an agent loop keeps of its trajectories in flight outside its own process."""
+"""Journals: where the turns of episodes in flight are kept outside the process that plays them."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from turnmill.core.errors import OvertakenError, StaleClaimError, StoreError
 from turnmill.core.trajectory import Turn
+from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.verl_types import RunConfig
 from turnmill.tasks import Task
+from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
-STORE_SECONDS, FORGET_SECONDS = 10.0, 1.0
-TRAJECTORY = "trajectory_id"
+STORE_SECONDS, DELETE_SECONDS = 10.0, 1.0
+TRAJECTORY_ID = "trajectory_id"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A trajectory as it goes on."""
+class ResumedEpisode:
+    """The state in which an episode begins, or continues after a restart."""
 
     trajectory_id: str
-    """What tool servers know it by."""
+    """Its id at tool servers."""
 
     turns: Sequence[Turn] = ()
-    """Those that are there already."""
+    """The turns that the journal already has."""
 
 
-class InFlight(Protocol):
-    """A trajectory while it is played."""
+class EpisodeInFlight(Protocol):
+    """An episode while it is played."""
 
     name: str
     step: int
@@ -39,142 +42,149 @@ class InFlight(Protocol):
 
 
 class Journal(Protocol):
-    """Turns of trajectories, by the name of the trajectory."""
+    """Turns of episodes, by the name of the episode."""
 
-    async def open(self, episode: InFlight) -> Begun:
-        """Begin a trajectory, or take it over with the turns that are there."""
+    async def open(self, episode: EpisodeInFlight) -> ResumedEpisode:
+        """Begin an episode, or resume it with the turns that are there."""
         ...
 
-    async def append(self, episode: InFlight, turn: Turn) -> None:
-        """Keep a finished turn."""
+    async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
+        """Record a finished turn."""
         ...
 
-    async def finish(self, episode: InFlight, outcome: Mapping[str, Any]) -> None:
-        """The trajectory is over."""
+    async def finish(self, episode: EpisodeInFlight, outcome: Mapping[str, object]) -> None:
+        """Mark an episode as finished."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
 class NoJournal:
-    """Keeps nothing: a trajectory in flight is lost with its process."""
+    """Records nothing: an episode in flight is lost with its process."""
 
-    async def open(self, episode: InFlight) -> Begun:
-        """Nothing is there."""
-        return Begun(episode.trajectory_id)
+    async def open(self, episode: EpisodeInFlight) -> ResumedEpisode:
+        """Begin an episode from its first turn."""
+        return ResumedEpisode(episode.trajectory_id)
 
-    async def append(self, episode: InFlight, turn: Turn) -> None:
-        """Nothing is kept."""
+    async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
+        """Do nothing."""
 
-    async def finish(self, episode: InFlight, outcome: Mapping[str, Any]) -> None:
-        """Nothing is kept."""
+    async def finish(self, episode: EpisodeInFlight, outcome: Mapping[str, object]) -> None:
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class StoreJournal:
-    """Keeps turns in the trajectory store.
+    """Records turns in the trajectory store.
 
-    Trajectories carry on in the first step of an attempt alone: those of later steps, left by an attempt that got
-    further, were sampled from weights that this attempt does not have. A store that cannot be reached costs what would
-    have been kept, and nothing else: tools notice it themselves.
+    Episodes are resumed in the first step of an attempt alone: those of later steps, left by an attempt that got
+    further, were sampled from weights that this attempt does not have. While the store cannot be reached, episodes go
+    on without being recorded: tools notice it themselves.
     """
 
     def __init__(self, journal: TrajectoryJournal) -> None:
         self._journal = journal
-        self._rollouts: dict[str, JournaledTrajectory] = {}
-        self._behind: set[str] = set()
-        """Trajectories that went on without being kept."""
+        self._trajectories: dict[str, JournaledTrajectory] = {}
+        self._incomplete: set[str] = set()
+        """Episodes of which a turn is missing in the store."""
 
         self._first_step: int | None = None
-        self.num_carried_on = 0
-        self.num_not_kept = 0
+        self.num_resumed = 0
+        self.num_failed_writes = 0
 
-    async def open(self, episode: InFlight) -> Begun:
-        """Begin a trajectory, or take it over with the turns that are there.
+    async def open(self, episode: EpisodeInFlight) -> ResumedEpisode:
+        """Begin an episode, or resume it with the turns that are there.
 
         Raises OvertakenError where a later attempt at the run has begun.
         """
-        await self._forget_behind()
+        await self._delete_incomplete()
         if self._first_step is None and not episode.validate:
             self._first_step = episode.step
         try:
-            if episode.validate or episode.step != self._first_step or episode.name in self._behind:
+            if episode.validate or episode.step != self._first_step or episode.name in self._incomplete:
                 await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
-            rollout = await self._take_over_or_begin(episode)
+            trajectory = await self._resume_or_begin(episode)
         except StaleClaimError as error:
             raise OvertakenError(f"{episode.name} is not this attempt's: {error}") from error
         except StoreError as error:
-            self._behind.add(episode.name)
-            self._not_kept(episode, error)
-            return Begun(episode.trajectory_id)
-        self._behind.discard(episode.name)
-        self._rollouts[episode.name] = rollout
-        self.num_carried_on += bool(rollout.turns)
-        return Begun(str(rollout.metadata[TRAJECTORY]), rollout.turns)
+            self._incomplete.add(episode.name)
+            self._count_failed_write(episode, error)
+            return ResumedEpisode(episode.trajectory_id)
+        self._incomplete.discard(episode.name)
+        self._trajectories[episode.name] = trajectory
+        self.num_resumed += bool(trajectory.turns)
+        return ResumedEpisode(str(trajectory.metadata[TRAJECTORY_ID]), trajectory.turns)
 
-    async def _take_over_or_begin(self, episode: InFlight) -> JournaledTrajectory:
+    async def _resume_or_begin(self, episode: EpisodeInFlight) -> JournaledTrajectory:
         deadline = deadline_in(STORE_SECONDS)
-        rollout = await self._journal.open(episode.name, deadline=deadline)
-        if rollout.turns:
-            return rollout
-        metadata = {"step": episode.step, "task": episode.task.number, TRAJECTORY: episode.trajectory_id}
+        trajectory = await self._journal.open(episode.name, deadline=deadline)
+        if trajectory.turns:
+            return trajectory
+        metadata = {"step": episode.step, "task": episode.task.number, TRAJECTORY_ID: episode.trajectory_id}
         return await self._journal.open(episode.name, metadata=metadata, deadline=deadline)
 
-    async def append(self, episode: InFlight, turn: Turn) -> None:
-        """Keep a finished turn; raises OvertakenError where another process plays the trajectory now."""
-        rollout = self._rollouts.get(episode.name)
-        if rollout is None:
-            await self._forget_behind()
+    async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
+        """Record a finished turn. Raises OvertakenError where another process plays the episode by now."""
+        trajectory = self._trajectories.get(episode.name)
+        if trajectory is None:
+            await self._delete_incomplete()
             return
         try:
-            self._rollouts[episode.name] = await self._journal.append(
-                rollout, turn, deadline=deadline_in(STORE_SECONDS)
+            self._trajectories[episode.name] = await self._journal.append(
+                trajectory, turn, deadline=deadline_in(STORE_SECONDS)
             )
         except StaleClaimError as error:
-            del self._rollouts[episode.name]
+            del self._trajectories[episode.name]
             raise OvertakenError(f"{episode.name} is played elsewhere: {error}") from error
         except StoreError as error:
-            # What follows would leave a gap.
-            del self._rollouts[episode.name]
-            self._behind.add(episode.name)
-            self._not_kept(episode, error)
+            # Later turns would leave a gap.
+            del self._trajectories[episode.name]
+            self._incomplete.add(episode.name)
+            self._count_failed_write(episode, error)
 
-    async def finish(self, episode: InFlight, outcome: Mapping[str, Any]) -> None:
-        """The trajectory is over."""
-        await self._forget_behind()
-        rollout = self._rollouts.pop(episode.name, None)
-        if rollout is None or rollout.finished:
+    async def finish(self, episode: EpisodeInFlight, outcome: Mapping[str, object]) -> None:
+        """Mark an episode as finished, or delete it if it failed: it is then tried again from its first turn."""
+        await self._delete_incomplete()
+        trajectory = self._trajectories.pop(episode.name, None)
+        if trajectory is None or trajectory.finished:
             return
         try:
             if outcome.get("stop_reason") == "failed":
-                # What is tried again begins anew.
                 await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             else:
-                await self._journal.finish(rollout, outcome, deadline=deadline_in(STORE_SECONDS))
+                await self._journal.finish(trajectory, outcome, deadline=deadline_in(STORE_SECONDS))
         except StoreError as error:
-            self._not_kept(episode, error)
+            self._count_failed_write(episode, error)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._journal.close()
 
-    async def _forget_behind(self) -> None:
-        """Delete what is there of trajectories that went on: a later attempt would carry on in the middle of them, with
-        tools that have gone on as well."""
-        for name in list(self._behind):
+    async def _delete_incomplete(self) -> None:
+        """Delete incomplete episodes: a later attempt would resume them in the middle, with tools that are further."""
+        for name in list(self._incomplete):
             try:
-                await self._journal.delete(name, deadline=deadline_in(FORGET_SECONDS))
+                await self._journal.delete(name, deadline=deadline_in(DELETE_SECONDS))
             except StaleClaimError:
-                # It is the later attempt's.
+                # The later attempt has it by now.
                 pass
             except StoreError:
                 return
-            self._behind.discard(name)
+            self._incomplete.discard(name)
 
-    def _not_kept(self, episode: InFlight, error: StoreError) -> None:
-        self.num_not_kept += 1
+    def _count_failed_write(self, episode: EpisodeInFlight, error: StoreError) -> None:
+        self.num_failed_writes += 1
         log.warning("Turns are not kept", extra={"trajectory": episode.name, "what": str(error)})
+
+
+def create_journal(config: RunConfig) -> Journal:
+    """Return the journal of this attempt at a run: in its store, or none where the run has no store."""
+    settings = config.turnmill
+    if (url := settings.get("store_url")) is None:
+        return NoJournal()
+    run, attempt = RunFolder(settings.run_dir).run_name(), settings.get("attempt")
+    return StoreJournal(TrajectoryJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None))

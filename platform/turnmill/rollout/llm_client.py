@@ -8,14 +8,14 @@ from typing import Any
 import ray
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
-from turnmill.rollout.generation import seed_from
+from turnmill.rollout.generation import seed_at_position
 
 UNAVAILABLE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
 
-class SlotClient(LLMServerClient):
+class StickyClient(LLMServerClient):
     """A slot stays with one server, where its prefix is cached; the balancer is asked when it first generates.
 
     verl's own asks a Ray actor before and after every generation. With short turns and one agent loop process these
@@ -35,7 +35,7 @@ class SlotClient(LLMServerClient):
         """Nothing to give back: slots are spread over the servers for good."""
 
 
-class FreshNoiseClient(LLMServerClient):
+class PositionSeededClient(LLMServerClient):
     """Every request has a seed by where it begins.
 
     vLLM draws the noise of a request anew from its seed: what follows an abort would be sampled with that of the
@@ -47,11 +47,11 @@ class FreshNoiseClient(LLMServerClient):
     ) -> Any:
         """What an engine says in one piece."""
         if (seed := sampling_params.get("seed")) is not None:
-            sampling_params = {**sampling_params, "seed": seed_from(seed, len(prompt_ids))}
+            sampling_params = {**sampling_params, "seed": seed_at_position(seed, len(prompt_ids))}
         return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **more)
 
 
-class ResumingClient(FullyAsyncLLMServerClient, FreshNoiseClient):
+class ResumingClient(FullyAsyncLLMServerClient, PositionSeededClient):
     """A response that an engine was made to abort goes on from there."""
 
 

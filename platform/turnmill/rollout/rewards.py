@@ -1,4 +1,4 @@
-"""What trajectories are worth: finite numbers, or none at all."""
+"""Rewards of episodes: finite numbers, or an error."""
 
 import asyncio
 import math
@@ -7,17 +7,17 @@ from turnmill.core.errors import RewardError
 from turnmill.tasks import Answer, Task, TaskSource
 
 
-async def reward_of(answer: Answer, task: Task, source: TaskSource, *, whose: str) -> float:
-    """What the task's source says of an answer. Raises RewardError, naming whose it is."""
+async def compute_reward(answer: Answer, task: Task, source: TaskSource, *, episode_name: str) -> float:
+    """Return the reward that the task's source gives an answer. Raises RewardError, naming the episode."""
     try:
         reward = float(await asyncio.to_thread(source.reward, task, answer))
     except Exception as error:
-        raise RewardError(f"{whose}: its reward could not be told: {error!r}") from error
-    return finite(reward, whose=whose)
+        raise RewardError(f"{episode_name}: its reward could not be computed: {error!r}") from error
+    return require_finite(reward, episode_name=episode_name)
 
 
-def finite(reward: float, *, whose: str) -> float:
-    """The reward. Raises RewardError where it is no finite number: of its whole group nothing could be learned."""
+def require_finite(reward: float, *, episode_name: str) -> float:
+    """Return the reward. Raises RewardError where it is not finite: its whole group could not be learned from."""
     if not math.isfinite(reward):
-        raise RewardError(f"{whose}: its reward is {reward}: rewards are finite numbers.")
+        raise RewardError(f"{episode_name}: its reward is {reward}: rewards are finite numbers.")
     return reward

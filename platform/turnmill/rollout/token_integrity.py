@@ -1,50 +1,51 @@
-"""Whether the tokens that are learned from are those that the policy sampled."""
+"""Checks that the tokens trained on are those that the policy sampled."""
 
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-TOKEN = "i"
+TOKEN_TYPECODE = "i"
 """How a token is packed: four bytes, so that a trajectory's tokens travel as one string."""
 
 
-def pack(token_ids: Iterable[int]) -> bytes:
-    """Tokens as they came from the engine, to travel beside the rows that are made of them."""
-    return array(TOKEN, token_ids).tobytes()
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """Return token ids, four bytes each, as one string that travels beside the rows made of them."""
+    return array(TOKEN_TYPECODE, token_ids).tobytes()
 
 
-def digest(token_ids: Iterable[int]) -> int:
-    """A number that other tokens do not have."""
-    return zlib.crc32(pack(token_ids))
+def token_checksum(token_ids: Iterable[int]) -> int:
+    """Return the CRC-32 of the packed tokens."""
+    return zlib.crc32(pack_tokens(token_ids))
 
 
-def count_foreign(rows: Iterable[tuple[Sequence[int], Sequence[int]]], sampled: bytes) -> int:
-    """How many trained tokens of a trajectory's rows, given with their masks, do not stand in what was sampled.
+def count_unsampled_tokens(rows: Iterable[tuple[Sequence[int], Sequence[int]]], sampled_tokens: bytes) -> int:
+    """Count the trained tokens of a trajectory's rows that do not occur among its sampled tokens.
 
-    What is trained in one piece must stand there in one piece, each after the one before.
+    A row is its token ids and its response mask. Tokens trained without a gap must occur without a gap in
+    `sampled_tokens` (packed), each span after the one before.
     """
-    foreign, start = 0, 0
+    unsampled, start = 0, 0
     for ids, mask in rows:
-        for piece in trained_pieces(ids, mask):
-            packed = pack(piece)
-            found = _find(sampled, packed, start)
+        for span in trained_spans(ids, mask):
+            packed = pack_tokens(span)
+            found = _find_aligned(sampled_tokens, packed, start)
             if found < 0:
-                foreign += len(piece)
+                unsampled += len(span)
             else:
                 start = found + len(packed)
-    return foreign
+    return unsampled
 
 
-def trained_pieces(ids: Sequence[int], mask: Sequence[int]) -> list[list[int]]:
-    """The tokens that are learned from, apart where others stand between them."""
+def trained_spans(ids: Sequence[int], mask: Sequence[int]) -> list[list[int]]:
+    """Return the runs of tokens whose mask is 1."""
     marked = groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1]))
-    return [[token for token, _ in piece] for trained, piece in marked if trained]
+    return [[token for token, _ in span] for trained, span in marked if trained]
 
 
-def _find(sampled: bytes, packed: bytes, start: int) -> int:
-    size = array(TOKEN).itemsize
-    found = sampled.find(packed, start)
+def _find_aligned(sampled_tokens: bytes, packed: bytes, start: int) -> int:
+    size = array(TOKEN_TYPECODE).itemsize
+    found = sampled_tokens.find(packed, start)
     while found >= 0 and found % size:
-        found = sampled.find(packed, found + 1)
+        found = sampled_tokens.find(packed, found + 1)
     return found

@@ -67,7 +67,7 @@ class TurnTaskRunner:
 def classes_of(job: "AgentTrainingJob") -> tuple[Any, Any]:
     """The trainer and the manager of agent loops for a kind of agent."""
     if job.spec.agent.type == "tool":
-        from turnmill.rollout.tool_agent.manager import ToolLoopManager
+        from turnmill.rollout.tool_agent.worker import ToolLoopManager
         from turnmill.training.trainers import trajectory as trajectory_trainer
 
         return trajectory_trainer.TRAINERS[job.spec.training.mode], ToolLoopManager
@@ -78,16 +78,16 @@ def classes_of(job: "AgentTrainingJob") -> tuple[Any, Any]:
         manager = manager_class(job.spec.multi_turn_agent.agent_loop_manager_class)
         return trajectory_trainer.TRAINERS[job.spec.training.mode], manager
     if job.spec.agent.type == "grl":
-        from turnmill.rollout.grl.manager import GrlLoopManager
+        from turnmill.rollout.grl.worker import GrlLoopManager
         from turnmill.training.grl.trainer import TRAINERS
 
         return TRAINERS[job.spec.training.mode], GrlLoopManager
     if job.spec.algorithm.type != "turn_ppo":
-        from turnmill.rollout.verlog.episode_worker import EpisodeLoopManager
+        from turnmill.rollout.verlog.episode_loop_worker import EpisodeLoopManager
         from turnmill.training.trainers import trajectory as trajectory_trainer
 
         return trajectory_trainer.TRAINERS[job.spec.training.mode], EpisodeLoopManager
-    from turnmill.rollout.verlog.turn_worker import TurnLoopManager
+    from turnmill.rollout.verlog.turn_loop_worker import TurnLoopManager
     from turnmill.training.trainers import turn as trainer
 
     return trainer.TRAINERS[job.spec.training.mode], TurnLoopManager

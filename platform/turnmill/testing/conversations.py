@@ -11,7 +11,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.journal import Journal, NoJournal
-from turnmill.rollout.multi_turn.player import ConversationPlayer
+from turnmill.rollout.multi_turn.worker_mixin import ConversationPlayer
 from turnmill.testing.agent_loops import SAMPLING, job_of
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
 from turnmill.training.verl.config import build_verl_config

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.multi_turn.loop_input import images_in
+from turnmill.rollout.multi_turn.dataset_fields import images_in
 
 
 class _Rows(Dataset):

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.trajectory_workers import TrajectoryWorker
-from turnmill.rollout.verlog.turn_worker import TurnLoopWorker
+from turnmill.rollout.trajectory_worker import TrajectoryWorker
+from turnmill.rollout.verlog.turn_loop_worker import TurnLoopWorker
 from turnmill.rollout.worker import LoopWorker
 
 ROLLOUT = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}

@@ -17,7 +17,7 @@ from turnmill.rollout.grl.conversation import Conversation
 from turnmill.rollout.grl.episode_summary import EpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.timing import Timing
-from turnmill.rollout.token_integrity import pack
+from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
 from turnmill.tasks import Task
 
@@ -43,7 +43,7 @@ class GrlEpisode:
         """What the agent showed before the first turn, and after each."""
 
         self.stop_reason: StopReason | None = None
-        self.waits = Timing()
+        self.timing = Timing()
         self.conversation = Conversation(learn_all=loop.agent.loss_mask == "after_system")
         self._loop, self._agent, self._sampling = loop, loop.agent, sampling
         self._process: EnvironmentProcess = loop.environment_of(group.agent)
@@ -66,7 +66,7 @@ class GrlEpisode:
             self._take_in(turn, result)
         while self.stop_reason is None:
             if lockstep is not None:
-                with self.waits.on("tools"):
+                with self.timing.measure("tools"):
                     await lockstep.wait()
             await self._turn()
         await self._loop.journal.finish(self, {"stop_reason": self.stop_reason})
@@ -79,7 +79,7 @@ class GrlEpisode:
 
     async def _begin(self, responses: Sequence[str]) -> Sequence[ActionResult]:
         """The agent in its episode, after the responses that it has had."""
-        with self.waits.on("tools"):
+        with self.timing.measure("tools"):
             async with self._loop.environments_at_once:
                 if responses:
                     restored = await self._process.restore(self.seed, responses)
@@ -94,7 +94,7 @@ class GrlEpisode:
         if self.stop_reason is not None:
             return
         turn = await self._say()
-        with self.waits.on("tools"):
+        with self.timing.measure("tools"):
             async with self._loop.environments_at_once:
                 result = await self._process.act(turn.response_text)
         self._take_in(turn, result)
@@ -144,8 +144,8 @@ class GrlEpisode:
         self.stop_reason = "max_tokens"
 
     async def _say(self) -> Turn:
-        ids, asked_at, before = self.conversation.ids, time.time(), self.waits.read()
-        with self.waits.on("generation"):
+        ids, asked_at, before = self.conversation.ids, time.time(), self.timing.elapsed_seconds()
+        with self.timing.measure("generation"):
             output = await self._loop.generate(self, self.num_turns, ids, self._sampling)
         oldest = int(output.extra_fields.get("min_global_steps") or 0)
         return Turn(
@@ -156,12 +156,12 @@ class GrlEpisode:
             policy_version=int(output.extra_fields.get("max_global_steps") or 0),
             metrics={"oldest_version": oldest},
             asked_at=asked_at,
-            seconds={"generation": self.waits.read()["generation"] - before["generation"]},
+            seconds={"generation": self.timing.elapsed_seconds()["generation"] - before["generation"]},
         )
 
     def _take_in(self, turn: Turn, result: ActionResult) -> None:
         view = AgentView.model_validate_json(result.observation)
-        self._sampled += pack(turn.response_ids)
+        self._sampled += pack_tokens(turn.response_ids)
         self.conversation.say(self._learned(turn, view))
         end = self._loop.tokenizer.eos_token_id
         if self.conversation.ids[-1] != end and not result.done:
@@ -187,7 +187,7 @@ class GrlEpisode:
 
     # ---- what it came to ----
 
-    def heard_after(self, number: int) -> tuple[int, ...]:
+    def observation_ids_after(self, number: int) -> tuple[int, ...]:
         """The tokens between a response and the next one, where both stand in one row as they were sampled."""
         places = self.conversation.places[number : number + 2]
         if len(places) < 2 or places[0][0] != places[1][0] or self._agent.reformat_responses:
@@ -222,7 +222,7 @@ class GrlEpisode:
             "num_rows": len(self.conversation.rows),
             "own_scores": True,
             "sampled": self._sampled,
-            "seconds": self.waits.read(),
+            "seconds": self.timing.elapsed_seconds(),
             "figures": {"num_turns": num_turns, "valid_action": sum(t.valid for t in self.turns) / num_turns},
             **episode.as_field(),
         }

@@ -20,7 +20,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.generation import ask, sampling_seed, slot_of
+from turnmill.rollout.generation import generate, routing_key, sampling_seed
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.journal import Journal, NoJournal
@@ -63,7 +63,9 @@ class GrlLoop(AgentLoopBase):
         try:
             await episode.play(lockstep)
         except EpisodeError as error:
-            failure = Failure(episode.name, error.cause, str(error), episode.num_turns, episode.waits.read())
+            failure = Failure(
+                episode.name, error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds()
+            )
             await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
             self._record(episode, failure)
             return failure
@@ -120,14 +122,14 @@ class GrlLoop(AgentLoopBase):
     async def generate(self, episode: GrlEpisode, turn: int, prompt_ids: list[int], sampling: Mapping[str, Any]) -> Any:
         """Have the policy answer. Raises InferenceError."""
         training = self.job.spec.training
-        output = await ask(
+        output = await generate(
             self.server_manager,
-            slot_of(episode.name),
+            routing_key(episode.name),
             prompt_ids,
             {**sampling, "max_tokens": self.agent.max_response_length},
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
-            seconds=training.stall_timeout_seconds,
-            whose=episode.name,
+            timeout_seconds=training.stall_timeout_seconds,
+            requester=episode.name,
         )
         self.folder.beat()
         return output
@@ -150,7 +152,7 @@ class GrlLoop(AgentLoopBase):
         self.log.append(records, validation=episode.validate)
 
     def _turn_record(self, episode: GrlEpisode, number: int, *, stop_reason: str | None) -> TurnRecord:
-        turn, view, heard = episode.turns[number], episode.views[number + 1], episode.heard_after(number)
+        turn, view, heard = episode.turns[number], episode.views[number + 1], episode.observation_ids_after(number)
         learns_all = self.agent.loss_mask == "after_system"
         return TurnRecord.of(
             turn,

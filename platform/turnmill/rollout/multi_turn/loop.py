@@ -9,9 +9,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
 from verl.utils.tokenizer import get_processor_token_id
 
-from turnmill.rollout.generation import is_cut_off
-from turnmill.rollout.multi_turn.conversation import CURRENT
-from turnmill.rollout.multi_turn.sanity import difference
+from turnmill.rollout.generation import is_truncated
+from turnmill.rollout.multi_turn.episode import CURRENT
+from turnmill.rollout.multi_turn.tokenization_check import difference
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class MultiTurnLoop(ToolAgentLoop):
     def _tell_why(self, agent_data: AgentData, room: int) -> None:
         ids, ends = agent_data.response_ids, {self.tokenizer.eos_token_id}
         # A call that fills the response finds no room for its answer.
-        if is_cut_off(ids, max_tokens=room, end_ids=() if agent_data.tool_calls else ends):
+        if is_truncated(ids, max_tokens=room, stop_token_ids=() if agent_data.tool_calls else ends):
             self._end("max_tokens", "max_response_length")
         elif agent_data.tool_calls and agent_data.assistant_turns == self.max_assistant_turns:
             self._end("max_turns", "max_assistant_turns")

@@ -6,7 +6,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from turnmill.observability.trajectory_log import TurnRecord
-from turnmill.rollout.multi_turn.conversation import Call, Conversation
+from turnmill.rollout.multi_turn.episode import Call, Conversation
 from turnmill.tasks import Answer
 
 
@@ -26,7 +26,7 @@ def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, rewa
             "stop_reason": conversation.stop_reason,
             "num_rows": len(outputs),
             "sampled": conversation.sampled,
-            "seconds": conversation.waits.read(),
+            "seconds": conversation.timing.elapsed_seconds(),
             "figures": conversation.figures.read(),
         },
     }

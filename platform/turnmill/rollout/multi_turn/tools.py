@@ -12,8 +12,8 @@ from verl.tools.schemas import ToolResponse
 
 from turnmill.core.errors import EpisodeError, ToolCallConnectionError, ToolCallTimeoutError
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
-from turnmill.rollout.multi_turn.answers import Answered
-from turnmill.rollout.multi_turn.conversation import CURRENT, Call
+from turnmill.rollout.multi_turn.episode import CURRENT, Call
+from turnmill.rollout.multi_turn.tool_results import ToolResult
 
 
 def watched(tool: Any, agent: MultiTurnAgent) -> Any:
@@ -49,7 +49,7 @@ class WatchedTool(BaseTool):
         call.arguments = parameters
         if call.answered is None:
             returned = await _in_time(self._tool.execute(made, parameters, **given), call, self._agent)
-            await CURRENT.get().answer(call, Answered(*returned))
+            await CURRENT.get().answer(call, ToolResult(*returned))
         return _triple(call)
 
     async def release(self, instance_id: str, **given: Any) -> None:
@@ -65,7 +65,7 @@ def _function(tool: FunctionTool, agent: MultiTurnAgent) -> FunctionTool:
         call.arguments = parameters
         if call.answered is None:
             returned = await _in_time(tool.call(parameters), call, agent)
-            await CURRENT.get().answer(call, Answered(*normalize_function_tool_return(returned)))
+            await CURRENT.get().answer(call, ToolResult(*normalize_function_tool_return(returned)))
         return _triple(call)
 
     return FunctionTool(name=tool.name, fn=call_it, tool_schema=tool.tool_schema, is_async=True)
@@ -81,7 +81,7 @@ async def _in_time(doing: Awaitable[Any], call: Call, agent: MultiTurnAgent) -> 
     conversation = CURRENT.get()
     seconds, began = agent.tool_call_timeout, time.monotonic()
     try:
-        with conversation.waits.on("tools"):
+        with conversation.timing.measure("tools"):
             async with asyncio.timeout(seconds) as limit:
                 return await doing
     except Exception as error:

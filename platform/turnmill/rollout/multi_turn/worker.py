@@ -6,16 +6,16 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.utils.import_utils import load_class_from_fqn
 
 from turnmill.core.errors import SettingsError
-from turnmill.rollout.multi_turn.player import ConversationPlayer
-from turnmill.rollout.tool_agent.manager import journal_of
-from turnmill.rollout.trajectory_workers import TrajectoryManager, TrajectoryWorker
+from turnmill.rollout.journal import create_journal
+from turnmill.rollout.multi_turn.worker_mixin import ConversationPlayer
+from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 
 
 class MultiTurnWorker(ConversationPlayer, TrajectoryWorker):
     """Plays conversations, and puts their rows where the trainer finds them."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, journal=journal_of(config), **kwargs)
+        super().__init__(config, *args, journal=create_journal(config), **kwargs)
 
 
 class MultiTurnManager(TrajectoryManager):

@@ -11,9 +11,9 @@ from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCal
 from turnmill.core.trajectory import StopReason, Turn, in_full
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import MAX_TURNS_WITH_METRICS, EpisodeMetrics
-from turnmill.rollout.generation import is_cut_off
+from turnmill.rollout.generation import is_truncated
 from turnmill.rollout.timing import Timing
-from turnmill.rollout.token_integrity import pack
+from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
 from turnmill.rollout.tool_agent.client import ToolAnswer, ToolRequest
 from turnmill.rollout.tool_agent.context import Context
@@ -103,7 +103,7 @@ class Episode:
         self._context = Context([], budget=0)
         self._versions: list[int] = []
         self._sampled = b""
-        self.waits = Timing()
+        self.timing = Timing()
         self._call_seconds = 0.0
 
     @property
@@ -170,15 +170,15 @@ class Episode:
 
     async def _say(self, number: int, room: int, *, stops: bool) -> Said:
         context_ids = self._context.ids
-        asked_at, before = time.time(), self.waits.read()
-        with self.waits.on("generation"):
+        asked_at, before = time.time(), self.timing.elapsed_seconds()
+        with self.timing.measure("generation"):
             output = await self._loop.generate(
                 self, number, context_ids, self._sampling, max_tokens=room, stops=stops and self.may_call_tools
             )
-        self._sampled += pack(output.token_ids)
+        self._sampled += pack_tokens(output.token_ids)
         kept = self._length_to_stop(output.token_ids) if stops and self.may_call_tools else len(output.token_ids)
         ids, log_probs = tuple(output.token_ids[:kept]), tuple(output.log_probs or ())[:kept]
-        cut_off = is_cut_off(ids, max_tokens=room, end_ids=self._loop.end_ids)
+        cut_off = is_truncated(ids, max_tokens=room, stop_token_ids=self._loop.stop_token_ids)
         newest = int(output.extra_fields.get("max_global_steps") or 0)
         oldest = int(output.extra_fields.get("min_global_steps") or 0)
         if self._agent.retokenization:
@@ -189,7 +189,7 @@ class Episode:
         said = Said(
             Tokens.sampled(ids, log_probs), text, action, versions=(oldest, newest),
             cut_off=cut_off, asked_at=asked_at,
-            seconds=self.waits.since(before).get("generation", 0.0),
+            seconds=self.timing.elapsed_since(before).get("generation", 0.0),
         )  # fmt: skip
         if action is None and self.may_call_tools and number < self._agent.min_turns:
             said = self._with_forced_action(said)
@@ -221,12 +221,15 @@ class Episode:
     def _with_forced_action(self, said: Said) -> Said:
         """The response as an action: up to the end of the turn, with the first stop token after it."""
         ids = said.tokens.ids
-        enders = {*self._loop.speller.ids_of(self._agent.turn_end_token), self._loop.tokenizer.eos_token_id}
+        enders = {
+            *self._loop.observation_tokenizer.ids_of(self._agent.turn_end_token),
+            self._loop.tokenizer.eos_token_id,
+        }
         kept = next((position for position, token in enumerate(ids) if token in enders), len(ids))
         tokens = said.tokens[:kept]
         text = self._loop.tokenizer.decode(tokens.ids, skip_special_tokens=False)
         stop = self._loop.stop_tokens[0] if self._loop.stop_tokens else ""
-        said.appended = self._loop.speller.ids_of(stop)
+        said.appended = self._loop.observation_tokenizer.ids_of(stop)
         said.tokens = tokens + Tokens.given(said.appended)
         said.text, said.action = text, text + stop
         return said
@@ -247,20 +250,26 @@ class Episode:
         await self._loop.journal.append(self, self._as_turn(said, unanswered=True))
         answer = await self._call(said.action)
         response_ids = said.tokens.ids
-        spelled = self._loop.speller.spell(answer.text, valid=answer.valid, response_ids=response_ids)
+        observation_ids = self._loop.observation_tokenizer.tokenize(
+            answer.text, valid=answer.valid, response_ids=response_ids
+        )
         self._context.begin_turn(said.tokens)
-        self._context.add(self._observed(spelled))
+        self._context.add(self._observed(observation_ids))
         if answer.done:
             self._end = TOOL_SIGNALED_DONE
-        await self._keep(said, answer=answer, observation_ids=spelled, end=self._end)
+        await self._keep(said, answer=answer, observation_ids=observation_ids, end=self._end)
 
     async def _call_before_the_first_turn(self) -> None:
         answer = await self._call("", call_id="before")
-        spelled = self._loop.speller.spell(answer.text, valid=answer.valid, response_ids=self.prompt_ids)
-        self._context.add(self._observed(spelled))
+        observation_ids = self._loop.observation_tokenizer.tokenize(
+            answer.text, valid=answer.valid, response_ids=self.prompt_ids
+        )
+        self._context.add(self._observed(observation_ids))
         if answer.done:
             self._end = TOOL_SIGNALED_DONE
-        await self._keep(Said(Tokens(), "", "", spoken=False), answer=answer, observation_ids=spelled, end=self._end)
+        await self._keep(
+            Said(Tokens(), "", "", spoken=False), answer=answer, observation_ids=observation_ids, end=self._end
+        )
 
     def _observed(self, ids: Sequence[int]) -> Tokens:
         return Tokens.given(ids, masked=self._agent.mask_observations)
@@ -282,7 +291,7 @@ class Episode:
         )
         started = time.monotonic()
         try:
-            with self.waits.on("tools"):
+            with self.timing.measure("tools"):
                 answer = await self._loop.tools.call(request)
         except ToolCallError as error:
             self.figures.add("tool_call_success", 0.0)
@@ -355,7 +364,7 @@ class Episode:
         versions = int(turn.metrics.get("oldest_version", turn.policy_version)), turn.policy_version
         self._make_room()
         self._versions += versions
-        self._sampled += pack(turn.response_ids)
+        self._sampled += pack_tokens(turn.response_ids)
         said = Said(
             Tokens.sampled(turn.response_ids, turn.log_probs) + Tokens.given(appended),
             turn.response_text,
@@ -431,7 +440,7 @@ class Episode:
             learned=learned,
             policy_versions=(min(versions), max(versions)),
             sampled=self._sampled,
-            seconds=self.waits.read(),
+            seconds=self.timing.elapsed_seconds(),
             figures=self.figures.read(),
         )
 

@@ -14,12 +14,12 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.generation import ask, sampling_seed, slot_of
+from turnmill.rollout.generation import generate, routing_key, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
-from turnmill.rollout.rewards import reward_of
+from turnmill.rollout.rewards import compute_reward
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
-from turnmill.rollout.tool_agent.observations import ObservationSpeller
+from turnmill.rollout.tool_agent.observations import ObservationTokenizer
 from turnmill.rollout.tool_agent.rows import Outcome
 from turnmill.rollout.tool_agent.stop_tokens import stop_tokens_of
 from turnmill.tasks import Task, TaskSource, create_source
@@ -47,8 +47,8 @@ class ToolLoop(AgentLoopBase):
             job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.validation.seed
         )
         self.stop_tokens = stop_tokens_of(self.agent)
-        self.end_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
-        self.speller = ObservationSpeller(self.tokenizer, self.agent, processor=self.processor)
+        self.stop_token_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
+        self.observation_tokenizer = ObservationTokenizer(self.tokenizer, self.agent, processor=self.processor)
         self.tools = self._client(tool_server_url or self.agent.tool_server_url)
         if self.tools is not None:
             self.source.require_json()
@@ -90,7 +90,7 @@ class ToolLoop(AgentLoopBase):
             outcome = await self._play(episode)
         except EpisodeError as error:
             overtaken = isinstance(error, OvertakenError)
-            failure = Failure(str(name), error.cause, str(error), episode.num_turns, episode.waits.read())
+            failure = Failure(str(name), error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds())
             await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
             self._record_failure(episode, failure, step, validate=validate)
             return failure
@@ -108,7 +108,7 @@ class ToolLoop(AgentLoopBase):
 
     async def _reward(self, episode: Episode) -> float:
         source = self.validation_source if episode.validate else self.source
-        return await reward_of(episode.answer(), episode.task, source, whose=episode.name)
+        return await compute_reward(episode.answer(), episode.task, source, episode_name=episode.name)
 
     def _task(self, position: int, step: int, *, validate: bool) -> Task:
         if validate:
@@ -145,14 +145,14 @@ class ToolLoop(AgentLoopBase):
             parameters |= {"stop": list(self.stop_tokens), "include_stop_str_in_output": True}
         if self.agent.additional_eos_token_ids:
             parameters["stop_token_ids"] = list(self.agent.additional_eos_token_ids)
-        output = await ask(
+        output = await generate(
             self.server_manager,
-            slot_of(episode.name),
+            routing_key(episode.name),
             prompt_ids,
             parameters,
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
-            seconds=training.stall_timeout_seconds,
-            whose=episode.name,
+            timeout_seconds=training.stall_timeout_seconds,
+            requester=episode.name,
         )
         self.folder.beat()
         return output

@@ -51,8 +51,8 @@ def placeholder_ids(processor: Any) -> frozenset[int]:
     return frozenset(int(token) for token in found if token is not None)
 
 
-class ObservationSpeller:
-    """Spells observations in token ids."""
+class ObservationTokenizer:
+    """Tokenizes observations as the context takes them."""
 
     def __init__(self, tokenizer: Any, agent: ToolAgent, *, processor: Any = None) -> None:
         self._tokenizer = tokenizer
@@ -68,7 +68,7 @@ class ObservationSpeller:
         """The tokens of a text of ours, in which special tokens are meant as such."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
-    def spell(self, text: str, *, valid: bool, response_ids: Sequence[int]) -> tuple[int, ...]:
+    def tokenize(self, text: str, *, valid: bool, response_ids: Sequence[int]) -> tuple[int, ...]:
         """The tokens that follow a response: the observation, in a chat turn where the agent wants one."""
         if not self._agent.enable_mtrl:
             return self._body(text)

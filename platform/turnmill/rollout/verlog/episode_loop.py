@@ -7,7 +7,7 @@ from typing import Any
 from turnmill.core.errors import EpisodeError
 from turnmill.core.trajectory import Turn
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.token_integrity import pack
+from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.verlog.rows import TurnRow, turn_row
 from turnmill.rollout.verlog.slot import EpisodePlan, Slot
 from turnmill.rollout.verlog.turn_loop import TurnLoop
@@ -42,14 +42,14 @@ class EpisodeLoop(TurnLoop):
             return await self._play(slot, turns, sampling_params, step)
         except EpisodeError as error:
             self._record_failure(slot, step, error, turns=turns)
-            return Failure(title, error.cause, str(error), len(turns), slot.waits.read())
+            return Failure(title, error.cause, str(error), len(turns), slot.timing.elapsed_seconds())
         finally:
             await slot.close()
 
     async def _play(self, slot: Slot, turns: list[Turn], sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
         rows: list[TurnRow] = []
         while not (turns and turns[-1].done):
-            with slot.waits.on("tools"):
+            with slot.timing.measure("tools"):
                 await slot.ready()
             state = hashlib.blake2b(slot.state_key.encode(), digest_size=8).hexdigest()
             turn = await self._turn(slot, sampling_params)
@@ -74,8 +74,8 @@ def _told(slot: Slot, turns: Sequence[Turn]) -> Mapping[str, Any]:
         "num_rows": len(turns),
         "own_scores": True,
         "turn_rows": True,
-        "sampled": b"".join(pack(turn.response_ids) for turn in turns),
-        "seconds": slot.waits.read(),
+        "sampled": b"".join(pack_tokens(turn.response_ids) for turn in turns),
+        "seconds": slot.timing.elapsed_seconds(),
         "figures": {
             "num_turns": float(len(turns)),
             "valid_action": sum(turn.valid for turn in turns) / len(turns),

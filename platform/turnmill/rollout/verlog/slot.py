@@ -106,7 +106,7 @@ class Slot:
         memory = spec.verlog.memory
         self._memory = Memory(text_turns=memory.text_turns, thought_turns=memory.thought_turns)
         environment = spec.environment
-        self.waits = Timing()
+        self.timing = Timing()
         """Of the segment in progress."""
 
         self._process = EnvironmentProcess(
@@ -197,7 +197,7 @@ class Slot:
         return "max_turns" if self._truncated else "completed"
 
     def begin_segment(self, step: int) -> None:
-        """The turns from here on are for a step; where it began is kept until no checkpoint can ask for it any more."""
+        """The turns from here on are for a step; where it began is kept until no checkpoint can ask for it."""
         self._starts[step] = self._state()
         for old in sorted(self._starts)[: -(self.spec.training.max_staleness + 1)]:
             del self._starts[old]

@@ -16,9 +16,9 @@ from turnmill.environments.rendering import write_gif
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
-from turnmill.rollout.generation import ask, sampling_seed
+from turnmill.rollout.generation import generate, sampling_seed
 from turnmill.rollout.timing import Timing
-from turnmill.rollout.token_integrity import digest
+from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.rows import TurnRow, bootstrap_row, turn_row
 from turnmill.rollout.verlog.slot import EpisodePlan, Slot
 
@@ -64,7 +64,7 @@ class TurnLoop(AgentLoopBase):
         """A fixed number of turns and the bootstrap row; turns of an episode that failed are played again."""
         async with slot.lock:
             slot.begin_segment(step)
-            slot.waits = Timing()
+            slot.timing = Timing()
             rows: list[TurnRow] = []
             failures: list[str] = []
             failed_in_a_row = 0
@@ -94,7 +94,7 @@ class TurnLoop(AgentLoopBase):
                     slot=slot,
                     time=len(rows),
                     failures=failures,
-                    seconds=slot.waits.read(),
+                    seconds=slot.timing.elapsed_seconds(),
                 ),
             ]
 
@@ -103,7 +103,7 @@ class TurnLoop(AgentLoopBase):
         failed_in_a_row = 0
         while True:
             try:
-                with slot.waits.on("tools"):
+                with slot.timing.measure("tools"):
                     await slot.ready()
                 return await self._prompt_ids(slot)
             except EnvironmentFailedError as error:
@@ -114,15 +114,15 @@ class TurnLoop(AgentLoopBase):
                 await slot.abandon()
 
     async def _turn(self, slot: Slot, sampling_params: dict[str, Any]) -> Turn:
-        asked_at, before = time.time(), slot.waits.read()
-        with slot.waits.on("tools"):
+        asked_at, before = time.time(), slot.timing.elapsed_seconds()
+        with slot.timing.measure("tools"):
             await slot.ready()
         prompt_ids = await self._prompt_ids(slot)
-        with slot.waits.on("generation"):
+        with slot.timing.measure("generation"):
             output = await self._generate(slot, prompt_ids, sampling_params)
-        sampled = digest(output.token_ids)
+        sampled = token_checksum(output.token_ids)
         text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
-        with slot.waits.on("tools"):
+        with slot.timing.measure("tools"):
             result = await slot.act(text)
         self.folder.beat()
         return Turn(
@@ -144,7 +144,7 @@ class TurnLoop(AgentLoopBase):
                 "sampled": sampled,
             },
             asked_at=asked_at,
-            seconds=slot.waits.since(before),
+            seconds=slot.timing.elapsed_since(before),
         )
 
     async def _prompt_ids(self, slot: Slot) -> list[int]:
@@ -152,14 +152,14 @@ class TurnLoop(AgentLoopBase):
 
     async def _generate(self, slot: Slot, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         training = self.job.spec.training
-        return await ask(
+        return await generate(
             self.server_manager,
             slot.index,
             prompt_ids,
             {**sampling_params, "max_tokens": self.job.spec.verlog.max_response_tokens},
             seed=sampling_seed(training.seed, slot.plan.stream, slot.index, slot.turns_played),
-            seconds=training.stall_timeout_seconds,
-            whose=f"slot {slot.index}",
+            timeout_seconds=training.stall_timeout_seconds,
+            requester=f"slot {slot.index}",
         )
 
     async def _validate(self, index: int, sampling_params: dict[str, Any], step: int) -> TurnRow:

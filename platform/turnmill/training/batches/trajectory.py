@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
 from turnmill.rollout.failure import FAILED
-from turnmill.rollout.token_integrity import count_foreign
+from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.training.advantages.index import group_of, row_number, trajectory_of
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.dataset import select
@@ -200,7 +200,7 @@ def _count_foreign(
         rows_of.setdefault(trajectory_of(keys[row]), []).append(row)
     names = [trajectory_of(keys[row]) for row in last_rows(keys)]
     return sum(
-        count_foreign(((ids[row].tolist(), mask[row].tolist()) for row in rows_of[name]), told["sampled"])
+        count_unsampled_tokens(((ids[row].tolist(), mask[row].tolist()) for row in rows_of[name]), told["sampled"])
         for name, told in zip(names, trajectories, strict=True)
     )
 

@@ -17,7 +17,7 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
-from turnmill.rollout.token_integrity import digest
+from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.rows import FACTS
 from turnmill.rollout.verlog.slot import episode_name
 from turnmill.training.batches.rewards import reward_quantiles
@@ -93,7 +93,7 @@ class TurnBatch:
             scores_RG=padded["rm_scores"],
             old_log_probs_RG=padded["old_log_probs"],
             ref_log_probs_RG=padded.get("ref_log_prob", padded["old_log_probs"]),
-            num_foreign_tokens=count_foreign(common, num_turns),
+            num_foreign_tokens=count_unsampled_tokens(common, num_turns),
         )
 
     def with_bootstrap_rows(self, x_RG: Tensor) -> Tensor:
@@ -133,14 +133,14 @@ def in_order_of_time(batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
     return meta, len({segment for _, segment, _ in parsed})
 
 
-def count_foreign(columns: TensorDict, num_turns: int) -> int:
-    """Tokens of the turns whose digest is not that of what was sampled."""
+def count_unsampled_tokens(columns: TensorDict, num_turns: int) -> int:
+    """Tokens of the turns whose checksum is not that of what was sampled."""
     facts_RF = as_matrix(columns["turn_facts"])
     rows = zip(columns["responses"].unbind(), columns["response_mask"].unbind(), facts_RF, strict=True)
     foreign = 0
     for ids, mask, facts_F in islice(rows, num_turns):
         trained = ids[mask.bool()].tolist()
-        foreign += len(trained) if digest(trained) != int(facts_F[FACTS["sampled"]]) else 0
+        foreign += len(trained) if token_checksum(trained) != int(facts_F[FACTS["sampled"]]) else 0
     return foreign
 
 

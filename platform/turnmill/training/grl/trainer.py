@@ -12,8 +12,8 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.jobs.grl_agent import AgentGroup
 from turnmill.rollout.grl.episode_summary import EpisodeSummary
-from turnmill.rollout.grl.manager import GROUP_SIZE
-from turnmill.rollout.llm_client import SlotClient
+from turnmill.rollout.grl.worker import GROUP_SIZE
+from turnmill.rollout.llm_client import StickyClient
 from turnmill.training.advantages.index import TrajectoryIndex
 from turnmill.training.batches.trajectory import put_ragged, split, told_trajectories
 from turnmill.training.batches.trajectory_metrics import validation_metrics
@@ -128,9 +128,9 @@ class GrlTrainer(TrajectoryTrainer):
 class GrlTrainerSync(GrlTrainer, PPOTrainerSync):
     """Rollout and learning take turns on the same devices."""
 
-    def get_llm_client(self) -> SlotClient:
+    def get_llm_client(self) -> StickyClient:
         """The client that agent loops generate with."""
-        return self.llm_server_manager.get_client(client_cls=SlotClient)
+        return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class GrlTrainerColocateAsync(GrlTrainer, ColocateAsync):

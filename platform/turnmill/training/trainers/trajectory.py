@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs.trajectory_algorithms import Dapo, GigPo, Ppo
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.llm_client import SlotClient
+from turnmill.rollout.llm_client import StickyClient
 from turnmill.training.advantages.rows import advantages_of, mean_over_trajectories, overlong_penalties
 from turnmill.training.batches.trajectory import (
     Split,
@@ -160,9 +160,9 @@ class TrajectoryTrainer(RunTrainer):
 class TrajectoryTrainerSync(TrajectoryTrainer, PPOTrainerSync):
     """Rollout and learning take turns on the same devices."""
 
-    def get_llm_client(self) -> SlotClient:
+    def get_llm_client(self) -> StickyClient:
         """The client that agent loops generate with."""
-        return self.llm_server_manager.get_client(client_cls=SlotClient)
+        return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class TrajectoryTrainerColocateAsync(TrajectoryTrainer, ColocateAsync):

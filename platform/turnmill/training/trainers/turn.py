@@ -18,7 +18,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.llm_client import SlotClient
+from turnmill.rollout.llm_client import StickyClient
 from turnmill.training.advantages.gae import dual_discount_gae, whiten
 from turnmill.training.batches.turn import TurnBatch, as_matrix, turn_metrics, validation_metrics
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
@@ -240,9 +240,9 @@ class TurnTrainer(RunTrainer):
 class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
     """Rollout and learning take turns on the same devices."""
 
-    def get_llm_client(self) -> SlotClient:
+    def get_llm_client(self) -> StickyClient:
         """The client that agent loops generate with."""
-        return self.llm_server_manager.get_client(client_cls=SlotClient)
+        return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class TurnTrainerColocateAsync(TurnTrainer, ColocateAsync):

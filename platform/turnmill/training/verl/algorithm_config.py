@@ -40,7 +40,7 @@ def _turns(job: AgentTrainingJob) -> dict[str, Any]:
         f"{rollout}.n": 1,
         f"{rollout}.max_model_len": spec.verlog.max_prompt_tokens + spec.verlog.max_response_tokens,
         f"{rollout}.calculate_log_probs": True,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.verlog.turn_worker.TurnLoopManager",
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.verlog.turn_loop_worker.TurnLoopManager",
         "algorithm.adv_estimator": "gae",
     }
 
@@ -79,7 +79,7 @@ def _episodes(job: AgentTrainingJob) -> dict[str, Any]:
         "data.max_response_length": agent.max_response_tokens,
         f"{rollout}.max_model_len": agent.max_prompt_tokens + agent.max_response_tokens,
         f"{rollout}.calculate_log_probs": True,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.verlog.episode_worker.EpisodeLoopManager",
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.verlog.episode_loop_worker.EpisodeLoopManager",
     }
 
 
@@ -92,7 +92,7 @@ def _contexts(job: AgentTrainingJob) -> dict[str, Any]:
         "data.max_response_length": max_response,
         f"{rollout}.max_model_len": agent.max_prompt_length + max_response,
         f"{rollout}.calculate_log_probs": agent.logprobs,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.tool_agent.manager.ToolLoopManager",
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.tool_agent.worker.ToolLoopManager",
     }
 
 
@@ -136,7 +136,7 @@ def _groups(job: AgentTrainingJob) -> dict[str, Any]:
         f"{rollout}.calculate_log_probs": True,
         f"{rollout}.val_kwargs.temperature": 0 if greedy else agent.temperature,
         f"{rollout}.val_kwargs.do_sample": not greedy,
-        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.grl.manager.GrlLoopManager",
+        f"{rollout}.agent.agent_loop_manager_class": "turnmill.rollout.grl.worker.GrlLoopManager",
     }
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from turnmill.rollout.tool_agent.client import parse_urls, without_control_characters
 from turnmill.rollout.tool_agent.stop_tokens import find_action
-from turnmill.rollout.trajectory_workers import shares_of
+from turnmill.rollout.trajectory_worker import split_limit
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_the_first_token_in_the_order_of_the_list_ends_the_action(text, action):
     [(10, 3, [4, 3, 3]), (2, 4, [1, 1]), (1, 1, [1]), (None, 4, None)],
 )
 def test_a_limit_is_shared_out_and_never_to_nobody(limit, workers, shares):
-    assert shares_of(limit, workers) == shares
+    assert split_limit(limit, workers) == shares
     assert shares is None or sum(shares) == limit

@@ -5,9 +5,15 @@ import torch
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from turnmill.rollout.token_integrity import digest
+from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.rows import TurnFacts
-from turnmill.training.batches.turn import TurnBatch, count_foreign, in_order_of_time, turn_metrics, validation_metrics
+from turnmill.training.batches.turn import (
+    TurnBatch,
+    count_unsampled_tokens,
+    in_order_of_time,
+    turn_metrics,
+    validation_metrics,
+)
 
 
 def meta(*keys: str) -> KVBatchMeta:
@@ -146,7 +152,11 @@ def test_the_time_of_segments_adds_up_over_them():
 
 
 def test_turns_of_other_tokens_than_were_sampled_are_counted_in_tokens():
-    facts = [TurnFacts(sampled=digest([5, 6])), TurnFacts(sampled=digest([5, 7])), TurnFacts(bootstrap=1)]
+    facts = [
+        TurnFacts(sampled=token_checksum([5, 6])),
+        TurnFacts(sampled=token_checksum([5, 7])),
+        TurnFacts(bootstrap=1),
+    ]
     columns = {
         "responses": torch.nested.as_nested_tensor(
             [torch.tensor([5, 6])] * 2 + [torch.tensor([9])], layout=torch.jagged
@@ -157,7 +167,7 @@ def test_turns_of_other_tokens_than_were_sampled_are_counted_in_tokens():
         "turn_facts": matrix(facts),
     }
 
-    assert count_foreign(TensorDict(columns, batch_size=3), num_turns=2) == 2
+    assert count_unsampled_tokens(TensorDict(columns, batch_size=3), num_turns=2) == 2
 
 
 def test_token_advantages_bear_the_names_of_their_turns():

@@ -3,7 +3,7 @@
 from typing import Any
 
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.trajectory_workers import TrajectoryManager, TrajectoryWorker
+from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 from turnmill.rollout.verlog.episode_loop import EpisodeLoop
 
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from turnmill.rollout.failure import Failure
-from turnmill.rollout.journal import Journal, NoJournal, StoreJournal
+from turnmill.rollout.journal import create_journal
 from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.tool_agent.rows import verl_rows
-from turnmill.rollout.trajectory_workers import TrajectoryManager, TrajectoryWorker, rollout_journal
+from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 
 
 class ToolLoopWorker(TrajectoryWorker):
@@ -17,7 +17,7 @@ class ToolLoopWorker(TrajectoryWorker):
         self.tool_loop = ToolLoop(
             **self.loop_arguments(config),
             tool_server_url=config.turnmill.get("tool_server_url"),
-            journal=journal_of(config),
+            journal=create_journal(config),
         )
 
     async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
@@ -36,9 +36,3 @@ class ToolLoopManager(TrajectoryManager):
     """Spreads the trajectories in flight over the workers."""
 
     worker_class = ToolLoopWorker
-
-
-def journal_of(config: Any) -> Journal:
-    """Keeps the turns of trajectories in flight, where the run has a store."""
-    journal = rollout_journal(config)
-    return NoJournal() if journal is None else StoreJournal(journal)

@@ -9,8 +9,8 @@ from turnmill.rollout.failure import Failure
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.loop import GrlLoop
 from turnmill.rollout.grl.rows import verl_rows
-from turnmill.rollout.tool_agent.manager import journal_of
-from turnmill.rollout.trajectory_workers import TrajectoryManager, TrajectoryWorker
+from turnmill.rollout.journal import create_journal
+from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 
 GROUP_SIZE = "__rollout_n__"
 """What verl reads the size of a group from, where it is a prompt's own."""
@@ -30,7 +30,7 @@ class GrlLoopWorker(TrajectoryWorker):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self.grl_loop = GrlLoop(**self.loop_arguments(config), journal=journal_of(config))
+        self.grl_loop = GrlLoop(**self.loop_arguments(config), journal=create_journal(config))
         self._seats: dict[str, _Seats] = {}
 
     async def generate_sequences(self, batch: TensorDict) -> None:

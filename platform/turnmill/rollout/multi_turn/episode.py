@@ -15,10 +15,9 @@ from turnmill.core.trajectory import StopReason, Turn
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import EpisodeMetrics
 from turnmill.rollout.journal import Journal
-from turnmill.rollout.multi_turn import answers
-from turnmill.rollout.multi_turn.answers import Answered
+from turnmill.rollout.multi_turn.tool_results import ToolResult, decode_result, encode_results
 from turnmill.rollout.timing import Timing
-from turnmill.rollout.token_integrity import digest, pack
+from turnmill.rollout.token_integrity import pack_tokens, token_checksum
 from turnmill.tasks import Task
 
 
@@ -40,7 +39,7 @@ class Call:
     turn: int
     number: int
     tool: str
-    answered: Answered | None = None
+    answered: ToolResult | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -71,7 +70,7 @@ class Conversation:
 
         self.stop_reason: StopReason = "completed"
         self.detail = ""
-        self.waits = Timing()
+        self.timing = Timing()
         self.figures = EpisodeMetrics()
         self._journal = journal
         self._decode = decode
@@ -95,7 +94,7 @@ class Conversation:
     def said_before(self, prompt_ids: Sequence[int]) -> TokenOutput | None:
         """The next response, if an earlier attempt has it after the very same tokens."""
         turn = self._kept.get(len(self.generations))
-        if turn is None or turn.metrics["context"] != digest(prompt_ids):
+        if turn is None or turn.metrics["context"] != token_checksum(prompt_ids):
             self._kept = {}
             return None
         oldest = int(turn.metrics["oldest_version"])
@@ -121,7 +120,7 @@ class Conversation:
     @property
     def sampled(self) -> bytes:
         """Every token that the engine gave, packed."""
-        return b"".join(pack(generation.output.token_ids) for generation in self.generations)
+        return b"".join(pack_tokens(generation.output.token_ids) for generation in self.generations)
 
     @property
     def policy_versions(self) -> tuple[int, int]:
@@ -139,10 +138,10 @@ class Conversation:
         call = Call(number, len(calls), tool)
         calls.append(call)
         if (turn := self._kept.get(number)) is not None:
-            call.answered = answers.read(turn.observation, call.number, tool)
+            call.answered = decode_result(turn.observation, call.number, tool)
         return call
 
-    async def answer(self, call: Call, answered: Answered) -> None:
+    async def answer(self, call: Call, answered: ToolResult) -> None:
         """Keep what a tool answered."""
         call.answered = answered
         if call.turn >= 0:
@@ -180,7 +179,7 @@ class Conversation:
             response_ids=tuple(output.token_ids),
             log_probs=tuple(output.log_probs or ()),
             response_text=self._decode(output.token_ids, skip_special_tokens=False),
-            observation=answers.spell({call.number: (call.tool, call.answered) for call in generation.calls}),
+            observation=encode_results({call.number: (call.tool, call.answered) for call in generation.calls}),
             policy_version=int(versions.get("max_global_steps") or 0),
             asked_at=generation.asked_at,
             seconds={
@@ -189,7 +188,7 @@ class Conversation:
             },
             metrics={
                 "number": number,
-                "context": digest(generation.prompt_ids),
+                "context": token_checksum(generation.prompt_ids),
                 "oldest_version": int(versions.get("min_global_steps") or 0),
                 "cut_off": output.stop_reason == "length",
             },

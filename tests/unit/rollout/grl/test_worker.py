@@ -11,7 +11,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.grl.lockstep import Lockstep
-from turnmill.rollout.grl.manager import GROUP_SIZE, GrlLoopWorker
+from turnmill.rollout.grl.worker import GROUP_SIZE, GrlLoopWorker
 from turnmill.testing.agent_loops import grl_job
 
 ROLLOUT = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}

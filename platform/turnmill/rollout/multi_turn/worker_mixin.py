@@ -14,13 +14,13 @@ from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.journal import Journal
-from turnmill.rollout.multi_turn.client import ConversationClient
-from turnmill.rollout.multi_turn.conversation import CURRENT, Conversation
+from turnmill.rollout.multi_turn.dataset_fields import loop_input
+from turnmill.rollout.multi_turn.episode import CURRENT, Conversation
+from turnmill.rollout.multi_turn.llm_client import ConversationClient
 from turnmill.rollout.multi_turn.loop import MultiTurnLoop
-from turnmill.rollout.multi_turn.loop_input import loop_input
 from turnmill.rollout.multi_turn.rows import answer_of, measure, records_of, rows_of
 from turnmill.rollout.multi_turn.tools import watched
-from turnmill.rollout.rewards import finite, reward_of
+from turnmill.rollout.rewards import compute_reward, require_finite
 from turnmill.tasks import Task, create_source
 
 log = logging.getLogger(__name__)
@@ -126,14 +126,18 @@ class ConversationPlayer:
     async def _reward(self, conversation: Conversation) -> float:
         """What the loop says of its last output, or else what the task's source says."""
         if (told := conversation.outputs[-1].reward_score) is not None:
-            return finite(float(told), whose=conversation.name)
+            return require_finite(float(told), episode_name=conversation.name)
         source = self.validation_source if conversation.validate else self.source
         answer = answer_of(conversation, conversation.outputs, self.tokenizer)
-        return await reward_of(answer, conversation.task, source, whose=conversation.name)
+        return await compute_reward(answer, conversation.task, source, episode_name=conversation.name)
 
     async def _failed(self, conversation: Conversation, error: EpisodeError) -> Failure:
         failure = Failure(
-            conversation.name, error.cause, str(error), len(conversation.generations), conversation.waits.read()
+            conversation.name,
+            error.cause,
+            str(error),
+            len(conversation.generations),
+            conversation.timing.elapsed_seconds(),
         )
         await conversation.end({"stop_reason": "failed", "cause": error.cause})
         records = records_of(

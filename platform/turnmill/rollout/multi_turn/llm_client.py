@@ -8,8 +8,8 @@ from verl.workers.rollout.replica import TokenOutput
 from turnmill.core.errors import EpisodeError, InferenceError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.generation import ask, sampling_seed, slot_of
-from turnmill.rollout.multi_turn.conversation import CURRENT, Conversation
+from turnmill.rollout.generation import generate, routing_key, sampling_seed
+from turnmill.rollout.multi_turn.episode import CURRENT, Conversation
 
 
 class ConversationClient:
@@ -32,7 +32,7 @@ class ConversationClient:
         if (output := conversation.said_before(prompt_ids)) is not None:
             return output
         asked_at = time.time()
-        with conversation.waits.on("generation"):
+        with conversation.timing.measure("generation"):
             output = await self._ask(conversation, prompt_ids, sampling_params, media)
         await conversation.say(prompt_ids, output, asked_at=asked_at)
         self._folder.beat()
@@ -43,15 +43,15 @@ class ConversationClient:
     ) -> TokenOutput:
         training = self._job.spec.training
         try:
-            return await ask(
+            return await generate(
                 self._client,
-                slot_of(conversation.name),
+                routing_key(conversation.name),
                 prompt_ids,
                 # Text is needed where it is looked into while it grows, and nowhere else.
                 {**sampling, "detokenize": bool(sampling.get("stop"))},
                 seed=sampling_seed(training.seed, conversation.sampling_stream, 0, len(conversation.generations)),
-                seconds=training.stall_timeout_seconds,
-                whose=conversation.name,
+                timeout_seconds=training.stall_timeout_seconds,
+                requester=conversation.name,
                 **media,
             )
         except InferenceError as error:

@@ -10,11 +10,8 @@ import ray
 from tensordict import TensorDict
 
 from turnmill.jobs import AgentTrainingJob
-from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.failure import Failure, put_failure
 from turnmill.rollout.worker import LoopManager, LoopWorker
-from turnmill.trajectories.address import with_password
-from turnmill.trajectories.journal import TrajectoryJournal
 
 
 class TrajectoryWorker(LoopWorker):
@@ -58,7 +55,7 @@ class TrajectoryManager(LoopManager):
         """The workers that may play anything, each told once how much."""
         config: Any = self.config
         job = AgentTrainingJob.model_validate_json(config.turnmill.job)
-        shares = shares_of(job.spec.trajectories_at_once, len(self.agent_loop_workers))
+        shares = split_limit(job.spec.trajectories_at_once, len(self.agent_loop_workers))
         if shares is None:
             return list(self.agent_loop_workers)
         if not self._limited:
@@ -67,18 +64,9 @@ class TrajectoryManager(LoopManager):
         return list(self.agent_loop_workers[: len(shares)])
 
 
-def shares_of(limit: int | None, num_workers: int) -> list[int] | None:
+def split_limit(limit: int | None, num_workers: int) -> list[int] | None:
     """How many trajectories each worker may have in flight; workers for which nothing is left are left out."""
     if limit is None:
         return None
     even, more = divmod(limit, num_workers)
     return [share for worker in range(num_workers) if (share := even + (worker < more))]
-
-
-def rollout_journal(config: Any) -> TrajectoryJournal | None:
-    """The journal of this attempt at a run; None where the run has no store."""
-    given = config.turnmill
-    if (url := given.get("store_url")) is None:
-        return None
-    run, attempt = RunFolder(given.run_dir).run_name(), given.get("attempt")
-    return TrajectoryJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None)

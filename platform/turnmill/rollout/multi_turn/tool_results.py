@@ -1,0 +1,68 @@
+"""Results of tool calls, and their encoding as JSON in the journal."""
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+from verl.tools.schemas import ToolResponse
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The value a tool returned: its response, its reward and its metrics."""
+
+    response: ToolResponse
+    reward: float | None = 0.0
+    metrics: Mapping[str, object] = field(default_factory=dict)
+
+
+def encode_results(results: Mapping[int, tuple[str, ToolResult | None]]) -> str:
+    """Return the results of one turn, by the numbers of their calls, as JSON; empty where there is none yet."""
+    encoded = [
+        {"call": number, "tool": tool, **entry}
+        for number, (tool, result) in sorted(results.items())
+        if result is not None and (entry := _encode(result)) is not None
+    ]
+    return json.dumps(encoded) if encoded else ""
+
+
+def decode_result(encoded: str, number: int, tool: str) -> ToolResult | None:
+    """Return the result of one call from what `encode_results` made; None where it has none."""
+    for entry in json.loads(encoded) if encoded else ():
+        if (entry["call"], entry["tool"]) == (number, tool):
+            images = [_decode_image(data) for data in entry["images"]]
+            content = {"text": entry["text"]} | ({"image": images} if images else {})
+            return ToolResult(ToolResponse(**content), entry["reward"], entry["metrics"])
+    return None
+
+
+def _encode(result: ToolResult) -> dict[str, Any] | None:
+    """Return the entry of a result; None where it cannot be written as JSON: such a call is repeated on restart."""
+    images = result.response.image or []
+    if result.response.video or not all(isinstance(image, Image.Image) for image in images):
+        return None
+    entry = {
+        "text": result.response.text,
+        "reward": result.reward,
+        "metrics": dict(result.metrics or {}),
+        "images": [_encode_image(image) for image in images],
+    }
+    try:
+        json.dumps(entry)
+    except (TypeError, ValueError):
+        return None
+    return entry
+
+
+def _encode_image(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _decode_image(data: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(data)))
