@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOB ?= manifests/examples/babyai-goto-cpu.yaml
 STAMP := $(VENV)/installed
+# Test files that run side by side: one per core, four at most.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
 .PHONY: help install extras run test unit check docs crds dashboards charts clean
@@ -35,7 +37,7 @@ run: $(STAMP) ## Train the main job: an agent learns to find an object
 
 test: $(STAMP) ## Run all tests but the slow ones
 	@echo "Running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not e2e and not gpu" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not e2e and not gpu" $(ARGS)
 
 unit: $(STAMP) ## Run the unit tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit $(ARGS)
