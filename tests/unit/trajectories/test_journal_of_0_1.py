@@ -1,0 +1,61 @@
+"""The journal as version 0.1 wrote it."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnmill.core.trajectory import in_full
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.packing import pack_turn, unpack_turn
+
+STORED = json.loads((Path(__file__).parent / "data" / "journal-0.1.json").read_text())
+"""The values in Redis by their keys, in base64: of a trajectory that finished and of one in flight."""
+
+
+class RecordedClient:
+    """Answers reads as the Redis of that run did."""
+
+    async def command(self, name: str, key: str, *_: Any, deadline: float) -> Any:
+        value = STORED[key]["value"]
+        if name == "HGETALL":
+            return {field.encode(): base64.b64decode(content) for field, content in value.items()}
+        assert name == "LRANGE"
+        return [base64.b64decode(content) for content in value]
+
+
+@pytest.fixture
+def journal() -> RolloutJournal:
+    return RolloutJournal(RecordedClient(), "run-0.1")  # type: ignore[arg-type]
+
+
+async def test_a_finished_trajectory_is_read_with_its_turns_and_its_end(journal):
+    found = await journal.read("t1-0-0", deadline=deadline_in(10))
+
+    assert [turn.response_text for turn in in_full(found.turns)] == ["<py>0</py>", "<py>1</py>", "answer:2<|im_end|>"]
+    assert [turn.observation for turn in in_full(found.turns)] == ["[0]", "[1]", ""]
+    assert found.turns[-1].done
+    assert (found.finished, found.attempt) == (True, 2)
+
+
+async def test_a_trajectory_in_flight_is_read_up_to_its_last_turn(journal):
+    found = await journal.read("t1-0-1", deadline=deadline_in(10))
+
+    assert [turn.unanswered for turn in found.turns] == [True, False, True, False]
+    assert not found.finished
+    first = found.turns[1]
+    assert first.prompt_ids == (2, 26, 28, 20, 30, 29, 36, 38, 1, 4)
+    assert first.log_probs == (-0.5,) * 10
+    assert first.observation_ids == (66, 23, 68)
+    assert first.metrics == {"called": True, "cut_off": False, "num_appended": 0, "oldest_version": 0, "spoken": True}
+    assert first.seconds == {"generation": 0.000332, "tools": 0.001416}
+
+
+def test_turns_are_written_as_version_0_1_wrote_them():
+    kept = [base64.b64decode(turn) for key, of in STORED.items() if of["type"] == "list" for turn in of["value"]]
+
+    assert len(kept) == 9
+    assert all(pack_turn(unpack_turn(turn)) == turn for turn in kept)
