@@ -9,7 +9,7 @@ import pytest
 
 from turnmill.core.trajectory import in_full
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import RolloutJournal
+from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.packing import pack_turn, unpack_turn
 
 STORED = json.loads((Path(__file__).parent / "data" / "journal-0.1.json").read_text())
@@ -28,8 +28,8 @@ class RecordedClient:
 
 
 @pytest.fixture
-def journal() -> RolloutJournal:
-    return RolloutJournal(RecordedClient(), "run-0.1")  # type: ignore[arg-type]
+def journal() -> TrajectoryJournal:
+    return TrajectoryJournal(RecordedClient(), "run-0.1")  # type: ignore[arg-type]
 
 
 async def test_a_finished_trajectory_is_read_with_its_turns_and_its_end(journal):
