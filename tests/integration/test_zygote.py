@@ -226,7 +226,7 @@ def test_a_zygote_with_threads_forks_nothing(tmp_path, modules):
 
 def test_forks_do_not_share_ray_s_random_ids(tmp_path, modules):
     (modules / "actors.py").write_text("import ray\n@ray.remote\nclass Declared: ...")
-    zygote = Zygote(tmp_path, (), ("turnmill.training.verl.patches.ray_ids", "actors"))
+    zygote = Zygote(tmp_path, (), ("turnmill.runs.zygote.patch_ray", "actors"))
     code = "import os, actors, ray; print(os.getppid(), ray.NodeID.from_random().hex())"
 
     results = [run(zygote, "-c", code).stdout.split() for _ in range(2)]
@@ -237,7 +237,6 @@ def test_forks_do_not_share_ray_s_random_ids(tmp_path, modules):
 
 
 def test_a_zygote_whose_imports_drew_ids_from_ray_s_generator_forks_nothing(tmp_path, modules):
-    """Once Ray draws none for actor classes, ray_ids need not patch it."""
     (modules / "actors.py").write_text("import ray\n@ray.remote\nclass Declared: ...")
     zygote = Zygote(tmp_path, (), ("actors",))
 

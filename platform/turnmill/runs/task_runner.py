@@ -36,7 +36,7 @@ class TurnTaskRunner:
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
         from turnmill.training.verl.config import build_verl_config
-        from turnmill.training.verl.patches.queue import start_queue
+        from turnmill.training.verl.patches import queue_controller
 
         configure_verl_logging()
         logs.configure(RunFolder(run_dir), process="trainer")
@@ -47,7 +47,8 @@ class TurnTaskRunner:
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         _require_the_platform(device)
-        start_queue(config.transfer_queue)
+        with queue_controller.applied():
+            tq.init(config.transfer_queue)
         trainer: Any = None
         succeeded = False
         try:

@@ -3,7 +3,7 @@
 EARLY = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
 # With Ray, which reads some variables when it is imported.
 LATE = (
-    "turnmill.training.verl.patches.ray_ids",
+    "turnmill.runs.zygote.patch_ray",
     "turnmill.training.trainers.turn",
     "turnmill.rollout.verlog.turn_loop_worker",
     "turnmill.rollout.verlog.turn_loop",
@@ -14,7 +14,7 @@ LATE = (
     "turnmill.training.grl.trainer",
     "turnmill.training.verl.weight_transfer",
     "turnmill.training.verl.cpu.workers",
-    "turnmill.training.verl.patches.vllm_worker",
+    "turnmill.training.verl.cpu.vllm_worker",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "vllm.v1.worker.cpu_worker",
 )

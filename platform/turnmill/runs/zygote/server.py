@@ -192,9 +192,9 @@ def _other_threads() -> list[str]:
 
 
 def _ray_ids_differ_in_forks() -> bool:
-    from turnmill.training.verl.patches import ray_ids  # imports Ray
+    from turnmill.training.verl.patches import actor_class_ids  # imports Ray
 
-    return ray_ids.differ_in_forks()
+    return actor_class_ids.differ_in_forks()
 
 
 def _note(text: str) -> None:

@@ -239,7 +239,7 @@ def _cpu() -> dict[str, Any]:
         f"{rollout}.max_num_seqs": 128,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
-            "turnmill.training.verl.patches.vllm_worker.CpuWorkerExtension"
+            "turnmill.training.verl.cpu.vllm_worker.CpuWorkerExtension"
         ),
         # The model runs in the engine's own process: between two, vLLM spins on a core while it waits.
         f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",

@@ -13,7 +13,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from turnmill.core.errors import RunFailedError
 from turnmill.training.accelerators import Demand, wait_for_room
-from turnmill.training.verl.placement import here
+from turnmill.training.verl.placement import this_node
 
 # A dead actor answers at once; one that is only busy counts as alive.
 ANSWER_SECONDS = 5.0
@@ -131,7 +131,7 @@ class Engines:
 
     def _bring_the_balancer_here(self) -> None:
         """verl puts it on any machine: on one that only rolls out it would take all engines along when it goes."""
-        balancer = ray.remote(num_cpus=0, scheduling_strategy=here())(GlobalRequestLoadBalancer)
+        balancer = ray.remote(num_cpus=0, scheduling_strategy=this_node())(GlobalRequestLoadBalancer)
         servers = dict(zip(self._requests.server_addresses, self._requests.server_handles, strict=True))
         ray.kill(self._requests.global_load_balancer)
         self._requests.global_load_balancer = balancer.remote(servers=servers)

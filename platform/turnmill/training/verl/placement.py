@@ -42,7 +42,7 @@ def place_engines(accelerator: str | None) -> None:
     RolloutReplicaRegistry.register("vllm", lambda: PlacedReplica)
 
 
-def here() -> NodeAffinitySchedulingStrategy:
+def this_node() -> NodeAffinitySchedulingStrategy:
     """Where an actor goes that is to live as long as this process's machine does."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 

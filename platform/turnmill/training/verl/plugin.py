@@ -3,12 +3,11 @@
 import importlib
 import os
 
-from turnmill.training.verl.patches import weight_sockets
+from turnmill.training.verl.patches import gloo_backend, value_head_attention, weight_sockets
 
-# The engines take seconds to import and are wanted in training workers alone: `cpu.workers` brings them.
-CPU_MODULES = ("cpu.platform", "patches.cpu")
-
-weight_sockets.name_by_run()
+weight_sockets.apply()
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    for module in CPU_MODULES:
-        importlib.import_module(f"turnmill.training.verl.{module}")
+    # The engines take seconds to import and are wanted in training workers alone: `cpu.workers` brings them.
+    importlib.import_module("turnmill.training.verl.cpu.platform")
+    gloo_backend.apply()
+    value_head_attention.apply()

@@ -1,25 +1,26 @@
 """verl's FSDP engines, registered for the device `cpu`."""
 
-from typing import Any
-from unittest import mock
-
-import verl.workers.engine.fsdp.transformer_impl as fsdp
+import torch
 from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+from turnmill.training.verl.patches import pinned_memory
 
 
-class _WithoutPinnedMemory:
-    """FSDP2's reference model asks for pinned memory, which only exists beside an accelerator."""
+class _UnpinnedMemoryMixin:
+    """Builds modules whose weights stay in ordinary memory."""
 
-    def _build_fsdp_module(self, module: Any) -> Any:
-        with mock.patch.object(fsdp, "CPUOffloadPolicy", return_value=None):
-            return super()._build_fsdp_module(module)  # type: ignore[misc]
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        with pinned_memory.applied():
+            built: torch.nn.Module = super()._build_fsdp_module(module)  # type: ignore[misc]
+            return built
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuPolicyEngine(_WithoutPinnedMemory, fsdp.FSDPEngineWithLMHead):
+class CpuPolicyEngine(_UnpinnedMemoryMixin, FSDPEngineWithLMHead):
     """The policy and the reference model."""
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuValueEngine(_WithoutPinnedMemory, fsdp.FSDPEngineWithValueHead):
+class CpuValueEngine(_UnpinnedMemoryMixin, FSDPEngineWithValueHead):
     """The critic."""

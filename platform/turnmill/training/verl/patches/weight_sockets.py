@@ -1,24 +1,38 @@
-"""The sockets through which a trainer hands weights to the engines of its machine, apart for every run."""
+"""Sockets through which a trainer hands weights to the engines of its machine, with names that no two runs share."""
 
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from turnmill.core.process_mark import PROCESS_MARK
+from turnmill.training.verl.patches import Patch, replace_once
 
-
-def name_by_run() -> None:
-    """Put the mark of the run into their names, in this process.
-
-    verl 0.9.1 names them by Ray's number of the job, and uses that for nothing else. In a cluster of one run it is
-    always the first: two runs on one machine would get each other's weights, or wait for them for ever.
-    """
+if TYPE_CHECKING:
     from ray.runtime_context import RuntimeContext
 
-    original = RuntimeContext.get_job_id
+PATCH = Patch(
+    target="ray.runtime_context.RuntimeContext.get_job_id",
+    change="the sockets for weights carry the mark of the run, on GPUs as well",
+    reason="verl names them by Ray's number of the job, for which it uses nothing else, and that is 1 in every cluster "
+    "of one run: two runs on a machine would get each other's weights, or wait for them for ever",
+    distribution="verl",
+    version="0.9.1",
+    source="https://github.com/verl-project/verl/blob/v0.9.1/verl/workers/rollout/vllm_rollout/vllm_rollout.py#L140",
+    quote="job_id = ray.get_runtime_context().get_job_id()",
+)
 
-    def get_job_id(self: RuntimeContext) -> str:
-        mark = os.environ.get(PROCESS_MARK)
-        return f"{original(self)}-{mark}" if mark else original(self)
+GetJobId = Callable[["RuntimeContext"], str]
 
-    if not getattr(original, "is_patched", False):
-        get_job_id.is_patched = True  # type: ignore[attr-defined]
-        RuntimeContext.get_job_id = get_job_id
+
+def apply() -> None:
+    """Patch this process; once is enough, again does no harm."""
+    from ray.runtime_context import RuntimeContext
+
+    def with_mark(original: GetJobId) -> GetJobId:
+        def get_job_id(self: RuntimeContext) -> str:
+            mark = os.environ.get(PROCESS_MARK)
+            return f"{original(self)}-{mark}" if mark else original(self)
+
+        return get_job_id
+
+    replace_once(RuntimeContext, "get_job_id", with_mark)

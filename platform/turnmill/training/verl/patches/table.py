@@ -1,0 +1,40 @@
+"""All patches, and the table of them in docs/development.md: `python -m turnmill.training.verl.patches.table`."""
+
+from turnmill.training.verl.patches import (
+    Patch,
+    actor_class_ids,
+    gloo_backend,
+    linear_weights,
+    pinned_memory,
+    queue_controller,
+    value_head_attention,
+    weight_sockets,
+)
+
+ALL: dict[str, Patch] = {
+    module.__name__.rpartition(".")[2]: module.PATCH
+    for module in (
+        gloo_backend,
+        value_head_attention,
+        pinned_memory,
+        weight_sockets,
+        queue_controller,
+        actor_class_ids,
+        linear_weights,
+    )
+}
+"""The patches by the names of their modules."""
+
+
+def markdown() -> str:
+    """Return the table of patches as docs/development.md has it."""
+    lines = ["| patch | replaces | so that | because | made for | upstream |", "| --- | --- | --- | --- | --- | --- |"]
+    for name, patch in ALL.items():
+        upstream = f"[line]({patch.source})" + (f", [issue]({patch.issue})" if patch.issue else "")
+        cells = (f"`{name}`", f"`{patch.target}`", patch.change, patch.reason, f"{patch.distribution} {patch.version}")
+        lines.append(f"| {' | '.join((*cells, upstream))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown())
