@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "sokoban-cpu.ya
 
 def problems(*overrides: str) -> list[tuple[str, str]]:
     try:
-        load_job(EXAMPLE, overrides, checks=[checks.environment])
+        load_job(EXAMPLE, overrides, checks=[checks.agent])
     except JobError as error:
         return [(problem.path, problem.rule) for problem in error.problems]
     return []

@@ -15,14 +15,13 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from turnmill.core.errors import SettingsError
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
-from turnmill.rollout.token_integrity import count_unsampled_tokens
-from turnmill.runs.task_runner import classes_of
 from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END, TOKENIZER
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
 from turnmill.testing.policies import LOG_PROB
 from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
-from turnmill.training.verl.algorithm_config import file_of
+from turnmill.training.agent_kinds import agent_kind
+from turnmill.training.agent_kinds.multi_turn import existing_file
 
 TASK = {"prompt": [{"role": "user", "content": "Weigh it."}], "data_source": "trial"}
 DONE = f"It is done{END}"
@@ -461,8 +460,10 @@ def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
 def test_the_manager_of_a_job_is_the_one_it_names(tmp_path: Path):
     named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="turnmill.testing.trial_loops.Sorted")
 
-    assert classes_of(named)[1] is trial_loops.Sorted
-    assert classes_of(conversation_job(tmp_path / "tasks.jsonl"))[1] is MultiTurnManager
+    default = conversation_job(tmp_path / "tasks.jsonl")
+
+    assert agent_kind(named.spec.agent).manager_class(named) is trial_loops.Sorted
+    assert agent_kind(default.spec.agent).manager_class(default) is MultiTurnManager
 
 
 @pytest.mark.parametrize(
@@ -538,7 +539,7 @@ async def test_a_reward_that_is_no_finite_number_fails_the_trajectory(table: Mak
 def test_files_may_lie_in_a_package():
     path = "pkg://turnmill/rollout/multi_turn/example_tools/gsm8k.yaml"
 
-    found = file_of("toolConfigPath", path)
+    found = existing_file("toolConfigPath", path)
 
     assert found is not None
     assert "calc_gsm8k_reward" in Path(found).read_text()
@@ -547,13 +548,13 @@ def test_files_may_lie_in_a_package():
 @pytest.mark.parametrize("path", ["/nowhere/tools.yaml", "pkg://turnmill/nowhere.yaml", "pkg://no_such_package/a.yaml"])
 def test_a_file_that_is_not_there_is_a_mistake_in_the_job(path: str):
     with pytest.raises(SettingsError, match=r"spec.agent.toolConfigPath: .* (is no file|there is no package)"):
-        file_of("toolConfigPath", path)
+        existing_file("toolConfigPath", path)
 
 
 async def test_the_tool_of_verls_recipe_says_whether_an_answer_is_right(table: Make):
     kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "42"}}}
     said = call("calc_gsm8k_reward", answer="41") + call("calc_gsm8k_reward", answer="42") + END
-    recipe = file_of("toolConfigPath", "pkg://turnmill/rollout/multi_turn/example_tools/gsm8k.yaml")
+    recipe = existing_file("toolConfigPath", "pkg://turnmill/rollout/multi_turn/example_tools/gsm8k.yaml")
     played = table([said, DONE], {"extra_info": {"tools_kwargs": kwargs}}, toolConfigPath=recipe, maxParallelCalls=2)
 
     (row,) = await played.play()

@@ -9,8 +9,8 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
-from turnmill.runs.task_runner import classes_of
 from turnmill.testing.models import model_without_weights
+from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.verl.config import build_verl_config, compose_defaults
@@ -184,7 +184,7 @@ def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_
     OmegaConf.set_struct(config, False)
     OmegaConf.resolve(config)
     minibatch = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    trainer_class, _ = classes_of(job)
+    trainer_class = agent_kind(job.spec.agent).trainer_class(job)
 
     trainer = trainer_class(config)
 
@@ -200,7 +200,7 @@ def test_dynamic_sampling_stands_in_for_the_buffer_of_every_mode(mode, kind, mod
     OmegaConf.set_struct(config, False)
     OmegaConf.resolve(config)
 
-    buffer = classes_of(job)[0](config).replay_buffer
+    buffer = agent_kind(job.spec.agent).trainer_class(job)(config).replay_buffer
 
     assert type(buffer) is kind
     assert buffer.sampler_kwargs["max_batches"] == 3
@@ -223,7 +223,7 @@ def test_a_step_takes_the_rows_that_were_asked_for_for_it(model, tmp_path):
     config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
     OmegaConf.set_struct(config, False)
     OmegaConf.resolve(config)
-    buffer = classes_of(job)[0](config).replay_buffer
+    buffer = agent_kind(job.spec.agent).trainer_class(job)(config).replay_buffer
     buffer.prompt_global_steps["train"] = {"early": 2, "this": 3, "broken": 3, "late": 4, "on its way": 3}
     buffer.finished_keys["train"] = {"early", "this", "late"}
     buffer.failure_keys["train"] = {"broken"}

@@ -169,21 +169,14 @@ def _interruptible() -> Iterator[None]:
 @app.command()
 def check(job_file: JobFile, overrides: Overrides = None) -> None:
     """Check a job file and start nothing."""
+    from turnmill.training.agent_kinds import agent_kind
+
     job = _load(job_file, overrides)
-    spec = job.spec
+    spec, kind = job.spec, agent_kind(job.spec.agent)
     model = spec.model.path or "a tiny warm-started model"
-    task = f"{spec.environment.name} {spec.environment.task or ''}".strip()
-    if spec.agent.type == "grl":
-        groups = spec.grl_agent.training_groups
-        task = ", ".join(agent.name for agent in spec.grl_agent.learning_agents)
-        amount = f"{len(groups)} groups, {sum(group.size for group in groups)} episodes"
-    elif spec.training.tasks_per_step is not None:
-        amount = f"{spec.tasks_per_step} tasks, {spec.group_size} trajectories each"
-    else:
-        amount = f"{spec.turns_per_step} turns in {spec.environment.count} environments"
     _say(
-        f"{job_file} is fine: {job.metadata.name} trains {model} on {task} for {spec.training.steps} steps of "
-        f"{amount} ({spec.training.mode}, {spec.resources.device})."
+        f"{job_file} is fine: {job.metadata.name} trains {model} on {kind.describe_environment(job)} for "
+        f"{spec.training.steps} steps of {kind.describe_step(job)} ({spec.training.mode}, {spec.resources.device})."
     )
 
 

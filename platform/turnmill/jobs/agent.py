@@ -1,52 +1,14 @@
-"""How the agent turns what it sees into what it does."""
+"""The agent loops that a job may choose from: one line for each."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, Tag
+from pydantic import Tag
 
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
-from turnmill.jobs.settings import Settings, by_type
+from turnmill.jobs.settings import by_type
 from turnmill.jobs.tool_agent import ToolAgent
-
-
-class MemorySettings(Settings):
-    """How much of its own past an agent sees."""
-
-    text_turns: int = Field(default=1, ge=0, le=1024)
-    """Earlier turns whose observation and action are shown again."""
-
-    thought_turns: int = Field(default=1, ge=0, le=1024)
-    """Earlier turns whose response is shown in full; of older ones only the action is."""
-
-
-class VerlogAgent(Settings):
-    """The agent loop over environments: what the policy reads and writes in a turn."""
-
-    type: Literal["verlog"] = "verlog"
-    """Agent loop: `verlog` learns from single turns with a window of memory."""
-
-    max_turns: int = Field(default=64, ge=1, le=100_000)
-    """Turns after which an episode ends with stop reason `max_turns`."""
-
-    memory: MemorySettings = MemorySettings()
-    """How much of its own past the agent sees."""
-
-    prompt: Literal["cot", "naive", "compact"] = "cot"
-    """`cot` asks for a thought and an action, `naive` for an action alone, `compact` is short, for tiny models."""
-
-    max_prompt_tokens: int = Field(default=1024, ge=16, le=1_000_000)
-    """Tokens a prompt may have; a longer one loses its oldest part."""
-
-    max_response_tokens: int = Field(default=512, ge=1, le=1_000_000)
-    """Tokens a response may have."""
-
-    temperature: float = Field(default=1.0, gt=0, le=10)
-    """Temperature at which responses are sampled during training."""
-
-    group_size: int = Field(default=8, ge=1, le=65_536)
-    """Episodes played per task and step, with algorithms that compare them; `turn_ppo` has no groups."""
-
+from turnmill.jobs.verlog_agent import VerlogAgent
 
 AgentSettings = Annotated[
     Annotated[VerlogAgent, Tag("verlog")]

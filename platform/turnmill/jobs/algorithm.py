@@ -1,6 +1,6 @@
 """How the policy learns."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Tag
 
@@ -32,6 +32,8 @@ class CriticWarmup(Settings):
 
 class TurnPpo(Settings):
     """Turn-level PPO: discounts within and between turns, and the losses."""
+
+    learns_from_turns: ClassVar[bool] = True
 
     type: Literal["turn_ppo"] = "turn_ppo"
     """`turn_ppo`: PPO with one row per turn and two discounts."""

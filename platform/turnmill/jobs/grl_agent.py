@@ -6,7 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from turnmill.jobs.base_agent import BaseAgent
+from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.settings import Settings, Word
+from turnmill.jobs.training import TrainingSettings
 
 MAX_AGENTS = 32
 Names = Annotated[tuple[Word, ...], Field(strict=False, max_length=MAX_AGENTS)]
@@ -91,7 +94,7 @@ class AgentGroup:
     size: int
 
 
-class GrlAgent(Settings):
+class GrlAgent(BaseAgent):
     """GRL's agents: several kinds in one run, groups that share a seed, answers with several actions."""
 
     type: Literal["grl"] = "grl"
@@ -175,12 +178,24 @@ class GrlAgent(Settings):
 
     @property
     def group_size(self) -> int:
-        """Of what verl takes for a task, where it does not say so itself; groups do."""
+        """The trajectories of what verl takes for a task: 1, as each row states the size of its own group."""
         return 1
 
     @property
-    def max_concurrent_trajectories(self) -> None:
-        """No limit: all episodes of a step take their turns together."""
+    def response_token_limit(self) -> int:
+        """The tokens that a response may have."""
+        return self.max_response_length
+
+    def max_concurrency(self, environment: EnvironmentSettings) -> None:
+        """Return no limit: all episodes of a step take their turns together."""
+
+    def environment_name(self, environment: EnvironmentSettings) -> str:
+        """Return the names of the kinds of agents: each has an environment of its own."""
+        return "+".join(agent.name for agent in self.learning_agents)
+
+    def tasks_per_step(self, training: TrainingSettings) -> int:
+        """Return the number of groups: each stands for a task."""
+        return len(self.training_groups)
 
     @property
     def learning_agents(self) -> tuple[NamedAgent, ...]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turnmill.jobs.agent import AgentSettings, VerlogAgent
+from turnmill.jobs.agent import AgentSettings
 from turnmill.jobs.algorithm import AlgorithmSettings, TurnPpo
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.grl_agent import GrlAgent
@@ -17,6 +17,7 @@ from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
 from turnmill.jobs.training import TrainingSettings
 from turnmill.jobs.trajectory_algorithms import Dapo, KlSettings, TrajectoryAlgorithm
 from turnmill.jobs.verl_settings import TENSOR_PARALLEL, setting
+from turnmill.jobs.verlog_agent import VerlogAgent
 
 API_VERSION = "turnmill.dev/v1alpha1"
 KIND = "AgentTrainingJob"
@@ -120,10 +121,8 @@ class JobSpec(Settings):
 
     @property
     def environment_name(self) -> str:
-        """What the agent acts on, in a word: the kinds of agents where each has an environment of its own."""
-        if isinstance(self.agent, GrlAgent):
-            return "+".join(agent.name for agent in self.agent.learning_agents)
-        return self.environment.name
+        """The name of what the agent acts on: of its environment, or of the kinds of agents that bring their own."""
+        return self.agent.environment_name(self.environment)
 
     @property
     def turn_ppo(self) -> TurnPpo:
@@ -138,6 +137,11 @@ class JobSpec(Settings):
         return self.algorithm
 
     @property
+    def learns_from_turns(self) -> bool:
+        """True where a step has a number of turns, and episodes go on from step to step."""
+        return self.algorithm.learns_from_turns
+
+    @property
     def kl(self) -> KlSettings:
         """What drifting from the first policy costs: nothing where the algorithm has no word for it."""
         return getattr(self.algorithm, "kl", KlSettings(coefficient=0.0))
@@ -148,15 +152,9 @@ class JobSpec(Settings):
         return self.agent.group_size
 
     @property
-    def response_room(self) -> int:
-        """Tokens that a response of training may have: that of a turn where every turn is a row of its own."""
-        agent = self.agent
-        return agent.max_response_tokens if isinstance(agent, VerlogAgent) else agent.max_response_length
-
-    @property
-    def trajectories_at_once(self) -> int | None:
+    def max_concurrency(self) -> int | None:
         """Trajectories in flight at once, over all workers; None for no limit."""
-        return self.environment.count if isinstance(self.agent, VerlogAgent) else self.agent.max_concurrent_trajectories
+        return self.agent.max_concurrency(self.environment)
 
     def task_number(self, step: int, position: int) -> int:
         """Which of a run's tasks stands at a position of a step; beyond `tasksPerStep` are those that fill it up.
@@ -183,10 +181,7 @@ class JobSpec(Settings):
     @property
     def tasks_per_step(self) -> int:
         """Tasks of a step, which every job has that learns from whole trajectories."""
-        if isinstance(self.agent, GrlAgent):
-            return len(self.agent.training_groups)
-        assert self.training.tasks_per_step is not None
-        return self.training.tasks_per_step
+        return self.agent.tasks_per_step(self.training)
 
 
 class AgentTrainingJob(Settings):

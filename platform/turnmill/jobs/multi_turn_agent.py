@@ -4,13 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnmill.jobs.settings import FilePath, Settings, Word
+from turnmill.jobs.base_agent import BaseAgent
+from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.settings import FilePath, Word
 from turnmill.jobs.tool_agent import Tokens
 
 ClassName = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")]
 
 
-class MultiTurnAgent(Settings):
+class MultiTurnAgent(BaseAgent):
     """verl's agent loops: a chat in which the policy calls functions by its model's own format."""
 
     type: Literal["multi_turn"] = "multi_turn"
@@ -85,3 +87,12 @@ class MultiTurnAgent(Settings):
 
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature at which responses are sampled during training."""
+
+    @property
+    def response_token_limit(self) -> int:
+        """The tokens after the prompt that a training row may have."""
+        return self.max_response_length
+
+    def max_concurrency(self, environment: EnvironmentSettings) -> int | None:
+        """Return the number of trajectories in flight at once, over all workers; None for no limit."""
+        return self.max_concurrent_trajectories

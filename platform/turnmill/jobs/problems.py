@@ -1,6 +1,6 @@
 """What is wrong with a job file, all of it at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,14 @@ class JobError(SettingsError):
     def __reduce__(self) -> tuple[type["JobError"], tuple[tuple[Problem, ...]]]:
         """Keep `problems` on the way between processes; exceptions pickle their `args` alone."""
         return type(self), (self.problems,)
+
+
+def problems_of(error: SettingsError) -> Iterator[Problem]:
+    """Yield one problem per line of an error that says `environment.task: what is wrong. The way out.`"""
+    for line in str(error).splitlines():
+        place, _, sentence = line.partition(": ")
+        rule, _, way_out = sentence.partition(". ")
+        yield Problem(f"spec.{place}", MISSING, rule.removesuffix("."), way_out)
 
 
 def show(value: Any) -> str:

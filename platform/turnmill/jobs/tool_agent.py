@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnmill.jobs.settings import Settings, Word
+from turnmill.jobs.base_agent import BaseAgent
+from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.settings import Word
 
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Url = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -12,7 +14,7 @@ StopToken = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class ToolAgent(Settings):
+class ToolAgent(BaseAgent):
     """The agent loop over tools: one context per trajectory, in which responses and observations follow each other."""
 
     type: Literal["tool"] = "tool"
@@ -127,3 +129,12 @@ class ToolAgent(Settings):
 
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature at which responses are sampled during training."""
+
+    @property
+    def response_token_limit(self) -> int:
+        """The tokens after the prompt that a training row may have."""
+        return self.max_response_length
+
+    def max_concurrency(self, environment: EnvironmentSettings) -> int | None:
+        """Return the number of trajectories in flight at once, over all workers; None for no limit."""
+        return self.max_concurrent_trajectories

@@ -1,6 +1,6 @@
 """Ways to learn from whole trajectories."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,8 @@ class KlSettings(Settings):
 
 class TrajectoryAlgorithm(Settings):
     """What all ways to learn from whole trajectories share."""
+
+    learns_from_turns: ClassVar[bool] = False
 
     type: str
     """Which way it is."""

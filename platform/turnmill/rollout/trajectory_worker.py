@@ -55,7 +55,7 @@ class TrajectoryManager(LoopManager):
         """The workers that may play anything, each told once how much."""
         config: Any = self.config
         job = AgentTrainingJob.model_validate_json(config.turnmill.job)
-        shares = split_limit(job.spec.trajectories_at_once, len(self.agent_loop_workers))
+        shares = split_limit(job.spec.max_concurrency, len(self.agent_loop_workers))
         if shares is None:
             return list(self.agent_loop_workers)
         if not self._limited:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from turnmill.core.errors import RunFailedError, StaleClaimError, StoreError
-from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
@@ -19,6 +18,7 @@ from turnmill.runs.progress_server import ProgressServer
 from turnmill.runs.watch import Report, watch
 from turnmill.runs.zygote import pod
 from turnmill.training import accelerators
+from turnmill.training.agent_kinds import agent_kind
 from turnmill.trajectories.address import JournalAddress, with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal
@@ -91,15 +91,15 @@ def _with_metrics(attempt: Attempt) -> Any:
 
 def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
     """Where agents with tools find store and tool servers, and which attempt they belong to."""
-    agent = attempt.job.spec.agent
-    if agent.type == "verlog":
+    kind = agent_kind(attempt.job.spec.agent)
+    if not kind.uses_store:
         return {}
     addresses = {"attempt": str(attempt.number)}
     if attempt.store_url is not None:
         addresses["store_url"] = attempt.store_url
         JournalAddress(attempt.store_url, folder.run_name()).write(folder.path)
         asyncio.run(_claim_run(attempt.store_url, folder.run_name(), attempt.number))
-    if isinstance(agent, ToolAgent) and attempt.tool_server_url is not None and agent.tool_server_url is None:
+    if attempt.tool_server_url is not None and kind.needs_tool_server():
         addresses["tool_server_url"] = attempt.tool_server_url
     return addresses
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
-from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.processes import Owner
+from turnmill.training.agent_kinds import agent_kind
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.embedded import EmbeddedStore
 
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 @contextmanager
 def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Mapping[str, str]]:
     """Addresses of the tool server and the store of a run; what the user does not give is started for it."""
-    if job.spec.agent.type == "verlog":
+    kind = agent_kind(job.spec.agent)
+    if not kind.uses_store:
         yield {}
         return
     with _store(folder, owner) as store_url:
         JournalAddress(store_url, folder.run_name()).write(folder.path)
-        agent = job.spec.agent
-        if not isinstance(agent, ToolAgent) or agent.tool_server_url is not None or not agent.enable_agent:
+        if (tools := kind.tools_to_serve()) is None:
             yield {"store_url": store_url}
             return
-        server = ToolServerProcess(agent.tool_type, store_url, run_name=job.metadata.name, log_file=folder.logs)
+        server = ToolServerProcess(tools, store_url, run_name=job.metadata.name, log_file=folder.logs)
         try:
             server.start()
             yield {"store_url": store_url, "tool_server_url": server.url}

@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
-
-if TYPE_CHECKING:
-    from turnmill.jobs import AgentTrainingJob
 
 
 @ray.remote
@@ -35,6 +32,7 @@ class TurnTaskRunner:
         from turnmill.jobs import AgentTrainingJob
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
+        from turnmill.training.agent_kinds import agent_kind
         from turnmill.training.verl.config import build_verl_config
         from turnmill.training.verl.patches import queue_controller
 
@@ -52,10 +50,10 @@ class TurnTaskRunner:
         trainer: Any = None
         succeeded = False
         try:
-            trainer_class, manager_class = classes_of(job)
-            trainer = trainer_class(config=config)
+            kind = agent_kind(job.spec.agent)
+            trainer = kind.trainer_class(job)(config=config)
             trainer.init()
-            manager = _agent_loops(manager_class, config, trainer)
+            manager = _agent_loops(kind.manager_class(job), config, trainer)
             trainer.fit(manager)
             manager.close()
             succeeded = True
@@ -63,35 +61,6 @@ class TurnTaskRunner:
             if (tracking := getattr(trainer, "logger", None)) is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)
             tq.close()
-
-
-def classes_of(job: "AgentTrainingJob") -> tuple[Any, Any]:
-    """The trainer and the manager of agent loops for a kind of agent."""
-    if job.spec.agent.type == "tool":
-        from turnmill.rollout.tool_agent.worker import ToolLoopManager
-        from turnmill.training.trainers import trajectory as trajectory_trainer
-
-        return trajectory_trainer.TRAINERS[job.spec.training.mode], ToolLoopManager
-    if job.spec.agent.type == "multi_turn":
-        from turnmill.rollout.multi_turn.worker import manager_class
-        from turnmill.training.trainers import trajectory as trajectory_trainer
-
-        manager = manager_class(job.spec.multi_turn_agent.agent_loop_manager_class)
-        return trajectory_trainer.TRAINERS[job.spec.training.mode], manager
-    if job.spec.agent.type == "grl":
-        from turnmill.rollout.grl.worker import GrlLoopManager
-        from turnmill.training.grl.trainer import TRAINERS
-
-        return TRAINERS[job.spec.training.mode], GrlLoopManager
-    if job.spec.algorithm.type != "turn_ppo":
-        from turnmill.rollout.verlog.episode_loop_worker import EpisodeLoopManager
-        from turnmill.training.trainers import trajectory as trajectory_trainer
-
-        return trajectory_trainer.TRAINERS[job.spec.training.mode], EpisodeLoopManager
-    from turnmill.rollout.verlog.turn_loop_worker import TurnLoopManager
-    from turnmill.training.trainers import turn as trainer
-
-    return trainer.TRAINERS[job.spec.training.mode], TurnLoopManager
 
 
 def _agent_loops(manager_class: Any, config: Any, trainer: Any) -> Any:

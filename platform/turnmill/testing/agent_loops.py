@@ -14,7 +14,7 @@ from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.verlog.turn_loop import TurnLoop
 from turnmill.testing.agents import counting
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
-from turnmill.training.verl.algorithm_config import AGENTS
+from turnmill.training.agent_kinds import agent_kind
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
 TOKENIZER = character_tokenizer()
@@ -34,7 +34,7 @@ class Table:
         self.policy = ScriptedPolicy(TOKENIZER, script)
         self.folder = RunFolder(run_dir)
         self.folder.create()
-        prompt_length = AGENTS[job.spec.agent.type](job)["data.max_prompt_length"]
+        prompt_length = agent_kind(job.spec.agent).max_prompt_tokens
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"prompt_length": prompt_length}}, "data": _DATA})
         self.loop = kind(
             trainer_config=DictConfigWrap(config),

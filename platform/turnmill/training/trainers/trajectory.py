@@ -76,7 +76,7 @@ class TrajectoryTrainer(RunTrainer):
     def _num_at_once(self) -> int:
         """Trajectories in flight at once; those that fill a step up come after the others."""
         asked = self._num_trajectories(self.job.spec.tasks_per_step)
-        return min(asked, self.job.spec.trajectories_at_once or asked)
+        return min(asked, self.job.spec.max_concurrency or asked)
 
     def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
         """Those that are learned from."""
@@ -129,7 +129,7 @@ class TrajectoryTrainer(RunTrainer):
         penalties_RG = torch.zeros_like(rows.scores_RG)
         if isinstance(algorithm := self.job.spec.algorithm, Dapo):
             lengths_R = rows.response_lengths_R
-            penalties_R = overlong_penalties(algorithm, lengths_R, self.job.spec.response_room)
+            penalties_R = overlong_penalties(algorithm, lengths_R, self.job.spec.agent.response_token_limit)
             penalties_RG[torch.arange(len(lengths_R)), lengths_R - 1] = penalties_R
             metrics["turnmill/overlong_ratio"] = (penalties_R < 0).double().mean().item()
         return penalties_RG

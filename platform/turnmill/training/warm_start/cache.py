@@ -9,15 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from turnmill.environments import create
-from turnmill.jobs.agent import AgentSettings, VerlogAgent
+from turnmill.jobs.agent import AgentSettings
 from turnmill.jobs.environment import EnvironmentSettings
-from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.model import WarmStart
-from turnmill.tasks import create_source
-from turnmill.training.warm_start.expert import expert_of
+from turnmill.training.warm_start.recipes import recipe_of
 
 Progress = Callable[[int, int, float], None]
 
@@ -59,17 +55,8 @@ def default_cache_dir() -> Path:
 def cache_key(settings: WarmStart, environment: EnvironmentSettings, agent: AgentSettings) -> str:
     """A name for a warm start that changes with everything that makes it."""
     world = [environment.name, environment.task, environment.options]
-    made_of = [RECIPE_VERSION, settings.model_dump(mode="json"), world, *_what_is_shown(agent)]
+    made_of = [RECIPE_VERSION, settings.model_dump(mode="json"), world, *recipe_of(agent).ingredients()]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _what_is_shown(agent: AgentSettings) -> list[Any]:
-    """What of an agent makes a difference to its demonstrations."""
-    if isinstance(agent, VerlogAgent):
-        return [agent.max_turns, agent.memory.model_dump()]
-    if isinstance(agent, GrlAgent):
-        return [one.model_dump(mode="json") for one in agent.learning_agents]
-    return []
 
 
 def make_warm_start(
@@ -82,19 +69,9 @@ def make_warm_start(
     """Gather demonstrations, clone a model on them and save everything in `folder`."""
     # torch and transformers take seconds to import; a warm start that is found in the cache needs neither.
     from turnmill.training.warm_start import cloning
-    from turnmill.training.warm_start.rows import build_rows
-    from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
     started = time.perf_counter()
-    if isinstance(agent, GrlAgent):
-        from turnmill.training.warm_start.agent_rows import build_agent_rows
-
-        tokenizer, rows = build_agent_rows(agent.learning_agents, settings)
-    elif isinstance(agent, VerlogAgent):
-        world = create(environment.name, environment.task, agent.max_turns, environment.options)
-        tokenizer, rows = build_rows(world, expert_of(world), settings, agent.memory)
-    else:
-        tokenizer, rows = build_task_rows(teacher_of(create_source(environment.name, environment.options)), settings)
+    tokenizer, rows = recipe_of(agent).demonstrations(environment, settings)
     shown_seconds = time.perf_counter() - started
     model = cloning.build_model(len(tokenizer), settings)
     loss = cloning.clone(model, rows, settings, on_progress)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnmill.environments import Environment
-from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
+from turnmill.jobs.verlog_agent import MemorySettings
 from turnmill.rollout.verlog.memory import Memory
 from turnmill.rollout.verlog.prompts import Message, build_messages
 from turnmill.training.warm_start.expert import Expert

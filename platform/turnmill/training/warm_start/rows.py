@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments import Environment
-from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
+from turnmill.jobs.verlog_agent import MemorySettings
 from turnmill.training.warm_start.cloning import Row
 from turnmill.training.warm_start.demonstrations import MALFORMED_ACTIONS, Demonstration, answer_text, demonstrate
 from turnmill.training.warm_start.expert import Expert

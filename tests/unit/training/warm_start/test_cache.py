@@ -6,10 +6,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnmill.core.errors import RunFailedError
-from turnmill.jobs.agent import MemorySettings, VerlogAgent
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.model import WarmStart
 from turnmill.jobs.tool_agent import ToolAgent
+from turnmill.jobs.verlog_agent import MemorySettings, VerlogAgent
 from turnmill.training.warm_start import cache, ensure_warm_start
 
 QUICK = WarmStart(turns=30, gradient_steps=4, batch_size=4, max_loss=10.0)

@@ -1,8 +1,8 @@
 import pytest
 
 from turnmill.environments import create
-from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
+from turnmill.jobs.verlog_agent import MemorySettings
 from turnmill.training.warm_start.demonstrations import demonstrate, spoken_chances
 from turnmill.training.warm_start.expert import expert_of
 

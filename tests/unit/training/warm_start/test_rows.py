@@ -5,8 +5,8 @@ import torch
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments import Environment, StepResult, create
-from turnmill.jobs.agent import MemorySettings
 from turnmill.jobs.model import WarmStart
+from turnmill.jobs.verlog_agent import MemorySettings
 from turnmill.training.warm_start.demonstrations import demonstrate
 from turnmill.training.warm_start.expert import expert_of
 from turnmill.training.warm_start.rows import build_rows, next_token_chances

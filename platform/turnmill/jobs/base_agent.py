@@ -1,0 +1,30 @@
+"""What follows from the settings of an agent loop alone, whichever type it has."""
+
+from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.settings import Settings
+from turnmill.jobs.training import TrainingSettings
+
+
+class BaseAgent(Settings):
+    """What the settings of every agent loop have in common."""
+
+    type: str
+    """Which agent loop it is."""
+
+    @property
+    def response_token_limit(self) -> int:
+        """The tokens that a response of a training row may have."""
+        raise NotImplementedError
+
+    def max_concurrency(self, environment: EnvironmentSettings) -> int | None:
+        """Return the number of trajectories in flight at once, over all workers; None for no limit."""
+        raise NotImplementedError
+
+    def environment_name(self, environment: EnvironmentSettings) -> str:
+        """Return the name of what the agent acts on."""
+        return environment.name
+
+    def tasks_per_step(self, training: TrainingSettings) -> int:
+        """Return the number of tasks of a step, for jobs that learn from whole trajectories."""
+        assert training.tasks_per_step is not None
+        return training.tasks_per_step

@@ -1,0 +1,56 @@
+"""The agent loop over environments, whose turns are rows of their own."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from turnmill.jobs.base_agent import BaseAgent
+from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.settings import Settings
+
+
+class MemorySettings(Settings):
+    """How much of its own past an agent sees."""
+
+    text_turns: int = Field(default=1, ge=0, le=1024)
+    """Earlier turns whose observation and action are shown again."""
+
+    thought_turns: int = Field(default=1, ge=0, le=1024)
+    """Earlier turns whose response is shown in full; of older ones only the action is."""
+
+
+class VerlogAgent(BaseAgent):
+    """The agent loop over environments: what the policy reads and writes in a turn."""
+
+    type: Literal["verlog"] = "verlog"
+    """Agent loop: `verlog` learns from single turns with a window of memory."""
+
+    max_turns: int = Field(default=64, ge=1, le=100_000)
+    """Turns after which an episode ends with stop reason `max_turns`."""
+
+    memory: MemorySettings = MemorySettings()
+    """How much of its own past the agent sees."""
+
+    prompt: Literal["cot", "naive", "compact"] = "cot"
+    """`cot` asks for a thought and an action, `naive` for an action alone, `compact` is short, for tiny models."""
+
+    max_prompt_tokens: int = Field(default=1024, ge=16, le=1_000_000)
+    """Tokens a prompt may have; a longer one loses its oldest part."""
+
+    max_response_tokens: int = Field(default=512, ge=1, le=1_000_000)
+    """Tokens a response may have."""
+
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Temperature at which responses are sampled during training."""
+
+    group_size: int = Field(default=8, ge=1, le=65_536)
+    """Episodes played per task and step, with algorithms that compare them; `turn_ppo` has no groups."""
+
+    @property
+    def response_token_limit(self) -> int:
+        """The tokens that the response of a turn may have: every turn is a row of its own."""
+        return self.max_response_tokens
+
+    def max_concurrency(self, environment: EnvironmentSettings) -> int:
+        """Return the number of environments: each plays one episode at a time."""
+        return environment.count

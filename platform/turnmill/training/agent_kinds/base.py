@@ -1,0 +1,125 @@
+"""The base class of agent kinds."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from turnmill.core.lookup import import_object
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.base_agent import BaseAgent
+from turnmill.jobs.problems import Problem
+from turnmill.jobs.values import Values
+
+Agent = TypeVar("Agent", bound=BaseAgent)
+
+TRAJECTORY_TRAINERS: Mapping[str, str] = {
+    "sync": "turnmill.training.trainers.trajectory:TrajectoryTrainerSync",
+    "colocate_async": "turnmill.training.trainers.trajectory:TrajectoryTrainerColocateAsync",
+    "separate_async": "turnmill.training.trainers.trajectory:TrajectoryTrainerSeparateAsync",
+}
+"""The trainers over whole trajectories, by `training.mode`."""
+
+
+class AgentKind(Generic[Agent]):
+    """What one type of agent loop brings to a run: its classes, its services, its part of verl's configuration.
+
+    Classes are named as `package.module:Class`, so that the table of kinds can be read without importing them.
+    """
+
+    manager: ClassVar[str]
+    """The manager that spreads the prompts of a step over agent loop workers (verl's `AgentLoopManager`)."""
+
+    trainers: ClassVar[Mapping[str, str]] = TRAJECTORY_TRAINERS
+    """The trainers, by `training.mode`."""
+
+    warm_start_recipe: ClassVar[str | None] = None
+    """The demonstrations that a tiny model is taught by; None where no tiny model can be made."""
+
+    uses_store: ClassVar[bool] = True
+    """True where turns in flight are kept in the trajectory store, so that another process can go on with them."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    # ---- classes ----
+
+    def manager_path(self, job: AgentTrainingJob) -> str:
+        """Return the name of the manager, as `package.module:Class`."""
+        return self.manager
+
+    def manager_class(self, job: AgentTrainingJob) -> type[Any]:
+        """Import the manager."""
+        manager: type[Any] = import_object(self.manager_path(job))
+        return manager
+
+    def trainer_paths(self, job: AgentTrainingJob) -> Mapping[str, str]:
+        """Return the names of the trainers, by `training.mode`."""
+        return self.trainers
+
+    def trainer_class(self, job: AgentTrainingJob) -> type[Any]:
+        """Import the trainer of the job's mode."""
+        trainer: type[Any] = import_object(self.trainer_paths(job)[job.spec.training.mode])
+        return trainer
+
+    # ---- configuration ----
+
+    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+        """Return what the agent loop asks of verl's configuration, by verl's dotted names."""
+        rollout = "actor_rollout_ref.rollout"
+        return {
+            "data.custom_cls.name": "TaskRows",
+            "data.train_batch_size": job.spec.tasks_per_step,
+            f"{rollout}.n": job.spec.group_size,
+            f"{rollout}.val_kwargs.n": 1,
+            **token_limits(prompt=self.max_prompt_tokens, response=self.max_response_tokens),
+            f"{rollout}.calculate_log_probs": True,
+            f"{rollout}.agent.agent_loop_manager_class": self.manager_path(job).replace(":", "."),
+        }
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The tokens that the prompt of a row may have."""
+        raise NotImplementedError
+
+    @property
+    def max_response_tokens(self) -> int:
+        """The tokens that the response of a row may have, in training and validation."""
+        return self.agent.response_token_limit
+
+    # ---- services ----
+
+    def needs_tool_server(self) -> bool:
+        """Return True where the agent calls a tool server and its settings give no address."""
+        return False
+
+    def tools_to_serve(self) -> str | None:
+        """Return the tools of the server that a run on one machine starts for itself; None for no server."""
+        return None
+
+    # ---- the command line ----
+
+    @classmethod
+    def problems(cls, values: Values) -> Iterator[Problem]:
+        """Yield what `turnmill check` finds wrong with the agent and with what it acts on."""
+        yield from ()
+
+    @classmethod
+    def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
+        """Yield a problem where a warm start has nothing to imitate; called for jobs with `model.warmStart`."""
+        yield from ()
+
+    def describe_environment(self, job: AgentTrainingJob) -> str:
+        """Return what the agent acts on, in a few words."""
+        return job.spec.environment.label
+
+    def describe_step(self, job: AgentTrainingJob) -> str:
+        """Return how much a step holds, in a few words."""
+        return f"{job.spec.tasks_per_step} tasks, {job.spec.group_size} trajectories each"
+
+
+def token_limits(*, prompt: int, response: int) -> dict[str, int]:
+    """Return the settings of verl for rows of so many tokens."""
+    return {
+        "data.max_prompt_length": prompt,
+        "data.max_response_length": response,
+        "actor_rollout_ref.rollout.max_model_len": prompt + response,
+    }

@@ -1,0 +1,142 @@
+"""What `turnmill check` looks at beyond the job file: environments, tasks, agents, and those that teach them."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from turnmill.core.errors import EnvironmentFailedError, SettingsError
+from turnmill.jobs.problems import MISSING, Problem, problems_of
+from turnmill.jobs.values import BrokenValueError, Values
+
+# Imports of environments stand in functions: they bring libraries of their own, and most commands need none.
+
+# The warm start imitates an expert, and only these environments bring one.
+EXPERTS = ("babaisai", "babyai", "blocksworld", "sokoban", "tetris")
+TEACHERS = ("arithmetic", "calculator")
+
+
+def environment_problems(values: Values) -> Iterator[Problem]:
+    """Yield problems with the environment's name, its task and its options: it is created and closed."""
+    from turnmill.environments import create, find
+
+    if values["spec.environment.python"] is not None:
+        yield from _other_interpreter_problems(values)
+        return
+    name = values["spec.environment.name"]
+    try:
+        find(name)
+    except SettingsError as error:
+        yield from problems_of(error)
+        return
+    if not values.within("spec.environment.options"):
+        return
+    task, options = values["spec.environment.task"], values["spec.environment.options"]
+    found: dict[str, Problem] = {}
+    # Wrong options hide a wrong task, so the task is tried without them too.
+    attempts: tuple[dict[str, Any], ...] = (options, {})
+    for tried in attempts:
+        try:
+            create(name, task, _max_turns(values), tried).close()
+        except SettingsError as error:
+            for problem in problems_of(error):
+                # Required options are no problem where the attempt leaves all options out.
+                if tried is options or not problem.path.startswith("spec.environment.options"):
+                    found.setdefault(problem.path, problem)
+    yield from found.values()
+
+
+def _other_interpreter_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem with an environment that another interpreter is to run: it is created there and closed."""
+    from turnmill.environments.runtime.process import EnvironmentProcess
+    from turnmill.environments.runtime.worker import WorkerSettings
+
+    python, options = values["spec.environment.python"], values["spec.environment.options"]
+    if not os.access(python, os.X_OK):
+        way_out = "Make a virtual environment, install turnmill and the environment's packages, and give its python."
+        yield Problem("spec.environment.python", python, "is no program that can be run", way_out)
+        return
+    settings = WorkerSettings(
+        name=values["spec.environment.name"],
+        task=values["spec.environment.task"],
+        max_turns=_max_turns(values),
+        options=options if values.within("spec.environment.options") else {},
+        python=python,
+    )
+    try:
+        asyncio.run(EnvironmentProcess(settings).check())
+    except EnvironmentFailedError as error:
+        way_out = "Install turnmill there with what the environment needs, and correct its task and options."
+        yield Problem("spec.environment.python", python, f"does not run it: {error}".rstrip("."), way_out)
+
+
+def grl_problems(values: Values) -> Iterator[Problem]:
+    """Yield problems with GRL's agents and with their environments: each is created and closed."""
+    from turnmill.environments.grl.world import agent_of
+    from turnmill.jobs.grl_agent import NamedAgent
+
+    if values["spec.environment.python"] is not None or not values.within("spec.agent.agents"):
+        return
+    for number, section in enumerate(values["spec.agent.agents"]):
+        try:
+            agent_of(NamedAgent.model_validate(section, by_alias=True)).close()
+        except SettingsError as error:
+            for problem in problems_of(error):
+                place = problem.path.removeprefix("spec.")
+                yield replace(problem, path=f"spec.agent.agents[{number}].{place}")
+
+
+def task_problems(values: Values, *, as_json: bool = False) -> Iterator[Problem]:
+    """Yield problems with the tasks; `as_json` asks that their data fit into JSON, for tools over HTTP."""
+    from turnmill.tasks import create_source
+
+    if not values.within("spec.environment.options"):
+        return
+    try:
+        source = create_source(values["spec.environment.name"], values["spec.environment.options"])
+        if as_json:
+            source.require_json()
+    except SettingsError as error:
+        yield from problems_of(error)
+
+
+def expert_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem where the environment has no expert to imitate."""
+    from turnmill.environments import find
+
+    name = values["spec.environment.name"]
+    try:
+        has_expert = name in EXPERTS or hasattr(find(name), "expert")
+    except SettingsError:
+        # Reported by `environment_problems`.
+        return
+    if not has_expert:
+        yield _nothing_to_imitate(name, EXPERTS)
+
+
+def demonstration_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem where the tasks have no demonstrations to imitate."""
+    from turnmill.tasks.registry import find_source
+
+    name = values["spec.environment.name"]
+    try:
+        has_demonstrations = name in TEACHERS or hasattr(find_source(name), "demonstrations")
+    except SettingsError:
+        # Reported by `task_problems`.
+        return
+    if not has_demonstrations:
+        yield _nothing_to_imitate(name, TEACHERS)
+
+
+def _nothing_to_imitate(name: str, known: tuple[str, ...]) -> Problem:
+    rule = f"has no expert for a warm start to imitate in {name}"
+    way_out = f"Give a folder as spec.model.path, or take an environment with an expert: {', '.join(known)}."
+    return Problem("spec.model.warmStart", MISSING, rule, way_out)
+
+
+def _max_turns(values: Values) -> int:
+    try:
+        return int(values["spec.agent.maxTurns"])
+    except BrokenValueError:
+        return 1

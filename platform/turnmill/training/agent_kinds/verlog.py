@@ -1,0 +1,69 @@
+"""Agents of type `verlog`: environments played turn by turn, each turn a row of its own."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.problems import Problem
+from turnmill.jobs.values import Values
+from turnmill.jobs.verlog_agent import VerlogAgent
+from turnmill.training.agent_kinds import checks
+from turnmill.training.agent_kinds.base import AgentKind, token_limits
+
+TURN_TRAINERS: Mapping[str, str] = {
+    "sync": "turnmill.training.trainers.turn:TurnTrainerSync",
+    "colocate_async": "turnmill.training.trainers.turn:TurnTrainerColocateAsync",
+    "separate_async": "turnmill.training.trainers.turn:TurnTrainerSeparateAsync",
+}
+
+
+class VerlogKind(AgentKind[VerlogAgent]):
+    """Steps of a fixed number of turns with `turn_ppo`; whole episodes with every other algorithm."""
+
+    warm_start_recipe = "turnmill.training.warm_start.recipes:EnvironmentRecipe"
+    uses_store = False
+
+    def manager_path(self, job: AgentTrainingJob) -> str:
+        """Return the manager of turns or of whole episodes."""
+        if job.spec.learns_from_turns:
+            return "turnmill.rollout.verlog.turn_loop_worker:TurnLoopManager"
+        return "turnmill.rollout.verlog.episode_loop_worker:EpisodeLoopManager"
+
+    def trainer_paths(self, job: AgentTrainingJob) -> Mapping[str, str]:
+        """Return the trainers over turns or over whole episodes."""
+        return TURN_TRAINERS if job.spec.learns_from_turns else self.trainers
+
+    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+        """Return what turns, or whole episodes, ask of verl's configuration."""
+        if not job.spec.learns_from_turns:
+            return super().verl_settings(job)
+        rollout = "actor_rollout_ref.rollout"
+        return {
+            "data.custom_cls.name": "EnvironmentSlots",
+            "data.train_batch_size": job.spec.environment.count,
+            f"{rollout}.n": 1,
+            **token_limits(prompt=self.max_prompt_tokens, response=self.max_response_tokens),
+            f"{rollout}.calculate_log_probs": True,
+            f"{rollout}.agent.agent_loop_manager_class": self.manager_path(job).replace(":", "."),
+        }
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The tokens that a turn's prompt may have."""
+        return self.agent.max_prompt_tokens
+
+    @classmethod
+    def problems(cls, values: Values) -> Iterator[Problem]:
+        """Yield what is wrong with the environment."""
+        yield from checks.environment_problems(values)
+
+    @classmethod
+    def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
+        """Yield a problem where the environment has no expert."""
+        yield from checks.expert_problems(values)
+
+    def describe_step(self, job: AgentTrainingJob) -> str:
+        """Return how many turns or tasks a step has."""
+        if job.spec.learns_from_turns:
+            return f"{job.spec.turns_per_step} turns in {job.spec.environment.count} environments"
+        return super().describe_step(job)
