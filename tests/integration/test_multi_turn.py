@@ -15,6 +15,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from turnmill.core.errors import SettingsError
 from turnmill.rollout.failure import Failure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
+from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END, TOKENIZER
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
