@@ -183,7 +183,7 @@ async def test_a_preparation_that_hangs_fails_the_reset_that_it_is_for(processes
     assert (await process.reset(seed=2)).observation == "seed 2 step 0"
 
 
-@pytest.mark.parametrize(("misbehaviour", "message"), [("raises", "it hurts"), ("exits", "exit code 3")])
+@pytest.mark.parametrize(("misbehaviour", "message"), [("raises", "it hurts"), ("exits", "exited with code 3")])
 async def test_an_environment_that_cannot_be_made_fails_every_reset_alike(processes, misbehaviour, message):
     process = processes.hostile(on_make=misbehaviour)
 
@@ -341,6 +341,17 @@ async def test_a_killed_process_fails_its_own_episode_alone(processes):
         await victim.act(LOOK)
 
     assert (await bystander.act(LOOK)).observation == "seed 0 step 1"
+
+
+async def test_a_process_that_is_long_dead_still_reports_how_it_ended(processes):
+    process = processes.hostile()
+    await process.reset(seed=0)
+    victim = psutil.Process(process.pid)
+    victim.kill()
+    await asyncio.to_thread(victim.wait, 30)
+
+    with pytest.raises(EnvironmentFailedError, match="killed by SIGKILL"):
+        await process.act(LOOK)
 
 
 async def test_a_killed_fork_server_is_started_again(processes):

@@ -43,7 +43,13 @@ class _Server:
         """Process ids of living children by key."""
 
         self.connections: dict[int, socket.socket] = {}
-        """Children's ends of their sockets by key, to report exit codes after their deaths."""
+        """Children's ends of their sockets by key, to report exit codes after their deaths.
+
+        They stay open until the parent discards the child: a request written to a closed one would lose the report.
+        """
+
+        self._discarded: set[int] = set()
+        """Keys of living children that the parent has discarded."""
 
         self._preloaded: set[str] = set()
 
@@ -76,7 +82,10 @@ class _Server:
             case {"fork": int(key), "settings": dict(settings), "path": list(path)}:
                 self._fork(key, socket.socket(fileno=descriptors[0]), settings, path)
             case {"kill": int(key)} if key in self.pids:
+                self._discarded.add(key)
                 _kill_group(self.pids[key])
+            case {"kill": int(key)} if key in self.connections:
+                self.connections.pop(key).close()
         return True
 
     def _fork(self, key: int, connection: socket.socket, settings: Mapping[str, object], path: list[str]) -> None:
@@ -111,8 +120,11 @@ class _Server:
             _, status = os.waitpid(found.si_pid, 0)
             key = next(key for key, pid in self.pids.items() if pid == found.si_pid)
             del self.pids[key]
-            with self.connections.pop(key) as connection:
-                _send(connection, {"exited": os.waitstatus_to_exitcode(status)})
+            if key in self._discarded:
+                self._discarded.remove(key)
+                self.connections.pop(key).close()
+            else:
+                _send(self.connections[key], {"exited": os.waitstatus_to_exitcode(status)})
 
 
 def _send(connection: socket.socket, message: Mapping[str, object]) -> None:

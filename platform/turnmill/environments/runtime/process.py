@@ -152,7 +152,7 @@ class EnvironmentProcess:
         try:
             async with asyncio.timeout(timeout_seconds):
                 self._writer.write(encode(request))
-                # A process that died closes the connection, but the message about its exit code can still be read.
+                # Where the fork server has died as well, reading tells it.
                 with contextlib.suppress(ConnectionError):
                     await self._writer.drain()
                 message = await self._receive()
