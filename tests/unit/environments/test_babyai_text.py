@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 
-from turnmill.environments.babyai.text import describe, seen_objects
+from turnmill.environments.babyai.text import describe, visible_objects
 
 
 def view(**cells: tuple[str, str, int]) -> np.ndarray:
@@ -67,6 +67,6 @@ def test_nothing_in_view_is_told_by_no_words():
 
 
 def test_distance_counts_steps_both_ways():
-    (thing,) = seen_objects(view(c0r2=("ball", "red", 0)))
+    (thing,) = visible_objects(view(c0r2=("ball", "red", 0)))
 
     assert (thing.name, thing.right, thing.forward, thing.distance) == ("red ball", -3, 4, 7)

@@ -26,9 +26,7 @@ def create(**options: object) -> Sokoban:
 
 def in_room(*rows: str, **options: object) -> Sokoban:
     environment = create(**options)
-    environment.width = len(rows[0]) + 1
-    environment.moves = {"up": -environment.width, "down": environment.width, "left": -1, "right": 1}
-    environment.begin(list(rows))
+    environment.start_in(list(rows))
     return environment
 
 
@@ -54,7 +52,7 @@ def test_every_room_can_be_solved_and_is_not_solved_yet(size, num_boxes):
             result = environment.step(action)
             reward = result.reward if result.terminated else 0.0
 
-        assert environment.cells.count("√") == num_boxes
+        assert environment.board.cells.count("√") == num_boxes
 
 
 def test_a_seed_without_a_room_of_its_own_takes_one_that_follows_from_it():

@@ -1,4 +1,4 @@
-"""BabaIsAI: forty puzzles whose rules are text on the map."""
+"""BabaIsAI: forty puzzles whose rules are blocks of text on the map."""
 
 from turnmill.environments.babaisai.environment import BabaIsAI, BabaIsAIOptions
 from turnmill.environments.babaisai.levels import LEVELS

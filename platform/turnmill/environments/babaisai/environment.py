@@ -1,4 +1,4 @@
-"""BabaIsAI: reach what wins, by the rules that stand on the map or by other ones that you make."""
+"""BabaIsAI: win by the rules on the map, or change the rules."""
 
 import random
 from typing import ClassVar
@@ -23,21 +23,21 @@ ACTIONS = {
     "down": "take one step down",
     "left": "take one step to the left",
 }
-"""Actions in the original's order, and what they do."""
+"""Actions in the original's order, with their effects."""
 
 LOST_YOU = "Nothing was YOU any more: the level begins anew."
 
 
 class BabaIsAIOptions(EnvironmentOptions):
-    """How long a level may take."""
+    """Length of episodes."""
 
     max_steps: int = Field(default=100, ge=1)
-    """Actions after which an episode ends; the sooner it is won, the more it is worth."""
+    """Actions after which an episode ends; the reward for winning falls with the actions that it took."""
 
 
 @register
 class BabaIsAI(Environment):
-    """One of forty tasks, on a map that the seed decides."""
+    """BabaIsAI (Cloos et al., 2024): one of forty tasks, on a map generated from the seed."""
 
     name: ClassVar[str] = "babaisai"
     Settings: ClassVar[type[EnvironmentOptions]] = BabaIsAIOptions
@@ -53,22 +53,23 @@ class BabaIsAI(Environment):
         self._max_steps = options.max_steps
         self._seed = self._num_steps = 0
         self.world = World(0, 0)
-        """The map of the present episode; empty before the first reset."""
+        """State of the episode in progress; empty before the first reset."""
 
     def reset(self, seed: int) -> str:
-        """Draw the map of a seed."""
+        """Start on the map that is generated from the seed."""
         self._seed, self._num_steps = seed, 0
-        return self._begin()
+        return self._start_level()
 
     def step(self, action: str) -> StepResult:
         """Move everything that is YOU."""
         outcome = self.world.step(action)
         self._num_steps += 1
-        told = self._tell()
+        observation = self._observation()
         if outcome == "win":
-            return StepResult(told, 1 - 0.9 * self._num_steps / self._max_steps, terminated=True, info={"success": 1.0})
+            reward = 1 - 0.9 * self._num_steps / self._max_steps
+            return StepResult(observation, reward, terminated=True, info={"success": 1.0})
         return StepResult(
-            told,
+            observation,
             -1.0 if outcome == "lose" else 0.0,
             terminated=outcome == "lose",
             truncated=outcome is None and self._num_steps >= self._max_steps,
@@ -76,7 +77,7 @@ class BabaIsAI(Environment):
         )
 
     def instruction_prompt(self) -> str:
-        """Explain rules made of text, and the five actions."""
+        """Return the prompt with the rules of the game and the five actions."""
         actions = "\n".join(f"{action}: {description}" for action, description in ACTIONS.items())
         return (
             "You play Baba Is You, a game in which the rules of a level are blocks of text on its map.\n\n"
@@ -92,26 +93,26 @@ class BabaIsAI(Environment):
         )
 
     def compact_prompt(self) -> str:
-        """State the goal."""
+        """Return the goal."""
         return "goal: win"
 
     def repair(self, answer: str) -> str:
-        """Read underscores as spaces."""
+        """Replace underscores by spaces."""
         return answer.replace("_", " ")
 
     def expert(self) -> BabaIsAIExpert:
-        """Who plays this well, for a policy to imitate."""
+        """Return an expert for warm starts."""
         return BabaIsAIExpert(self)
 
     def render(self) -> np.ndarray:
-        """Draw the map, words as words."""
+        """Draw the map, text blocks as words."""
         return draw(self.world)
 
-    def _begin(self) -> str:
+    def _start_level(self) -> str:
         self.world = self._level.build(random.Random(self._seed))
         return describe(self.world)
 
-    def _tell(self) -> str:
+    def _observation(self) -> str:
         if not self.world.find("you"):
-            return f"{LOST_YOU}\n\n{self._begin()}"
+            return f"{LOST_YOU}\n\n{self._start_level()}"
         return describe(self.world)

@@ -1,4 +1,4 @@
-"""The forty tasks of BabaIsAI: one room or two, with a rule to break, to make or to let be."""
+"""The forty tasks of BabaIsAI: one or two rooms, with rules to break or to make."""
 
 import random
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ def _area(left: int, top: int, width: int, height: int) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Distractors:
-    """What a level holds that has nothing to do with its solution."""
+    """Parts of a level that are not needed for its solution."""
 
     thing: bool = False
     """A second object."""
 
     block: str = ""
-    """A noun's text: the second object's (`other`), or that of neither (`irrelevant`)."""
+    """Text block of a noun: that of the second object (`other`), or of an object that is absent (`irrelevant`)."""
 
     rule: bool = False
-    """An active rule by which an object that is nowhere wins."""
+    """An active rule by which an absent object wins."""
 
 
 _DISTRACTORS = {
@@ -48,9 +48,9 @@ class Room:
     distractors: Distractors
     win_is_broken: bool
 
-    def build(self, chance: random.Random) -> World:
-        """Draw a level."""
-        builder = _Builder(8, 8, chance)
+    def build(self, rng: random.Random) -> World:
+        """Generate a level."""
+        builder = _Builder(8, 8, rng)
         goal, other, third = builder.subjects
         builder.write("baba is you", 1, 6)
         win = builder.write(f"{goal.name} is win", 1, 1)
@@ -73,14 +73,14 @@ class TwoRooms:
 
     distractors: Distractors
     goal_side: str
-    """Where the objects are: `left`, where the agent is, `right`, or `any`."""
+    """Room of the objects: `left`, where the agent starts, `right`, or `any`."""
 
     stop_is_broken: bool = False
     win_is_broken: bool = False
 
-    def build(self, chance: random.Random) -> World:
-        """Draw a level."""
-        builder = _Builder(13, 9, chance, wall_column=6)
+    def build(self, rng: random.Random) -> World:
+        """Generate a level."""
+        builder = _Builder(13, 9, rng, wall_column=6)
         goal, other, third = builder.subjects
         builder.write("baba is you", 1, 7)
         stop = builder.write("wall is stop", 1, 2)
@@ -89,7 +89,7 @@ class TwoRooms:
             builder.write(f"{third.name} is win", 9, 4)
         self._put_block(builder, other.name, third.name)
         if self.stop_is_broken:
-            builder.displace(chance.choice(stop[1:]), _area(2, 3, 4, 3))
+            builder.displace(rng.choice(stop[1:]), _area(2, 3, 4, 3))
         if self.win_is_broken:
             builder.displace(win[0], _area(7, 3, 4, 3))
         builder.put(Thing("object", "baba", "white"), _area(2, 3, 4, 3))
@@ -103,20 +103,20 @@ class TwoRooms:
         if self.distractors.block == "irrelevant":
             builder.put(text(third), _area(7, 3, 4, 3))
         elif self.distractors.block:
-            # Where its object is there too, its text must not be of use.
+            # If the object is on the map, too, its text must be unusable: against a wall.
             edges = [*_area(11, 2, 1, 5), *_area(8, 7, 4, 1)]
             builder.put(text(other), edges if self.distractors.thing else _area(7, 3, 4, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class MakeYou:
-    """Two rooms: the agent has to become the object on the other side."""
+    """Two rooms: the agent has to become an object in the other room."""
 
     win_is_broken: bool = False
 
-    def build(self, chance: random.Random) -> World:
-        """Draw a level."""
-        builder = _Builder(13, 9, chance, wall_column=6)
+    def build(self, rng: random.Random) -> World:
+        """Generate a level."""
+        builder = _Builder(13, 9, rng, wall_column=6)
         goal, other, _ = builder.subjects
         builder.write("baba is you", 1, 6)
         builder.write("wall is stop", 1, 1)
@@ -132,11 +132,11 @@ class MakeYou:
 
 @dataclass(frozen=True, slots=True)
 class MakeWallWin:
-    """Two rooms: the wall between them has to become what wins."""
+    """Two rooms: the agent has to make the rule that the wall between them wins."""
 
-    def build(self, chance: random.Random) -> World:
-        """Draw a level."""
-        builder = _Builder(13, 9, chance, wall_column=6)
+    def build(self, rng: random.Random) -> World:
+        """Generate a level."""
+        builder = _Builder(13, 9, rng, wall_column=6)
         goal, other, third = builder.subjects
         builder.write("baba is you", 1, 7)
         builder.write("wall is stop", 2, 2)
@@ -150,13 +150,13 @@ class MakeWallWin:
 
 
 class _Builder:
-    """A map under construction: its border, the wall between rooms, and three objects to choose from."""
+    """Builder of a map: border, wall between the rooms, and three objects to choose from."""
 
-    def __init__(self, width: int, height: int, chance: random.Random, *, wall_column: int | None = None) -> None:
+    def __init__(self, width: int, height: int, rng: random.Random, *, wall_column: int | None = None) -> None:
         self.world = World(width, height)
-        self.chance = chance
-        names = chance.sample(NOUNS, 3)
-        self.subjects = [Thing("object", name, chance.choice(COLOURS)) for name in names]
+        self.rng = rng
+        names = rng.sample(NOUNS, 3)
+        self.subjects = [Thing("object", name, rng.choice(COLOURS)) for name in names]
         for column, row in product(range(width), range(height)):
             if column in (0, width - 1) or row in (0, height - 1):
                 self.world.place(Thing("border", "border"), column, row)
@@ -164,22 +164,22 @@ class _Builder:
                 self.world.place(Thing("object", "wall", "grey"), column, row)
 
     def write(self, rule: str, column: int, row: int) -> list[Cell]:
-        """Write a rule from left to right; the cells of its words."""
+        """Place the text blocks of a rule from left to right, and return their cells."""
         cells = [(column + index, row) for index in range(len(rule.split()))]
         for word, cell in zip(rule.split(), cells, strict=True):
             self.world.place(text(word), *cell)
         return cells
 
     def put(self, thing: Thing, cells: Sequence[Cell]) -> None:
-        """Put a thing on one of the cells that are free."""
-        self.world.place(thing, *self.chance.choice([cell for cell in cells if not self._at(cell)]))
+        """Place a thing on a random free cell among `cells`."""
+        self.world.place(thing, *self.rng.choice([cell for cell in cells if not self._at(cell)]))
 
     def displace(self, cell: Cell, cells: Sequence[Cell]) -> None:
-        """Move what is in a cell to one of the cells that are free."""
+        """Move the top thing of a cell to a random free cell among `cells`."""
         self.put(self.world.take(*cell), cells)
 
     def finish(self) -> World:
-        """The map with its rules."""
+        """Return the map, with its rules read."""
         self.world.read_rules()
         return self.world
 
@@ -206,4 +206,4 @@ def _levels() -> "dict[str, Room | TwoRooms | MakeYou | MakeWallWin]":
 
 
 LEVELS = _levels()
-"""Tasks by the names of the original, without its `env/`."""
+"""Tasks by their names in the original, without the prefix `env/`."""

@@ -1,4 +1,4 @@
-"""A world of BabaIsAI as a picture."""
+"""Drawing of a BabaIsAI map."""
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -17,12 +17,12 @@ _BACKGROUND, _BORDER, _TEXT = (20, 20, 26), (80, 80, 90), (230, 190, 120)
 
 
 def draw(world: World) -> np.ndarray:
-    """A square for every cell: objects in their colour with their name, text as framed words."""
+    """Draw a square per cell: objects as coloured discs with their name, text as framed words."""
     picture = Image.new("RGB", (world.width * _CELL_PIXELS, world.height * _CELL_PIXELS), _BACKGROUND)
     canvas = ImageDraw.Draw(picture)
-    for place, cell in enumerate(world.cells):
+    for index, cell in enumerate(world.cells):
         if cell:
-            row, column = divmod(place, world.width)
+            row, column = divmod(index, world.width)
             _draw_thing(canvas, cell[-1], column * _CELL_PIXELS, row * _CELL_PIXELS)
     return np.asarray(picture)
 

@@ -1,6 +1,6 @@
-"""BabyAI levels of minigrid with a view in words."""
+"""BabyAI levels of minigrid, observed in words."""
 
 from turnmill.environments.babyai.environment import ACTIONS, BabyAI, BabyAIOptions
-from turnmill.environments.babyai.text import SeenObject, describe, seen_objects
+from turnmill.environments.babyai.text import VisibleObject, describe, visible_objects
 
-__all__ = ["ACTIONS", "BabyAI", "BabyAIOptions", "SeenObject", "describe", "seen_objects"]
+__all__ = ["ACTIONS", "BabyAI", "BabyAIOptions", "VisibleObject", "describe", "visible_objects"]

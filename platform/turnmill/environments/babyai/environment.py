@@ -1,9 +1,10 @@
-"""BabyAI: find, fetch and open things in a grid of rooms, told in words."""
+"""BabyAI: find, fetch and open things in a grid of rooms."""
 
 import contextlib
 import io
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
@@ -24,24 +25,24 @@ ACTIONS = {
     "drop": "put down what you carry one step ahead",
     "toggle": "open or close what is one step ahead, such as a door; a locked one needs its key",
 }
-"""Actions in minigrid's order, and what they do."""
+"""Actions in minigrid's order, with their effects."""
 
-_GLUED = {action.replace(" ", ""): action for action in ACTIONS}
+_WITHOUT_SPACE = {action.replace(" ", ""): action for action in ACTIONS}
 
 
 class BabyAIOptions(EnvironmentOptions):
-    """Options of `babyai`; all of them speak of the five goals, not of minigrid's own levels."""
+    """Options of `babyai`; they apply to the five goals and not to minigrid's own levels."""
 
     num_dists: int = Field(default=0, ge=0, le=8)
-    """Objects in the room that the goal is not about."""
+    """Distractors: objects in the room that the goal is not about."""
 
     objects: Objects = "training"
-    """What goals are about: objects `training` may show, those `held_out` from it, or `all`."""
+    """Objects that goals are about: those of the `training` split, those `held_out` from it, or `all`."""
 
 
 @register
 class BabyAI(Environment):
-    """One of five goals, or any registered BabyAI level, with the view in words."""
+    """BabyAI (Chevalier-Boisvert et al., 2019): one of five goals or any registered level, observed in words."""
 
     name: ClassVar[str] = "babyai"
     Settings: ClassVar[type[EnvironmentOptions]] = BabyAIOptions
@@ -58,31 +59,31 @@ class BabyAI(Environment):
             make_level, task, num_dists=options.num_dists, objects=options.objects, max_steps=max_turns
         )
         self.level: RoomGridLevel = None
-        """The minigrid level of the present episode; None before the first reset."""
+        """Minigrid level of the episode in progress; None before the first reset."""
 
         self.view = np.zeros((7, 7, 3), dtype=np.uint8)
-        """What the agent sees, as `describe` takes it."""
+        """The agent's view, in the form that `describe` takes."""
 
     def reset(self, seed: int) -> str:
-        """Begin an episode in a level of its own: minigrid's levels remember some of the last one."""
+        """Start an episode in a fresh level: minigrid's levels keep state from one episode to the next."""
         self.level = self._make_level()
         # minigrid prints each mission that it rejects.
         with contextlib.redirect_stdout(io.StringIO()):
-            seen, _ = self.level.reset(seed=seed)
-        return self._look(seen)
+            observation, _ = self.level.reset(seed=seed)
+        return self._describe(observation)
 
     def step(self, action: str) -> StepResult:
         """Execute one action."""
-        seen, reward, terminated, truncated, _ = self.level.step(self.actions.index(action))
-        return StepResult(self._look(seen), float(reward), terminated, truncated)
+        observation, reward, terminated, truncated, _ = self.level.step(self.actions.index(action))
+        return StepResult(self._describe(observation), float(reward), terminated, truncated)
 
     @property
     def mission(self) -> str:
-        """The goal in minigrid's words."""
+        """Goal of the episode in minigrid's words."""
         return str(self.level.mission)
 
     def instruction_prompt(self) -> str:
-        """Explain the game, the mission and the six actions."""
+        """Return the prompt with the game, the mission and the six actions."""
         actions = "\n".join(f"{action}: {description}" for action, description in ACTIONS.items())
         return (
             f"You are an agent in a simple game of finding your way. Your goal is to {self.mission}.\n\n"
@@ -95,29 +96,30 @@ class BabyAI(Environment):
         )
 
     def compact_prompt(self) -> str:
-        """State the mission."""
+        """Return the mission."""
         return f"goal: {self.mission}"
 
     def repair(self, answer: str) -> str:
-        """Read `turn_left` and `turnleft` as `turn left`."""
+        """Normalize `turn_left` and `turnleft` to `turn left`."""
         answer = answer.replace("_", " ")
-        return _GLUED.get(answer, answer)
+        return _WITHOUT_SPACE.get(answer, answer)
 
     def expert(self) -> BabyAIExpert:
-        """Who plays this well, for a policy to imitate."""
+        """Return an expert for warm starts."""
         return BabyAIExpert(self)
 
     def render(self) -> np.ndarray:
         """Draw the whole grid with the agent's view highlighted."""
-        return self.level.get_frame(highlight=True, tile_size=24)
+        frame: np.ndarray = self.level.get_frame(highlight=True, tile_size=24)
+        return frame
 
-    def _look(self, seen: dict[str, Any]) -> str:
-        self.view = seen["image"]
+    def _describe(self, observation: Mapping[str, np.ndarray]) -> str:
+        self.view = observation["image"]
         return describe(self.view, self.level.carrying)
 
 
 def _refuse_options(task: str, options: BabyAIOptions) -> None:
-    """The levels that minigrid registers come furnished."""
+    """Raise SettingsError for options of one of minigrid's levels, which define their own objects."""
     if options.model_fields_set:
         names = ", ".join(sorted(BabyAIOptions.model_fields[name].alias or name for name in options.model_fields_set))
         raise SettingsError(

@@ -1,8 +1,9 @@
-"""Levels: five goals in one room or two, and every BabyAI level that minigrid registers."""
+"""BabyAI levels: five goals in one or two rooms, and all levels that minigrid registers."""
 
 import re
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import gymnasium
 import minigrid  # noqa: F401  (registers the levels)
@@ -24,24 +25,24 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import suggestion
 
 GOALS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
-"""Tasks that are told apart by what the agent must do."""
+"""Tasks of turnmill's own, each with one kind of goal."""
 
 Objects = Literal["training", "held_out", "all"]
-"""Which objects an episode may be about."""
+"""Split of the objects that goals may be about."""
 
-Kind = tuple[str, str]
+ObjectKind = tuple[str, str]
 """Type and colour of an object."""
 
-HELD_OUT: frozenset[Kind] = frozenset(
+HELD_OUT: frozenset[ObjectKind] = frozenset(
     {("box", "yellow"), ("key", "red"), ("ball", "green"), ("door", "red"), ("door", "grey")}
 )
-"""Never met in training, so that they can show what was learned beyond the words."""
+"""Objects that never occur in training, to measure generalization."""
 
 _ROOM_SIZE = 8
 
 
 class GoalLevel(RoomGridLevel):
-    """One goal kind in a room of its own; `open` has a second room behind a locked door."""
+    """One kind of goal in one room; `open` has a second room behind a locked door."""
 
     def __init__(self, goal: str, num_dists: int, objects: Objects, max_steps: int) -> None:
         self.goal = goal
@@ -50,7 +51,7 @@ class GoalLevel(RoomGridLevel):
         super().__init__(room_size=_ROOM_SIZE, num_rows=1, num_cols=2 if goal == "open" else 1, max_steps=max_steps)
 
     def gen_mission(self) -> None:
-        """Furnish the room and say what is to be done; minigrid calls this at every reset."""
+        """Place the objects and set the instruction; minigrid calls this at every reset."""
         if self.goal == "open":
             self.instrs: Instr = self._behind_a_locked_door()
             return
@@ -68,7 +69,7 @@ class GoalLevel(RoomGridLevel):
         return OpenInstr(ObjDesc("door", door.color))
 
     def _put_objects(self, num_subjects: int) -> list[ObjDesc]:
-        """Put down what the goal is about and, after it, the distractors; no two are alike."""
+        """Place the objects of the goal, then the distractors; no two are of the same type and colour."""
         subjects = list(self._rand_subset(_kinds(("key", "ball", "box"), self.objects), num_subjects))
         distractors: Objects = "all" if self.objects == "all" else "training"
         others = [kind for kind in _kinds(("key", "ball", "box"), distractors) if kind not in subjects]
@@ -88,17 +89,17 @@ class GoalLevel(RoomGridLevel):
 
 
 def make_level(task: str, *, num_dists: int, objects: Objects, max_steps: int) -> RoomGridLevel:
-    """A level that no episode was played in."""
+    """Create a fresh level for a goal or for a registered level."""
     if task in GOALS:
         return GoalLevel(task, num_dists, objects, max_steps)
     specification = gymnasium.spec(level_id(task))
-    make: Any = specification.entry_point
-    make = load_env_creator(make) if isinstance(make, str) else make
+    entry_point = specification.entry_point
+    make: Callable[..., RoomGridLevel] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return make(**{**specification.kwargs, "max_steps": max_steps})
 
 
 def level_id(task: str) -> str:
-    """The registered level a task means: `GoToObj` is `BabyAI-GoToObj-v0`."""
+    """Return the id of a registered level: `BabyAI-GoToObj-v0` for `GoToObj`. Raises SettingsError if there is none."""
     level = registered_levels().get(task)
     if level is None:
         known = [*GOALS, *(name for name in registered_levels() if not name.startswith("BabyAI-"))]
@@ -108,7 +109,7 @@ def level_id(task: str) -> str:
 
 @cache
 def registered_levels() -> dict[str, str]:
-    """Registered levels by their whole and their short names; a short name means the latest version."""
+    """Return the ids of all registered levels by id and by short name; a short name means the latest version."""
     levels: dict[str, str] = {}
     for name in sorted(name for name in gymnasium.registry if name.startswith("BabyAI-")):
         levels[name] = name
@@ -116,7 +117,7 @@ def registered_levels() -> dict[str, str]:
     return levels
 
 
-def _kinds(types: tuple[str, ...], objects: Objects) -> list[Kind]:
+def _kinds(types: tuple[str, ...], objects: Objects) -> list[ObjectKind]:
     kinds = [(kind, colour) for kind in types for colour in COLOR_NAMES]
     if objects == "all":
         return kinds

@@ -9,7 +9,7 @@ from turnmill.environments.grl.environment_agent import EnvironmentAgent
 from turnmill.environments.grl.grid import ActionWords, Grid
 from turnmill.environments.grl.registry import register_agent
 from turnmill.environments.registry import create
-from turnmill.environments.sokoban.environment import NAMES, Side
+from turnmill.environments.sokoban.environment import SYMBOL_NAMES, Side
 from turnmill.environments.tetris import EMPTY, FALLING, FILLED
 from turnmill.jobs.settings import Settings
 
@@ -95,7 +95,7 @@ class SokobanAgent(GridAgent):
     """Pushes boxes onto targets."""
 
     environment_name: ClassVar[str] = "sokoban"
-    meanings: ClassVar[dict[str, str]] = NAMES
+    meanings: ClassVar[dict[str, str]] = SYMBOL_NAMES
     system_prompt: ClassVar[str] = "You are a helpful assistant that solves Sokoban puzzles."
     prompt: ClassVar[str] = (
         "You are solving a Sokoban puzzle. You are the player, and every box has to be pushed onto a target. A box "

@@ -1,4 +1,4 @@
-"""Sokoban with GRL's rooms."""
+"""Sokoban with the rooms of GRL."""
 
 from turnmill.environments.sokoban.environment import Sokoban, SokobanOptions
 from turnmill.environments.sokoban.rooms import generate_room

@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a target, told as a map of symbols."""
+"""Sokoban: push every box onto a target."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -8,6 +8,7 @@ from pydantic import Field
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.registry import register
+from turnmill.environments.sokoban.board import ACTIONS, Board
 from turnmill.environments.sokoban.expert import SokobanExpert
 from turnmill.environments.sokoban.rooms import (
     BOX,
@@ -21,7 +22,7 @@ from turnmill.environments.sokoban.rooms import (
 )
 from turnmill.environments.sokoban.text import describe
 
-NAMES = {
+SYMBOL_NAMES = {
     WALL: "wall",
     FLOOR: "empty",
     TARGET: "target",
@@ -30,7 +31,7 @@ NAMES = {
     PLAYER: "player",
     PLAYER_ON_TARGET: "player on target",
 }
-"""What the symbols of the map mean."""
+"""Meanings of the symbols of the map, in the order of GRL's numbers."""
 
 _COLOURS = {
     WALL: (90, 70, 60),
@@ -51,7 +52,7 @@ Side = Annotated[int, Field(ge=4, le=64)]
 
 
 class SokobanOptions(EnvironmentOptions):
-    """Which rooms, and how they are told."""
+    """Size of the rooms, and the form of observations."""
 
     size: list[Side] = Field(default=[6, 6], min_length=2, max_length=2)
     """Rows and columns of a room, its outer walls included."""
@@ -60,70 +61,60 @@ class SokobanOptions(EnvironmentOptions):
     """Boxes, and targets to push them onto."""
 
     search_depth: int = Field(default=100, ge=2, le=100_000)
-    """Moves that the generator plays backwards; more of them make rooms harder and dearer."""
+    """Depth of the generator's search backwards from the solution; a larger one makes rooms harder and slower to
+    generate."""
 
     max_steps: int = Field(default=100, ge=1)
     """Actions after which an episode ends."""
 
     view: Literal["map", "spaced", "words"] = "map"
-    """`map` tells the room as rows of symbols, `spaced` puts spaces between them, for tokenizers of words; `words`
-    tells how far from the player boxes and targets are, and the walls next to them."""
+    """Form of observations: `map` shows the room as rows of symbols; `spaced` separates the symbols with spaces, for
+    word tokenizers; `words` gives the distances from the player to boxes and targets, and the walls next to them."""
 
 
 @register
 class Sokoban(Environment):
-    """Push every box onto a target: GRL's rooms, by the same seeds."""
+    """Sokoban with the rooms that GRL generates from the same seeds."""
 
     name: ClassVar[str] = "sokoban"
     Settings: ClassVar[type[EnvironmentOptions]] = SokobanOptions
-    actions = ("up", "down", "left", "right")
+    actions = ACTIONS
     default_action = "up"
 
     def __init__(self, task: str | None, max_turns: int, options: SokobanOptions) -> None:
         super().__init__(task, max_turns, options)
         self.view, self.max_steps = options.view, options.max_steps
-        self.width = options.size[1] + 1
-        """Cells from one row to the next: every row ends with a newline."""
-
-        self.moves = {"up": -self.width, "down": self.width, "left": -1, "right": 1}
-        self.cells: list[str] = []
-        """The map, symbol by symbol, newlines included."""
-
-        self.targets: frozenset[int] = frozenset()
-        self.player = 0
-        self._num_steps = self._num_placed = 0
+        self.board = Board(options.size[0], options.size[1])
+        self._num_steps = 0
 
     def reset(self, seed: int) -> str:
-        """Set up the room of a seed."""
+        """Start in the room that is generated from the seed."""
         options = self.options
         room = generate_room(
             seed, size=tuple(options.size), num_boxes=options.num_boxes, search_depth=options.search_depth
         )
-        return self.begin(room)
+        return self.start_in(room)
 
-    def begin(self, room: list[str]) -> str:
-        """Set up a given room."""
-        self.cells = [*"\n".join(room)]
-        self.targets = frozenset(
-            i for i, cell in enumerate(self.cells) if cell in (TARGET, BOX_ON_TARGET, PLAYER_ON_TARGET)
-        )
-        self.player = next(i for i, cell in enumerate(self.cells) if cell in (PLAYER, PLAYER_ON_TARGET))
-        self._num_steps, self._num_placed = 0, self.cells.count(BOX_ON_TARGET)
-        return self._tell()
+    def start_in(self, room: list[str]) -> str:
+        """Start an episode in a given room, one string per row."""
+        self.board.load(room)
+        self._num_steps = 0
+        return self._observation()
 
     def step(self, action: str) -> StepResult:
-        """Walk, or push the box that is in the way."""
-        placed, here = self._num_placed, self.player
-        self._move(self.moves[action])
+        """Move the player one cell; a box in the way is pushed."""
+        board = self.board
+        player_before, num_before = board.player, board.num_boxes_on_target
+        board.move(action)
         self._num_steps += 1
-        solved = self._num_placed == len(self.targets)
-        reward = STEP_REWARD + BOX_REWARD * (self._num_placed - placed) + (SOLVED_REWARD if solved else 0.0)
+        solved = board.is_solved
+        reward = STEP_REWARD + BOX_REWARD * (board.num_boxes_on_target - num_before) + SOLVED_REWARD * solved
         return StepResult(
-            self._tell(),
+            self._observation(),
             reward,
             terminated=solved,
             truncated=not solved and self._num_steps >= self.max_steps,
-            info={"success": float(solved), "action_is_effective": float(self.player != here)},
+            info={"success": float(solved), "action_is_effective": float(board.player != player_before)},
         )
 
     def instruction_prompt(self) -> str:
@@ -143,11 +134,11 @@ class Sokoban(Environment):
                 "You are told how many cells from you every box and every target without a box is, and on which sides "
                 "you, they and the boxes stand next to a wall."
             )
-        symbols = ", ".join(f"{symbol} {name}" for symbol, name in NAMES.items())
+        symbols = ", ".join(f"{symbol} {name}" for symbol, name in SYMBOL_NAMES.items())
         return f"You see a map of the room. Its symbols are: {symbols}."
 
     def compact_prompt(self) -> str:
-        """Name the game."""
+        """Return the goal."""
         return "goal: push the box onto the target"
 
     def repair(self, answer: str) -> str:
@@ -155,35 +146,21 @@ class Sokoban(Environment):
         return dict(zip("1234", self.actions, strict=True)).get(answer, answer)
 
     def expert(self) -> SokobanExpert:
-        """Who plays this well, for a policy to imitate."""
+        """Return an expert for warm starts. Raises SettingsError for the view `map`."""
         if self.view == "map":
             raise SettingsError(
                 "environment.options.view: must be spaced or words for model.warmStart: its tokenizer would take every "
                 "row of a map for a word of its own. Set it to spaced."
             )
-        return SokobanExpert(self)
+        return SokobanExpert(self.board, self.compact_prompt())
 
     def render(self) -> np.ndarray:
         """Draw the room, a coloured square for each cell."""
-        rows = "".join(self.cells).splitlines()
+        rows = "".join(self.board.cells).splitlines()
         picture = np.array([[_COLOURS[symbol] for symbol in row] for row in rows], dtype=np.uint8)
         return picture.repeat(_CELL_PIXELS, axis=0).repeat(_CELL_PIXELS, axis=1)
 
-    def _move(self, move: int) -> None:
-        cells, ahead = self.cells, self.player + move
-        if cells[ahead] in (BOX, BOX_ON_TARGET):
-            beyond = ahead + move
-            if cells[beyond] not in (FLOOR, TARGET):
-                return
-            self._num_placed += (beyond in self.targets) - (ahead in self.targets)
-            cells[beyond] = BOX_ON_TARGET if beyond in self.targets else BOX
-        elif cells[ahead] == WALL:
-            return
-        cells[self.player] = TARGET if self.player in self.targets else FLOOR
-        cells[ahead] = PLAYER_ON_TARGET if ahead in self.targets else PLAYER
-        self.player = ahead
-
-    def _tell(self) -> str:
+    def _observation(self) -> str:
         if self.view == "words":
-            return describe(self)
-        return ("" if self.view == "map" else " ").join(self.cells).replace(" \n ", "\n")
+            return describe(self.board)
+        return ("" if self.view == "map" else " ").join(self.board.cells).replace(" \n ", "\n")

@@ -1,8 +1,8 @@
-"""Sokoban rooms by seed, the same ones that GRL plays.
+"""Generator of Sokoban rooms, a port of GRL's: the same seed generates the same room in both systems.
 
-A room is carved by a random walk, furnished, and then played backwards: a search pulls the boxes off their targets
-and keeps the situation that is hardest to undo. Every draw comes in GRL's order from its two generators, so a seed
-means the same room in both systems.
+A random walk carves the floor, player and boxes are placed, and a depth-first search plays backwards from the
+solution: it pulls the boxes off their targets and keeps the state that is hardest to solve. Random numbers are drawn in
+GRL's order from its two generators.
 """
 
 import hashlib
@@ -15,13 +15,15 @@ import numpy as np
 from turnmill.core.errors import SettingsError
 
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = "#_O√XPS"
-"""What a cell holds, in the order of GRL's numbers 0 to 6."""
+"""Symbols of cells, in the order of GRL's numbers 0 to 6."""
 
-MAX_SEARCHED = 300_000
-_TRIES = 4
-_TURN_CHANCE = 0.35
-_MAX_STROLL = 3
-_GO_ON_CHANCE = 0.5
+MAX_STATES = 300_000
+"""States that one search may visit."""
+
+_MAX_TRIES = 4
+_TURN_PROBABILITY = 0.35
+_MAX_WALK_STEPS = 3
+_WALK_ON_PROBABILITY = 0.5
 _MAX_SEEDS = 100
 _STRIDES = ((1, 0), (0, 1), (-1, 0), (0, -1))
 _BRUSHES = (
@@ -31,37 +33,37 @@ _BRUSHES = (
     ((0, -1), (0, 0), (1, -1), (1, 0)),
     ((0, 0), (0, 1), (1, 0)),
 )
-"""Cells around the walker that become floor."""
+"""Cells around the walker that become floor, as (rows down, columns right)."""
 
 _NO_BOX = -1
 
 
 class _NoRoomError(Exception):
-    """This seed's walk left too little room, or no box could be pulled anywhere."""
+    """The seed's random walk carved too little floor, or no box could be pulled."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Situation:
-    """Where the player and the boxes are while the room is played backwards."""
+class _State:
+    """Positions of the player and the boxes while the room is played backwards."""
 
     player: int
     boxes: tuple[tuple[int, bool], ...]
-    """By target, in the order of cells: where its box is, and whether it was ever pulled."""
+    """By target, in the order of cells: the cell of its box, and whether the box was ever pulled."""
 
-    pulls: int = 0
-    """How often the hand went to another box."""
+    num_box_changes: int = 0
+    """Number of times that another box was pulled than the one before."""
 
     last_pulled: int = _NO_BOX
 
     @property
     def occupied(self) -> frozenset[tuple[int, bool]]:
-        """The boxes without regard to which is which."""
+        """The boxes as a set: it is the same for states in which boxes are exchanged."""
         return frozenset(self.boxes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What of a room does not move; cells are numbered row by row."""
+class _Layout:
+    """Floor and targets of a room; cells are numbered row by row."""
 
     height: int
     width: int
@@ -73,20 +75,22 @@ class _Plan:
         """Up, down, left and right as differences of cell numbers."""
         return (-self.width, self.width, -1, 1)
 
-    def displacement(self, situation: _Situation) -> int:
-        """Steps between the boxes and their targets, walls aside."""
+    def displacement(self, state: _State) -> int:
+        """Sum of the Manhattan distances between boxes and their targets."""
         return sum(
             abs(cell // self.width - target // self.width) + abs(cell % self.width - target % self.width)
-            for target, (cell, _) in zip(self.targets, situation.boxes, strict=True)
+            for target, (cell, _) in zip(self.targets, state.boxes, strict=True)
         )
 
 
 def generate_room(
     seed: int, *, size: tuple[int, int] = (6, 6), num_boxes: int = 1, search_depth: int = 100
 ) -> list[str]:
-    """The room of a seed, one string a row: the same as GRL's of that seed.
+    """Generate the room of a seed, one string of symbols per row; GRL generates the same one.
 
-    A seed that leads to no solvable room passes on to another one that follows from it.
+    `size` is (rows, columns), outer walls included; `search_depth` bounds the search backwards from the solution. A
+    seed without a solvable room is replaced by one that is derived from it. Raises SettingsError if the parameters are
+    out of range or no room is found for 100 seeds.
     """
     _check(size, num_boxes, search_depth)
     for candidate in _seeds(seed):
@@ -95,139 +99,139 @@ def generate_room(
         except _NoRoomError:
             continue
     raise SettingsError(
-        f"environment.options: no room of {size[0]} by {size[1]} with {num_boxes} boxes was found within "
-        f"{_MAX_SEEDS} tries. Make size larger, or numBoxes smaller."
+        f"environment.options: no room of {size[0]} by {size[1]} with {num_boxes} boxes was found for "
+        f"{_MAX_SEEDS} seeds. Make size larger, or numBoxes smaller."
     )
 
 
 def _check(size: tuple[int, int], num_boxes: int, search_depth: int) -> None:
     if min(size) < 4 or num_boxes < 1 or search_depth < 2:
         raise SettingsError(
-            f"environment.options: size {list(size)}, numBoxes {num_boxes} and searchDepth {search_depth} make no "
-            "room: sizes are at least 4, boxes at least 1, the depth at least 2."
+            f"environment.options: no room can have size {list(size)}, numBoxes {num_boxes} and searchDepth "
+            f"{search_depth}: sizes must be at least 4, numBoxes at least 1, searchDepth at least 2."
         )
 
 
 def _seeds(seed: int) -> Iterator[int]:
-    """The seed, then those that take its place one after the other."""
+    """Yield the seed, then the seeds that replace it in turn."""
     seed %= 2**32
     for _ in range(_MAX_SEEDS):
         yield seed
-        # GRL takes Python's hash of the text, which differs from process to process.
+        # GRL uses Python's hash of the text, which differs between processes.
         seed = int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "big")
 
 
 def _generate(seed: int, size: tuple[int, int], num_boxes: int, search_depth: int) -> list[str]:
-    walk, places = random.Random(seed), np.random.RandomState(seed)
-    for _ in range(_TRIES):
-        floor = _carve(size, walk)
-        start, plan = _furnish(size, floor, num_boxes, places)
-        found = _play_backwards(plan, start, search_depth)
-        if displacement := plan.displacement(found):
-            player = _stroll(plan, found, walk, 0.8 if displacement == 1 else 0.5)
-            return _draw(plan, found, player)
+    walk_random, placement_random = random.Random(seed), np.random.RandomState(seed)
+    for _ in range(_MAX_TRIES):
+        floor = _carve_floor(size, walk_random)
+        solved, layout = _place_player_and_boxes(size, floor, num_boxes, placement_random)
+        found = _search_backwards(layout, solved, search_depth)
+        if displacement := layout.displacement(found):
+            player = _walk_player(layout, found, walk_random, probability=0.8 if displacement == 1 else 0.5)
+            return _draw(layout, found, player)
     raise _NoRoomError
 
 
-def _carve(size: tuple[int, int], chance: random.Random) -> list[int]:
-    """Cells of floor, in the order of their numbers: what a random walk with a broad brush leaves."""
+def _carve_floor(size: tuple[int, int], rng: random.Random) -> list[int]:
+    """Return the cells of floor, sorted: those that a random walk with a brush of several cells covers."""
     height, width = size
     carved: set[tuple[int, int]] = set()
-    stride = chance.choice(_STRIDES)
-    row, column = chance.randint(1, height - 1), chance.randint(1, width - 1)
+    stride = rng.choice(_STRIDES)
+    row, column = rng.randint(1, height - 1), rng.randint(1, width - 1)
     for _ in range(int(1.7 * (height + width))):
-        if chance.random() < _TURN_CHANCE:
-            stride = chance.choice(_STRIDES)
+        if rng.random() < _TURN_PROBABILITY:
+            stride = rng.choice(_STRIDES)
         row = max(min(row + stride[0], height - 2), 1)
         column = max(min(column + stride[1], width - 2), 1)
-        carved.update((row + down, column + right) for down, right in chance.choice(_BRUSHES))
+        carved.update((row + down, column + right) for down, right in rng.choice(_BRUSHES))
     return sorted(row * width + column for row, column in carved if 0 < row < height - 1 and 0 < column < width - 1)
 
 
-def _furnish(
-    size: tuple[int, int], floor: list[int], num_boxes: int, chance: np.random.RandomState
-) -> tuple[_Situation, _Plan]:
-    """Put the player and the boxes, each on its target, where the draws say."""
+def _place_player_and_boxes(
+    size: tuple[int, int], floor: list[int], num_boxes: int, rng: np.random.RandomState
+) -> tuple[_State, _Layout]:
+    """Draw the cells of the player and the targets; every box begins on its target."""
     if len(floor) <= num_boxes + 1:
         raise _NoRoomError
     free = list(floor)
-    player, *targets = (free.pop(chance.randint(len(free))) for _ in range(1 + num_boxes))
-    plan = _Plan(*size, frozenset(floor), tuple(sorted(targets)))
-    return _Situation(player, tuple((target, False) for target in plan.targets)), plan
+    player, *targets = (free.pop(rng.randint(len(free))) for _ in range(1 + num_boxes))
+    layout = _Layout(*size, frozenset(floor), tuple(sorted(targets)))
+    return _State(player, tuple((target, False) for target in layout.targets)), layout
 
 
-def _play_backwards(plan: _Plan, start: _Situation, depth: int) -> _Situation:
-    """The situation that scores highest of all that are found by pulling, deep before broad."""
-    best, best_score = start, -1
+def _search_backwards(layout: _Layout, solved: _State, depth: int) -> _State:
+    """Return the state with the highest score among those that a depth-first search reaches by pulling boxes."""
+    best, best_score = solved, -1
     seen: set[tuple[int, frozenset[tuple[int, bool]]]] = set()
-    waiting = [(start, depth)]
-    while waiting:
-        situation, left = waiting.pop()
-        left -= 1
-        if left <= 0 or len(seen) >= MAX_SEARCHED:
+    stack = [(solved, depth)]
+    while stack:
+        state, depth_left = stack.pop()
+        depth_left -= 1
+        if depth_left <= 0 or len(seen) >= MAX_STATES:
             continue
-        key = (situation.player, situation.occupied)
+        key = (state.player, state.occupied)
         if key in seen:
             continue
         seen.add(key)
-        score = _score(plan, situation)
+        score = _score(layout, state)
         if score > best_score:
-            best, best_score = situation, score
-        waiting.extend((_pull(plan, situation, move), left) for move in reversed(plan.moves))
+            best, best_score = state, score
+        stack.extend((_pull(layout, state, move), depth_left) for move in reversed(layout.moves))
     return best
 
 
-def _score(plan: _Plan, situation: _Situation) -> int:
-    """Hand changes times displacement; nothing while a target is covered."""
-    covered = {situation.player, *(cell for cell, _ in situation.boxes)}
-    return 0 if covered & set(plan.targets) else situation.pulls * plan.displacement(situation)
+def _score(layout: _Layout, state: _State) -> int:
+    """Box changes times displacement; 0 while the player or a box is on a target."""
+    covered = {state.player, *(cell for cell, _ in state.boxes)}
+    return 0 if covered & set(layout.targets) else state.num_box_changes * layout.displacement(state)
 
 
-def _pull(plan: _Plan, situation: _Situation, move: int) -> _Situation:
-    """Step once, and pull along the box behind if there is one."""
-    cells = [cell for cell, _ in situation.boxes]
-    ahead, behind = situation.player + move, situation.player - move
-    if ahead not in plan.floor or ahead in cells:
-        return situation
+def _pull(layout: _Layout, state: _State, move: int) -> _State:
+    """Move the player one cell, and the box behind him, if any, with him."""
+    cells = [cell for cell, _ in state.boxes]
+    ahead, behind = state.player + move, state.player - move
+    if ahead not in layout.floor or ahead in cells:
+        return state
     if behind not in cells:
-        return _Situation(ahead, situation.boxes, situation.pulls, situation.last_pulled)
+        return _State(ahead, state.boxes, state.num_box_changes, state.last_pulled)
     pulled = cells.index(behind)
-    boxes = tuple((situation.player, True) if index == pulled else box for index, box in enumerate(situation.boxes))
-    return _Situation(ahead, boxes, situation.pulls + (pulled != situation.last_pulled), pulled)
+    boxes = tuple((state.player, True) if index == pulled else box for index, box in enumerate(state.boxes))
+    return _State(ahead, boxes, state.num_box_changes + (pulled != state.last_pulled), pulled)
 
 
-def _stroll(plan: _Plan, situation: _Situation, random_chance: random.Random, chance: float) -> int:
-    """Where the player ends after up to three steps that cross neither a box nor themselves."""
-    player = situation.player
-    if random_chance.random() > chance:
+def _walk_player(layout: _Layout, state: _State, rng: random.Random, *, probability: float) -> int:
+    """Return the player's cell after, with the given probability, a walk of up to three steps to new free cells."""
+    player = state.player
+    if rng.random() > probability:
         return player
-    blocked = {player, *(cell for cell, _ in situation.boxes)}
-    for step in range(1, _MAX_STROLL + 1):
-        open_cells = [player + move for move in plan.moves if player + move in plan.floor - blocked]
-        if not open_cells:
+    blocked = {player, *(cell for cell, _ in state.boxes)}
+    for step in range(1, _MAX_WALK_STEPS + 1):
+        free = [player + move for move in layout.moves if player + move in layout.floor - blocked]
+        if not free:
             break
-        player = random_chance.choice(open_cells)
+        player = rng.choice(free)
         blocked.add(player)
-        if step < _MAX_STROLL and random_chance.random() > _GO_ON_CHANCE:
+        if step < _MAX_WALK_STEPS and rng.random() > _WALK_ON_PROBABILITY:
             break
     return player
 
 
-def _draw(plan: _Plan, situation: _Situation, player: int) -> list[str]:
-    boxes = {cell for cell, _ in situation.boxes}
+def _draw(layout: _Layout, state: _State, player: int) -> list[str]:
+    boxes = {cell for cell, _ in state.boxes}
     rows = []
-    for row in range(plan.height):
-        cells = range(row * plan.width, (row + 1) * plan.width)
-        rows.append("".join(_symbol(plan, boxes, player, cell) for cell in cells))
+    for row in range(layout.height):
+        cells = range(row * layout.width, (row + 1) * layout.width)
+        rows.append("".join(_symbol(layout, boxes, player, cell) for cell in cells))
     return rows
 
 
-def _symbol(plan: _Plan, boxes: set[int], player: int, cell: int) -> str:
-    on_target = cell in plan.targets
+def _symbol(layout: _Layout, boxes: set[int], player: int, cell: int) -> str:
+    on_target = cell in layout.targets
     if cell == player:
         return PLAYER_ON_TARGET if on_target else PLAYER
     if cell in boxes:
         return BOX_ON_TARGET if on_target else BOX
     if on_target:
         return TARGET
-    return FLOOR if cell in plan.floor else WALL
+    return FLOOR if cell in layout.floor else WALL

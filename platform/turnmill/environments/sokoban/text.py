@@ -1,42 +1,30 @@
-"""A room in words: how far from the player everything is, and which ways walls bar."""
+"""Description of a Sokoban room in words: distances from the player, and walls next to things."""
 
-from typing import TYPE_CHECKING
-
-from turnmill.environments.sokoban.rooms import BOX, BOX_ON_TARGET, WALL
-
-if TYPE_CHECKING:
-    from turnmill.environments.sokoban.environment import Sokoban
+from turnmill.environments.sokoban.board import Board
+from turnmill.environments.sokoban.rooms import BOX, WALL
 
 
-def describe(room: "Sokoban") -> str:
-    """The player, every box that is not in its place and every target without a box, each with the walls next to it.
+def describe(board: Board) -> str:
+    """Describe the player, every box that is not on a target and every target without a box, one per line.
 
-    Of the map's walls only those are told.
+    Each line names the walls next to the thing; other walls are not mentioned.
     """
-    boxes = [cell for cell, symbol in enumerate(room.cells) if symbol == BOX]
-    lines = [f"player{_walls(room, room.player)}"]
-    lines += [f"box {where(room, box)}{_walls(room, box)}" for box in boxes]
-    lines += [f"target {where(room, target)}{_walls(room, target)}" for target in free_targets(room)]
+    boxes = [cell for cell in board.boxes if board.cells[cell] == BOX]
+    lines = [f"player{_adjacent_walls(board, board.player)}"]
+    lines += [f"box {relative_position(board, box)}{_adjacent_walls(board, box)}" for box in boxes]
+    lines += [
+        f"target {relative_position(board, target)}{_adjacent_walls(board, target)}" for target in board.free_targets
+    ]
     return "\n".join(lines)
 
 
-def free_targets(room: "Sokoban") -> list[int]:
-    """Targets without a box."""
-    return [cell for cell in sorted(room.targets) if room.cells[cell] != BOX_ON_TARGET]
-
-
-def where(room: "Sokoban", cell: int) -> str:
-    """The way from the player to a cell, walls aside."""
-    down, right = offset(room, cell)
+def relative_position(board: Board, cell: int) -> str:
+    """Return the position of a cell relative to the player, such as `2 down 1 left`, or `here`."""
+    down, right = board.offset(cell)
     parts = [(abs(down), "down" if down > 0 else "up"), (abs(right), "right" if right > 0 else "left")]
     return " ".join(f"{number} {direction}" for number, direction in parts if number) or "here"
 
 
-def offset(room: "Sokoban", cell: int) -> tuple[int, int]:
-    """Rows down and columns right from the player to a cell."""
-    return cell // room.width - room.player // room.width, cell % room.width - room.player % room.width
-
-
-def _walls(room: "Sokoban", cell: int) -> str:
-    barred = [direction for direction, move in room.moves.items() if room.cells[cell + move] == WALL]
-    return " ".join([" wall", *barred]) if barred else ""
+def _adjacent_walls(board: Board, cell: int) -> str:
+    directions = [direction for direction, move in board.moves.items() if board.cells[cell + move] == WALL]
+    return " ".join([" wall", *directions]) if directions else ""
