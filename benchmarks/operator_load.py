@@ -17,7 +17,7 @@ from turnmill.testing.jobs import job
 from turnmill.testing.kubernetes import Namespace, fresh_namespace
 from turnmill.testing.operator_process import OperatorProcess, operator_process
 from turnmill.testing.ray_jobs import raw_team
-from turnmill_operator.api import JOBS, Api
+from turnmill_operator.api import JOBS, ApiClient
 
 RESOURCES = ("agenttrainingjobs", "rayjobs", "events")
 LIMIT_SECONDS = 600.0
@@ -25,7 +25,7 @@ LIMIT_SECONDS = 600.0
 
 async def wait_for(namespace: Namespace, number: int, *states: str) -> float:
     """Return when so many jobs are in one of these states; tells when."""
-    api, deadline = Api(), time.monotonic() + LIMIT_SECONDS
+    api, deadline = ApiClient(), time.monotonic() + LIMIT_SECONDS
     try:
         while True:
             found = [resource async for resource in api.list(JOBS, namespace.name)]

@@ -1,4 +1,4 @@
-"""`python -m turnmill_operator`."""
+"""Entry point of `python -m turnmill_operator`."""
 
 import sys
 

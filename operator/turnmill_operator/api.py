@@ -1,4 +1,4 @@
-"""The few requests that the operator makes of the API server."""
+"""Client of the Kubernetes API server, with the few requests that the operator needs."""
 
 import json
 import time
@@ -15,25 +15,25 @@ from turnmill.jobs.crd import GROUP, PLURAL, VERSION
 from turnmill.jobs.job import KIND
 from turnmill_operator import metrics
 from turnmill_operator.resources import Manifest
-from turnmill_operator.views import Key, Raw
+from turnmill_operator.views import ObjectKey, RawObject
 
 FIELD_MANAGER = "turnmill-operator"
 REQUEST_SECONDS, CONNECT_SECONDS = 30.0, 10.0
 CREDENTIALS_SECONDS = 60.0
-PAGE = 250
-APPLY = "application/apply-patch+yaml"
+PAGE_SIZE = 250
+APPLY_CONTENT_TYPE = "application/apply-patch+yaml"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of object and where it is found."""
+    """A kind of object and its place in the API."""
 
     group_version: str
     plural: str
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """The path of one object, or of all in a namespace, or of all."""
+        """Return the path of one object, of all objects in a namespace, or of all objects."""
         root = f"/apis/{self.group_version}" if "/" in self.group_version else f"/api/{self.group_version}"
         parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
         return "/".join(part for part in parts if part)
@@ -46,7 +46,7 @@ PODS = Resource("v1", "pods")
 EVENTS = Resource("v1", "events")
 BATCH_JOBS = Resource("batch/v1", "jobs")
 LEASES = Resource("coordination.k8s.io/v1", "leases")
-BY_KIND = {"RayJob": RAY_JOBS, "Job": BATCH_JOBS, "Event": EVENTS}
+RESOURCES_BY_KIND = {"RayJob": RAY_JOBS, "Job": BATCH_JOBS, "Event": EVENTS}
 
 
 class ApiError(TurnmillError):
@@ -59,7 +59,7 @@ class ApiError(TurnmillError):
 
     @property
     def reason(self) -> str:
-        """One word of a closed set, for metrics."""
+        """The cause as one word of a closed set, for metrics."""
         if self.code == 0:
             return "unreachable"
         if self.code >= 500 or self.code == 429:
@@ -70,16 +70,16 @@ class ApiError(TurnmillError):
 
 
 def log_in() -> kopf.ConnectionInfo:
-    """The credentials of the pod, or of KUBECONFIG."""
+    """Return the credentials of the pod, or of KUBECONFIG."""
     settings = kopf.OperatorSettings()
     found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
     if found is None:
-        raise ApiError(0, "There is no API server to talk to: run in a pod, or set KUBECONFIG.")
+        raise ApiError(0, "No credentials for an API server were found: run in a pod, or set KUBECONFIG.")
     return found
 
 
-class Api:
-    """A client whose every request ends in time and is counted."""
+class ApiClient:
+    """A client whose requests have a timeout and are counted."""
 
     def __init__(self, credentials: Callable[[], kopf.ConnectionInfo] = log_in) -> None:
         self._credentials = credentials
@@ -92,13 +92,13 @@ class Api:
         )
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._session.close()
 
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw | None:
-        """An object; None where there is none."""
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
+        """Return an object; None if there is none."""
         try:
-            return await self._json("GET", resource, resource.path(namespace, name))
+            return await self._request_json("GET", resource, resource.path(namespace, name))
         except ApiError as error:
             if error.code == 404:
                 return None
@@ -112,31 +112,31 @@ class Api:
         labels: str = "",
         fields: str = "",
         metadata_only: bool = False,
-    ) -> AsyncIterator[Raw]:
-        """Objects page by page; of large ones perhaps the metadata alone."""
-        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
+    ) -> AsyncIterator[RawObject]:
+        """Yield objects, fetched page by page; with `metadata_only`, only their metadata."""
+        query = {"limit": str(PAGE_SIZE), "labelSelector": labels, "fieldSelector": fields}
         headers = {"Accept": METADATA_ONLY} if metadata_only else {}
         while True:
-            given = {name: value for name, value in query.items() if value}
-            page = await self._json("GET", resource, resource.path(namespace), query=given, headers=headers)
+            params = {name: value for name, value in query.items() if value}
+            page = await self._request_json("GET", resource, resource.path(namespace), query=params, headers=headers)
             for item in page.get("items") or ():
                 yield item
             query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
                 return
 
-    async def apply(self, manifest: Manifest) -> Raw:
-        """Server-side apply of one of our own objects."""
+    async def apply(self, manifest: Manifest) -> RawObject:
+        """Server-side apply one of the operator's own objects."""
         metadata = manifest["metadata"]
-        resource = BY_KIND[manifest["kind"]]
+        resource = RESOURCES_BY_KIND[manifest["kind"]]
         return await self._apply(resource, resource.path(metadata["namespace"], metadata["name"]), manifest)
 
-    async def apply_job(self, key: Key, uid: str, version: int, **fields: Any) -> Raw:
-        """Server-side apply of a part of a job that is ours: `status`, or `finalizers` of its metadata.
+    async def apply_job(self, key: ObjectKey, uid: str, version: int, **fields: object) -> RawObject:
+        """Server-side apply the operator's part of a job: its `status`, or the `finalizers` of its metadata.
 
-        A conflict where the job is another by now, or has changed since it was read.
+        Raises a conflict if the job was replaced or has changed since it was read.
         """
-        metadata = {"name": key.name, "namespace": key.namespace, "uid": uid, "resourceVersion": str(version)}
+        metadata: Manifest = {"name": key.name, "namespace": key.namespace, "uid": uid, "resourceVersion": str(version)}
         subresource = "status" if "status" in fields else None
         if "finalizers" in fields:
             metadata |= {"finalizers": fields.pop("finalizers")}
@@ -146,56 +146,56 @@ class Api:
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str | None = None, policy: str = "Background"
     ) -> None:
-        """Delete an object; does nothing if it is gone, or if a namesake has taken its place."""
-        body: dict[str, Any] = {"propagationPolicy": policy}
+        """Delete an object; does nothing if it is gone, or if another object has its name."""
+        body: Manifest = {"propagationPolicy": policy}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         try:
-            await self._json("DELETE", resource, resource.path(namespace, name), body=body)
+            await self._request_json("DELETE", resource, resource.path(namespace, name), body=body)
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
 
-    async def replace(self, resource: Resource, namespace: str, manifest: Manifest) -> Raw:
-        """Create, or update exactly the version that was read; a conflict where another was faster."""
+    async def replace(self, resource: Resource, namespace: str, manifest: Manifest) -> RawObject:
+        """Create an object, or update it; raises a conflict if it has changed since it was read."""
         if "resourceVersion" in manifest["metadata"]:
             path = resource.path(namespace, manifest["metadata"]["name"])
-            return await self._json("PUT", resource, path, body=manifest)
-        return await self._json("POST", resource, resource.path(namespace), body=manifest)
+            return await self._request_json("PUT", resource, path, body=manifest)
+        return await self._request_json("POST", resource, resource.path(namespace), body=manifest)
 
-    async def text(self, path: str) -> str | None:
-        """What lies at a path that is no object; None where nothing does."""
+    async def get_text(self, path: str) -> str | None:
+        """Return the text at a path that is not an object's; None if there is none."""
         async with self._request("GET", "discovery", path) as response:
             if response.status == 404:
                 return None
             await self._check(response, "discovery")
             return await response.text()
 
-    async def _apply(self, resource: Resource, path: str, body: Mapping[str, Any]) -> Raw:
-        return await self._json(
+    async def _apply(self, resource: Resource, path: str, body: Mapping[str, object]) -> RawObject:
+        return await self._request_json(
             "PATCH",
             resource,
             path,
             query={"fieldManager": FIELD_MANAGER, "force": "true"},
             body=body,
-            headers={"Content-Type": APPLY},
+            headers={"Content-Type": APPLY_CONTENT_TYPE},
         )
 
-    async def _json(
+    async def _request_json(
         self,
         verb: str,
         resource: Resource,
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Raw:
+    ) -> RawObject:
         data = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **(headers or {})}
         async with self._request(verb, resource.plural, path, params=query, data=data, headers=sent) as response:
             await self._check(response, resource.plural)
-            found: Raw = json.loads(await response.read())
+            found: RawObject = json.loads(await response.read())
             return found
 
     @asynccontextmanager
@@ -214,7 +214,7 @@ class Api:
             metrics.API_REQUESTS.labels(verb.lower(), resource, code).inc()
 
     def _fresh_login(self) -> kopf.ConnectionInfo:
-        """The credentials; those of a pod change every hour."""
+        """Return the credentials, refreshed from time to time: those of a pod change every hour."""
         if time.monotonic() - self._login_at > CREDENTIALS_SECONDS:
             self._login, self._login_at = self._credentials(), time.monotonic()
         return self._login

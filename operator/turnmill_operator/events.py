@@ -1,4 +1,4 @@
-"""Kubernetes events: what happened to a job, told once."""
+"""Kubernetes events about jobs."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,26 +6,26 @@ from datetime import datetime
 from turnmill.jobs.job import API_VERSION, KIND
 from turnmill.jobs.status import Condition, ConditionType, JobStatus
 from turnmill_operator.resources import EVENT, Manifest, ray_job_name
-from turnmill_operator.status import State, condition
+from turnmill_operator.status import State, find_condition
 from turnmill_operator.views import JobView
 
 COMPONENT = "turnmill-operator"
 
-# States worth an event, and the condition whose words tell it.
-TOLD_BY: dict[str, ConditionType] = {
+# The states that are reported as events, and the condition that holds the reason and the message.
+EVENT_CONDITIONS: dict[str, ConditionType] = {
     State.NOT_ADMITTED: "Admitted",
     State.RETRYING: "Running",
     State.COMPLETE: "Complete",
     State.FAILED: "Failed",
     State.SUSPENDED: "Suspended",
 }
-WAITING = (State.SUSPENDING, State.SUSPENDED)
-WARNINGS = (State.NOT_ADMITTED, State.RETRYING, State.FAILED)
+SUSPENDED_STATES = (State.SUSPENDING, State.SUSPENDED)
+WARNING_STATES = (State.NOT_ADMITTED, State.RETRYING, State.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Something that happened."""
+class Event:
+    """Something that happened to a job, to be recorded as a Kubernetes event."""
 
     reason: str
     message: str
@@ -33,29 +33,29 @@ class Note:
     attempt: int
 
 
-def note_of(before: JobStatus, after: JobStatus) -> Note | None:
-    """What a change of the status is worth telling; None for most changes."""
+def event_for(before: JobStatus, after: JobStatus) -> Event | None:
+    """Return the event that a change of the status calls for; None for most changes."""
     state = after.state or ""
-    told_by = TOLD_BY.get(state)
-    if told_by is not None:
-        told, known = condition(after, told_by), condition(before, told_by)
-        if state != before.state or _words(told) != _words(known):
-            assert told is not None
-            return Note(told.reason, told.message, state in WARNINGS, after.attempt)
+    condition_type = EVENT_CONDITIONS.get(state)
+    if condition_type is not None:
+        current, previous = find_condition(after, condition_type), find_condition(before, condition_type)
+        if state != before.state or _reason_and_message(current) != _reason_and_message(previous):
+            assert current is not None
+            return Event(current.reason, current.message, state in WARNING_STATES, after.attempt)
         return None
-    if state == State.STARTING and (after.attempt > before.attempt or before.state in WAITING):
-        return Note("AttemptStarted", f"Attempt {after.attempt} starts.", False, after.attempt)
+    if state == State.STARTING and (after.attempt > before.attempt or before.state in SUSPENDED_STATES):
+        return Event("AttemptStarted", f"Attempt {after.attempt} starts.", False, after.attempt)
     return None
 
 
-def build_event(view: JobView, note: Note, now: datetime) -> Manifest:
-    """An event with a name that follows from what it says: written twice it is still one."""
+def build_event(view: JobView, event: Event, now: datetime) -> Manifest:
+    """Build the manifest of an event. Its name follows from its content, so applying it twice creates one object."""
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": EVENT,
         "metadata": {
-            "name": f"{ray_job_name(view.key.name, note.attempt)}.{view.uid[:8]}.{note.reason.lower()}",
+            "name": f"{ray_job_name(view.key.name, event.attempt)}.{view.uid[:8]}.{event.reason.lower()}",
             "namespace": view.key.namespace,
         },
         "involvedObject": {
@@ -65,9 +65,9 @@ def build_event(view: JobView, note: Note, now: datetime) -> Manifest:
             "namespace": view.key.namespace,
             "uid": view.uid,
         },
-        "type": "Warning" if note.warning else "Normal",
-        "reason": note.reason,
-        "message": note.message[:1024],
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1024],
         "firstTimestamp": time,
         "lastTimestamp": time,
         "count": 1,
@@ -76,5 +76,5 @@ def build_event(view: JobView, note: Note, now: datetime) -> Manifest:
     }
 
 
-def _words(told: Condition | None) -> tuple[str, str] | None:
-    return (told.reason, told.message) if told is not None else None
+def _reason_and_message(condition: Condition | None) -> tuple[str, str] | None:
+    return (condition.reason, condition.message) if condition is not None else None

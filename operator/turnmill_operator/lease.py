@@ -1,90 +1,90 @@
-"""Which of several replicas acts: the holder of a Lease."""
+"""Leader election: of several replicas, the holder of a Lease acts."""
 
 import asyncio
 import logging
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from turnmill_operator import metrics
-from turnmill_operator.api import LEASES, Api, ApiError
-from turnmill_operator.views import Raw
+from turnmill_operator.api import LEASES, ApiClient, ApiError
+from turnmill_operator.resources import Manifest
+from turnmill_operator.views import RawObject
 
 NAME = "turnmill-operator"
 DURATION_SECONDS, RENEW_SECONDS, RETRY_SECONDS, REQUEST_SECONDS = 30, 10.0, 3.0, 5.0
-# Stop well before others may take over.
-GIVE_UP_SECONDS = 20.0
+# Stop acting well before the Lease expires for others.
+RENEW_DEADLINE_SECONDS = 20.0
 
 log = logging.getLogger(__name__)
 
 
 class Lease:
-    """A claim to act, written while it is held, and every so often."""
+    """The Lease of the acting replica, renewed while it is held."""
 
-    def __init__(self, api: Api, namespace: str, identity: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str, identity: str) -> None:
         self.held = asyncio.Event()
         self._api = api
         self._namespace = namespace
         self._identity = identity
-        self._seen: tuple[str, float] = ("", 0.0)
-        """The last version of the Lease, and when this replica first saw it by its own clock."""
+        self._last_seen: tuple[str, float] = ("", 0.0)
+        """The last seen resource version of the Lease, and when this replica first saw it by its own clock."""
 
     async def run(self) -> None:
-        """Hold the Lease whenever it can be had; returns only by being cancelled, and gives it back then."""
+        """Acquire the Lease and renew it. Runs until it is cancelled, and then releases the Lease."""
         renewed = time.monotonic()
         try:
             while True:
                 pause = RETRY_SECONDS
                 try:
                     async with asyncio.timeout(REQUEST_SECONDS):
-                        holds = await self._take()
+                        holds = await self._acquire()
                     if holds:
                         renewed, pause = time.monotonic(), RENEW_SECONDS
                 except (ApiError, TimeoutError) as error:
-                    holds = self.held.is_set() and time.monotonic() - renewed < GIVE_UP_SECONDS
+                    holds = self.held.is_set() and time.monotonic() - renewed < RENEW_DEADLINE_SECONDS
                     log.warning("Lease cannot be renewed", extra={"error": str(error), "held": holds})
-                self._set(holds)
+                self._set_held(holds)
                 await asyncio.sleep(pause)
         finally:
-            await self._give_back()
+            await self._release()
 
-    def _set(self, holds: bool) -> None:
-        if holds and not self.held.is_set():
+    def _set_held(self, held: bool) -> None:
+        if held and not self.held.is_set():
             log.info("Lease taken", extra={"identity": self._identity})
             self.held.set()
-        elif not holds and self.held.is_set():
+        elif not held and self.held.is_set():
             log.warning("Lease lost", extra={"identity": self._identity})
             self.held.clear()
-        metrics.LEADER.set(int(holds))
+        metrics.LEADER.set(int(held))
 
-    async def _take(self) -> bool:
+    async def _acquire(self) -> bool:
         lease = await self._api.get(LEASES, self._namespace, NAME)
         if lease is not None and not self._is_free(lease):
             return False
         try:
-            await self._api.replace(LEASES, self._namespace, self._claim(lease))
+            await self._api.replace(LEASES, self._namespace, self._manifest(lease))
         except ApiError as error:
             if error.code == 409:
                 return False
             raise
         return True
 
-    def _is_free(self, lease: Raw) -> bool:
-        """Whether it is ours, or given back, or its holder has written nothing for as long as it promised."""
+    def _is_free(self, lease: RawObject) -> bool:
+        """Return whether the Lease is ours, was released, or has expired."""
         spec = lease.get("spec") or {}
         if spec.get("holderIdentity") in (None, "", self._identity):
             return True
         version = lease["metadata"]["resourceVersion"]
-        if version != self._seen[0]:
-            self._seen = (version, time.monotonic())
-        # Clocks of machines differ; what counts is how long this replica has seen no change.
-        return time.monotonic() - self._seen[1] > spec.get("leaseDurationSeconds", DURATION_SECONDS)
+        if version != self._last_seen[0]:
+            self._last_seen = (version, time.monotonic())
+        # Clocks of machines differ: the Lease has expired if this replica has seen no change for its duration.
+        return time.monotonic() - self._last_seen[1] > spec.get("leaseDurationSeconds", DURATION_SECONDS)
 
-    def _claim(self, lease: Raw | None) -> dict[str, Any]:
-        before = (lease or {}).get("spec") or {}
+    def _manifest(self, lease: RawObject | None) -> Manifest:
+        previous = (lease or {}).get("spec") or {}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        same = before.get("holderIdentity") == self._identity
-        metadata: dict[str, Any] = {"name": NAME, "namespace": self._namespace}
+        same = previous.get("holderIdentity") == self._identity
+        metadata = {"name": NAME, "namespace": self._namespace}
         if lease is not None:
             metadata["resourceVersion"] = lease["metadata"]["resourceVersion"]
         return {
@@ -94,17 +94,17 @@ class Lease:
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": DURATION_SECONDS,
-                "acquireTime": before.get("acquireTime", now) if same else now,
+                "acquireTime": previous.get("acquireTime", now) if same else now,
                 "renewTime": now,
-                "leaseTransitions": int(before.get("leaseTransitions") or 0) + (not same and lease is not None),
+                "leaseTransitions": int(previous.get("leaseTransitions") or 0) + (not same and lease is not None),
             },
         }
 
-    async def _give_back(self) -> None:
-        """Let another replica act at once instead of in half a minute."""
+    async def _release(self) -> None:
+        """Release the Lease, so that another replica can act at once instead of after its duration."""
         if not self.held.is_set():
             return
-        self._set(False)
+        self._set_held(False)
         try:
             async with asyncio.timeout(RETRY_SECONDS):
                 lease = await self._api.get(LEASES, self._namespace, NAME)
@@ -113,4 +113,4 @@ class Lease:
                         LEASES, self._namespace, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}
                     )
         except (ApiError, TimeoutError) as error:
-            log.warning("Lease cannot be given back; it ends by itself", extra={"error": str(error)})
+            log.warning("Lease cannot be released; it expires by itself", extra={"error": str(error)})

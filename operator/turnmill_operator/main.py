@@ -13,9 +13,10 @@ import typer
 
 from turnmill import __version__
 from turnmill.observability.logs import JsonFormatter
-from turnmill_operator.api import Api, ApiError
+from turnmill_operator.api import ApiClient, ApiError
 from turnmill_operator.health import health_server
-from turnmill_operator.operator_process import WORKERS, Operator, Settings, registry
+from turnmill_operator.operator_process import WORKERS, Operator, Settings
+from turnmill_operator.watches import build_registry
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main() -> int:
-    """Run the operator until it is told to stop."""
+    """Run the operator until it is stopped."""
     try:
         app(prog_name="turnmill-operator")
     except SystemExit as end:
@@ -40,16 +41,17 @@ def main() -> int:
 @app.command(help="Turns AgentTrainingJobs into runs on Ray clusters.")
 def _operator(
     namespace: Annotated[
-        list[str] | None, typer.Option(help="Watch this namespace alone; may be repeated. Left out: all of them.")
+        list[str] | None, typer.Option(help="A namespace to watch; may be repeated. Default: all namespaces.")
     ] = None,
     own_namespace: Annotated[
-        str, typer.Option(envvar="POD_NAMESPACE", help="Where the Lease of the acting replica lies.")
+        str, typer.Option(envvar="POD_NAMESPACE", help="The namespace of the Lease by which replicas elect a leader.")
     ] = "default",
     identity: Annotated[
-        str, typer.Option(envvar="POD_NAME", help="Name of this replica; left out, that of the machine and process.")
+        str, typer.Option(envvar="POD_NAME", help="Name of this replica. Default: host name and process id.")
     ] = "",
     port: Annotated[
-        int, typer.Option(envvar="TURNMILL_OPERATOR_PORT", help="Port of /healthz, /readyz and /metrics; 0 takes any.")
+        int,
+        typer.Option(envvar="TURNMILL_OPERATOR_PORT", help="Port of /healthz, /readyz and /metrics; 0: a free one."),
     ] = 8080,
     log_level: Annotated[str, typer.Option(envvar="TURNMILL_LOG_LEVEL", help="debug, info or warning.")] = "info",
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
@@ -58,25 +60,25 @@ def _operator(
         typer.echo(f"turnmill-operator {__version__}")
         return
     _log_to_stderr(log_level)
-    named = namespace or [part for part in os.environ.get("TURNMILL_OPERATOR_NAMESPACES", "").split(",") if part]
-    settings = Settings(tuple(named), own_namespace, identity or f"{socket.gethostname()}-{os.getpid()}", port)
+    namespaces = namespace or [part for part in os.environ.get("TURNMILL_OPERATOR_NAMESPACES", "").split(",") if part]
+    settings = Settings(tuple(namespaces), own_namespace, identity or f"{socket.gethostname()}-{os.getpid()}", port)
     asyncio.run(operate(settings))
 
 
 async def operate(settings: Settings) -> None:
-    """Run all parts of the operator; the end of one is the end of all."""
+    """Run all tasks of the operator; when one ends, all are stopped."""
     async with AsyncExitStack() as stack:
-        api = Api()
+        api = ApiClient()
         stack.push_async_callback(api.close)
         operator = Operator(settings, api)
         port = await stack.enter_async_context(health_server(operator, settings.port))
         log.info("Operator started", extra={"namespaces": ",".join(settings.namespaces) or "all", "port": port})
         tasks = [
-            asyncio.create_task(_kopf(operator), name="watches"),
+            asyncio.create_task(_watch(operator), name="watches"),
             asyncio.create_task(operator.lease.run(), name="lease"),
-            asyncio.create_task(operator.keep_in_sync(), name="listings"),
-            asyncio.create_task(operator.ask_runs(), name="progress"),
-            *(asyncio.create_task(operator.work(), name=f"worker {number}") for number in range(WORKERS)),
+            asyncio.create_task(operator.run_resync(), name="listings"),
+            asyncio.create_task(operator.poll_progress(), name="progress"),
+            *(asyncio.create_task(operator.run_worker(), name=f"worker {number}") for number in range(WORKERS)),
         ]
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -87,10 +89,12 @@ async def operate(settings: Settings) -> None:
             await task
 
 
-async def _kopf(operator: Operator) -> None:
-    """The watches; kopf ends on SIGTERM and SIGINT."""
+async def _watch(operator: Operator) -> None:
+    """Run the watches. kopf ends on SIGTERM and SIGINT."""
     namespaces = operator.settings.namespaces
-    await kopf.operator(registry=registry(operator), standalone=True, clusterwide=not namespaces, namespaces=namespaces)
+    await kopf.operator(
+        registry=build_registry(operator), standalone=True, clusterwide=not namespaces, namespaces=namespaces
+    )
 
 
 def _log_to_stderr(level: str) -> None:

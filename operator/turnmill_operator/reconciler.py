@@ -1,4 +1,4 @@
-"""Brings one job in step: looks, asks the pure core what should be, and does it."""
+"""Reconciliation of one job: observe it, compute the desired state, and execute the plan."""
 
 import asyncio
 import logging
@@ -9,179 +9,182 @@ from datetime import UTC, datetime, timedelta
 
 from turnmill.jobs.status import JobStatus
 from turnmill_operator import metrics
-from turnmill_operator.api import BATCH_JOBS, JOBS, PODS, RAY_JOBS, Api, ApiError
+from turnmill_operator.api import BATCH_JOBS, JOBS, PODS, RAY_JOBS, ApiClient, ApiError
 from turnmill_operator.cache import Cache
-from turnmill_operator.events import build_event, note_of
-from turnmill_operator.outcome import Stage, stage_of
-from turnmill_operator.plan import Plan, desired, last_attempt, owned
+from turnmill_operator.desired import desired
+from turnmill_operator.events import build_event, event_for
+from turnmill_operator.plan import Plan, last_attempt, owned_ray_jobs
+from turnmill_operator.ray_job_status import Stage, stage_of
 from turnmill_operator.resources import EVENT, RAY_JOB, Manifest, clean_up_name, ray_job_name
-from turnmill_operator.status import State, ended_at
+from turnmill_operator.status import State, finished_at
 from turnmill_operator.views import (
     FINALIZER,
     CleanUpView,
     JobView,
-    Key,
+    ObjectKey,
     Observed,
-    Raw,
+    RawObject,
     RayJobView,
     clean_up_view,
+    describe_pending_pods,
     job_view,
     ray_job_view,
     version_of,
-    why_waiting,
 )
 from turnmill_operator.work_queue import WorkQueue
 
-PROGRESS_SECONDS = 30.0
-PODS_AFTER, PODS_EVERY_SECONDS = timedelta(seconds=15), 30.0
-REFUSALS = frozenset({400, 403, 422})
+PROGRESS_WRITE_SECONDS = 30.0
+PODS_DELAY, PODS_POLL_SECONDS = timedelta(seconds=15), 30.0
+REFUSED_CODES = frozenset({400, 403, 422})
 
 log = logging.getLogger(__name__)
 
 
 def _now() -> datetime:
-    """The time as conditions have it."""
+    """Return the time in whole seconds, as conditions have it."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 class Reconciler:
-    """Looks at jobs whose keys come out of the queue."""
+    """Reconciles the jobs whose keys the work queue yields."""
 
-    def __init__(self, api: Api, cache: Cache, queue: WorkQueue, clock: Callable[[], datetime] = _now) -> None:
+    def __init__(self, api: ApiClient, cache: Cache, queue: WorkQueue, clock: Callable[[], datetime] = _now) -> None:
         self._api = api
         self._cache = cache
         self._queue = queue
         self._now = clock
-        self._progress_written: dict[Key, float] = {}
-        self._waiting: dict[Key, tuple[float, str]] = {}
-        self._sharing = asyncio.Lock()
+        self._progress_written: dict[ObjectKey, float] = {}
+        self._pending: dict[ObjectKey, tuple[float, str]] = {}
+        self._shared_cluster_lock = asyncio.Lock()
 
-    async def reconcile(self, key: Key) -> None:
-        """Bring one job in step; may be called any number of times."""
+    async def reconcile(self, key: ObjectKey) -> None:
+        """Reconcile one job. Idempotent."""
         view = self._cache.jobs.get(key)
         if view is None:
             self._forget(key)
         elif view.asks_for_shared_cluster:
-            # Which one goes first is judged one after the other.
-            async with self._sharing:
-                await self._look(view)
-            if ended_at(view.status) is None:
+            # Jobs are compared with each other: one at a time.
+            async with self._shared_cluster_lock:
+                await self._reconcile_view(view)
+            if finished_at(view.status) is None:
                 return
-            self._wake_line(key.namespace)
+            self._requeue_waiting_jobs(key.namespace)
         else:
-            await self._look(view)
+            await self._reconcile_view(view)
 
-    async def _look(self, view: JobView) -> None:
+    async def _reconcile_view(self, view: JobView) -> None:
         observed = await self._observe(view)
         try:
-            await self._carry_out(view, desired(view, observed, self._now()))
-        except _RefusedError as refused:
-            await self._carry_out(view, desired(view, refused.seen(observed), self._now()))
+            await self._execute(view, desired(view, observed, self._now()))
+        except _ApplyRefusedError as refused:
+            await self._execute(view, desired(view, refused.add_to(observed), self._now()))
         except ApiError:
             if view.key in self._cache.jobs:
                 raise
-            # The job has gone meanwhile.
+            # The job was deleted meanwhile.
 
     async def _observe(self, view: JobView) -> Observed:
         key, cache = view.key, self._cache
         observed = Observed(team=cache.teams.get(key.namespace), kuberay=cache.kuberay, ray_jobs=cache.ray_jobs(key))
-        observed = replace(observed, ray_jobs=await self._confirmed(view, observed))
+        observed = replace(observed, ray_jobs=await self._with_missed_ray_jobs(view, observed))
         if view.deleted_at is not None and view.has_finalizer:
             found = await self._api.get(BATCH_JOBS, key.namespace, clean_up_name(key.name))
             return replace(observed, clean_up=clean_up_view(found) if found else None)
         return replace(
             observed,
             progress=cache.progress(key, last_attempt(view, observed)),
-            waiting=await self._why_waiting(view, observed),
-            ahead=cache.ahead_of(view) if view.asks_for_shared_cluster else "",
+            pending_pods=await self._pending_pods(view, observed),
+            blocked_by=cache.blocking_job(view) if view.asks_for_shared_cluster else "",
         )
 
-    async def _confirmed(self, view: JobView, observed: Observed) -> tuple[RayJobView, ...]:
-        """The job's RayJobs; one that no watch has told of is looked up before anything follows from its absence."""
+    async def _with_missed_ray_jobs(self, view: JobView, observed: Observed) -> tuple[RayJobView, ...]:
+        """Return the job's RayJobs; one that no watch has reported is fetched before its absence has consequences."""
         attempt = last_attempt(view, observed)
         known = {found.name: found for found in observed.ray_jobs}
-        if view.ours:
+        if view.is_managed:
             for number in {attempt, attempt + 1} - {0}:
                 name = ray_job_name(view.key.name, number)
-                if name not in known and _follows_from_absence(view, observed, number):
+                if name not in known and _absence_matters(view, observed, number):
                     raw = await self._api.get(RAY_JOBS, view.key.namespace, name)
                     if raw is not None:
                         known[name] = ray_job_view(raw)
         return tuple(known.values())
 
-    async def _why_waiting(self, view: JobView, observed: Observed) -> str:
-        """Why the pods of a cluster do not run, asked for now and then."""
-        current = next((r for r in owned(view, observed) if r.attempt == last_attempt(view, observed)), None)
+    async def _pending_pods(self, view: JobView, observed: Observed) -> str:
+        """Return why the pods of a starting cluster are not running; pods are listed from time to time."""
+        current = next((r for r in owned_ray_jobs(view, observed) if r.attempt == last_attempt(view, observed)), None)
         if current is None or not current.cluster or current.suspend or stage_of(current) is not Stage.STARTING:
-            self._waiting.pop(view.key, None)
+            self._pending.pop(view.key, None)
             return ""
-        if self._now() - (current.start_time or current.created_at) < PODS_AFTER:
-            self._queue.add_after(view.key, PODS_AFTER.total_seconds())
+        if self._now() - (current.start_time or current.created_at) < PODS_DELAY:
+            self._queue.add_after(view.key, PODS_DELAY.total_seconds())
             return ""
-        asked_at, text = self._waiting.get(view.key, (0.0, ""))
-        if time.monotonic() - asked_at >= PODS_EVERY_SECONDS:
+        asked_at, text = self._pending.get(view.key, (0.0, ""))
+        if time.monotonic() - asked_at >= PODS_POLL_SECONDS:
             selector = f"ray.io/cluster={current.cluster}"
-            text = why_waiting([pod async for pod in self._api.list(PODS, view.key.namespace, labels=selector)])
-            self._waiting[view.key] = (time.monotonic(), text)
-        self._queue.add_after(view.key, PODS_EVERY_SECONDS)
+            text = describe_pending_pods(
+                [pod async for pod in self._api.list(PODS, view.key.namespace, labels=selector)]
+            )
+            self._pending[view.key] = (time.monotonic(), text)
+        self._queue.add_after(view.key, PODS_POLL_SECONDS)
         return text
 
-    async def _carry_out(self, view: JobView, plan: Plan) -> None:
+    async def _execute(self, view: JobView, plan: Plan) -> None:
         key = view.key
-        if plan.hold:
+        if plan.add_finalizer:
             view = await self._apply_job(view, finalizers=[FINALIZER])
         elif any(manifest["kind"] == RAY_JOB for manifest in plan.apply):
-            await self._confirm(view)
+            await self._require_unchanged(view)
         for manifest in plan.apply:
             await self._apply(manifest)
         if plan.status is not None:
             await self._write_status(view, plan.status)
         for ray_job in plan.delete:
-            # In the foreground: the RayJob is gone when its pods are, and nothing of it writes to the store any more.
+            # Foreground deletion: once the RayJob is gone its pods are, too, and nothing writes to the store any more.
             await self._api.delete(RAY_JOBS, key.namespace, ray_job.name, policy="Foreground")
-        if plan.let_go:
+        if plan.remove_finalizer:
             await self._apply_job(view, finalizers=[])
         if plan.delete_job:
             await self._api.delete(JOBS, key.namespace, key.name, uid=view.uid)
-        if plan.check_again is not None:
-            self._queue.add_after(key, (plan.check_again - self._now()).total_seconds() + 0.05)
+        if plan.requeue_at is not None:
+            self._queue.add_after(key, (plan.requeue_at - self._now()).total_seconds() + 0.05)
 
     async def _apply(self, manifest: Manifest) -> None:
         kind = manifest["kind"]
         try:
             raw = await self._api.apply(manifest)
         except ApiError as error:
-            if error.code not in REFUSALS:
+            if error.code not in REFUSED_CODES:
                 raise
             if kind == EVENT:
-                # What it tells is in the status as well.
+                # The status says the same.
                 log.warning("Event refused", extra={"error": str(error)})
                 return
-            raise _RefusedError(kind, error.message) from error
+            raise _ApplyRefusedError(kind, error.message) from error
         if kind == RAY_JOB:
             self._cache.put_ray_job(raw)
 
     async def _write_status(self, view: JobView, status: JobStatus) -> None:
-        if _is_progress_alone(view.status, status) and (wait := self._progress_wait(view.key)) > 0:
+        if _differs_only_in_progress(view.status, status) and (wait := self._progress_wait(view.key)) > 0:
             self._queue.add_after(view.key, wait)
             return
-        if (note := note_of(view.status, status)) is not None:
+        if (event := event_for(view.status, status)) is not None:
             log.info(
                 "Job changed",
                 extra={
                     "namespace": view.key.namespace,
                     "job": view.key.name,
                     "state": status.state,
-                    "reason": note.reason,
+                    "reason": event.reason,
                 },
             )
-            await self._apply(build_event(view, note, self._now()))
+            await self._apply(build_event(view, event, self._now()))
         await self._apply_job(view, status=status.model_dump(mode="json", by_alias=True, exclude_none=True))
         self._progress_written[view.key] = time.monotonic()
-        _count(view, status)
+        _count_ended_attempts(view, status)
 
     async def _apply_job(self, view: JobView, **fields: object) -> JobView:
-        """Write a part of the job, provided that it is still as it was read."""
+        """Apply a part of the job, provided that it has not changed since it was read."""
         try:
             raw = await self._api.apply_job(view.key, view.uid, view.version, **fields)
         except ApiError as error:
@@ -191,14 +194,14 @@ class Reconciler:
         self._cache.put_job(raw)
         return job_view(raw, view)
 
-    async def _confirm(self, view: JobView) -> None:
-        """Let no attempt run on the word of a job that has changed since it was read; a replica may be far behind."""
+    async def _require_unchanged(self, view: JobView) -> None:
+        """Raise a conflict if the job has changed since it was read: no attempt may start from a stale view."""
         raw = await self._refresh(view.key)
         if raw is None or version_of(raw) != view.version:
             raise ApiError(409, "The job has changed since it was read.")
 
-    async def _refresh(self, key: Key) -> Raw | None:
-        """Read a job anew that may not be as a watch has told."""
+    async def _refresh(self, key: ObjectKey) -> RawObject | None:
+        """Fetch a job whose cached view may be stale, and update the cache."""
         raw = await self._api.get(JOBS, key.namespace, key.name)
         if raw is None:
             self._cache.drop_job(key)
@@ -206,54 +209,54 @@ class Reconciler:
             self._cache.put_job(raw)
         return raw
 
-    def _progress_wait(self, key: Key) -> float:
-        return self._progress_written.get(key, -PROGRESS_SECONDS) + PROGRESS_SECONDS - time.monotonic()
+    def _progress_wait(self, key: ObjectKey) -> float:
+        return self._progress_written.get(key, -PROGRESS_WRITE_SECONDS) + PROGRESS_WRITE_SECONDS - time.monotonic()
 
-    def _wake_line(self, namespace: str) -> None:
-        """Look at those that wait for the shared cluster."""
-        for other in self._cache.sharing(namespace):
+    def _requeue_waiting_jobs(self, namespace: str) -> None:
+        """Queue the jobs that wait for the shared cluster."""
+        for other in self._cache.shared_cluster_jobs(namespace):
             if other.status.state == State.QUEUED:
                 self._queue.add(other.key)
 
-    def _forget(self, key: Key) -> None:
-        self._wake_line(key.namespace)
+    def _forget(self, key: ObjectKey) -> None:
+        self._requeue_waiting_jobs(key.namespace)
         self._progress_written.pop(key, None)
-        self._waiting.pop(key, None)
+        self._pending.pop(key, None)
         self._queue.forget(key)
 
 
-class _RefusedError(Exception):
-    """The API server does not take what should be."""
+class _ApplyRefusedError(Exception):
+    """The API server refused to apply a manifest."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self._kind = kind
 
-    def seen(self, observed: Observed) -> Observed:
-        """What follows from it: a job says why its RayJob is refused; what cannot be cleaned up expires."""
+    def add_to(self, observed: Observed) -> Observed:
+        """Add the error to what was observed. A refused clean-up counts as finished: the data in the store expires."""
         if self._kind == RAY_JOB:
-            return replace(observed, refusal=str(self))
+            return replace(observed, apply_error=str(self))
         log.warning("Clean-up refused", extra={"error": str(self)})
         return replace(observed, clean_up=CleanUpView(finished=True))
 
 
-def _follows_from_absence(view: JobView, observed: Observed, number: int) -> bool:
-    """Whether it matters that an attempt's RayJob is not known: it counts as lost, or is made."""
+def _absence_matters(view: JobView, observed: Observed, number: int) -> bool:
+    """Return whether an unknown RayJob of an attempt has consequences: it would count as lost, or be created."""
     if view.deleted_at is not None:
         return False
     if view.status.state in (State.COMPLETE, State.FAILED):
         return False
     attempt = last_attempt(view, observed)
-    current = any(found.attempt == attempt for found in owned(view, observed))
+    current = any(found.attempt == attempt for found in owned_ray_jobs(view, observed))
     return number == attempt or not current
 
 
-def _is_progress_alone(before: JobStatus, after: JobStatus) -> bool:
+def _differs_only_in_progress(before: JobStatus, after: JobStatus) -> bool:
     return after.model_copy(update={"progress": before.progress}) == before
 
 
-def _count(view: JobView, status: JobStatus) -> None:
-    """Count attempts that have ended."""
+def _count_ended_attempts(view: JobView, status: JobStatus) -> None:
+    """Count the attempts that have ended with this status."""
     if status.failed_attempts > view.status.failed_attempts:
         metrics.ATTEMPTS.labels(view.key.namespace, "failed").inc()
     if status.state == State.COMPLETE and view.status.state != State.COMPLETE:

@@ -1,4 +1,4 @@
-"""Shapes of what the operator makes: pure functions from a job and its team to manifests."""
+"""Manifests of the objects that the operator creates: pure functions of a job and its team."""
 
 import copy
 import hashlib
@@ -18,7 +18,7 @@ from turnmill_operator.views import (
     STARTED_ANNOTATION,
     SUSPENDED_ANNOTATION,
     JobView,
-    Raw,
+    RawObject,
 )
 
 Manifest = dict[str, Any]
@@ -26,15 +26,15 @@ Manifest = dict[str, Any]
 RAY_API, RAY_JOB, EVENT = "ray.io/v1", "RayJob", "Event"
 ENTRYPOINT = "turnmill run --ray auto"
 METRICS_PORT = 9464
-# KubeRay adds Ray's own ports only to a head that names none.
+# KubeRay adds Ray's ports only to a head that declares none.
 HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "turnmill": METRICS_PORT}
 CLEAN_UP_SECONDS = 60
-# Ray asks for a token by itself from here on; KubeRay hands one out where it knows how.
+# From this version on Ray requires a token by default; KubeRay provides one if it supports that.
 TOKEN_RAY_VERSION = (2, 52)
 
 
 def ray_job_name(job: str, attempt: int) -> str:
-    """The name of an attempt's RayJob: at most 47 characters, as KubeRay wants it."""
+    """Return the name of an attempt's RayJob: at most 47 characters, as KubeRay requires."""
     return f"{job}-{attempt}"
 
 
@@ -48,14 +48,14 @@ def build_ray_job(
     started: bool,
     ray_tokens: bool,
 ) -> Manifest:
-    """The RayJob of one attempt, on a Ray cluster of its own or on the team's."""
+    """Build the RayJob of one attempt, on a Ray cluster of its own or on the team's shared one."""
     assert view.job is not None
     spec = view.job.spec
     shared = spec.cluster == "shared"
     body: Manifest = {
         "entrypoint": ENTRYPOINT,
         "submissionMode": "HTTPMode",
-        # The operator counts attempts: KubeRay's would all have the same number.
+        # The operator counts attempts: KubeRay's retries would all be the same attempt.
         "backoffLimit": 0,
         "runtimeEnvYAML": _runtime_env(view, placement, attempt),
     }
@@ -63,7 +63,7 @@ def build_ray_job(
         body["clusterSelector"] = {"ray.io/cluster": team.shared_cluster}
     else:
         body |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 0}
-        body["rayClusterSpec"] = _cluster(view, team, placement, attempt, ray_tokens)
+        body["rayClusterSpec"] = _ray_cluster_spec(view, team, placement, attempt, ray_tokens)
     labels = _labels(view, attempt) | ({QUEUE_LABEL: spec.queue} if spec.queue else {})
     annotations = {
         HASH_ANNOTATION: hashlib.sha256(json.dumps([labels, body], sort_keys=True).encode()).hexdigest()[:16],
@@ -71,7 +71,7 @@ def build_ray_job(
         SUSPENDED_ANNOTATION: "true" if suspend else "false",
     }
     if not shared and spec.queue is None:
-        # KubeRay suspends no run on a cluster of others; under a queue the field is Kueue's.
+        # KubeRay cannot suspend a run on a shared cluster; under a queue the field belongs to Kueue.
         body["suspend"] = suspend
     return {
         "apiVersion": RAY_API,
@@ -81,15 +81,15 @@ def build_ray_job(
             "namespace": view.key.namespace,
             "labels": labels,
             "annotations": annotations,
-            "ownerReferences": [_owner(view)],
+            "ownerReferences": [_owner_reference(view)],
         },
         "spec": body,
     }
 
 
 def build_clean_up(view: JobView, clean_up: CleanUp) -> Manifest:
-    """The Job that deletes what a run left in the trajectory store; it ends by itself, whatever happens."""
-    template = _pod(clean_up.template, _labels(view) | {"app.kubernetes.io/component": "clean-up"})
+    """Build the batch Job that deletes a run's data from the trajectory store; it has a deadline of its own."""
+    template = _pod_template(clean_up.template, _labels(view) | {"app.kubernetes.io/component": "clean-up"})
     template["spec"]["restartPolicy"] = "Never"
     template["spec"]["containers"][0]["args"] = ["clean-up", "--run-dir", _run_dir(view)]
     return {
@@ -99,14 +99,14 @@ def build_clean_up(view: JobView, clean_up: CleanUp) -> Manifest:
             "name": clean_up_name(view.key.name),
             "namespace": view.key.namespace,
             "labels": _labels(view),
-            "ownerReferences": [_owner(view)],
+            "ownerReferences": [_owner_reference(view)],
         },
         "spec": {"backoffLimit": 2, "activeDeadlineSeconds": CLEAN_UP_SECONDS, "template": template},
     }
 
 
 def clean_up_name(job: str) -> str:
-    """The name of a job's clean-up."""
+    """Return the name of a job's clean-up Job."""
     return f"{job}-clean-up"
 
 
@@ -117,26 +117,28 @@ def _run_dir(view: JobView) -> str:
 def _runtime_env(view: JobView, placement: Placement, attempt: int) -> str:
     assert view.job is not None
     variables = {
-        # Without the defaults, which the API server has filled in: the trainer may be older than the definition.
+        # Without the defaults, which the API server has filled in: the trainer may be older than the CRD.
         "TURNMILL_JOB": json.dumps(changed_fields(view.job), separators=(",", ":")),
         "TURNMILL_ATTEMPT": str(attempt),
         "TURNMILL_RUN_DIR": _run_dir(view),
         "TURNMILL_METRICS_PORT": str(METRICS_PORT),
-        # The head, where the run starts, has no GPU to look at.
+        # The head, where the run starts, has no GPU by which to tell.
         "TURNMILL_DEVICE": placement.device,
     }
-    # JSON is YAML, and made many times faster.
+    # JSON is valid YAML and much faster to write.
     return json.dumps({"env_vars": variables}, sort_keys=True)
 
 
-def _cluster(view: JobView, team: TeamSettings, placement: Placement, attempt: int, ray_tokens: bool) -> Manifest:
+def _ray_cluster_spec(
+    view: JobView, team: TeamSettings, placement: Placement, attempt: int, ray_tokens: bool
+) -> Manifest:
     groups = [group for group in team.worker_groups if placement.replicas.get(group.name)]
     tokens = tuple(map(int, team.ray_version.split(".")[:2])) >= TOKEN_RAY_VERSION
     labels = _labels(view, attempt)
     cluster: Manifest = {
         "rayVersion": team.ray_version,
-        "headGroupSpec": _head(team.head, labels),
-        "workerGroupSpecs": [_workers(group, placement.replicas[group.name], labels) for group in groups],
+        "headGroupSpec": _head_group(team.head, labels),
+        "workerGroupSpecs": [_worker_group(group, placement.replicas[group.name], labels) for group in groups],
     }
     if tokens and ray_tokens:
         cluster["authOptions"] = {"mode": "token"}
@@ -147,8 +149,8 @@ def _cluster(view: JobView, team: TeamSettings, placement: Placement, attempt: i
     return cluster
 
 
-def _head(head: HeadGroup, labels: Mapping[str, str]) -> Manifest:
-    template = _pod(head.template, {**labels, "app.kubernetes.io/component": "head"})
+def _head_group(head: HeadGroup, labels: Mapping[str, str]) -> Manifest:
+    template = _pod_template(head.template, {**labels, "app.kubernetes.io/component": "head"})
     container = template["spec"]["containers"][0]
     ports = list(container.get("ports", ()))
     taken = {port.get("name") for port in ports} | {port["containerPort"] for port in ports}
@@ -157,18 +159,18 @@ def _head(head: HeadGroup, labels: Mapping[str, str]) -> Manifest:
     return {"rayStartParams": dict(head.ray_start_params), "template": template}
 
 
-def _workers(group: WorkerGroup, replicas: int, labels: Mapping[str, str]) -> Manifest:
+def _worker_group(group: WorkerGroup, replicas: int, labels: Mapping[str, str]) -> Manifest:
     return {
         "groupName": group.name,
-        # Without autoscaling KubeRay wants all three.
+        # Without autoscaling KubeRay requires all three.
         **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), replicas),
         "rayStartParams": dict(group.ray_start_params),
-        "template": _pod(group.template, {**labels, "app.kubernetes.io/component": group.name}),
+        "template": _pod_template(group.template, {**labels, "app.kubernetes.io/component": group.name}),
     }
 
 
-def _pod(template: Raw, labels: Mapping[str, str]) -> Manifest:
-    """A pod template with labels of the job's; where the template says otherwise, it knows better."""
+def _pod_template(template: RawObject, labels: Mapping[str, str]) -> Manifest:
+    """Return a pod template with the job's labels added; labels of the template take precedence."""
     pod = copy.deepcopy(dict(template))
     metadata = pod.setdefault("metadata", {})
     metadata["labels"] = {**labels, **metadata.get("labels", {})}
@@ -186,7 +188,7 @@ def _labels(view: JobView, attempt: int | None = None) -> dict[str, str]:
     return labels | ({ATTEMPT_LABEL: str(attempt)} if attempt else {})
 
 
-def _owner(view: JobView) -> Manifest:
+def _owner_reference(view: JobView) -> Manifest:
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

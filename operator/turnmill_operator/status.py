@@ -1,4 +1,4 @@
-"""What a job's status says: the closed list of states and reasons, and the conditions made of them."""
+"""The status of a job: the closed lists of states and reasons, and the conditions built from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MAX_MESSAGE_CHARACTERS = 2048
 
 
 class State(StrEnum):
-    """A job in one word, for lists."""
+    """The state of a job in one word, as `kubectl get` prints it."""
 
     NOT_ADMITTED = "NotAdmitted"
     QUEUED = "Queued"
@@ -27,7 +27,7 @@ class State(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a condition is as it is."""
+    """The reasons of conditions."""
 
     # Admitted
     ADMITTED = "Admitted"
@@ -63,7 +63,7 @@ class Reason(StrEnum):
     REACHED_LAST_STEP = "ReachedLastStep"
     NOT_FINISHED = "NotFinished"
 
-    # Failed: why the last attempt failed
+    # Failed: the cause of the last attempt's failure
     RUN_FAILED = "RunFailed"
     RUN_GAVE_UP = "RunGaveUp"
     RUN_STOPPED = "RunStopped"
@@ -81,28 +81,28 @@ class Reason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
 
 
-FINAL_REASONS = frozenset({Reason.RUN_GAVE_UP, Reason.SETTINGS_REFUSED, Reason.RAY_JOB_REFUSED})
-"""Failures that another attempt would repeat."""
+NON_RETRYABLE_REASONS = frozenset({Reason.RUN_GAVE_UP, Reason.SETTINGS_REFUSED, Reason.RAY_JOB_REFUSED})
+"""Reasons of failures that another attempt would repeat."""
 
-OWN_VERDICTS = frozenset({Reason.START_TIMEOUT, Reason.RUN_LOST, Reason.HEAD_LOST})
-"""Failures of which KubeRay may know nothing: the RayJob goes on until it is deleted."""
+OPERATOR_DECIDED_REASONS = frozenset({Reason.START_TIMEOUT, Reason.RUN_LOST, Reason.HEAD_LOST})
+"""Reasons of failures that the operator detects itself: the RayJob runs on until it is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one condition is to say."""
+class DesiredCondition:
+    """A condition as it should be written: its status, reason and message."""
 
-    holds: bool
+    is_true: bool
     reason: Reason
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """A job's status before it has times: what is left out of `findings` is as in a job that has not started."""
+class DesiredStatus:
+    """A job's status without transition times; conditions left out are those of a job that has not started."""
 
     state: State
-    findings: Mapping[ConditionType, Finding]
+    conditions: Mapping[ConditionType, DesiredCondition]
     attempt: int = 0
     failed_attempts: int = 0
     cluster: str | None = None
@@ -110,64 +110,64 @@ class Report:
     next_attempt_time: datetime | None = None
 
 
-NOT_STARTED: Mapping[ConditionType, Finding] = {
-    "Admitted": Finding(True, Reason.ADMITTED, "The team's settings can give what the job asks for."),
-    "ClusterReady": Finding(False, Reason.NOT_STARTED),
-    "Running": Finding(False, Reason.NOT_STARTED),
-    "Complete": Finding(False, Reason.NOT_FINISHED),
-    "Failed": Finding(False, Reason.NOT_FINISHED),
-    "Suspended": Finding(False, Reason.NOT_SUSPENDED),
+NOT_STARTED: Mapping[ConditionType, DesiredCondition] = {
+    "Admitted": DesiredCondition(True, Reason.ADMITTED, "The team's settings can give what the job asks for."),
+    "ClusterReady": DesiredCondition(False, Reason.NOT_STARTED),
+    "Running": DesiredCondition(False, Reason.NOT_STARTED),
+    "Complete": DesiredCondition(False, Reason.NOT_FINISHED),
+    "Failed": DesiredCondition(False, Reason.NOT_FINISHED),
+    "Suspended": DesiredCondition(False, Reason.NOT_SUSPENDED),
 }
 
 
-def build_status(report: Report, *, before: JobStatus, generation: int, now: datetime) -> JobStatus:
-    """The status as it is written; a condition's time is that of its last change from true to false or back."""
-    findings = {**NOT_STARTED, **report.findings}
+def build_status(desired: DesiredStatus, *, before: JobStatus, generation: int, now: datetime) -> JobStatus:
+    """Build the status to write. A condition's transition time is that of its last change between true and false."""
+    conditions = {**NOT_STARTED, **desired.conditions}
     earlier = {condition.type: condition for condition in before.conditions}
     return JobStatus(
         observed_generation=generation,
-        state=report.state,
-        attempt=report.attempt,
-        failed_attempts=report.failed_attempts,
-        cluster=report.cluster,
-        progress=report.progress,
-        next_attempt_time=report.next_attempt_time,
+        state=desired.state,
+        attempt=desired.attempt,
+        failed_attempts=desired.failed_attempts,
+        cluster=desired.cluster,
+        progress=desired.progress,
+        next_attempt_time=desired.next_attempt_time,
         conditions=tuple(
-            _condition(kind, findings[kind], earlier.get(kind), generation, now) for kind in get_args(ConditionType)
+            _condition(kind, conditions[kind], earlier.get(kind), generation, now) for kind in get_args(ConditionType)
         ),
     )
 
 
-def condition(status: JobStatus, kind: ConditionType) -> Condition | None:
-    """A condition of a status."""
+def find_condition(status: JobStatus, kind: ConditionType) -> Condition | None:
+    """Return the condition of one type; None if the status has none."""
     return next((found for found in status.conditions if found.type == kind), None)
 
 
-def holds(status: JobStatus, kind: ConditionType) -> bool:
-    """Whether a condition is true."""
-    found = condition(status, kind)
+def is_condition_true(status: JobStatus, kind: ConditionType) -> bool:
+    """Return whether the condition of one type is true."""
+    found = find_condition(status, kind)
     return found is not None and found.status == "True"
 
 
-def ended_at(status: JobStatus) -> datetime | None:
-    """When the job came to its end; None while it has none."""
+def finished_at(status: JobStatus) -> datetime | None:
+    """Return when the job completed or failed; None while it is under way."""
     for kind in ("Complete", "Failed"):
-        found = condition(status, kind)
+        found = find_condition(status, kind)
         if found is not None and found.status == "True":
             return found.last_transition_time
     return None
 
 
 def _condition(
-    kind: ConditionType, finding: Finding, before: Condition | None, generation: int, now: datetime
+    kind: ConditionType, desired: DesiredCondition, before: Condition | None, generation: int, now: datetime
 ) -> Condition:
-    status: Literal["True", "False"] = "True" if finding.holds else "False"
+    status: Literal["True", "False"] = "True" if desired.is_true else "False"
     same = before is not None and before.status == status
     return Condition(
         type=kind,
         status=status,
         observed_generation=generation,
         last_transition_time=before.last_transition_time if before is not None and same else now,
-        reason=finding.reason,
-        message=finding.message[:MAX_MESSAGE_CHARACTERS],
+        reason=desired.reason,
+        message=desired.message[:MAX_MESSAGE_CHARACTERS],
     )

@@ -1,4 +1,4 @@
-"""What the operator reads of an object: a few frozen fields instead of the whole."""
+"""Views of Kubernetes objects: the few fields that the operator reads, parsed and frozen."""
 
 import json
 import logging
@@ -15,7 +15,8 @@ from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.jobs.team import TeamSettings, parse_team
 from turnmill.jobs.versions import known_fields
 
-Raw = Mapping[str, Any]
+RawObject = Mapping[str, Any]
+"""An object as the API server returns it."""
 
 JOB_LABEL, ATTEMPT_LABEL = "turnmill.dev/job", "turnmill.dev/attempt"
 STARTED_ANNOTATION = "turnmill.dev/started"
@@ -28,8 +29,8 @@ MANAGER = "turnmill.dev/operator"
 log = logging.getLogger(__name__)
 
 
-class Key(NamedTuple):
-    """A job in the cluster."""
+class ObjectKey(NamedTuple):
+    """Namespace and name of an object."""
 
     namespace: str
     name: str
@@ -37,23 +38,23 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """An AgentTrainingJob: its settings, or why they cannot be read, and its status."""
+    """An AgentTrainingJob: its spec, or the error in it, and its status."""
 
-    key: Key
+    key: ObjectKey
     uid: str
     generation: int
     version: int
     created_at: datetime
     job: AgentTrainingJob | None
-    problems: str
+    spec_error: str
     status: JobStatus
-    ours: bool
+    is_managed: bool
     deleted_at: datetime | None
     has_finalizer: bool
 
     @property
     def asks_for_shared_cluster(self) -> bool:
-        """Whether it is to run on its team's shared cluster; where it runs, RayJobs tell."""
+        """True if the spec asks for the team's shared cluster. Where the job runs now, its RayJobs tell."""
         return self.job is not None and self.job.spec.cluster == "shared"
 
 
@@ -71,12 +72,12 @@ class RayJobView:
     deleting: bool
     suspend: bool
     started: bool
-    """Whether it was ever let run; one that waits since its birth may still be changed."""
+    """True if it was ever unsuspended; one that has been suspended since its creation may still be changed."""
     suspended_by_us: bool
-    """Whether its job asked for that; otherwise a queue holds it."""
+    """True if its job asked for that; otherwise a queue holds it."""
     spec_hash: str
     queue: str
-    """The queue of Kueue's that it is in, whatever its job says by now."""
+    """Kueue's queue that it is in, whatever its job says now."""
     own_cluster: bool
     job_status: str
     deployment_status: str
@@ -86,54 +87,52 @@ class RayJobView:
     cluster: str
     head_ip: str
     cluster_ready: bool
-    pods_wanted: int
-    pods_ready: int
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What a run last told of itself, and since when it does not answer."""
+class RunProgress:
+    """Last progress reported by a run, and since when the run does not answer."""
 
     values: JobProgress | None = None
     refused_since: datetime | None = None
-    silent_since: datetime | None = None
+    unreachable_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CleanUpView:
-    """The Job that deletes what a run left in the trajectory store."""
+    """The batch Job that deletes a run's data from the trajectory store."""
 
     finished: bool
 
 
 @dataclass(frozen=True, slots=True)
 class KubeRay:
-    """What the installed KubeRay can do, read from its schema; None in its place where there is none."""
+    """Capabilities of the installed KubeRay, read from its schema; None in its place if it is not installed."""
 
     ray_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything outside a job that its next state follows from."""
+    """Everything outside a job that its desired state depends on."""
 
     team: TeamSettings | SettingsError | None = None
-    """None where the namespace has no team."""
+    """None if the namespace has no team."""
     kuberay: KubeRay | None = field(default_factory=KubeRay)
     ray_jobs: tuple[RayJobView, ...] = ()
-    """RayJobs that carry the job's name, those of a namesake before it included."""
-    progress: Progress = field(default_factory=Progress)
-    waiting: str = ""
-    """Why pods of the cluster do not run."""
+    """RayJobs that carry the job's name, including those of an earlier job of the same name."""
+    progress: RunProgress = field(default_factory=RunProgress)
+    pending_pods: str = ""
+    """Why pods of the cluster are not running."""
     clean_up: CleanUpView | None = None
-    ahead: str = ""
-    """The job that the team's shared cluster serves first; it runs one at a time."""
-    refusal: str = ""
-    """Why the API server did not take the RayJob that we last wanted."""
+    blocked_by: str = ""
+    """Name of the job that the team's shared cluster serves first; it serves one at a time."""
+    apply_error: str = ""
+    """Why the API server refused the RayJob that was applied last."""
 
 
-def job_view(raw: Raw, known: JobView | None = None) -> JobView:
-    """An AgentTrainingJob as the API server gives it; of one that is known, only what changed is read anew."""
+def job_view(raw: RawObject, known: JobView | None = None) -> JobView:
+    """Parse an AgentTrainingJob; a spec of the same generation is taken from the `known` view."""
     metadata, spec = raw["metadata"], raw.get("spec") or {}
     resource = {
         "apiVersion": raw["apiVersion"],
@@ -143,9 +142,9 @@ def job_view(raw: Raw, known: JobView | None = None) -> JobView:
     }
     if known is not None and (known.uid, known.generation) == (metadata["uid"], metadata["generation"]):
         # The same generation is the same spec.
-        job, problems = known.job, known.problems
+        job, spec_error = known.job, known.spec_error
     else:
-        job, problems = _parsed(resource)
+        job, spec_error = _parse_spec(resource)
     return JobView(
         key=key_of(raw),
         uid=metadata["uid"],
@@ -153,15 +152,15 @@ def job_view(raw: Raw, known: JobView | None = None) -> JobView:
         version=version_of(raw),
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         job=job,
-        problems=problems,
+        spec_error=spec_error,
         status=_status(raw.get("status")),
-        ours=spec.get("managedBy", MANAGER) == MANAGER,
+        is_managed=spec.get("managedBy", MANAGER) == MANAGER,
         deleted_at=_time(metadata.get("deletionTimestamp")),
         has_finalizer=FINALIZER in metadata.get("finalizers", ()),
     )
 
 
-def _parsed(resource: Raw) -> tuple[AgentTrainingJob | None, str]:
+def _parse_spec(resource: RawObject) -> tuple[AgentTrainingJob | None, str]:
     try:
         return parse_job(resource), ""
     except JobError as error:
@@ -169,11 +168,11 @@ def _parsed(resource: Raw) -> tuple[AgentTrainingJob | None, str]:
         if not newer:
             return None, str(error)
     log.warning("Job has fields that only a newer operator knows", extra={"fields": newer})
-    return _parsed(known)
+    return _parse_spec(known)
 
 
-def ray_job_view(raw: Raw) -> RayJobView:
-    """A RayJob as the API server gives it."""
+def ray_job_view(raw: RawObject) -> RayJobView:
+    """Parse a RayJob."""
     metadata, spec, status = raw["metadata"], raw["spec"], raw.get("status") or {}
     labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
     cluster = status.get("rayClusterStatus") or {}
@@ -188,7 +187,7 @@ def ray_job_view(raw: Raw) -> RayJobView:
         deleting="deletionTimestamp" in metadata,
         suspend=bool(spec.get("suspend")),
         started=annotations.get(STARTED_ANNOTATION) == "true",
-        # Operators before this one did not say; outside of queues nobody else suspended theirs.
+        # Earlier operators did not set it; RayJobs outside of queues were suspended by them alone.
         suspended_by_us=annotations.get(SUSPENDED_ANNOTATION, "false" if QUEUE_LABEL in labels else "true") == "true",
         spec_hash=annotations.get(HASH_ANNOTATION, ""),
         queue=labels.get(QUEUE_LABEL, ""),
@@ -201,28 +200,26 @@ def ray_job_view(raw: Raw) -> RayJobView:
         cluster=status.get("rayClusterName") or "",
         head_ip=(cluster.get("head") or {}).get("podIP") or "",
         cluster_ready=cluster.get("state") == "ready" or bool(status.get("dashboardURL")),
-        pods_wanted=1 + int(cluster.get("desiredWorkerReplicas") or 0),
-        pods_ready=int(cluster.get("readyWorkerReplicas") or 0) + (cluster.get("state") == "ready"),
     )
 
 
-def team_view(raw: Raw) -> TeamSettings | SettingsError:
-    """The team's settings in a ConfigMap, or why they cannot be read."""
+def team_view(raw: RawObject) -> TeamSettings | SettingsError:
+    """Parse the team's settings in a ConfigMap; return the error if they cannot be read."""
     try:
         return parse_team(raw.get("data") or {})
     except SettingsError as error:
         return error
 
 
-def clean_up_view(raw: Raw) -> CleanUpView:
-    """A batch Job; failed counts as finished: what is left in the store expires."""
+def clean_up_view(raw: RawObject) -> CleanUpView:
+    """Parse the clean-up Job. A failed one counts as finished: what is left in the store expires."""
     conditions = (raw.get("status") or {}).get("conditions", ())
     ends = [found for found in conditions if found["type"] in ("Complete", "Failed") and found["status"] == "True"]
     return CleanUpView(finished=bool(ends))
 
 
-def why_waiting(pods: list[Raw]) -> str:
-    """Why pods do not run, in the scheduler's and the kubelet's words; each word once."""
+def describe_pending_pods(pods: list[RawObject]) -> str:
+    """Return why pods are not running, in the words of the scheduler and the kubelet, without repetitions."""
     causes: dict[str, None] = {}
     for pod in pods:
         status = pod.get("status") or {}
@@ -236,21 +233,21 @@ def why_waiting(pods: list[Raw]) -> str:
     return "; ".join(cause for cause in causes if cause)
 
 
-def key_of(raw: Raw) -> Key:
-    """Which job an AgentTrainingJob is."""
-    return Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
+def key_of(raw: RawObject) -> ObjectKey:
+    """Return the key of an object."""
+    return ObjectKey(raw["metadata"]["namespace"], raw["metadata"]["name"])
 
 
-def version_of(raw: Raw) -> int:
-    """The version of an object; a later one is larger."""
+def version_of(raw: RawObject) -> int:
+    """Return the resource version of an object as a number that grows with every change."""
     return int(raw["metadata"]["resourceVersion"])
 
 
-def _status(raw: Raw | None) -> JobStatus:
+def _status(raw: RawObject | None) -> JobStatus:
     try:
         return JobStatus.model_validate_json(json.dumps(raw or {}))
     except ValidationError as error:
-        # Another version wrote it. What counts is observed anew; attempts are counted by their RayJobs.
+        # Another version of the operator wrote it. Only the counters matter; the rest is observed again.
         log.warning("Status cannot be read", extra={"problem": str(error).splitlines()[0]})
         known = {name: (raw or {}).get(name, 0) for name in ("attempt", "failedAttempts")}
         return JobStatus(attempt=_number(known["attempt"]), failed_attempts=_number(known["failedAttempts"]))
@@ -260,8 +257,8 @@ def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _number(text: Any) -> int:
+def _number(text: str | int | None) -> int:
     try:
-        return int(text)
+        return int(text or 0)
     except (TypeError, ValueError):
         return 0

@@ -307,7 +307,7 @@ def served() -> dict[str, set[str]]:
     run = RunMetrics(RunFacts("babyai", gpus={("train", "H100"): 8}), labels={"training_job": "goto", "attempt": "1"})
     tools = ToolMetrics(("python_code",))
     tools.store.show({"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0})
-    operator_metrics.start_at_zero()
+    operator_metrics.initialize_series()
     operator_metrics.ATTEMPTS.labels("a", "failed")
     found: dict[str, set[str]] = {name: set(labels) for name, labels in PYTHON.items()}
     for registry in (run.registry, tools.registry, operator_metrics.REGISTRY):

@@ -67,7 +67,7 @@ def tool_series() -> dict[str, set[str]]:
 
 
 def operator_series() -> dict[str, set[str]]:
-    operator_metrics.start_at_zero()
+    operator_metrics.initialize_series()
     operator_metrics.JOBS.labels("a", "Running")
     operator_metrics.ATTEMPTS.labels("a", "failed")
     operator_metrics.API_REQUESTS.labels("get", "rayjobs", "200")

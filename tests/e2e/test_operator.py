@@ -25,7 +25,7 @@ from turnmill.testing.operator_process import OperatorProcess, operator_process
 from turnmill.testing.ray_jobs import pod_template, raw_team
 from turnmill.testing.team_jobs import install_definition
 from turnmill.testing.toxiproxy import Toxiproxy, toxiproxy_server
-from turnmill_operator.api import JOBS, RAY_JOBS, Api
+from turnmill_operator.api import JOBS, RAY_JOBS, ApiClient
 
 # No pod of these is ever made.
 TEAM = raw_team()
@@ -65,7 +65,7 @@ def operator(place: Namespace, tmp_path: Path) -> Iterator[OperatorProcess]:
 class StandIn:
     """Says what KubeRay would say of RayJobs, if there were clusters."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str) -> None:
         self._api, self._namespace = api, namespace
 
     async def ray_jobs(self) -> list[Any]:
@@ -97,7 +97,7 @@ class StandIn:
 
 @asynccontextmanager
 async def stand_in(namespace: str) -> AsyncIterator[StandIn]:
-    api = Api()
+    api = ApiClient()
     try:
         yield StandIn(api, namespace)
     finally:

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from turnmill_operator.run_progress import MAX_ANSWER_BYTES, _ask
-from turnmill_operator.views import Progress
+from turnmill_operator.run_progress import MAX_RESPONSE_BYTES, _fetch_progress
+from turnmill_operator.views import RunProgress
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -20,14 +20,14 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def ask(session: aiohttp.ClientSession, handler) -> Progress:
+async def ask(session: aiohttp.ClientSession, handler) -> RunProgress:
     app = web.Application()
     app.router.add_get("/progress", handler)
     async with TestServer(app) as server:
-        return await _ask(session, str(server.make_url("/progress")), Progress(), NOW)
+        return await _fetch_progress(session, str(server.make_url("/progress")), RunProgress(), NOW)
 
 
-async def test_a_run_tells_how_far_it_is(session):
+async def test_progress_of_a_run_is_fetched(session):
     async def tell(request: web.Request) -> web.Response:
         return web.json_response({"step": 3, "steps": 20})
 
@@ -38,24 +38,24 @@ async def test_a_run_tells_how_far_it_is(session):
 
 
 @pytest.mark.parametrize("body", [b"[" * 60_000, b"[1, 2]", b"no JSON", b'{"step": "many"}'])
-async def test_an_answer_that_is_no_progress_counts_as_silence(session, body):
+async def test_an_invalid_response_counts_as_no_answer(session, body):
     async def tell(request: web.Request) -> web.Response:
         return web.Response(body=body)
 
-    assert await ask(session, tell) == Progress(silent_since=NOW)
+    assert await ask(session, tell) == RunProgress(unreachable_since=NOW)
 
 
-async def test_an_answer_without_end_is_read_no_further_than_progress_may_be_long(session):
+async def test_an_endless_response_is_read_only_up_to_the_limit(session):
     sent = 0
 
     async def flood(request: web.Request) -> web.StreamResponse:
         nonlocal sent
         response = web.StreamResponse()
         await response.prepare(request)
-        while sent < 400 * MAX_ANSWER_BYTES:
-            await response.write(b" " * MAX_ANSWER_BYTES)
-            sent += MAX_ANSWER_BYTES
+        while sent < 400 * MAX_RESPONSE_BYTES:
+            await response.write(b" " * MAX_RESPONSE_BYTES)
+            sent += MAX_RESPONSE_BYTES
         return response
 
-    assert await ask(session, flood) == Progress(silent_since=NOW)
-    assert sent < 400 * MAX_ANSWER_BYTES
+    assert await ask(session, flood) == RunProgress(unreachable_since=NOW)
+    assert sent < 400 * MAX_RESPONSE_BYTES

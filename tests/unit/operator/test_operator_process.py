@@ -8,12 +8,12 @@ import kopf
 import pytest
 
 from turnmill.testing.ray_jobs import NAMESPACE, raw_job, raw_ray_job, raw_team
-from turnmill_operator import metrics, operator_process
+from turnmill_operator import metrics, operator_process, watches
 from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, ApiError, Resource
-from turnmill_operator.operator_process import Operator, Settings, kopf_settings, registry
-from turnmill_operator.views import Key
+from turnmill_operator.operator_process import Operator, Settings
+from turnmill_operator.views import ObjectKey
 
-KEY = Key(NAMESPACE, "job")
+KEY = ObjectKey(NAMESPACE, "job")
 SCHEMA = '{"RayJob": {}, "authOptions": {}}'
 
 
@@ -39,7 +39,7 @@ class Cluster:
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Any:
         return self.objects[resource].get(name)
 
-    async def text(self, path: str) -> str | None:
+    async def get_text(self, path: str) -> str | None:
         if not self.reachable:
             raise ApiError(0, "unreachable")
         return self.schema
@@ -59,7 +59,7 @@ async def operator(cluster: Cluster) -> Operator:
     return found
 
 
-async def test_a_listing_finds_what_no_watch_has_told(operator: Operator, cluster: Cluster):
+async def test_a_listing_finds_changes_that_watches_missed(operator: Operator, cluster: Cluster):
     cluster.put(JOBS, raw_job(), 1)
     cluster.put(CONFIG_MAPS, raw_team(), 1)
 
@@ -72,10 +72,10 @@ async def test_a_listing_finds_what_no_watch_has_told(operator: Operator, cluste
     assert len(operator.queue) == 1
 
 
-async def test_what_is_gone_is_forgotten(operator: Operator, cluster: Cluster):
-    operator.job_event(None, cluster.put(JOBS, raw_job(), 1))
-    operator.ray_job_event(None, cluster.put(RAY_JOBS, raw_ray_job(), 1))
-    operator.team_event(None, raw_team())
+async def test_deleted_objects_are_removed_from_the_cache(operator: Operator, cluster: Cluster):
+    operator.on_job_event(None, cluster.put(JOBS, raw_job(), 1))
+    operator.on_ray_job_event(None, cluster.put(RAY_JOBS, raw_ray_job(), 1))
+    operator.on_team_event(None, raw_team())
     await operator._resync()
     for objects in cluster.objects.values():
         objects.clear()
@@ -85,20 +85,20 @@ async def test_what_is_gone_is_forgotten(operator: Operator, cluster: Cluster):
     assert (operator.cache.jobs, operator.cache.ray_jobs(), operator.cache.teams) == ({}, (), {})
 
 
-async def test_a_watch_that_tells_nothing_makes_the_process_unhealthy(operator: Operator, cluster: Cluster):
+async def test_a_silent_watch_makes_the_process_unhealthy(operator: Operator, cluster: Cluster):
     before = metrics.MISSED_EVENTS.labels("rayjobs")._value.get()
     await operator._resync()
-    assert operator.why_unhealthy() == ""
+    assert operator.health_problem() == ""
 
     for version in (5, 6):
         cluster.put(RAY_JOBS, raw_ray_job(), version)
         await operator._resync()
 
-    assert operator.why_unhealthy() == "a watch tells nothing of changes that listings show"
+    assert operator.health_problem() == "a watch does not report changes that listings find"
     assert metrics.MISSED_EVENTS.labels("rayjobs")._value.get() - before == 2
     assert operator.cache.ray_jobs()[0].version == 6
     await operator._resync()
-    assert operator.why_unhealthy() == ""
+    assert operator.health_problem() == ""
 
 
 async def test_listings_that_fail_for_long_make_the_process_unhealthy(
@@ -106,60 +106,60 @@ async def test_listings_that_fail_for_long_make_the_process_unhealthy(
 ):
     now = operator_process.time.monotonic()
     monkeypatch.setattr(metrics.time, "monotonic", lambda: now + 899)
-    assert operator.why_unhealthy() == ""
+    assert operator.health_problem() == ""
 
     monkeypatch.setattr(metrics.time, "monotonic", lambda: now + 901)
 
-    assert operator.why_unhealthy().startswith("no listing has succeeded for 90")
+    assert operator.health_problem().startswith("no listing has succeeded for 90")
 
 
 async def test_a_job_that_waits_for_long_makes_the_leader_unhealthy(
     operator: Operator, monkeypatch: pytest.MonkeyPatch
 ):
     operator.queue.add(KEY)
-    monkeypatch.setattr(operator.queue, "age", lambda: 301.0)
-    assert operator.why_unhealthy() == "a job has waited for 301 s"
+    monkeypatch.setattr(operator.queue, "oldest_age_seconds", lambda: 301.0)
+    assert operator.health_problem() == "a job has waited for 301 s"
 
     operator.lease.held.clear()
 
-    assert operator.why_unhealthy() == ""
+    assert operator.health_problem() == ""
 
 
-async def test_who_does_not_act_collects_no_work(operator: Operator):
+async def test_a_replica_without_the_lease_queues_nothing(operator: Operator):
     operator.lease.held.clear()
 
-    operator.job_event("ADDED", raw_job())
+    operator.on_job_event("ADDED", raw_job())
 
     assert operator.cache.jobs.keys() == {KEY}
     assert len(operator.queue) == 0
 
 
 async def test_events_put_their_job_into_the_queue_once(operator: Operator, cluster: Cluster):
-    operator.job_event("ADDED", cluster.put(JOBS, raw_job(), 1))
-    operator.ray_job_event("ADDED", cluster.put(RAY_JOBS, raw_ray_job(), 2))
+    operator.on_job_event("ADDED", cluster.put(JOBS, raw_job(), 1))
+    operator.on_ray_job_event("ADDED", cluster.put(RAY_JOBS, raw_ray_job(), 2))
     assert await operator.queue.get() == KEY
     operator.queue.done(KEY)
 
-    operator.job_event("MODIFIED", raw_job())
-    operator.ray_job_event("MODIFIED", raw_ray_job())
+    operator.on_job_event("MODIFIED", raw_job())
+    operator.on_ray_job_event("MODIFIED", raw_ray_job())
 
     assert len(operator.queue) == 0
-    operator.ray_job_event("DELETED", raw_ray_job())
+    operator.on_ray_job_event("DELETED", raw_ray_job())
     assert len(operator.queue) == 1
 
 
-async def test_a_change_of_the_team_is_news_to_all_its_jobs(operator: Operator):
+async def test_a_change_of_the_team_queues_all_its_jobs(operator: Operator):
     operator.cache.put_job(raw_job("a"))
     operator.cache.put_job(raw_job("b"))
 
-    operator.team_event("MODIFIED", raw_team())
+    operator.on_team_event("MODIFIED", raw_team())
     assert len(operator.queue) == 2
-    operator.team_event("DELETED", raw_team())
+    operator.on_team_event("DELETED", raw_team())
 
     assert operator.cache.teams == {}
 
 
-async def test_kuberay_that_comes_later_is_watched_after_a_restart(operator: Operator, cluster: Cluster):
+async def test_kuberay_installed_later_is_watched_after_a_restart(operator: Operator, cluster: Cluster):
     cluster.schema = None
     await operator._resync()
     assert operator.cache.kuberay is None
@@ -170,12 +170,10 @@ async def test_kuberay_that_comes_later_is_watched_after_a_restart(operator: Ope
         await operator._resync()
 
 
-async def test_a_job_that_breaks_the_operator_does_not_keep_it_from_others(
-    operator: Operator, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_job_that_triggers_a_bug_does_not_block_others(operator: Operator, monkeypatch: pytest.MonkeyPatch):
     seen, both = [], asyncio.Event()
 
-    async def reconcile(key: Key) -> None:
+    async def reconcile(key: ObjectKey) -> None:
         seen.append(key)
         if key.name == "bad":
             raise ZeroDivisionError
@@ -184,8 +182,8 @@ async def test_a_job_that_breaks_the_operator_does_not_keep_it_from_others(
     monkeypatch.setattr(operator._reconciler, "reconcile", reconcile)
     operator.synced.set()
     for name in ("bad", "good"):
-        operator.queue.add(Key(NAMESPACE, name))
-    worker = asyncio.create_task(operator.work())
+        operator.queue.add(ObjectKey(NAMESPACE, name))
+    worker = asyncio.create_task(operator.run_worker())
     async with asyncio.timeout(5):
         await both.wait()
     worker.cancel()
@@ -197,7 +195,7 @@ async def test_a_job_that_breaks_the_operator_does_not_keep_it_from_others(
 def test_kopf_writes_nothing():
     settings = kopf.OperatorSettings()
 
-    kopf_settings(settings)
+    watches.configure(settings)
 
     assert settings.peering.standalone
     assert not settings.posting.enabled
@@ -205,7 +203,7 @@ def test_kopf_writes_nothing():
 
 
 async def test_kopf_has_no_handler_that_needs_a_finalizer(operator: Operator):
-    found = registry(operator)
+    found = watches.build_registry(operator)
 
     assert len(found._watching._handlers) == 3
     assert [found._changing._handlers, found._spawning._handlers, found._indexing._handlers] == [[], [], []]

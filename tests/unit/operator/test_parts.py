@@ -10,52 +10,52 @@ from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.testing.ray_jobs import NAMESPACE, START, at, raw_job, raw_ray_job
 from turnmill_operator.api import ApiError, Resource
 from turnmill_operator.cache import Cache
-from turnmill_operator.events import build_event, note_of
+from turnmill_operator.events import build_event, event_for
 from turnmill_operator.lease import DURATION_SECONDS, Lease
-from turnmill_operator.outcome import failure_of
+from turnmill_operator.ray_job_status import failure_of
 from turnmill_operator.run_progress import parse_progress
-from turnmill_operator.status import Finding, Reason, Report, State, build_status
-from turnmill_operator.views import Key, Progress, job_view, ray_job_view, team_view, why_waiting
+from turnmill_operator.status import DesiredCondition, DesiredStatus, Reason, State, build_status
+from turnmill_operator.views import ObjectKey, RunProgress, describe_pending_pods, job_view, ray_job_view, team_view
 from turnmill_operator.work_queue import WorkQueue
 
 # Views
 
 
-def test_a_status_of_another_version_does_not_lose_the_attempt():
+def test_the_attempt_is_read_from_a_status_of_another_version():
     view = job_view(raw_job(status={"attempt": 3, "failedAttempts": 2, "phase": "Running", "conditions": "none"}))
 
     assert (view.status.attempt, view.status.failed_attempts) == (3, 2)
 
 
-def test_a_job_that_breaks_rules_is_still_seen():
+def test_an_invalid_job_is_kept_with_its_error():
     view = job_view(raw_job(agent__prompt="cot"))
 
     assert view.job is None
-    assert view.problems.startswith("spec.agent.prompt: 'cot' must be compact")
+    assert view.spec_error.startswith("spec.agent.prompt: 'cot' must be compact")
 
 
-def test_a_field_of_a_newer_definition_keeps_no_job_from_starting():
+def test_unknown_fields_of_a_newer_crd_are_ignored():
     view = job_view(raw_job(environment__depth=7))
 
-    assert view.problems == ""
+    assert view.spec_error == ""
     assert view.job is not None
 
 
-def test_pods_tell_why_they_wait_once():
+def test_reasons_of_pending_pods_are_not_repeated():
     unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no GPU"}]}
     pulling = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}]}
     starting = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}, {"state": {}}]}
 
-    told = why_waiting([{"status": status} for status in (unscheduled, unscheduled, pulling, starting, {})])
+    told = describe_pending_pods([{"status": status} for status in (unscheduled, unscheduled, pulling, starting, {})])
 
     assert told == "0/1 nodes: no GPU; ErrImagePull: not found"
 
 
-def test_a_broken_team_is_kept_as_what_is_wrong_with_it():
+def test_a_broken_team_is_kept_as_its_error():
     assert "has no key team.yaml" in str(team_view({"data": {}}))
 
 
-def test_a_runs_own_last_words_are_told():
+def test_a_runs_own_failure_message_is_reported():
     logs = "Job entrypoint command failed with exit code 1, last available logs:\n" + "noise\n" * 500
     failed = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"}
 
@@ -77,7 +77,7 @@ def versioned(raw: dict[str, Any], version: int, **metadata: Any) -> dict[str, A
     return {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(version), **metadata}}
 
 
-def test_older_versions_that_come_late_are_passed_over():
+def test_older_versions_that_arrive_late_are_ignored():
     cache = Cache()
 
     news = [cache.put_job(versioned(raw_job(), version)) for version in (5, 4, 5, 6)]
@@ -87,13 +87,13 @@ def test_older_versions_that_come_late_are_passed_over():
 
 
 def test_progress_belongs_to_an_attempt():
-    cache, key = Cache(), Key(NAMESPACE, "job")
-    told = Progress(JobProgress(step=3))
+    cache, key = Cache(), ObjectKey(NAMESPACE, "job")
+    told = RunProgress(JobProgress(step=3))
 
     assert cache.put_progress(key, 1, told)
     assert not cache.put_progress(key, 1, told)
     assert cache.progress(key, 1) == told
-    assert cache.progress(key, 2) == Progress()
+    assert cache.progress(key, 2) == RunProgress()
 
 
 def shared(name: str, created: float, *, suspend: bool = False, state: str | None = None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def line(*jobs: dict[str, Any], running: str | None = None, alone: bool = False)
         cache.put_job(raw)
     if running:
         cache.put_ray_job(raw_ray_job(job=running, uid=f"uid-of-{running}", shared=not alone, jobStatus="RUNNING"))
-    return {view.key.name: cache.ahead_of(view) for view in cache.jobs.values()}
+    return {view.key.name: cache.blocking_job(view) for view in cache.jobs.values()}
 
 
 def test_the_oldest_job_goes_first_on_a_shared_cluster():
@@ -119,7 +119,7 @@ def test_a_job_that_runs_on_the_shared_cluster_goes_before_older_ones():
     assert line(shared("old", 1), shared("young", 2), running="young") == {"old": "young", "young": ""}
 
 
-def test_who_runs_on_the_shared_cluster_is_told_by_rayjobs_and_not_by_what_jobs_say_by_now():
+def test_rayjobs_and_not_specs_decide_which_job_uses_the_shared_cluster():
     moved_away = shared("old", 1)
     moved_away["spec"]["cluster"] = "own"
 
@@ -128,7 +128,7 @@ def test_who_runs_on_the_shared_cluster_is_told_by_rayjobs_and_not_by_what_jobs_
 
 
 @pytest.mark.parametrize("other", [{"suspend": True}, {"state": "NotAdmitted"}])
-def test_a_job_that_cannot_start_holds_up_nobody(other: dict[str, Any]):
+def test_a_job_that_cannot_start_blocks_no_other(other: dict[str, Any]):
     assert line(shared("old", 1, **other), shared("young", 2))["young"] == ""
 
 
@@ -137,14 +137,14 @@ def test_jobs_are_counted_by_namespace_and_state():
     cache.put_job(raw_job("a", status={"state": "Running"}))
     cache.put_job(raw_job("b", status={"state": "Running"}))
 
-    assert cache.states() == {(NAMESPACE, "Running"): 2}
+    assert cache.count_by_state() == {(NAMESPACE, "Running"): 2}
 
 
 # Queue
 
 
-async def test_a_key_waits_once_and_is_worked_on_by_one():
-    queue, key = WorkQueue(), Key("n", "a")
+async def test_a_key_is_queued_once_and_processed_by_one_worker():
+    queue, key = WorkQueue(), ObjectKey("n", "a")
     queue.add(key)
     queue.add(key)
     assert await queue.get() == key
@@ -155,23 +155,23 @@ async def test_a_key_waits_once_and_is_worked_on_by_one():
     assert len(queue) == 1
 
 
-async def test_a_key_that_is_due_later_comes_at_the_earliest_of_its_times():
-    queue, key = WorkQueue(), Key("n", "a")
+async def test_of_several_delays_the_earliest_counts():
+    queue, key = WorkQueue(), ObjectKey("n", "a")
     queue.add_after(key, 0.01)
     queue.add_after(key, 100)
 
     async with asyncio.timeout(5):
         assert await queue.get() == key
-    assert queue.age() == 0
+    assert queue.oldest_age_seconds() == 0
 
 
-async def test_failures_in_a_row_wait_longer(monkeypatch: pytest.MonkeyPatch):
-    queue, key, waits = WorkQueue(), Key("n", "a"), []
+async def test_repeated_failures_increase_the_delay(monkeypatch: pytest.MonkeyPatch):
+    queue, key, waits = WorkQueue(), ObjectKey("n", "a"), []
     monkeypatch.setattr(queue, "add_after", lambda _, seconds: waits.append(seconds))
     for _ in range(12):
-        queue.add_failed(key)
-    queue.succeeded(key)
-    queue.add_failed(key)
+        queue.retry(key)
+    queue.reset_failures(key)
+    queue.retry(key)
 
     assert 0.3 < waits[0] < 0.7
     assert waits[3] > 2
@@ -179,8 +179,8 @@ async def test_failures_in_a_row_wait_longer(monkeypatch: pytest.MonkeyPatch):
     assert 0.3 < waits[12] < 0.7
 
 
-async def test_a_job_that_is_gone_is_not_looked_at_again():
-    queue, key = WorkQueue(), Key("n", "a")
+async def test_a_forgotten_key_is_not_queued_again():
+    queue, key = WorkQueue(), ObjectKey("n", "a")
     queue.add_after(key, 0.01)
     queue.forget(key)
 
@@ -240,7 +240,7 @@ async def pass_rounds(number: int = 20) -> None:
         await _yield()
 
 
-async def test_one_replica_holds_the_lease_and_gives_it_back(clock: list[float]):
+async def test_one_replica_holds_the_lease_and_releases_it(clock: list[float]):
     api: Any = LeaseApi()
     first, second = Lease(api, "n", "first"), Lease(api, "n", "second")
     holder = asyncio.create_task(first.run())
@@ -259,20 +259,20 @@ async def test_one_replica_holds_the_lease_and_gives_it_back(clock: list[float])
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_a_lease_that_is_renewed_no_more_is_taken_over_after_its_time(clock: list[float]):
+async def test_an_expired_lease_is_taken_over(clock: list[float]):
     api: Any = LeaseApi()
-    await Lease(api, "n", "dead")._take()
+    await Lease(api, "n", "dead")._acquire()
     heir = Lease(api, "n", "heir")
 
-    assert not await heir._take()
+    assert not await heir._acquire()
     clock[0] += DURATION_SECONDS
-    assert not await heir._take()
+    assert not await heir._acquire()
     clock[0] += 1
-    assert await heir._take()
+    assert await heir._acquire()
     assert api.lease["spec"]["leaseTransitions"] == 1
 
 
-async def test_a_holder_that_reaches_nobody_stops_before_others_take_over(clock: list[float]):
+async def test_a_holder_that_cannot_renew_stops_before_the_lease_expires(clock: list[float]):
     api: Any = LeaseApi()
     lease = Lease(api, "n", "holder")
     task = asyncio.create_task(lease.run())
@@ -289,7 +289,7 @@ async def test_a_holder_that_reaches_nobody_stops_before_others_take_over(clock:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_of_two_that_claim_at_once_one_gets_it():
+async def test_of_two_concurrent_claims_one_wins():
     api: Any = LeaseApi()
     first, second = Lease(api, "n", "first"), Lease(api, "n", "second")
 
@@ -298,62 +298,62 @@ async def test_of_two_that_claim_at_once_one_gets_it():
 
     api.get = slow_get
 
-    assert [await first._take(), await second._take()] == [True, False]
+    assert [await first._acquire(), await second._acquire()] == [True, False]
 
 
 # Events
 
 
-def status(state: State, attempt: int = 1, **findings: Finding) -> JobStatus:
-    kinds: Any = findings
-    return build_status(Report(state, kinds, attempt), before=JobStatus(), generation=1, now=START)
+def status(state: State, attempt: int = 1, **conditions: DesiredCondition) -> JobStatus:
+    kinds: Any = conditions
+    return build_status(DesiredStatus(state, kinds, attempt), before=JobStatus(), generation=1, now=START)
 
 
-def test_an_event_is_told_once_however_often_it_is_written():
-    failed = status(State.FAILED, Failed=Finding(True, Reason.RUN_FAILED, "Attempt 1 failed."))
-    note = note_of(status(State.RUNNING), failed)
-    assert note is not None
+def test_applying_an_event_twice_creates_one_object():
+    failed = status(State.FAILED, Failed=DesiredCondition(True, Reason.RUN_FAILED, "Attempt 1 failed."))
+    event = event_for(status(State.RUNNING), failed)
+    assert event is not None
 
-    first, second = (build_event(job_view(raw_job()), note, at(seconds)) for seconds in (0, 60))
+    first, second = (build_event(job_view(raw_job()), event, at(seconds)) for seconds in (0, 60))
 
     assert first["metadata"] == second["metadata"]
     assert (first["type"], first["reason"], first["message"]) == ("Warning", "RunFailed", "Attempt 1 failed.")
-    assert note_of(failed, failed) is None
+    assert event_for(failed, failed) is None
 
 
-def test_progress_is_no_event():
+def test_progress_creates_no_event():
     running = status(State.RUNNING)
 
-    assert note_of(running, running.model_copy(update={"progress": JobProgress(step=1)})) is None
+    assert event_for(running, running.model_copy(update={"progress": JobProgress(step=1)})) is None
 
 
-def test_another_reason_for_not_starting_is_an_event_of_its_own():
-    no_team = status(State.NOT_ADMITTED, Admitted=Finding(False, Reason.NO_TEAM, "Install it."))
-    too_many = status(State.NOT_ADMITTED, Admitted=Finding(False, Reason.TOO_MANY_NODES, "Ask for fewer."))
+def test_a_new_reason_for_not_starting_creates_a_new_event():
+    no_team = status(State.NOT_ADMITTED, Admitted=DesiredCondition(False, Reason.NO_TEAM, "Install it."))
+    too_many = status(State.NOT_ADMITTED, Admitted=DesiredCondition(False, Reason.TOO_MANY_NODES, "Ask for fewer."))
 
-    note = note_of(no_team, too_many)
+    event = event_for(no_team, too_many)
 
-    assert note is not None
-    assert note.reason == "TooManyNodes"
+    assert event is not None
+    assert event.reason == "TooManyNodes"
 
 
-def test_the_start_of_an_attempt_is_an_event():
-    note = note_of(JobStatus(), status(State.STARTING))
+def test_the_start_of_an_attempt_creates_an_event():
+    event = event_for(JobStatus(), status(State.STARTING))
 
-    assert note is not None
-    assert (note.reason, note.warning) == ("AttemptStarted", False)
+    assert event is not None
+    assert (event.reason, event.warning) == ("AttemptStarted", False)
 
 
 # Progress of runs
 
 
-def test_progress_is_what_the_status_shows_with_as_many_digits_as_people_read():
+def test_progress_is_parsed_to_known_fields_with_four_digits():
     told = {"step": 3, "rewardMean": 0.123456789, "phase": "rollout", "success": None, "more": [1]}
 
     assert parse_progress(told) == JobProgress(step=3, reward_mean=0.1235)
 
 
 @pytest.mark.parametrize("answer", [[], "x", {"step": "3"}, {"step": -1}, {"rewardMean": "high"}])
-def test_what_is_no_progress_is_refused(answer: Any):
+def test_invalid_progress_is_refused(answer: Any):
     with pytest.raises((ValueError, ValidationError)):
         parse_progress(answer)

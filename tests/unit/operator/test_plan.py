@@ -7,9 +7,10 @@ import pytest
 
 from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.testing.ray_jobs import START, UID, at, pod_template, raw_job, raw_ray_job, raw_team, stamp
-from turnmill_operator.plan import Plan, desired
-from turnmill_operator.status import condition
-from turnmill_operator.views import CleanUpView, Observed, Progress, job_view, ray_job_view, team_view
+from turnmill_operator.desired import desired
+from turnmill_operator.plan import Plan
+from turnmill_operator.status import find_condition
+from turnmill_operator.views import CleanUpView, Observed, RunProgress, job_view, ray_job_view, team_view
 
 TEAM = team_view(raw_team())
 SHARED_TEAM = team_view(raw_team(sharedCluster="team"))
@@ -52,7 +53,7 @@ def reasons(status: JobStatus | None) -> dict[str, tuple[str, str]]:
 
 def message(status: JobStatus | None, kind: Any) -> str:
     assert status is not None
-    found = condition(status, kind)
+    found = find_condition(status, kind)
     assert found is not None
     return found.message
 
@@ -78,7 +79,7 @@ def test_a_job_starts_its_first_attempt():
     }
 
 
-def test_a_second_look_changes_nothing():
+def test_a_second_reconciliation_changes_nothing():
     first = look(raw_job())
 
     second = look(raw_job(), raw_ray_job(), status=first.status, now=at(5))
@@ -139,15 +140,17 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a broken rule": ({"agent__prompt": "cot"}, {}, "InvalidSpec", "spec.agent.prompt: 'cot' must be compact with"),
     "a refused RayJob": (
         {},
-        {"refusal": "exceeded quota"},
+        {"apply_error": "exceeded quota"},
         "RayJobRefused",
-        "does not take the RayJob: exceeded quota",
+        "refuses the RayJob: exceeded quota",
     ),
 }
 
 
 @pytest.mark.parametrize(("change", "observed", "reason", "says"), REFUSALS.values(), ids=REFUSALS)
-def test_a_job_that_cannot_run_says_why(change: dict[str, Any], observed: dict[str, Any], reason: str, says: str):
+def test_a_job_that_cannot_run_reports_the_reason(
+    change: dict[str, Any], observed: dict[str, Any], reason: str, says: str
+):
     plan = look(raw_job(**change), **observed)
 
     assert plan.apply == ()
@@ -157,7 +160,7 @@ def test_a_job_that_cannot_run_says_why(change: dict[str, Any], observed: dict[s
     assert says in message(plan.status, "Admitted")
 
 
-def test_a_job_starts_once_its_team_is_there():
+def test_a_job_starts_once_its_team_exists():
     refused = look(raw_job(), team=None)
 
     plan = look(raw_job(), status=refused.status)
@@ -169,10 +172,10 @@ def test_a_job_starts_once_its_team_is_there():
 def test_a_shared_cluster_runs_one_job_at_a_time():
     job = raw_job(cluster="shared")
 
-    waiting = look(job, team=SHARED_TEAM, ahead="first")
+    waiting = look(job, team=SHARED_TEAM, blocked_by="first")
     started = look(job, team=SHARED_TEAM, status=waiting.status)
 
-    assert (waiting.apply, waiting.check_again) == ((), at(30))
+    assert (waiting.apply, waiting.requeue_at) == ((), at(30))
     assert waiting.status is not None
     assert waiting.status.state == "Queued"
     assert reasons(waiting.status)["ClusterReady"] == ("False", "SharedClusterBusy")
@@ -181,13 +184,13 @@ def test_a_shared_cluster_runs_one_job_at_a_time():
     assert ray_job["spec"]["clusterSelector"] == {"ray.io/cluster": "team"}
 
 
-def test_a_run_goes_on_without_the_team_that_it_came_from():
+def test_a_run_continues_after_its_team_was_deleted():
     running = status_after(raw_job(), raw_ray_job(**RUNNING), team=None)
 
     assert reasons(running)["Running"] == ("True", "Started")
 
 
-def test_the_rayjob_of_a_namesake_is_waited_for():
+def test_a_job_waits_for_the_rayjob_of_an_earlier_job_of_its_name():
     plan = look(raw_job(), raw_ray_job(uid="of-another-job"))
 
     assert plan.apply == ()
@@ -213,23 +216,23 @@ def test_conditions_follow_the_rayjob():
     ]
 
 
-def test_a_conditions_time_is_that_of_its_last_change():
+def test_transition_time_is_that_of_the_last_change():
     first = status_after(raw_job(), raw_ray_job(**RUNNING), now=at(10))
     second = status_after(
         raw_job(),
         raw_ray_job(**RUNNING),
         status=first,
         now=at(20),
-        progress=Progress(JobProgress(step=1)),
+        progress=RunProgress(JobProgress(step=1)),
     )
 
-    found = condition(second, "Running")
+    found = find_condition(second, "Running")
     assert found is not None
     assert (found.reason, found.last_transition_time) == ("Training", at(10))
 
 
-def test_pods_that_do_not_run_are_told_in_their_own_words():
-    waiting = status_after(raw_job(), raw_ray_job(rayClusterName="c"), waiting="Insufficient nvidia.com/gpu")
+def test_pending_pods_are_reported_in_the_schedulers_words():
+    waiting = status_after(raw_job(), raw_ray_job(rayClusterName="c"), pending_pods="Insufficient nvidia.com/gpu")
 
     assert reasons(waiting)["ClusterReady"] == ("False", "PodsNotReady")
     assert "Insufficient nvidia.com/gpu. See `kubectl describe pods -l ray.io/cluster=c`" in message(
@@ -239,7 +242,7 @@ def test_pods_that_do_not_run_are_told_in_their_own_words():
 
 def test_a_complete_job_shows_its_last_step():
     status = status_after(
-        raw_job(), raw_ray_job(**SUCCEEDED), progress=Progress(JobProgress(step=17, steps=20, reward_mean=0.8))
+        raw_job(), raw_ray_job(**SUCCEEDED), progress=RunProgress(JobProgress(step=17, steps=20, reward_mean=0.8))
     )
 
     assert status.progress == JobProgress(step=20, steps=20, reward_mean=0.8, checkpoint_step=20)
@@ -248,7 +251,7 @@ def test_a_complete_job_shows_its_last_step():
 def test_progress_is_reported():
     progress = JobProgress(step=3, steps=20, reward_mean=0.4, rollouts_per_second=1.5)
 
-    status = status_after(raw_job(), raw_ray_job(**RUNNING), progress=Progress(progress))
+    status = status_after(raw_job(), raw_ray_job(**RUNNING), progress=RunProgress(progress))
 
     assert status.progress == progress
     assert reasons(status)["Running"] == ("True", "Training")
@@ -257,14 +260,14 @@ def test_progress_is_reported():
 # Failures and retries
 
 
-def test_a_failed_attempt_is_followed_by_another_after_a_while():
+def test_a_failed_attempt_is_retried_after_a_backoff():
     job = raw_job(retries=2)
 
     failed = look(job, raw_ray_job(**FAILED), status=STARTED, now=at(100))
 
     assert failed.status is not None
     assert (failed.status.state, failed.status.attempt, failed.status.failed_attempts) == ("Retrying", 1, 1)
-    assert failed.status.next_attempt_time == failed.check_again == at(110)
+    assert failed.status.next_attempt_time == failed.requeue_at == at(110)
     assert [found.name for found in failed.delete] == ["job-1"]
     assert "Attempt 1 failed: Job entrypoint command failed with exit code 1" in message(failed.status, "Running")
     assert look(job, status=failed.status, now=at(109)).apply == ()
@@ -272,7 +275,7 @@ def test_a_failed_attempt_is_followed_by_another_after_a_while():
     assert ray_job["metadata"]["name"] == "job-2"
 
 
-def test_retries_wait_longer_and_longer():
+def test_backoff_doubles_up_to_a_limit():
     waits = []
     for failed in range(7):
         status = STARTED.model_copy(update={"failed_attempts": failed})
@@ -283,7 +286,7 @@ def test_retries_wait_longer_and_longer():
     assert waits == [10, 20, 40, 80, 160, 300, 300]
 
 
-def test_a_job_without_retries_left_has_failed():
+def test_a_job_without_retries_left_fails():
     plan = look(raw_job(), raw_ray_job(**FAILED), status=STARTED)
 
     assert plan.status is not None
@@ -307,7 +310,7 @@ FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("ray_status", "reason", "state"), FAILURES.values(), ids=FAILURES)
-def test_what_another_attempt_would_repeat_is_not_tried_again(ray_status: dict[str, Any], reason: str, state: str):
+def test_a_failure_that_would_repeat_is_not_retried(ray_status: dict[str, Any], reason: str, state: str):
     with_retries = status_after(raw_job(retries=1), raw_ray_job(**ray_status))
     without = status_after(raw_job(), raw_ray_job(**ray_status))
 
@@ -315,38 +318,38 @@ def test_what_another_attempt_would_repeat_is_not_tried_again(ray_status: dict[s
     assert reasons(without)["Failed"] == ("True", reason)
 
 
-def test_a_rayjob_that_vanished_counts_as_a_failed_attempt():
+def test_a_deleted_rayjob_counts_as_a_failed_attempt():
     status = status_after(raw_job(retries=1))
 
     assert (status.state, status.failed_attempts) == ("Retrying", 1)
     assert "its RayJob is gone" in message(status, "Running")
 
 
-def test_an_attempt_without_a_cluster_in_time_has_failed():
+def test_an_attempt_without_a_cluster_in_time_fails():
     job = raw_job(startTimeoutSeconds=60)
     starting = raw_ray_job(jobDeploymentStatus="Initializing", startTime=stamp(at(10)))
 
     before = look(job, starting, status=STARTED, now=at(69))
     after = look(job, starting, status=STARTED, now=at(70))
 
-    assert before.check_again == at(70)
+    assert before.requeue_at == at(70)
     assert reasons(after.status)["Failed"] == ("True", "StartTimeout")
     assert [found.name for found in after.delete] == ["job-1"]
 
 
-def test_waiting_in_a_queue_takes_no_time_from_an_attempt():
+def test_time_in_a_queue_does_not_count_as_start_time():
     job = raw_job(startTimeoutSeconds=60, queue="q")
     queued = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
     admitted = raw_ray_job(queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
     # As KubeRay leaves it for a moment.
-    let_go = raw_ray_job(queue="q", jobDeploymentStatus="", startTime=stamp(at(0)))
+    remove_finalizer = raw_ray_job(queue="q", jobDeploymentStatus="", startTime=stamp(at(0)))
 
     assert status_after(job, queued, now=at(9000)).state == "Queued"
     assert status_after(job, admitted, now=at(9000)).state == "Starting"
-    assert status_after(job, let_go, now=at(9000)).state == "Starting"
+    assert status_after(job, remove_finalizer, now=at(9000)).state == "Starting"
 
 
-def test_a_run_whose_head_is_lost_late_was_not_slow_to_start():
+def test_a_run_that_loses_its_head_is_not_reported_as_a_slow_start():
     job = raw_job(startTimeoutSeconds=60)
     running = status_after(job, raw_ray_job(**RUNNING, startTime=stamp(at(0))), now=at(30))
     submitted_again = {"jobStatus": "PENDING", "jobDeploymentStatus": "Running", "startTime": stamp(at(0))}
@@ -358,20 +361,20 @@ def test_a_run_whose_head_is_lost_late_was_not_slow_to_start():
 
 
 def trained(**options: Any) -> JobStatus:
-    return status_after(raw_job(), raw_ray_job(**RUNNING), progress=Progress(JobProgress(step=3)), **options)
+    return status_after(raw_job(), raw_ray_job(**RUNNING), progress=RunProgress(JobProgress(step=3)), **options)
 
 
 @pytest.mark.parametrize(
     ("progress", "lost_at"),
     [
-        (Progress(JobProgress(step=3), refused_since=at(100)), at(220)),
-        (Progress(JobProgress(step=3), silent_since=at(100)), at(1000)),
+        (RunProgress(JobProgress(step=3), refused_since=at(100)), at(220)),
+        (RunProgress(JobProgress(step=3), unreachable_since=at(100)), at(1000)),
     ],
 )
-def test_a_run_that_stops_answering_is_lost(progress: Progress, lost_at: datetime):
+def test_a_run_that_stops_answering_is_lost(progress: RunProgress, lost_at: datetime):
     options = {"status": trained(), "progress": progress}
 
-    assert look(raw_job(), raw_ray_job(**RUNNING), now=at(110), **options).check_again == lost_at
+    assert look(raw_job(), raw_ray_job(**RUNNING), now=at(110), **options).requeue_at == lost_at
     lost = look(raw_job(), raw_ray_job(**RUNNING), now=lost_at, **options)
     assert reasons(lost.status)["Failed"] == ("True", "RunLost")
     assert [found.name for found in lost.delete] == ["job-1"]
@@ -379,8 +382,8 @@ def test_a_run_that_stops_answering_is_lost(progress: Progress, lost_at: datetim
     assert [found.name for found in look(raw_job(), raw_ray_job(**RUNNING), status=lost.status).delete] == ["job-1"]
 
 
-def test_a_run_that_never_answered_may_be_out_of_reach():
-    status = status_after(raw_job(), raw_ray_job(**RUNNING), progress=Progress(refused_since=at(0)), now=at(9000))
+def test_a_run_that_never_answered_is_not_counted_as_lost():
+    status = status_after(raw_job(), raw_ray_job(**RUNNING), progress=RunProgress(refused_since=at(0)), now=at(9000))
 
     assert status.state == "Running"
 
@@ -388,7 +391,7 @@ def test_a_run_that_never_answered_may_be_out_of_reach():
 # Suspending and resuming
 
 
-def test_a_job_that_is_made_suspended_gets_a_suspended_rayjob():
+def test_a_job_created_suspended_gets_a_suspended_rayjob():
     plan = look(raw_job(suspend=True))
 
     (ray_job,) = plan.apply
@@ -397,14 +400,14 @@ def test_a_job_that_is_made_suspended_gets_a_suspended_rayjob():
     assert (told.state, reasons(told)["Suspended"]) == ("Suspended", ("True", "SuspendedBySpec"))
 
 
-def test_what_has_never_run_is_resumed_under_its_number():
+def test_an_attempt_that_never_ran_is_resumed_under_its_number():
     plan = look(raw_job(), raw_ray_job(suspend=True, jobDeploymentStatus="Suspended"), status=STARTED)
 
     (ray_job,) = plan.apply
     assert (ray_job["metadata"]["name"], ray_job["spec"]["suspend"]) == ("job-1", False)
 
 
-def test_a_suspended_rayjob_that_has_never_run_follows_the_job():
+def test_a_suspended_rayjob_that_never_ran_follows_changes_of_the_job():
     suspended = raw_ray_job(suspend=True, jobDeploymentStatus="Suspended")
 
     plan = look(raw_job(suspend=True, training__steps=30), suspended, status=STARTED)
@@ -432,7 +435,7 @@ def test_a_run_is_suspended_and_resumed_under_a_new_number():
 
 
 @pytest.mark.parametrize(("queue", "started"), [(None, ["job-2"]), ("q", [])])
-def test_a_rayjob_of_an_operator_that_did_not_say_who_suspended_it_is_in_a_queue_or_was_suspended_by_its_job(
+def test_a_rayjob_without_the_suspension_annotation_was_suspended_by_its_job_unless_it_is_queued(
     queue: str | None, started: list[str]
 ):
     suspended = raw_ray_job(suspend=True, started=True, queue=queue, jobDeploymentStatus="Suspended")
@@ -460,7 +463,7 @@ def test_a_run_whose_rayjob_cannot_be_suspended_is_stopped_by_deletion(change: d
     assert [made["metadata"]["name"] for made in resumed.apply] == ["job-2"]
 
 
-def test_a_run_that_kueue_evicts_goes_on_under_a_new_number():
+def test_a_run_that_kueue_evicts_resumes_under_a_new_number():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
 
@@ -471,7 +474,7 @@ def test_a_run_that_kueue_evicts_goes_on_under_a_new_number():
     assert plan.status.failed_attempts == 0
 
 
-def test_a_run_that_kueue_evicts_has_the_next_number_also_if_it_cannot_start_at_once():
+def test_an_evicted_run_that_cannot_start_at_once_keeps_the_next_number():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
     refused = look(raw_job(queue="q"), evicted, status=running, team=None)
@@ -484,7 +487,7 @@ def test_a_run_that_kueue_evicts_has_the_next_number_also_if_it_cannot_start_at_
 
 
 @pytest.mark.parametrize("queue", [None, "default"])
-def test_a_run_that_kueue_holds_though_its_job_names_no_queue_waits_in_line(queue: str | None):
+def test_a_run_that_kueue_holds_waits_also_if_its_job_names_no_queue(queue: str | None):
     held = raw_ray_job(held=True, queue=queue)
 
     waiting = look(raw_job(), held, status=STARTED)
@@ -497,7 +500,7 @@ def test_a_run_that_kueue_holds_though_its_job_names_no_queue_waits_in_line(queu
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_a_suspended_job_that_is_resumed_into_a_queue_gets_a_rayjob_that_is_in_it(started: bool):
+def test_a_job_resumed_into_a_queue_gets_a_queued_rayjob(started: bool):
     suspended = raw_ray_job(suspend=True, started=started, jobDeploymentStatus="Suspended")
 
     plan = look(raw_job(queue="q"), suspended, status=status_after(raw_job(suspend=True), suspended))
@@ -509,19 +512,19 @@ def test_a_suspended_job_that_is_resumed_into_a_queue_gets_a_rayjob_that_is_in_i
 
 
 @pytest.mark.parametrize("kind", [{"shared": True}, {"queue": "q"}], ids=["shared", "queue"])
-def test_a_rayjob_is_stopped_by_what_it_is_and_not_by_what_its_job_says_by_now(kind: dict[str, Any]):
+def test_how_a_rayjob_is_stopped_depends_on_the_rayjob_and_not_on_the_changed_job(kind: dict[str, Any]):
     plan = look(raw_job(suspend=True), raw_ray_job(**kind, **RUNNING), status=STARTED)
 
     assert ([found.name for found in plan.delete], plan.apply) == (["job-1"], ())
 
 
 def test_a_run_whose_suspension_is_refused_is_stopped_by_deletion():
-    plan = look(raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED, refusal="queue-name is immutable")
+    plan = look(raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED, apply_error="queue-name is immutable")
 
     assert ([found.name for found in plan.delete], plan.apply) == (["job-1"], ())
 
 
-def test_a_job_suspended_between_attempts_waits():
+def test_a_job_suspended_between_attempts_starts_no_attempt():
     failed = status_after(raw_job(retries=1), raw_ray_job(**FAILED))
 
     suspended = look(raw_job(retries=1, suspend=True), status=failed, now=at(9000))
@@ -531,7 +534,7 @@ def test_a_job_suspended_between_attempts_waits():
     assert (suspended.status.state, suspended.status.failed_attempts) == ("Suspended", 1)
 
 
-def test_a_run_that_ends_while_it_is_suspended_has_ended():
+def test_a_run_that_succeeds_while_it_is_being_suspended_is_complete():
     assert status_after(raw_job(suspend=True), raw_ray_job(**SUCCEEDED)).state == "Complete"
     assert status_after(raw_job(suspend=True), raw_ray_job(**FAILED)).state == "Failed"
 
@@ -540,22 +543,22 @@ def test_a_run_that_ends_while_it_is_suspended_has_ended():
 
 
 @pytest.mark.parametrize("ray_status", [SUCCEEDED, FAILED])
-def test_nothing_happens_after_the_end(ray_status: dict[str, Any]):
+def test_a_finished_job_is_left_unchanged(ray_status: dict[str, Any]):
     ended = status_after(raw_job(), raw_ray_job(**ray_status))
 
     for ray_jobs in ((), (raw_ray_job(**RUNNING),), (raw_ray_job(**FAILED),)):
         assert look(raw_job(), *ray_jobs, status=ended, team=None, now=at(99999)) == Plan()
 
 
-def test_a_job_goes_when_its_time_is_over():
+def test_a_finished_job_is_deleted_after_its_time_to_live():
     job = raw_job(ttlSecondsAfterFinished=60)
     ended = status_after(job, raw_ray_job(**SUCCEEDED), now=at(100))
 
-    assert look(job, status=ended, now=at(159)) == Plan(check_again=at(160))
+    assert look(job, status=ended, now=at(159)) == Plan(requeue_at=at(160))
     assert look(job, status=ended, now=at(160)) == Plan(delete_job=True)
 
 
-def test_a_job_of_another_manager_is_left_alone():
+def test_a_job_managed_by_another_controller_is_ignored():
     job = raw_job(managedBy="kueue.x-k8s.io/multikueue")
 
     assert look(job, raw_ray_job(**RUNNING)) == Plan()
@@ -572,19 +575,19 @@ def deleted_job(seconds: float = 0, *, held: bool = True) -> dict[str, Any]:
     return job
 
 
-def test_a_job_is_held_before_anything_of_it_exists_if_there_is_something_to_clean_up():
-    assert look(raw_job(), team=CLEAN_UP_TEAM).hold
-    assert not look(raw_job(), team=TEAM).hold
+def test_the_finalizer_is_added_first_if_there_is_something_to_clean_up():
+    assert look(raw_job(), team=CLEAN_UP_TEAM).add_finalizer
+    assert not look(raw_job(), team=TEAM).add_finalizer
 
 
-def test_a_deleted_job_stops_its_run_then_empties_the_store_then_goes():
+def test_deletion_stops_the_run_then_cleans_the_store_then_removes_the_finalizer():
     running = raw_ray_job(**RUNNING)
     stop = look(deleted_job(), running, team=CLEAN_UP_TEAM)
-    assert ([found.name for found in stop.delete], stop.let_go) == (["job-1"], False)
+    assert ([found.name for found in stop.delete], stop.remove_finalizer) == (["job-1"], False)
 
     running["metadata"]["deletionTimestamp"] = stamp(at(0))
     wait = look(deleted_job(), running, team=CLEAN_UP_TEAM, status=stop.status)
-    assert wait == Plan(check_again=at(120))
+    assert wait == Plan(requeue_at=at(120))
 
     empty = look(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status)
     (clean_up,) = empty.apply
@@ -595,24 +598,24 @@ def test_a_deleted_job_stops_its_run_then_empties_the_store_then_goes():
     ]
 
     # Nothing tells when it has ended.
-    assert empty.check_again == at(2)
+    assert empty.requeue_at == at(2)
     for now, look_again in ((30, 32), (119, 120)):
         running_on = CleanUpView(finished=False)
         wait = look(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status, clean_up=running_on, now=at(now))
-        assert wait == Plan(check_again=at(look_again))
-    assert look(deleted_job(), team=CLEAN_UP_TEAM, clean_up=CleanUpView(finished=True)) == Plan(let_go=True)
+        assert wait == Plan(requeue_at=at(look_again))
+    assert look(deleted_job(), team=CLEAN_UP_TEAM, clean_up=CleanUpView(finished=True)) == Plan(remove_finalizer=True)
 
 
 @pytest.mark.parametrize("team", [None, TEAM, CLEAN_UP_TEAM])
-def test_a_deleted_job_goes_in_time_whatever_happens(team: Any):
-    assert look(deleted_job(), raw_ray_job(**RUNNING), team=team, now=at(120)).let_go
+def test_the_finalizer_is_removed_in_time_whatever_happens(team: Any):
+    assert look(deleted_job(), raw_ray_job(**RUNNING), team=team, now=at(120)).remove_finalizer
 
 
-def test_a_deleted_job_that_nobody_holds_needs_nothing():
+def test_a_deleted_job_without_the_finalizer_needs_nothing():
     assert look(deleted_job(held=False), raw_ray_job(**RUNNING)) == Plan()
 
 
-def test_older_attempts_are_cleared_away():
+def test_rayjobs_of_older_attempts_are_deleted():
     plan = look(raw_job(), raw_ray_job(1), raw_ray_job(2, **RUNNING), status=STARTED)
 
     assert [found.name for found in plan.delete] == ["job-1"]

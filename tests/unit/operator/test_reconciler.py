@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turnmill.testing.ray_jobs import NAMESPACE, KubeRayDouble, pod_template, raw_job, raw_ray_job, raw_team
-from turnmill_operator.api import BATCH_JOBS, JOBS, RAY_JOBS, Api, ApiError, Resource
+from turnmill_operator.api import BATCH_JOBS, JOBS, RAY_JOBS, ApiClient, ApiError, Resource
 from turnmill_operator.cache import Cache
 from turnmill_operator.reconciler import Reconciler
-from turnmill_operator.views import Key, KubeRay, team_view
+from turnmill_operator.views import KubeRay, ObjectKey, team_view
 from turnmill_operator.work_queue import WorkQueue
 
-KEY = Key(NAMESPACE, "job")
+KEY = ObjectKey(NAMESPACE, "job")
 
 
-class ApiDouble(Api):
+class ApiDouble(ApiClient):
     """The API server of a `KubeRayDouble`; requests fail as `faults` says: before they count, or after."""
 
     def __init__(self, world: KubeRayDouble) -> None:
@@ -61,7 +61,7 @@ class ApiDouble(Api):
                 raise ApiError(403, self.refusal)
             return self.world.apply(json.loads(json.dumps(manifest)))
 
-    async def apply_job(self, key: Key, uid: str, version: int, **fields: Any) -> Any:
+    async def apply_job(self, key: ObjectKey, uid: str, version: int, **fields: Any) -> Any:
         with self._write(f"apply {next(iter(fields))}"):
             job = self.world.job
             if job is None:
@@ -106,7 +106,7 @@ class _Write:
 class _Queue(WorkQueue):
     """The test says when to look."""
 
-    def add_after(self, key: Key, seconds: float) -> None:
+    def add_after(self, key: ObjectKey, seconds: float) -> None:
         assert seconds < 1e6
 
 
@@ -199,7 +199,7 @@ OUTCOMES = st.lists(st.sampled_from(["1", "1", "3", "2", "SUCCEEDED"]), min_size
     faults=FAULTS,
     clean_up=st.booleans(),
 )
-def test_the_end_follows_from_the_outcomes_alone(
+def test_the_final_state_depends_on_the_outcomes_alone(
     outcomes: list[str], retries: int, steps: list[str], faults: list[str], clean_up: bool
 ):
     team = team_view(raw_team(**({"cleanUp": {"template": pod_template()}} if clean_up else {})))
@@ -334,7 +334,7 @@ async def first_looks(**job: Any) -> tuple[KubeRayDouble, ApiDouble, Replica]:
     return world, api, Replica(api, team_view(raw_team()))
 
 
-async def test_a_start_takes_three_writes():
+async def test_starting_a_job_takes_three_writes():
     _, api, replica = await first_looks()
 
     await replica.look()
@@ -342,7 +342,7 @@ async def test_a_start_takes_three_writes():
     assert api.writes == ["apply RayJob job-1", next(w for w in api.writes if "Event" in w), "apply status"]
 
 
-async def test_looking_again_writes_nothing():
+async def test_reconciling_again_writes_nothing():
     world, api, replica = await first_looks()
     for _ in range(8):
         replica.see_all()
@@ -356,7 +356,7 @@ async def test_looking_again_writes_nothing():
     assert api.writes == []
 
 
-async def test_a_replica_that_is_far_behind_brings_no_attempt_back():
+async def test_a_replica_with_a_stale_cache_restarts_no_attempt():
     world, api, leader = await first_looks()
     behind = Replica(api, team_view(raw_team()))
     for suspend in (False, True, False):
@@ -372,7 +372,7 @@ async def test_a_replica_that_is_far_behind_brings_no_attempt_back():
     assert list(world.ray_jobs) == ["job-2"]
 
 
-async def test_a_refused_rayjob_is_told_and_tried_again():
+async def test_a_refused_rayjob_is_reported_and_retried():
     world, api, replica = await first_looks()
     api.refusal = "exceeded quota: count/rayjobs.ray.io"
 
@@ -386,7 +386,7 @@ async def test_a_refused_rayjob_is_told_and_tried_again():
     assert list(world.ray_jobs) == ["job-1"]
 
 
-async def test_a_job_whose_clean_up_is_refused_goes_at_once():
+async def test_a_job_whose_clean_up_is_refused_is_released_at_once():
     world, api, _ = await first_looks()
     replica = Replica(api, team_view(raw_team(cleanUp={"template": pod_template()})))
     await replica.look()
@@ -402,7 +402,7 @@ async def test_a_job_whose_clean_up_is_refused_goes_at_once():
     assert world.job["metadata"]["finalizers"] == []
 
 
-async def test_refused_events_hold_up_nothing():
+async def test_refused_events_do_not_block_reconciliation():
     world, api, replica = await first_looks()
     api.refused = {"Event"}
 
@@ -412,7 +412,7 @@ async def test_refused_events_hold_up_nothing():
     assert world.job["status"]["state"] == "Starting"
 
 
-async def test_a_rayjob_of_somebody_else_is_left_alone():
+async def test_a_rayjob_of_another_owner_is_left_alone():
     world, api, replica = await first_looks()
     world.ray_jobs["job-1"] = raw_ray_job(uid="of-somebody-else")
 
@@ -423,10 +423,10 @@ async def test_a_rayjob_of_somebody_else_is_left_alone():
     assert "apply RayJob job-1" not in api.writes
 
 
-async def test_progress_is_written_now_and_then(monkeypatch: pytest.MonkeyPatch):
+async def test_progress_is_written_at_most_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch):
     from turnmill.jobs.status import JobProgress
     from turnmill_operator import reconciler
-    from turnmill_operator.views import Progress
+    from turnmill_operator.views import RunProgress
 
     clock = [0.0]
     monkeypatch.setattr(reconciler.time, "monotonic", lambda: clock[0])
@@ -439,14 +439,14 @@ async def test_progress_is_written_now_and_then(monkeypatch: pytest.MonkeyPatch)
     for step in range(1, 10):
         api.writes.clear()
         clock[0] += 10
-        replica.cache.put_progress(KEY, 1, Progress(JobProgress(step=step)))
+        replica.cache.put_progress(KEY, 1, RunProgress(JobProgress(step=step)))
         await replica.look()
         writes.append(len(api.writes))
 
     assert writes == [1, 0, 0, 1, 0, 0, 1, 0, 0]
 
 
-def test_the_time_of_conditions_has_no_fractions():
+def test_condition_times_have_whole_seconds():
     from turnmill_operator.reconciler import _now
 
     assert isinstance(_now(), datetime)

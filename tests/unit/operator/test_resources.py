@@ -44,7 +44,7 @@ def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(ray_job(raw_job(**change), **options)["spec"])
 
 
-def test_names_fit_with_the_longest_job_and_many_attempts():
+def test_the_longest_rayjob_name_fits():
     name = ray_job(raw_job("j" * 40), attempt=999_999)["metadata"]["name"]
 
     assert len(name) == 47
@@ -52,28 +52,28 @@ def test_names_fit_with_the_longest_job_and_many_attempts():
     assert len(name) + 6 <= 53
 
 
-def test_there_is_exactly_one_place_to_run(spec: dict[str, Any]):
+def test_a_rayjob_has_either_its_own_cluster_or_a_selector(spec: dict[str, Any]):
     assert ("rayClusterSpec" in spec) != ("clusterSelector" in spec)
 
 
-def test_what_is_suspended_is_shut_down_and_never_on_a_shared_cluster(spec: dict[str, Any]):
+def test_only_rayjobs_with_a_cluster_of_their_own_can_be_suspended(spec: dict[str, Any]):
     if "suspend" in spec:
         assert spec["shutdownAfterJobFinishes"] is True
         assert "clusterSelector" not in spec
 
 
-def test_clusters_are_shut_down_in_one_way_only(spec: dict[str, Any]):
+def test_only_one_way_of_shutting_a_cluster_down_is_set(spec: dict[str, Any]):
     assert "deletionStrategy" not in spec
     assert spec.get("ttlSecondsAfterFinished", 0) == 0 or spec["shutdownAfterJobFinishes"]
 
 
-def test_kuberay_neither_retries_nor_submits_by_a_pod(spec: dict[str, Any]):
+def test_kuberay_neither_retries_nor_uses_a_submitter_pod(spec: dict[str, Any]):
     assert spec["backoffLimit"] == 0
     assert spec["submissionMode"] == "HTTPMode"
     assert not {"submitterPodTemplate", "submitterConfig"} & spec.keys()
 
 
-def test_every_group_has_its_bounds_without_autoscaling(spec: dict[str, Any]):
+def test_every_worker_group_sets_all_replica_counts(spec: dict[str, Any]):
     cluster = spec.get("rayClusterSpec", {"workerGroupSpecs": []})
 
     assert "enableInTreeAutoscaling" not in cluster
@@ -90,7 +90,7 @@ def test_the_cluster_has_no_option_that_a_rayjob_or_an_old_release_refuses(spec:
         assert "resources" not in group
 
 
-def test_tokens_are_kuberays_business_where_it_knows_them():
+def test_kuberay_manages_tokens_if_it_supports_them():
     with_tokens = ray_job(raw_job())["spec"]["rayClusterSpec"]
     without = ray_job(raw_job(), ray_tokens=False)["spec"]["rayClusterSpec"]
     old_ray = ray_job(raw_job(), team=raw_team(rayVersion="2.51.9"))["spec"]["rayClusterSpec"]
@@ -104,7 +104,7 @@ def test_tokens_are_kuberays_business_where_it_knows_them():
     assert "env" not in old_ray["headGroupSpec"]["template"]["spec"]["containers"][0]
 
 
-def test_a_queue_owns_suspension():
+def test_a_queued_rayjob_leaves_suspend_to_kueue():
     queued = ray_job(raw_job(queue="team-a"))
 
     assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
@@ -112,19 +112,19 @@ def test_a_queue_owns_suspension():
     assert queued["spec"]["shutdownAfterJobFinishes"] is True
 
 
-def test_learning_and_rollout_get_pods_of_their_accelerators():
+def test_training_and_rollout_get_pods_of_their_accelerators():
     groups = ray_job(raw_job(**SEPARATE))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
 
     assert {group["groupName"]: group["replicas"] for group in groups} == {"h100": 1, "a40": 2}
 
 
-def test_a_job_gets_no_pods_that_it_does_not_use():
+def test_a_job_gets_only_the_pods_that_it_uses():
     groups = ray_job(raw_job(resources={"train": {"accelerator": "A40"}}))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
 
     assert [group["groupName"] for group in groups] == ["a40"]
 
 
-def test_a_run_is_not_told_defaults_which_an_older_trainer_may_not_know():
+def test_default_values_are_left_out_of_the_runs_job():
     filled_in = parse_job(raw_job()).model_dump(mode="json", by_alias=True)
     variables = yaml.safe_load(ray_job(raw_job(**filled_in["spec"]))["spec"]["runtimeEnvYAML"])["env_vars"]
 
@@ -134,7 +134,7 @@ def test_a_run_is_not_told_defaults_which_an_older_trainer_may_not_know():
     assert parse_job(told).spec == parse_job(raw_job()).spec
 
 
-def test_the_run_is_told_its_job_attempt_folder_port_and_device():
+def test_the_run_gets_its_job_attempt_folder_port_and_device():
     variables = yaml.safe_load(ray_job(raw_job(), attempt=3)["spec"]["runtimeEnvYAML"])["env_vars"]
 
     assert json.loads(variables.pop("TURNMILL_JOB"))["spec"]["training"]["steps"] == 20
@@ -146,7 +146,7 @@ def test_the_run_is_told_its_job_attempt_folder_port_and_device():
     }
 
 
-def test_what_is_made_belongs_to_the_job():
+def test_created_objects_are_owned_by_the_job():
     made = ray_job(raw_job(), attempt=2)
     (owner,) = made["metadata"]["ownerReferences"]
 
@@ -159,7 +159,7 @@ def test_what_is_made_belongs_to_the_job():
         assert pod["metadata"]["labels"]["turnmill.dev/attempt"] == "2"
 
 
-def test_a_teams_own_labels_and_ports_stay():
+def test_a_teams_own_labels_and_ports_are_kept():
     head = pod_template(ports=[{"name": "gcs", "containerPort": 6379}, {"name": "turnmill", "containerPort": 9464}])
     head["metadata"] = {"labels": {"app.kubernetes.io/name": "theirs"}}
 
@@ -170,7 +170,7 @@ def test_a_teams_own_labels_and_ports_stay():
     assert ports == {"gcs": 6379, "turnmill": 9464, "dashboard": 8265, "client": 10001}
 
 
-def test_the_hash_tells_what_the_run_is_made_of():
+def test_the_hash_changes_with_the_spec_of_the_run():
     def of(made: dict[str, Any]) -> str:
         return str(made["metadata"]["annotations"]["turnmill.dev/spec-hash"])
 
@@ -181,7 +181,7 @@ def test_the_hash_tells_what_the_run_is_made_of():
     assert of(same) != of(ray_job(raw_job(), team=raw_team(rayVersion="2.61.0")))
 
 
-def test_a_clean_up_ends_by_itself():
+def test_a_clean_up_job_has_a_deadline():
     team = team_view(raw_team(cleanUp={"template": {"spec": {"containers": [{"name": "turnmill"}]}}}))
     assert not isinstance(team, Exception)
     assert team.clean_up is not None
