@@ -25,7 +25,7 @@ from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import LOG_PROB
 from turnmill.training.advantages.rows import Rows
-from turnmill.training.advantages.rows import advantages_of as estimated
+from turnmill.training.algorithms import trajectory_algorithm_of
 
 CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
 
@@ -726,7 +726,7 @@ def advantages_of(played: dict[str, Outcome]) -> dict[str, float]:
     keys = list(played)
     scores_RG = torch.tensor([[0.0, played[key].reward] for key in keys])
     rows = Rows(keys, torch.full((len(keys),), 2), torch.ones_like(scores_RG), scores_RG, scores_RG)
-    found_RG, _ = estimated(rows, Grpo())
+    found_RG, _ = trajectory_algorithm_of(Grpo()).advantages(rows)
     return dict(zip(keys, found_RG[:, 0].tolist(), strict=True))
 
 

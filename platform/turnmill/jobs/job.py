@@ -15,7 +15,7 @@ from turnmill.jobs.settings import Settings
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
 from turnmill.jobs.training import TrainingSettings
-from turnmill.jobs.trajectory_algorithms import Dapo, KlSettings, TrajectoryAlgorithm
+from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithm
 from turnmill.jobs.verl_settings import TENSOR_PARALLEL, setting
 from turnmill.jobs.verlog_agent import VerlogAgent
 
@@ -143,8 +143,8 @@ class JobSpec(Settings):
 
     @property
     def kl(self) -> KlSettings:
-        """What drifting from the first policy costs: nothing where the algorithm has no word for it."""
-        return getattr(self.algorithm, "kl", KlSettings(coefficient=0.0))
+        """The KL penalty; its coefficient is 0 for algorithms without one."""
+        return self.algorithm.kl
 
     @property
     def group_size(self) -> int:
@@ -164,7 +164,7 @@ class JobSpec(Settings):
         tasks = self.tasks_per_step
         if position < tasks:
             return (step - 1) * tasks + position
-        batches = self.algorithm.dynamic_sampling.max_batches if isinstance(self.algorithm, Dapo) else 1
+        batches = self.trajectory_algorithm.max_batches
         return self.training.steps * tasks + (step - 1) * (batches - 1) * tasks + position - tasks
 
     @property

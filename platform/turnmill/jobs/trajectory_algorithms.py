@@ -63,6 +63,11 @@ class TrajectoryAlgorithm(Settings):
     gradient_clip: float = Field(default=1.0, gt=0, le=1_000_000)
     """Norm to which gradients are cut."""
 
+    @property
+    def max_batches(self) -> int:
+        """Times the tasks of a step are asked for, the first time included."""
+        return 1
+
 
 class Ppo(TrajectoryAlgorithm):
     """PPO: a critic values every token, and GAE runs over all tokens of a trajectory that the policy said."""
@@ -174,6 +179,16 @@ class Dapo(TrajectoryAlgorithm):
 
     overlong: Overlong = Overlong()
     """A soft limit on the length of responses."""
+
+    @property
+    def kl(self) -> KlSettings:
+        """No KL penalty."""
+        return KlSettings(coefficient=0.0)
+
+    @property
+    def max_batches(self) -> int:
+        """Times the tasks of a step are asked for, the first time included."""
+        return self.dynamic_sampling.max_batches
 
 
 class GigPo(TrajectoryAlgorithm):

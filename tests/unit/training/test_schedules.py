@@ -1,6 +1,5 @@
 """Over how many updates learning rates fall, and how long a response may be, whatever verl's configuration says."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.testing.jobs import TOOL_JOB, job
+from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.trajectory import TrajectoryTrainer
 from turnmill.training.trainers.turn import TurnTrainer
@@ -48,17 +48,14 @@ def test_a_critic_s_rate_falls_over_the_warm_up_that_there_is(monkeypatch, warmu
 
 
 def test_the_room_of_a_response_is_that_of_training_where_validations_have_more():
-    told = SimpleNamespace(
-        job=with_algorithm(
-            {"type": "dapo", "overlong": {"tokens": 256, "penalty": 1}}, maxResponseLength=1024,
-            valMaxResponseLength=2048,
-        )
-    )  # fmt: skip
-    rows = SimpleNamespace(scores_RG=torch.zeros(2, 1024), response_lengths_R=torch.tensor([1024, 700]))
+    spec = with_algorithm(
+        {"type": "dapo", "overlong": {"tokens": 256, "penalty": 1}}, maxResponseLength=1024, valMaxResponseLength=2048
+    ).spec
+    algorithm = trajectory_algorithm_of(spec.trajectory_algorithm)
 
-    penalties_RG = TrajectoryTrainer._overlong_penalties(told, rows, {})  # type: ignore[arg-type]
+    penalties_R = algorithm.penalties(torch.tensor([1024, 700]), spec.agent.response_token_limit)
 
-    assert penalties_RG.sum(1).tolist() == [-1.0, 0.0]
+    assert penalties_R.tolist() == [-1.0, 0.0]
 
 
 def with_algorithm(algorithm: dict[str, Any], **agent: Any) -> AgentTrainingJob:

@@ -128,7 +128,7 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise: bool) -> Tensor:
-    """How much better each trajectory is than its group (verl's GRPO), shape (trajectories,).
+    """Return the advantage of each trajectory over its group (verl's GRPO), shape (trajectories,).
 
     Failed trajectories are not among these: the others are compared with each other alone. One that is left alone in
     its group has nothing to be compared with, and so no advantage.
@@ -142,10 +142,10 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
         index=np.array(groups_K, dtype=object),
         norm_adv_by_std_in_grpo=normalise,
     )
-    return advantages_K1[:, 0].masked_fill(alone(groups_K), 0.0)
+    return advantages_K1[:, 0].masked_fill(singleton_groups(groups_K), 0.0)
 
 
-def alone(groups_K: Sequence[str]) -> Tensor:
-    """Which trajectories have their group for themselves, shape (trajectories,)."""
+def singleton_groups(groups_K: Sequence[str]) -> Tensor:
+    """Return True for each trajectory that is alone in its group, shape (trajectories,)."""
     sizes = Counter(groups_K)
     return torch.tensor([sizes[group] == 1 for group in groups_K], dtype=torch.bool)

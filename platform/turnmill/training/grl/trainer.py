@@ -139,10 +139,3 @@ class GrlTrainerColocateAsync(GrlTrainer, ColocateAsync):
 
 class GrlTrainerSeparateAsync(GrlTrainer, SeparateAsync):
     """Groups of agents, with devices of their own for rollout and learning."""
-
-
-TRAINERS = {
-    "sync": GrlTrainerSync,
-    "colocate_async": GrlTrainerColocateAsync,
-    "separate_async": GrlTrainerSeparateAsync,
-}

@@ -6,6 +6,7 @@ Axes: R rows, G response tokens.
 import math
 import uuid
 from collections import Counter
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from turnmill.core.errors import RunFailedError
-from turnmill.jobs.trajectory_algorithms import Dapo, GigPo, Ppo
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import StickyClient
-from turnmill.training.advantages.rows import advantages_of, mean_over_trajectories, overlong_penalties
+from turnmill.training.advantages.rows import mean_over_trajectories
+from turnmill.training.algorithms import trajectory_algorithm_of
+from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.batches.trajectory import (
     Split,
     TrajectoryBatch,
@@ -38,14 +40,19 @@ from turnmill.training.trainers.base import RunTrainer
 class TrajectoryTrainer(RunTrainer):
     """What whole trajectories change in verl's trainer."""
 
+    @cached_property
+    def algorithm(self) -> TrajectoryAlgorithm[Any]:
+        """The algorithm that the job asks for."""
+        return trajectory_algorithm_of(self.job.spec.trajectory_algorithm)
+
     def _init_dataloader(self) -> None:
         self._num_asked: Counter[int] = Counter()
         self.config.data.train_max_samples = self.job.spec.tasks_per_step
         super()._init_dataloader()
-        if isinstance(algorithm := self.job.spec.algorithm, Ppo):
+        if critic_only_steps := self.algorithm.critic_only_steps:
             # The policy's learning rate falls over the steps in which it learns.
             schedule = self.config.actor_rollout_ref.actor.optim
-            schedule.total_training_steps = max(1, schedule.total_training_steps - algorithm.critic_warmup_steps)
+            schedule.total_training_steps = max(1, schedule.total_training_steps - critic_only_steps)
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         """The next tasks of a step: those that it begins with, or others that fill it up."""
@@ -110,29 +117,19 @@ class TrajectoryTrainer(RunTrainer):
         rows = TrajectoryBatch.read(
             self._rows_of(batch), with_reference=with_reference, with_values=self.config.critic.enable
         )
-        rewards_RG = self._rewards_after_kl(rows, metrics) + self._overlong_penalties(rows, metrics)
+        penalties_R = self.algorithm.penalties(rows.response_lengths_R, self.job.spec.agent.response_token_limit)
+        rewards_RG = self._rewards_after_kl(rows, metrics) + _at_last_tokens(penalties_R, rows)
         rewarded = rows.with_rewards(rewards_RG)
-        advantages_RG, returns_RG = advantages_of(rewarded, self.job.spec.trajectory_algorithm)
+        advantages_RG, returns_RG = self.algorithm.advantages(rewarded)
         rows.write(advantages_RG, returns_RG, rewards_RG)
         means_R = mean_over_trajectories(advantages_RG, rewarded)
         self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(means_R))
         self.trajectory_log.append_token_advantages(self.global_steps, rows.by_turn(advantages_RG))
         self._fill_padding(batch)
-        if isinstance(self.job.spec.algorithm, GigPo):
-            metrics["turnmill/same_state_ratio"] = rewarded.same_state_ratio
+        metrics.update(self.algorithm.metrics(rewarded, penalties_R))
         metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
         # A batch that names its columns is handed to the update without those that were added since.
         return select(batch, [True] * len(batch.keys))
-
-    def _overlong_penalties(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
-        """DAPO's soft limit on length, at the last token of each row."""
-        penalties_RG = torch.zeros_like(rows.scores_RG)
-        if isinstance(algorithm := self.job.spec.algorithm, Dapo):
-            lengths_R = rows.response_lengths_R
-            penalties_R = overlong_penalties(algorithm, lengths_R, self.job.spec.agent.response_token_limit)
-            penalties_RG[torch.arange(len(lengths_R)), lengths_R - 1] = penalties_R
-            metrics["turnmill/overlong_ratio"] = (penalties_R < 0).double().mean().item()
-        return penalties_RG
 
     def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
         if rows.ref_log_probs_RG is None:
@@ -157,6 +154,13 @@ class TrajectoryTrainer(RunTrainer):
         return validation_metrics(told_trajectories(kept.keys, data["extra_fields"]), parts)
 
 
+def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:
+    """Return a value of each row at the row's last token, shape (rows, response tokens)."""
+    values_RG = torch.zeros_like(rows.scores_RG)
+    values_RG[torch.arange(len(values_R)), rows.response_lengths_R - 1] = values_R.to(values_RG.dtype)
+    return values_RG
+
+
 class TrajectoryTrainerSync(TrajectoryTrainer, PPOTrainerSync):
     """Rollout and learning take turns on the same devices."""
 
@@ -171,10 +175,3 @@ class TrajectoryTrainerColocateAsync(TrajectoryTrainer, ColocateAsync):
 
 class TrajectoryTrainerSeparateAsync(TrajectoryTrainer, SeparateAsync):
     """Trajectories, with devices of their own for rollout and learning."""
-
-
-TRAINERS = {
-    "sync": TrajectoryTrainerSync,
-    "colocate_async": TrajectoryTrainerColocateAsync,
-    "separate_async": TrajectoryTrainerSeparateAsync,
-}

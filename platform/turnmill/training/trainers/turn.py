@@ -4,7 +4,7 @@ Axes: R rows, G response tokens.
 """
 
 import random
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import ray
@@ -19,7 +19,7 @@ from verl.workers.utils.padding import response_from_nested
 from turnmill.core.errors import RunFailedError
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import StickyClient
-from turnmill.training.advantages.gae import dual_discount_gae, whiten
+from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
 from turnmill.training.batches.turn import TurnBatch, as_matrix, turn_metrics, validation_metrics
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
 from turnmill.training.dataset import select
@@ -38,6 +38,11 @@ class TurnTrainer(RunTrainer):
         super().__init__(config)
 
     # ---- set-up ----
+
+    @cached_property
+    def algorithm(self) -> TurnPpoAlgorithm:
+        """The algorithm, with the job's settings."""
+        return TurnPpoAlgorithm(self.job.spec.turn_ppo)
 
     def _setup(self) -> None:
         super()._setup()
@@ -124,20 +129,13 @@ class TurnTrainer(RunTrainer):
         """Dual-discount GAE over the turns of each environment, after the KL penalty (Verlog)."""
         turns = TurnBatch.read(self._rows_of(batch), self.job)
         rewards_RG = self._rewards_after_kl(turns, metrics)
-        algorithm = self.job.spec.turn_ppo
-        advantages_RG, returns_RG = dual_discount_gae(
+        advantages_RG, returns_RG = self.algorithm.estimate(
             turns.with_bootstrap_rows(rewards_RG),
             turns.values_RG,
             turns.mask_RG,
             turns.dones_R,
             num_environments=turns.num_segments,
-            token_gamma=algorithm.token_gamma,
-            token_lambda=algorithm.token_lambda,
-            step_gamma=algorithm.step_gamma,
-            step_lambda=algorithm.step_lambda,
         )
-        if algorithm.whiten:
-            advantages_RG = whiten(advantages_RG, turns.mask_RG)
         turns.write(advantages_RG, returns_RG, rewards_RG)
         metrics.update(turn_metrics(turns, rewards_RG))
         if self.global_steps > 0:
@@ -251,10 +249,3 @@ class TurnTrainerColocateAsync(TurnTrainer, ColocateAsync):
 
 class TurnTrainerSeparateAsync(TurnTrainer, SeparateAsync):
     """Turns, with devices of their own for rollout and learning."""
-
-
-TRAINERS = {
-    "sync": TurnTrainerSync,
-    "colocate_async": TurnTrainerColocateAsync,
-    "separate_async": TurnTrainerSeparateAsync,
-}

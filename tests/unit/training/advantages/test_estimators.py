@@ -15,9 +15,10 @@ from turnmill.jobs.trajectory_algorithms import (
     ReinforcePlusPlusBaseline,
     Rloo,
 )
-from turnmill.training.advantages.estimators import estimate, on_trained_tokens, state_advantages
+from turnmill.training.advantages.estimators import move_to_trained_tokens, state_advantages
 from turnmill.training.advantages.index import TrajectoryIndex
-from turnmill.training.advantages.rows import Rows, advantages_of, mean_over_trajectories, overlong_penalties
+from turnmill.training.advantages.rows import Rows, mean_over_trajectories
+from turnmill.training.algorithms import trajectory_algorithm_of
 
 GROUPS = ["a", "a", "a", "b", "b", "c"]
 # The last is left alone in its group by failures.
@@ -26,7 +27,7 @@ ONES = torch.ones(6, 2)
 
 
 def of_trajectories(algorithm, rewards=REWARDS, mask=ONES, groups=GROUPS) -> list[float]:
-    advantages, _ = estimate(algorithm, rewards, mask, groups)
+    advantages, _ = trajectory_algorithm_of(algorithm).estimate(rewards, mask, groups)
     torch.testing.assert_close(advantages, advantages[:, :1] * mask)
     return advantages[:, 0].tolist()
 
@@ -54,7 +55,7 @@ def test_rloo_compares_with_the_mean_of_the_others():
 def test_reinforce_plus_plus_whitens_discounted_rewards_over_the_step():
     rewards, mask = torch.tensor([[0.0, 0.0, 4.0], [0.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
 
-    advantages, returns = estimate(ReinforcePlusPlus(gamma=0.5), rewards, mask, ["a", "b"])
+    advantages, returns = trajectory_algorithm_of(ReinforcePlusPlus(gamma=0.5)).estimate(rewards, mask, ["a", "b"])
 
     # Returns 1, 2, 4, 0, 0: mean 1.4, unbiased variance (0.16 + 0.36 + 6.76 + 1.96 + 1.96) / 4 = 2.8.
     assert returns.tolist() == [[1.0, 2.0, 4.0], [0.0, 0.0, 0.0]]
@@ -76,7 +77,7 @@ def test_ppo_runs_gae_over_the_tokens_that_the_policy_said():
     rewards = torch.tensor([[0.0, 0.0, 1.0]])
     values, mask = torch.tensor([[0.5, 9.0, 0.2]]), torch.tensor([[1, 0, 1]])
 
-    advantages, returns = estimate(Ppo(gamma=0.9, gae_lambda=0.5), rewards, mask, ["a"], values)
+    advantages, returns = trajectory_algorithm_of(Ppo(gamma=0.9, gae_lambda=0.5)).estimate(rewards, mask, ["a"], values)
 
     last = 1.0 - 0.2
     first = 0.9 * 0.2 - 0.5 + 0.9 * 0.5 * last
@@ -87,7 +88,7 @@ def test_ppo_runs_gae_over_the_tokens_that_the_policy_said():
 
 @pytest.mark.parametrize("algorithm", [Ppo(), ReinforcePlusPlus(), ReinforcePlusPlusBaseline(), Rloo(), Grpo()])
 def test_a_step_of_which_nothing_is_learned_has_no_advantages(algorithm):
-    advantages, _ = estimate(algorithm, REWARDS, torch.zeros(6, 2), GROUPS, torch.zeros(6, 2))
+    advantages, _ = trajectory_algorithm_of(algorithm).estimate(REWARDS, torch.zeros(6, 2), GROUPS, torch.zeros(6, 2))
 
     assert advantages.abs().sum() == 0
 
@@ -96,7 +97,7 @@ def test_a_reward_of_an_observation_is_that_of_the_token_before_it():
     mask = torch.tensor([[1, 1, 0], [0, 0, 1], [0, 0, 0]])
     rewards = torch.tensor([[0.5, 0.0, 2.0], [3.0, 0.0, 1.0], [0.0, 4.0, 0.0]])
 
-    assert on_trained_tokens(rewards, mask).tolist() == [[0.5, 2.0, 0.0], [0.0, 0.0, 4.0], [4.0, 0.0, 0.0]]
+    assert move_to_trained_tokens(rewards, mask).tolist() == [[0.5, 2.0, 0.0], [0.0, 0.0, 4.0], [4.0, 0.0, 0.0]]
 
 
 # ---- rows ----
@@ -125,7 +126,7 @@ def test_gae_goes_on_from_row_to_row():
     cut = rows_of(["u_0_0", "u_0_1", "u_1_0"], [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], lengths=[2, 1, 2])
     rows = Rows(cut.keys, cut.lengths_R, cut.mask_RG, cut.scores_RG, cut.rewards_RG, values_RG=values)
 
-    _, returns = advantages_of(rows, Ppo())
+    _, returns = trajectory_algorithm_of(Ppo()).advantages(rows)
 
     assert returns.tolist() == [[1.0, 1.0], [1.0, 0.0], [pytest.approx(0), pytest.approx(0)]]
 
@@ -133,7 +134,7 @@ def test_gae_goes_on_from_row_to_row():
 def test_a_reward_that_every_row_repeats_counts_once():
     repeated = rows_of(["u_0_0", "u_0_1", "u_1_0"], [[1.0], [1.0], [0.0]])
 
-    advantages, _ = advantages_of(repeated, Grpo(normalise=False))
+    advantages, _ = trajectory_algorithm_of(Grpo(normalise=False)).advantages(repeated)
 
     assert advantages.tolist() == [[0.5], [0.5], [-0.5]]
 
@@ -141,7 +142,7 @@ def test_a_reward_that_every_row_repeats_counts_once():
 def test_rewards_of_turns_add_up():
     own = rows_of(["u_0_0", "u_0_1", "u_1_0"], [[1.0], [2.0], [0.0]], own_scores=True)
 
-    advantages, _ = advantages_of(own, Grpo(normalise=False))
+    advantages, _ = trajectory_algorithm_of(Grpo(normalise=False)).advantages(own)
 
     assert advantages.tolist() == [[1.5], [1.5], [-1.5]]
 
@@ -166,7 +167,7 @@ def test_gigpo_adds_the_comparison_of_turns_to_that_of_episodes():
         own_scores=True, states_R=["s", "t", "s", "u"],
     )  # fmt: skip
 
-    advantages, _ = advantages_of(rows, GigPo(gamma=0.5, step_weight=2.0, normalise=False))
+    advantages, _ = trajectory_algorithm_of(GigPo(gamma=0.5, step_weight=2.0, normalise=False)).advantages(rows)
 
     assert rows.same_state_ratio == 0.5
     # Episodes: +-0.5. Turns in s: returns 0.5 and 0, so +-0.25, twice.
@@ -179,7 +180,7 @@ def test_gigpo_in_standard_deviations_is_the_sum_of_two_grpos():
         own_scores=True, states_R=["s", "t", "s", "u"],
     )  # fmt: skip
 
-    advantages, _ = advantages_of(rows, GigPo())
+    advantages, _ = trajectory_algorithm_of(GigPo()).advantages(rows)
 
     half = 1 / math.sqrt(2)
     assert advantages[:, 0].tolist() == pytest.approx([2 * half, half, -2 * half, -half], abs=1e-4)
@@ -189,7 +190,7 @@ def test_the_same_state_in_another_group_is_another_situation():
     rows = rows_of(["g_0_0", "g_1_0", "h_0_0", "h_1_0"], [[1.0], [0.0], [5.0], [5.0]], own_scores=True,
                    states_R=["s"] * 4)  # fmt: skip
 
-    advantages, _ = advantages_of(rows, GigPo(normalise=False))
+    advantages, _ = trajectory_algorithm_of(GigPo(normalise=False)).advantages(rows)
 
     assert advantages[:, 0].tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0])
 
@@ -200,10 +201,10 @@ def test_the_same_state_in_another_group_is_another_situation():
 def test_the_overlong_penalty_grows_over_the_last_tokens_of_the_room():
     dapo = Dapo(overlong=Overlong(tokens=4, penalty=0.5))
 
-    found = overlong_penalties(dapo, torch.tensor([3, 16, 17, 18, 20]), room=20)
+    found = trajectory_algorithm_of(dapo).penalties(torch.tensor([3, 16, 17, 18, 20]), limit=20)
 
     assert found.tolist() == pytest.approx([0.0, 0.0, -0.125, -0.25, -0.5])
-    assert overlong_penalties(Dapo(), torch.tensor([20]), room=20).tolist() == [0.0]
+    assert trajectory_algorithm_of(Dapo()).penalties(torch.tensor([20]), limit=20).tolist() == [0.0]
 
 
 def test_a_trajectory_is_told_by_the_mean_of_its_trained_tokens():

@@ -16,7 +16,8 @@ from turnmill.jobs.trajectory_algorithms import (
 )
 from turnmill.rollout.failure import FAILED
 from turnmill.training.advantages.gae import outcome_advantages
-from turnmill.training.advantages.rows import Rows, advantages_of
+from turnmill.training.advantages.rows import Rows
+from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, split
 from turnmill.training.batches.trajectory_metrics import figure_metrics, trajectory_metrics
 
@@ -45,7 +46,7 @@ def advantages(
         keys, torch.full((len(keys),), 3), torch.ones_like(scores_RG), scores_RG, scores_RG - penalties_RG,
         states_R=["start"] * len(keys),
     )  # fmt: skip
-    found_RG, _ = advantages_of(rows, algorithm or Grpo())
+    found_RG, _ = trajectory_algorithm_of(algorithm or Grpo()).advantages(rows)
     assert bool((found_RG == found_RG[:, :1]).all())
     return dict(zip(keys, found_RG[:, 0].tolist(), strict=True))
 

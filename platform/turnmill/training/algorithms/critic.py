@@ -1,0 +1,44 @@
+"""The critic's part of verl's configuration."""
+
+from typing import Any, Protocol
+
+
+class CriticSettings(Protocol):
+    """The settings of an algorithm with a critic."""
+
+    @property
+    def value_clip(self) -> float:
+        """How far one update may move a value."""
+
+    @property
+    def gradient_clip(self) -> float:
+        """Norm to which gradients are cut."""
+
+    @property
+    def critic_learning_rate(self) -> float:
+        """Learning rate of the critic."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Decay of the weights."""
+
+    @property
+    def learning_rate_schedule(self) -> str:
+        """How the learning rate changes until the last step."""
+
+
+def critic_settings(settings: CriticSettings, *, minibatch: int, seed: int) -> dict[str, Any]:
+    """Return the critic's settings, by verl's dotted names."""
+    return {
+        "critic.enable": True,
+        "critic.strategy": "fsdp2",
+        "critic.fsdp.strategy": "fsdp2",
+        "critic.ppo_mini_batch_size": minibatch,
+        "critic.cliprange_value": settings.value_clip,
+        "critic.grad_clip": settings.gradient_clip,
+        "critic.data_loader_seed": seed,
+        "critic.optim.lr": settings.critic_learning_rate,
+        "critic.optim.weight_decay": settings.weight_decay,
+        "critic.optim.betas": [0.9, 0.95],
+        "critic.optim.lr_scheduler_type": settings.learning_rate_schedule,
+    }

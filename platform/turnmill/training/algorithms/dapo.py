@@ -1,0 +1,53 @@
+"""DAPO: GRPO with dynamic sampling and a soft limit on the length of responses.
+
+Axes: R rows, K trajectories, L tokens of a whole trajectory.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.trajectory_algorithms import Dapo
+from turnmill.training.advantages.rows import Rows
+from turnmill.training.algorithms.base import Sampler, TrajectoryAlgorithm
+from turnmill.training.algorithms.grpo import group_advantages
+
+
+class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
+    """GRPO's comparison within the group; tasks whose trajectories all have the same reward are replaced."""
+
+    estimator = "grpo"
+    drops_singletons = True
+
+    def estimate_tokens(
+        self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the advantage of each trajectory in its group, at each of its tokens."""
+        return group_advantages(rewards_KL, groups_K, normalise=self.settings.normalise)
+
+    def penalties(self, lengths_R: Tensor, limit: int) -> Tensor:
+        """Return 0 up to the last `overlong.tokens` of the limit, then down to -`overlong.penalty`, shape (rows,)."""
+        tokens = self.settings.overlong.tokens
+        if tokens is None:
+            return torch.zeros_like(lengths_R, dtype=torch.float32)
+        beyond_R = (lengths_R - (limit - tokens)).clamp(min=0, max=tokens)
+        return -self.settings.overlong.penalty * beyond_R / tokens
+
+    def metrics(self, rows: Rows, penalties_R: Tensor) -> dict[str, float]:
+        """Return the share of rows that were penalized."""
+        return {"turnmill/overlong_ratio": (penalties_R < 0).double().mean().item()}
+
+    def sampler(self, *, is_async: bool) -> Sampler | None:
+        """Return the buffer that replaces tasks, unless the job takes tasks as they come."""
+        max_batches = self.settings.dynamic_sampling.max_batches
+        if max_batches == 1:
+            return super().sampler(is_async=is_async)
+        name = "FilteringStepBuffer" if is_async else "FilteringBuffer"
+        return Sampler(f"turnmill.training.dynamic_sampling:{name}", {"max_batches": max_batches})
+
+    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+        """Return whether advantages are in standard deviations, beside the settings of every algorithm."""
+        return super().verl_settings(job) | {"algorithm.norm_adv_by_std_in_grpo": self.settings.normalise}

@@ -1,0 +1,40 @@
+"""GRPO: the reward of a trajectory against that of its group, without a critic.
+
+Axes: K trajectories, L tokens of a whole trajectory.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.trajectory_algorithms import Grpo
+from turnmill.training.advantages.gae import outcome_advantages
+from turnmill.training.algorithms.base import TrajectoryAlgorithm
+
+ONE_GROUP = "step"
+
+
+class GrpoAlgorithm(TrajectoryAlgorithm[Grpo]):
+    """Rewards less the mean of the group, or of the step, in standard deviations."""
+
+    estimator = "grpo"
+
+    def estimate_tokens(
+        self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the advantage of each trajectory at each of its tokens."""
+        compared = [ONE_GROUP] * len(groups_K) if self.settings.baseline == "step" else groups_K
+        return group_advantages(rewards_KL, compared, normalise=self.settings.normalise)
+
+    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+        """Return whether advantages are in standard deviations, beside the settings of every algorithm."""
+        return super().verl_settings(job) | {"algorithm.norm_adv_by_std_in_grpo": self.settings.normalise}
+
+
+def group_advantages(rewards_KL: Tensor, groups_K: Sequence[str], *, normalise: bool) -> tuple[Tensor, Tensor]:
+    """Return the advantage of each trajectory in its group, at each of its tokens; returns are the same."""
+    advantages_K = outcome_advantages(rewards_KL.sum(1), groups_K, normalise=normalise)
+    advantages_KL = advantages_K[:, None].expand_as(rewards_KL)
+    return advantages_KL, advantages_KL

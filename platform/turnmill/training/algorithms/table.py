@@ -1,0 +1,40 @@
+"""The table of algorithms, by the type of their settings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnmill.core.lookup import import_object
+from turnmill.jobs.algorithm import AlgorithmSettings
+from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithm as TrajectorySettings
+from turnmill.training.algorithms.base import Algorithm, TrajectoryAlgorithm
+
+ALGORITHMS: Mapping[str, str] = {
+    "turn_ppo": "turnmill.training.algorithms.turn_ppo:TurnPpoAlgorithm",
+    "ppo": "turnmill.training.algorithms.ppo:PpoAlgorithm",
+    "grpo": "turnmill.training.algorithms.grpo:GrpoAlgorithm",
+    "rloo": "turnmill.training.algorithms.rloo:RlooAlgorithm",
+    "reinforce_plus_plus": "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusAlgorithm",
+    "reinforce_plus_plus_baseline": (
+        "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusBaselineAlgorithm"
+    ),
+    "dapo": "turnmill.training.algorithms.dapo:DapoAlgorithm",
+    "gigpo": "turnmill.training.algorithms.gigpo:GigPoAlgorithm",
+}
+
+
+def algorithm_class(algorithm_type: str) -> type[Algorithm[Any]]:
+    """Return the class of the algorithm that `algorithm.type` of a job names."""
+    algorithm: type[Algorithm[Any]] = import_object(ALGORITHMS[algorithm_type])
+    return algorithm
+
+
+def algorithm_of(settings: AlgorithmSettings) -> Algorithm[Any]:
+    """Return the algorithm that a job asks for, made of its settings."""
+    return algorithm_class(settings.type)(settings)
+
+
+def trajectory_algorithm_of(settings: TrajectorySettings) -> TrajectoryAlgorithm[Any]:
+    """Return the algorithm of a job that learns from whole trajectories, made of its settings."""
+    algorithm = algorithm_class(settings.type)(settings)
+    assert isinstance(algorithm, TrajectoryAlgorithm)
+    return algorithm
