@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from runs import table
 
-from turnmill.sandboxes.base import Command, Python, Task
+from turnmill.sandboxes.base import Command, Python, SandboxTask
 from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
 
 CLIENTS, WARM_UP = 16, 5
@@ -73,7 +73,7 @@ async def measure(seconds: float) -> None:
     try:
         for label, program in PROGRAMS.items():
             ways: dict[str, Run] = {
-                name: (lambda s=sandbox, p=program: s.run(Task(p))) for name, sandbox in sandboxes.items()
+                name: (lambda s=sandbox, p=program: s.run(SandboxTask(p))) for name, sandbox in sandboxes.items()
             }
             ways["bare subprocess"] = lambda p=program: bare(p)
             for name, run in ways.items():

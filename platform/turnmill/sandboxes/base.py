@@ -1,4 +1,4 @@
-"""What is run in a sandbox, and what comes out."""
+"""The sandbox's interface: the task that it runs, the limits on it, and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,31 +7,38 @@ from typing import Literal, Protocol
 MIB = 1024**2
 
 Limit = Literal["time", "cpu", "memory", "output", "files", "processes"]
-"""A limit that ended a run."""
+"""The limit that ended a task; each value names a field of `Limits`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run may take."""
+    """The resources that a task may use, summed over all its processes."""
 
     seconds: float = 10.0
+    """Wall-clock time."""
+
     cpu_seconds: int = 11
-    """Of all processes together. More than `seconds`: else a loop without end meets now the one, now the other."""
+    """CPU time. Keep it above `seconds`: with equal limits an endless loop reaches now the one, now the other."""
 
     memory_bytes: int = 1024 * MIB
+    """Resident memory; also the address space of each process, on top of the interpreter's own."""
+
     file_bytes: int = 64 * MIB
-    """Of all files that the run writes together."""
+    """Disk space of all files that the task writes, and the largest size of a single one."""
 
     processes: int = 64
+    """Processes that live at once."""
+
     output_bytes: int = MIB
-    """Of stdout and stderr each; what comes after is dropped and the run goes on."""
+    """Bytes kept of stdout and of stderr, each; the rest is dropped and the task goes on."""
 
     network: bool = False
+    """Allow TCP and UDP to wherever the server itself may connect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """Source that runs as `__main__` of a forked interpreter; tracebacks name `filename`."""
+    """Source code, run as `__main__` of a forked interpreter; tracebacks name `filename`."""
 
     source: str
     filename: str = "main.py"
@@ -39,77 +46,98 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program with its arguments, found in the sandbox's PATH."""
+    """An executable with its arguments, found through the sandbox's PATH."""
 
     arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`module:name` of this project, called inside the sandbox with bytes; what it returns is `Outcome.value`.
+    """A preloaded function `module:name` that takes bytes and returns bytes, which become `SandboxResult.value`.
 
-    For sessions: it unpickles what earlier code left, runs code and pickles again, all of it untrusted.
+    Sessions use it: the function unpickles what earlier code left, runs code and pickles again, all of it untrusted.
     """
 
     target: str
     argument: bytes
-    attends: bool = False
-    """It runs nothing untrusted in its own process, only in programs that it starts; its task has no more than limits.
-    Where those programs cannot reach it, one process, an attendant, serves task after task."""
+    persistent: bool = False
+    """Promise that the function runs nothing untrusted in its own process, only in programs that it starts.
+    One process, a persistent worker, may then serve task after task, where those programs cannot reach it.
+    Such a task sets `limits` and nothing else."""
+
+
+Program = Python | Command | Function
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One run. `files` are put into its workspace, which is its home and the one place it may write to."""
+class SandboxTask:
+    """One program to run in a workspace of its own, which is its home and the only place where it may write.
 
-    program: Python | Command | Function
+    Paths are relative to the workspace and must not leave it; `Sandbox.run` raises SandboxError for others.
+    """
+
+    program: Program
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """By path relative to the workspace."""
+    """Contents of files by path."""
 
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Paths of the server's files by their name in the workspace, where the task finds a copy. The kernel makes it:
-    nothing of it passes through the server's memory or between the processes."""
+    """Paths of files of the server by their name in the workspace, at most 16. The kernel copies them: their contents
+    pass neither through the server's memory nor between the processes."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables to add."""
+
     folder: str = "."
-    """Where it starts, relative to the workspace."""
+    """The working directory."""
 
     limits: Limits = field(default_factory=Limits)
     merge_output: bool = False
-    """stderr goes where stdout goes, in the order written."""
+    """Write stderr to stdout, in the order written."""
 
     keep_files: bool = False
-    """Return the workspace's files."""
+    """Return the files of the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended. Everything in it but `limit` and `seconds` comes from untrusted code."""
+class SandboxResult:
+    """The result of a task. Everything in it but `limit` and `seconds` comes from untrusted code."""
 
     exit_code: int | None
-    """None if a signal or a limit ended it."""
+    """The program's exit code; None if a signal or a limit ended it."""
 
     stdout: bytes = b""
     stderr: bytes = b""
     truncated: bool = False
+    """stdout or stderr was longer than `Limits.output_bytes`."""
+
     limit: Limit | None = None
+    """The limit that ended the task."""
+
     value: bytes | None = None
-    """Of a Function that returned; None otherwise."""
+    """The return value of a Function; None if it did not return."""
 
     files: Mapping[str, bytes] | None = None
-    """The workspace afterwards, if it was to be kept; None if it was not, or was larger than `file_bytes`."""
+    """The workspace's regular files by path, if they were to be kept; None if they exceed `Limits.file_bytes`."""
 
     seconds: float = 0.0
+    """Wall-clock time of the run."""
 
 
 class Sandbox(Protocol):
-    """Runs tasks, any number at once. Raises SandboxError where it could not run one: nothing of it took effect."""
+    """Runs tasks concurrently, each isolated from the server and from the others."""
 
-    async def run(self, task: Task) -> Outcome:
-        """Run to the end, or to the first limit; nothing of the run is left afterwards."""
+    async def run(self, task: SandboxTask) -> SandboxResult:
+        """Run a task until it ends or reaches a limit, then end all its processes and delete its files.
+
+        Raises SandboxError if the task could not be run; it had no effect then and may be repeated.
+        """
         ...
 
     async def close(self) -> None:
-        """End what runs; later runs raise SandboxError."""
+        """End all running tasks; later calls of `run` raise SandboxError."""
         ...
+
+
+Task, Outcome = SandboxTask, SandboxResult
+"""Earlier names, for tools of users."""

@@ -4,70 +4,126 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from turnmill.sandboxes import kernel, processes, wire
-from turnmill.sandboxes.base import Command, Function, Task
-from turnmill.sandboxes.confinement import apply_limits, build_ruleset, confine, namespace_for_child
-from turnmill.sandboxes.interpreter import VALUE_DESCRIPTOR, answer, begin_anew, end_with, run_program
-from turnmill.sandboxes.task_monitor import READY, Pipes, Place, Settings
+from turnmill.sandboxes.barriers import Barriers
+from turnmill.sandboxes.base import Command, Function, SandboxTask
+from turnmill.sandboxes.confinement import apply_limits, confine
+from turnmill.sandboxes.interpreter import VALUE_DESCRIPTOR, call_function, reset_after_fork, run_and_exit, run_program
+from turnmill.sandboxes.landlock_rules import Rules, build_ruleset
+from turnmill.sandboxes.namespaces import namespace_for_child
+from turnmill.sandboxes.workspaces import Workspace
 
-_ORDER, _STATUS = 4, 5
+READY = b"ready"
+"""Written to the status pipe when only the program itself can still fail."""
+
+_REQUEST, _STATUS = 4, 5
+"""Descriptors in the child."""
 
 
-def fork_program(settings: Settings, place: Place, pipes: Pipes, *, attends: bool = False) -> int:
-    """A process that waits for its task; an attendant is the first of a pid namespace."""
+@dataclass(frozen=True, slots=True)
+class SupervisorSettings:
+    """Settings that a fork server hands to the supervisors that it forks."""
+
+    barriers: Barriers
+    supervisor_rules: Rules
+    task_rules: Rules
+    base_bytes: int
+    """Address space that the interpreter takes before any task."""
+
+    base_resident_bytes: int
+    syscall_filter: bytes | None
+    """None if each task needs a filter of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipes:
+    """The pipes between a supervisor and a child; reading end first."""
+
+    stdin: tuple[int, int] = field(default_factory=os.pipe)
+    stdout: tuple[int, int] = field(default_factory=os.pipe)
+    stderr: tuple[int, int] = field(default_factory=os.pipe)
+    value: tuple[int, int] = field(default_factory=os.pipe)
+    request: tuple[int, int] = field(default_factory=os.pipe)
+    status: tuple[int, int] = field(default_factory=os.pipe)
+
+    @property
+    def child_ends(self) -> tuple[int, ...]:
+        """The child's ends, in the order of the descriptors that they become there."""
+        return self.stdin[0], self.stdout[1], self.stderr[1], self.value[1], self.request[0], self.status[1]
+
+    @property
+    def supervisor_ends(self) -> tuple[int, ...]:
+        """The supervisor's ends."""
+        return self.stdin[1], self.stdout[0], self.stderr[0], self.value[0], self.request[1], self.status[0]
+
+
+def fork_child(settings: SupervisorSettings, workspace: Workspace, pipes: Pipes, *, persistent: bool = False) -> int:
+    """Fork a confined process that waits for its task and return its pid; close the child's ends of the pipes.
+
+    A persistent worker waits for task after task and is the first process of a pid namespace.
+    """
     ruleset = None
     if settings.barriers.has_landlock:
-        ruleset = build_ruleset(settings.barriers, settings.task_rules, place.folder)
-    with namespace_for_child() if attends else nullcontext():
+        ruleset = build_ruleset(settings.barriers, settings.task_rules, workspace.folder)
+    with namespace_for_child() if persistent else nullcontext():
         child = kernel.fork()
         if child == 0:
-            _become_program(settings, place, pipes, ruleset, attends=attends)
+            _run_child(settings, workspace, pipes, ruleset, persistent=persistent)
     if ruleset is not None:
         os.close(ruleset)
+    for descriptor in pipes.child_ends:
+        os.close(descriptor)
     return child
 
 
-def _become_program(settings: Settings, place: Place, pipes: Pipes, ruleset: int | None, *, attends: bool) -> NoReturn:
-    """The child: confined first, then told what to run. What goes wrong before that is told by the status pipe.
+def _run_child(
+    settings: SupervisorSettings, workspace: Workspace, pipes: Pipes, ruleset: int | None, *, persistent: bool
+) -> NoReturn:
+    """Confine this process, then wait for the task. Errors before the program starts go to the status pipe.
 
-    Every object that is touched here costs a page, as it counts its references: what can be done once is done before.
+    Every object that is touched here costs a page, because its reference count changes: what can be done once is done
+    before the fork.
     """
     status = pipes.status[1]
     try:
         os.setsid()
-        confine(settings.barriers, ruleset, settings.filter, place.folder, place.user)
+        confine(settings.barriers, ruleset, settings.syscall_filter, workspace.folder, workspace.user)
         _take_descriptors(pipes)
         status = _STATUS
-        begin_anew()
-        if attends:
-            end_with(lambda: _attend(settings, place))
-        os.chdir(place.home)
-        sys.path.insert(0, place.home)
-        message = wire.receive(lambda size: os.read(_ORDER, size))
+        reset_after_fork()
+        if persistent:
+            run_and_exit(lambda: _serve_tasks(settings, workspace))
+        os.chdir(workspace.home)
+        sys.path.insert(0, workspace.home)
+        message = wire.receive(lambda size: os.read(_REQUEST, size))
         if message is None:
             os._exit(0)
         task = wire.unpack_task(*wire.unpack(*message))
         _prepare(settings, task)
         os.write(_STATUS, READY)
         os.close(_STATUS)
-        os.close(_ORDER)
+        os.close(_REQUEST)
     except BaseException as error:
         os.write(status, f"{type(error).__name__}: {error}".encode())
         os._exit(1)
     run_program(task.program, VALUE_DESCRIPTOR)
 
 
-def _attend(settings: Settings, place: Place) -> NoReturn:
-    """Task after task: what one has started is ended before its value is told. Nothing is imported from where a task
-    may write, and no handler of a signal is left, as the kernel would deliver to it."""
+def _serve_tasks(settings: SupervisorSettings, workspace: Workspace) -> NoReturn:
+    """Run task after task; end what a task has started before returning its value.
+
+    Nothing is imported from a folder that tasks may write to, and no signal handler is left, as the kernel would
+    deliver handled signals.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     is_limited = False
-    while (message := wire.receive(lambda size: os.read(_ORDER, size))) is not None:
+    while (message := wire.receive(lambda size: os.read(_REQUEST, size))) is not None:
         task = wire.unpack_task(*wire.unpack(*message))
         if not is_limited:
-            # Its own time grows from task to task; the programs that it starts get a limit each.
+            # The worker's own CPU time grows from task to task; the programs that it starts get a limit each.
             apply_limits(
                 task.limits,
                 base_bytes=settings.base_bytes,
@@ -75,32 +131,32 @@ def _attend(settings: Settings, place: Place) -> NoReturn:
                 cpu=False,
             )
             is_limited = True
-        os.chdir(place.home)
+        os.chdir(workspace.home)
         os.write(_STATUS, READY)
         assert isinstance(task.program, Function)
-        answer(task.program, VALUE_DESCRIPTOR, after=_end_of_attended)
+        call_function(task.program, VALUE_DESCRIPTOR, before_return=_end_task)
     os._exit(0)
 
 
-def _end_of_attended() -> None:
-    processes.end_others()
+def _end_task() -> None:
+    processes.kill_others()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
 
 
 def _take_descriptors(pipes: Pipes) -> None:
-    """Six descriptors at fixed numbers, none else; a program that is started keeps the first three."""
-    wanted = pipes.theirs
-    base = max(wanted) + len(wanted)
-    for number, descriptor in enumerate(wanted):
+    """Move the child's ends to fixed numbers and close all others; a program that is started keeps the first three."""
+    ends = pipes.child_ends
+    base = max(ends) + len(ends)
+    for number, descriptor in enumerate(ends):
         os.dup2(descriptor, base + number)
-    for number in range(len(wanted)):
+    for number in range(len(ends)):
         os.dup2(base + number, number, inheritable=number < VALUE_DESCRIPTOR)
-    os.closerange(len(wanted), os.sysconf("SC_OPEN_MAX"))
+    os.closerange(len(ends), os.sysconf("SC_OPEN_MAX"))
 
 
-def _prepare(settings: Settings, task: Task) -> None:
-    """Files, folder, environment and limits, all from behind the barriers."""
+def _prepare(settings: SupervisorSettings, task: SandboxTask) -> None:
+    """Set up files, working directory, environment and limits, all from behind the barriers."""
     for path, content in task.files.items():
         if parent := os.path.dirname(path):
             os.makedirs(parent, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How a task's program runs in its process, once that is confined: as a fresh interpreter would run it."""
+"""Runs a task's program in its confined process as a fresh interpreter would."""
 
 import atexit
 import builtins
@@ -15,35 +15,35 @@ import threading
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from turnmill.sandboxes.base import Command, Function, Python
+from turnmill.sandboxes.base import Command, Function, Program, Python
 
 VALUE_DESCRIPTOR = 3
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
-def run_program(program: Python | Command | Function, value_descriptor: int) -> NoReturn:
-    """Run it, in an interpreter that `renew_interpreter` has seen to, and end this process."""
+def run_program(program: Program, value_descriptor: int) -> NoReturn:
+    """Run a program in an interpreter that `reset_interpreter` has prepared, and end this process."""
     if isinstance(program, Command):
         _run_command(program)
     if isinstance(program, Python):
-        end_with(lambda: _run_source(program))
-    end_with(lambda: answer(program, value_descriptor))
+        run_and_exit(lambda: _run_source(program))
+    run_and_exit(lambda: call_function(program, value_descriptor))
 
 
-def renew_interpreter() -> None:
-    """Streams with nothing in their buffers, and Ctrl-C as Python has it; once, for all processes to come."""
-    sys.stdin = _text(0, "r", "surrogateescape")
-    sys.stdout = _text(1, "w", "surrogateescape")
-    sys.stderr = _text(2, "w", "backslashreplace")
+def reset_interpreter() -> None:
+    """Create standard streams with empty buffers and restore Python's SIGINT handler, once for all forks to come."""
+    sys.stdin = _text_stream(0, "r", "surrogateescape")
+    sys.stdout = _text_stream(1, "w", "surrogateescape")
+    sys.stderr = _text_stream(2, "w", "backslashreplace")
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def begin_anew() -> None:
-    """What each process has of its own: garbage, and random numbers."""
+def reset_after_fork() -> None:
+    """Give this process garbage collection and random seeds of its own."""
     gc.enable()
     if python_random := sys.modules.get("random"):
         python_random.seed()
@@ -51,16 +51,16 @@ def begin_anew() -> None:
         numpy_random.seed()
 
 
-def _text(descriptor: int, mode: str, errors: str) -> Any:
+def _text_stream(descriptor: int, mode: str, errors: str) -> io.TextIOWrapper:
     raw = io.FileIO(descriptor, mode, closefd=False)
-    buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
-    # Line by line: what was printed before a limit is seen, and keeps its place among lines of stderr.
+    buffer: io.BufferedReader | io.BufferedWriter = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+    # Line-buffered: output printed before a limit is kept, and stays in order with lines of stderr.
     return io.TextIOWrapper(buffer, encoding="utf-8", errors=errors, line_buffering=mode == "w")
 
 
 def _run_command(program: Command) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what is started would too.
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and the program would inherit that.
     try:
         os.execvpe(program.arguments[0], program.arguments, os.environ)
     except FileNotFoundError:
@@ -82,20 +82,22 @@ def _run_source(program: Python) -> None:
     exec(compile(program.source, program.filename, "exec", dont_inherit=True), main.__dict__)
 
 
-def answer(program: Function, value_descriptor: int, *, after: Callable[[], None] = lambda: None) -> None:
-    """Call a function, do what comes after it, and hand its value over."""
+def call_function(
+    program: Function, value_descriptor: int, *, before_return: Callable[[], None] = lambda: None
+) -> None:
+    """Call the function, then `before_return`, and write the function's value to the descriptor."""
     name, _, function = program.target.partition(":")
     module = sys.modules.get(name) or importlib.import_module(name)
     value = getattr(module, function)(program.argument)
     if not isinstance(value, bytes):
         raise TypeError(f"{program.target} returned {type(value).__name__}; the function of a task returns bytes")
-    after()
+    before_return()
     with io.FileIO(value_descriptor, "w", closefd=False) as raw, io.BufferedWriter(raw) as pipe:
         pipe.write(struct.pack("!Q", len(value)) + value)
 
 
-def end_with(work: Callable[[], None]) -> NoReturn:
-    """End as an interpreter does: its exit code, its traceback, its exit handlers, everything flushed."""
+def run_and_exit(work: Callable[[], None]) -> NoReturn:
+    """Run `work` and exit as an interpreter does: exit code, traceback, exit handlers, flushed buffers."""
     code = 1
     try:
         try:
@@ -104,15 +106,15 @@ def end_with(work: Callable[[], None]) -> NoReturn:
         except SystemExit as stop:
             code = _exit_code(stop)
         except BaseException as error:
-            _report(error)
-        _finish()
+            _print_exception(error)
+        _run_exit_handlers()
     except BaseException:
         code = code or 1
     finally:
         os._exit(code)
 
 
-def _finish() -> None:
+def _run_exit_handlers() -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -129,8 +131,8 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def _report(error: BaseException) -> None:
-    """The traceback from the first frame of the program on, without those that led to it."""
+def _print_exception(error: BaseException) -> None:
+    """Print the traceback from the first frame of the program on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next

@@ -1,122 +1,125 @@
-"""Tasks by an attendant: one process that outlives them, as it runs nothing untrusted but starts programs that do.
+"""Runs tasks in a persistent worker: a process that outlives them, as it runs nothing untrusted but starts programs
+that do.
 
-A fork, and a page copied for every object that is touched after it, is most of what a task costs: an attendant and its
-supervisor do without. What a task started ends with it; its folder is made for it and deleted after it.
+Most of a task's cost is a fork, and a page copied for every object that is touched after it: a persistent worker and
+its supervisor avoid both. What a task started ends with it; its folder is made for it and deleted after it.
 """
 
 import os
 import socket
 from dataclasses import dataclass, replace
 
-from turnmill.sandboxes import processes, wire, workspace
-from turnmill.sandboxes.base import Limits, Task
-from turnmill.sandboxes.child import fork_program
-from turnmill.sandboxes.task_monitor import Pipes, Place, Run, Settings, wait_for_message
+from turnmill.sandboxes import processes, wire, workspaces
+from turnmill.sandboxes.base import Limits, SandboxTask
+from turnmill.sandboxes.child import Pipes, SupervisorSettings, fork_child
+from turnmill.sandboxes.task_monitor import TaskMonitor
+from turnmill.sandboxes.workspaces import Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class Attendant:
-    """A process that waits for tasks, with the limits that it has for good."""
+class PersistentWorker:
+    """A process that waits for tasks, under limits that it keeps for good."""
 
-    child: int
-    number: int
+    pid: int
+    proc_pid: int
     """Its process id as /proc shows it."""
 
     pipes: Pipes
     limits: Limits
 
     @classmethod
-    def begin(cls, settings: Settings, place: Place, limits: Limits) -> "Attendant":
-        """Fork one."""
+    def start(cls, settings: SupervisorSettings, workspace: Workspace, limits: Limits) -> "PersistentWorker":
+        """Fork a worker."""
         pipes = Pipes()
-        child = fork_program(settings, place, pipes, attends=True)
-        for descriptor in pipes.theirs:
-            os.close(descriptor)
-        (number,) = processes.children()
-        return cls(child, number, pipes, limits)
+        pid = fork_child(settings, workspace, pipes, persistent=True)
+        (proc_pid,) = processes.children()
+        return cls(pid, proc_pid, pipes, limits)
 
     def close(self) -> None:
-        """Close the ways to it."""
-        for descriptor in self.pipes.ours:
+        """Close the pipes to it."""
+        for descriptor in self.pipes.supervisor_ends:
             os.close(descriptor)
 
 
-class AttendedRun(Run):
-    """It is over when its value is there; its process and the pipes belong to the attendant."""
+class PersistentTaskMonitor(TaskMonitor):
+    """Monitors a task that is over when its value has arrived; process and pipes belong to the worker."""
 
-    def __init__(self, settings: Settings, task: Task, attendant: Attendant, place: Place) -> None:
-        super().__init__(settings, task, attendant.pipes, attendant.child, place)
-        self.open = set()
-        self._attendant = attendant
-        self.cpu_seconds_before = processes.usage([attendant.number]).cpu_seconds
+    def __init__(
+        self, settings: SupervisorSettings, task: SandboxTask, worker: PersistentWorker, workspace: Workspace
+    ) -> None:
+        super().__init__(settings, task, worker.pipes, worker.pid, workspace)
+        self.open_descriptors = set()
+        self._worker = worker
+        self.earlier_cpu_seconds = processes.measure_usage([worker.proc_pid]).cpu_seconds
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether the attendant lives and has nothing of this task left."""
-        return self.limit is None and not self.cancelled and self._is_answered()
+    def worker_is_reusable(self) -> bool:
+        """True if the worker lives and has nothing of this task left."""
+        return self.limit is None and not self.cancelled and self._has_returned()
 
-    def _is_answered(self) -> bool:
-        return self._value() is not None
+    def _has_returned(self) -> bool:
+        return self._returned_value() is not None
 
     def _exit_code(self) -> int | None:
-        return 0 if self.may_go_on else super()._exit_code()
+        return 0 if self.worker_is_reusable else super()._exit_code()
 
-    def end(self) -> None:
-        """Read the rest of what it wrote; kill the attendant if it is not at the end."""
-        if not self.may_go_on:
-            super().end()
+    def finish(self) -> None:
+        """Read the remaining output; kill the worker if the task has not returned."""
+        if not self.worker_is_reusable:
+            super().finish()
             return
-        if processes.children_of(self._attendant.number):
+        if processes.children_of(self._worker.proc_pid):
             raise RuntimeError("a process outlived its task")
         self._drain()
 
 
-class PersistentTasks:
-    """Serves tasks by an attendant, and by another one when that has ended or a task has other limits."""
+class PersistentTaskServer:
+    """Runs tasks in a persistent worker, and starts another when it has ended or a task has other limits."""
 
-    def __init__(self, settings: Settings, place: Place, user: int) -> None:
+    def __init__(self, settings: SupervisorSettings, folder: str, user: int) -> None:
         self._settings = settings
-        self._place = place
+        self._workspace = Workspace(folder, user)
         self._user = user
-        self._attendant: Attendant | None = None
-        workspace.create_around(place.folder, user)
-        workspace.fill(place.folder, user)
+        self._worker: PersistentWorker | None = None
+        workspaces.create_reusable(folder, user)
+        workspaces.create_folders(folder, user)
 
-    def serve(self, connection: socket.socket, alive: int) -> bool:
-        """Wait for a task and run it; whether there may be another."""
-        message = wait_for_message(connection, alive, [])
+    def serve_task(self, connection: socket.socket, parent_pipe: int) -> bool:
+        """Wait for a task and run it; return whether there may be another."""
+        message = wire.wait_for_message(connection, parent_pipe, [])
         if message is None:
             return False
         task = wire.unpack_task(*wire.unpack(*message))
-        run: AttendedRun | None = None
+        monitor: PersistentTaskMonitor | None = None
         try:
-            run = AttendedRun(self._settings, task, self._fitting(task.limits), self._place)
-            run.start(b"".join(message))
-            run.watch(connection, alive)
-            run.end()
-            reply = run.reply()
-            if not run.may_go_on:
-                self._end()
+            worker = self._worker_with_limits(task.limits)
+            monitor = PersistentTaskMonitor(self._settings, task, worker, self._workspace)
+            monitor.start(b"".join(message))
+            monitor.watch(connection, parent_pipe)
+            monitor.finish()
+            report = monitor.pack_report()
+            if not monitor.worker_is_reusable:
+                self._stop_worker()
         except Exception as error:
-            self._end()
-            reply = wire.pack_failure(f"{type(error).__name__}: {error}")
-        workspace.empty(self._place.folder)
-        if run is not None and run.cancelled:
+            self._stop_worker()
+            report = wire.pack_failure(f"{type(error).__name__}: {error}")
+        workspaces.clear(self._workspace.folder)
+        if monitor is not None and monitor.cancelled:
             return False
-        connection.sendall(reply)
-        workspace.fill(self._place.folder, self._user)
+        connection.sendall(report)
+        workspaces.create_folders(self._workspace.folder, self._user)
         return True
 
-    def _fitting(self, limits: Limits) -> Attendant:
-        """One that has these limits; those of time and output are watched from here."""
+    def _worker_with_limits(self, limits: Limits) -> PersistentWorker:
+        """Return a worker with these limits; those of time and output are watched from here, for each task."""
         lasting = replace(limits, seconds=0, cpu_seconds=0, output_bytes=0)
-        if self._attendant is None or self._attendant.limits != lasting:
-            self._end()
-            self._attendant = Attendant.begin(self._settings, self._place, lasting)
-        return self._attendant
+        if self._worker is None or self._worker.limits != lasting:
+            self._stop_worker()
+            self._worker = PersistentWorker.start(self._settings, self._workspace, lasting)
+        return self._worker
 
-    def _end(self) -> None:
-        processes.end_all(self._settings.barriers, self._place.user)
-        if self._attendant is not None:
-            self._attendant.close()
-            self._attendant = None
+    def _stop_worker(self) -> None:
+        processes.kill_descendants(self._settings.barriers, self._user)
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None

@@ -1,4 +1,4 @@
-"""The descendants of a supervisor: what they use together, and how all of them are ended."""
+"""The descendants of a supervisor: measuring what they use together, and killing all of them."""
 
 import errno
 import os
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from turnmill.sandboxes.confinement import Barriers, change_user
+from turnmill.sandboxes.barriers import Barriers
+from turnmill.sandboxes.confinement import change_user
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -18,7 +19,7 @@ _END_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the live descendants use together."""
+    """Resources that live processes use together."""
 
     processes: int
     cpu_seconds: float
@@ -26,7 +27,7 @@ class Usage:
 
 
 def descendants() -> list[int]:
-    """Everything that comes from this process, by the numbers that /proc shows."""
+    """Return the pids of all descendants of this process, as /proc shows them."""
     found = children()
     for pid in found:
         found += _children(str(pid))
@@ -34,12 +35,12 @@ def descendants() -> list[int]:
 
 
 def children() -> list[int]:
-    """Of this process alone."""
+    """Return the pids of the children of this process."""
     return list(_children("self"))
 
 
 def children_of(process: int) -> list[int]:
-    """Of another process, all numbers as /proc shows them."""
+    """Return the pids of the children of another process; all pids as /proc shows them."""
     return list(_children(str(process)))
 
 
@@ -55,29 +56,29 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-class End:
-    """When a child has ended, as far as a poll can tell: then `happened` says whether it was that child."""
+class ExitWatcher:
+    """Makes the exit of a child pollable: whenever `descriptor` is readable, `has_exited` may have become true."""
 
     def __init__(self, child: int) -> None:
         self._child = child
-        self._told: int | None = None
+        self._wakeup: int | None = None
         try:
             self.descriptor = os.pidfd_open(child)
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
             # gVisor has no such call, a filter may refuse it, and a thread that waits could be signalled by the task.
-            self.descriptor, self._told = os.pipe()
+            self.descriptor, self._wakeup = os.pipe()
             os.set_blocking(self.descriptor, False)
-            os.set_blocking(self._told, False)
+            os.set_blocking(self._wakeup, False)
             signal.signal(signal.SIGCHLD, lambda *_: None)
-            signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
-            if self.happened():
-                os.write(self._told, b"!")
+            signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            if self.has_exited():
+                os.write(self._wakeup, b"!")
 
-    def happened(self) -> bool:
-        """Whether it has ended; it may still have to be waited for."""
-        if self._told is not None:
+    def has_exited(self) -> bool:
+        """Return whether the child has exited; it may still have to be waited for."""
+        if self._wakeup is not None:
             with suppress(BlockingIOError):
                 os.read(self.descriptor, 4096)
         try:
@@ -86,16 +87,16 @@ class End:
             return True
 
     def close(self) -> None:
-        """Look no longer."""
-        if self._told is not None:
+        """Stop watching."""
+        if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.close(self._told)
+            os.close(self._wakeup)
         os.close(self.descriptor)
 
 
-def usage(pids: list[int]) -> Usage:
-    """Memory counts what each has for itself or shares with its forks, so it is never too little."""
+def measure_usage(pids: list[int]) -> Usage:
+    """Sum up what these processes use; memory that forks share counts for each, so the sum is never too small."""
     processes, ticks, pages = 0, 0, 0
     for pid in pids:
         with suppress(OSError, IndexError):
@@ -107,8 +108,8 @@ def usage(pids: list[int]) -> Usage:
     return Usage(processes, ticks / _TICKS, pages * _PAGE)
 
 
-def fair_memory_bytes(pids: list[int]) -> int:
-    """As `usage` counts it, with what forks share divided among them; slower to tell."""
+def measure_proportional_memory(pids: list[int]) -> int:
+    """Return the memory in bytes with shared pages divided among their sharers; slower than `measure_usage`."""
     total = 0
     for pid in pids:
         with suppress(OSError):
@@ -118,8 +119,8 @@ def fair_memory_bytes(pids: list[int]) -> int:
     return total
 
 
-def deleted_bytes(pids: list[int]) -> int:
-    """On disk in files that have no name any more but are still open."""
+def measure_deleted_files(pids: list[int]) -> int:
+    """Return the bytes on disk of files that are deleted but still open."""
     seen: dict[tuple[int, int], int] = {}
     for pid in pids:
         with suppress(OSError):
@@ -132,7 +133,7 @@ def deleted_bytes(pids: list[int]) -> int:
 
 
 def reap() -> dict[int, int]:
-    """Wait states of the children that have ended."""
+    """Return the wait statuses of the children that have ended, by pid."""
     ended = {}
     with suppress(ChildProcessError):
         while (result := os.waitpid(-1, os.WNOHANG))[0]:
@@ -140,8 +141,8 @@ def reap() -> dict[int, int]:
     return ended
 
 
-def end_all(barriers: Barriers, user: int | None) -> dict[int, int]:
-    """Kill every descendant, however it hides; returns their wait states when the last is gone.
+def kill_descendants(barriers: Barriers, user: int | None) -> dict[int, int]:
+    """Kill every descendant, including orphans and new sessions; return their wait statuses when the last is gone.
 
     Raises TimeoutError if one outlives SIGKILL, which takes a fault of the kernel or of a disk.
     """
@@ -159,8 +160,8 @@ def end_all(barriers: Barriers, user: int | None) -> dict[int, int]:
     return ended
 
 
-def end_others() -> None:
-    """By the first process of a pid namespace: kill everything else in it, and return when the last is gone."""
+def kill_others() -> None:
+    """Kill every other process of the pid namespace, of which this process is the first, and wait for the last."""
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     with suppress(ChildProcessError):
@@ -177,21 +178,21 @@ def _has_children() -> bool:
 
 
 def _kill_all(barriers: Barriers, user: int | None) -> None:
-    """At one stroke where the kernel can: nothing forks its way out of that."""
+    """Kill with a single call where the kernel allows it, which no process can escape by forking."""
     is_first = barriers.pid_namespace and os.getpid() == 1
-    if is_first or (barriers.scoped_signals and _parent_is_out_of_reach()):
+    if is_first or (barriers.has_scoped_signals and _parent_is_out_of_reach()):
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
     else:
         if user is not None:
-            _kill_as(user)
+            _kill_all_of_user(user)
         for pid in descendants():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _parent_is_out_of_reach() -> bool:
-    """Proof that this process is in a Landlock domain, so that "everything" is what the domain holds."""
+    """Return whether this process is in a Landlock domain, so that pid -1 means the domain alone."""
     parent = os.getppid()
     if parent <= 0:
         return False
@@ -202,8 +203,8 @@ def _parent_is_out_of_reach() -> bool:
     return False
 
 
-def _kill_as(user: int) -> None:
-    """Everything of one user's, by a process that may reach nothing else."""
+def _kill_all_of_user(user: int) -> None:
+    """Kill all processes of one user, from a process that may reach nothing else."""
     killer = os.fork()
     if killer == 0:
         try:

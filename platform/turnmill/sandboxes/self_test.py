@@ -1,4 +1,4 @@
-"""Tries every barrier from inside before anything untrusted runs: what is missing is found at start, by name."""
+"""Tries every barrier from inside the sandbox before anything untrusted runs, and names those that do not hold."""
 
 import ctypes
 import errno
@@ -10,17 +10,17 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from turnmill.sandboxes.base import Command, Function, Limits, Outcome, Python, Task
-from turnmill.sandboxes.confinement import Barriers
-from turnmill.sandboxes.syscall_filter import number_of
+from turnmill.sandboxes.barriers import Barriers
+from turnmill.sandboxes.base import Command, Function, Limits, Python, SandboxResult, SandboxTask
+from turnmill.sandboxes.syscall_numbers import number_of
 
 SECRET = "TURNMILL_SELF_TEST"
 _LIMITS = Limits(seconds=30, cpu_seconds=10, memory_bytes=192 * 1024**2, file_bytes=1024**2)
 _SECONDS = 0.1
 
-# Calls with arguments for which the kernel itself has another answer than "not permitted".
+# System calls with arguments that the kernel itself would refuse with another error than "not permitted".
 _CALLS: dict[str, tuple[int, ...]] = {
     "ptrace": (0, 0, 0, 0),
     "process_vm_readv": (0, 0, 0, 0, 0, 0),
@@ -32,48 +32,63 @@ _CALLS: dict[str, tuple[int, ...]] = {
     "pidfd_getfd": (-1, 0, 0),
     "seccomp": (99, 0, 0),
 }
-WAYS_OUT = {
+FAILURES = {
     "files": "Landlock does not hold: it takes Linux 5.13 with `landlock` among its security modules",
     "processes": "processes outside can be reached: it takes Linux 6.12, user namespaces, or root in the container",
     "system calls": "the seccomp filter does not hold",
-    "sockets": "sockets can be made",
-    "descriptors": "descriptors of the server's are open",
-    "environment": "the server's environment is visible",
+    "sockets": "sockets can be created",
+    "descriptors": "file descriptors of the server are open",
+    "environment": "the server's environment variables are visible",
     "limits": "rlimits are not in force",
-    "capabilities": "capabilities are left",
+    "capabilities": "capabilities remain",
     "leftovers": "a process outlived its task",
     "time": "a task outlived its time",
-    "attendant": "what an attendant starts can end it, although it is the first process of a pid namespace",
+    "persistent worker": "what a persistent worker starts can end it, the first process of a pid namespace",
 }
+"""Messages by barrier: what does not hold, and what it takes."""
 
 
-async def find_missing(run: Callable[[Task], Awaitable[Outcome]], barriers: Barriers) -> list[str]:
-    """The barriers that do not hold, with what each takes."""
-    import tempfile  # The process in which `probe` runs does without.
+class _Environment(TypedDict):
+    """What the probe tries to reach."""
+
+    outside: str
+    server: int
+    network: bool
+
+
+async def find_failed_barriers(run: Callable[[SandboxTask], Awaitable[SandboxResult]], barriers: Barriers) -> list[str]:
+    """Return messages on the barriers that do not hold, with what each takes."""
+    import tempfile  # Not needed in the process in which `probe` runs.
 
     with tempfile.TemporaryDirectory(prefix="turnmill-self-test-") as folder:
-        argument = {"outside": _tempting_file(folder), "server": os.getpid(), "network": barriers.network}
-        function = Function("turnmill.sandboxes.self_test:probe", json.dumps(argument).encode())
-        outcome = await run(Task(function, limits=replace(_LIMITS, network=barriers.network)))
-    if outcome.value is None:
-        return [f"the self-test did not end: {outcome.stderr.decode(errors='replace')[-500:] or outcome.limit}"]
-    missing = json.loads(outcome.value)
-    mark = f"{random.randrange(10**9, 2 * 10**9)}"
-    await run(Task(Command(("sh", "-c", f"setsid sleep {mark} & setsid sleep {mark} & exit 0")), limits=_LIMITS))
-    if _is_running(mark):
-        missing.append("leftovers")
+        environment: _Environment = {
+            "outside": _create_world_writable_file(folder),
+            "server": os.getpid(),
+            "network": barriers.network,
+        }
+        function = Function("turnmill.sandboxes.self_test:probe", json.dumps(environment).encode())
+        result = await run(SandboxTask(function, limits=replace(_LIMITS, network=barriers.network)))
+    if result.value is None:
+        return [f"the self-test did not end: {result.stderr.decode(errors='replace')[-500:] or result.limit}"]
+    failed: list[str] = json.loads(result.value)
+    marker = f"{random.randrange(10**9, 2 * 10**9)}"
+    await run(
+        SandboxTask(Command(("sh", "-c", f"setsid sleep {marker} & setsid sleep {marker} & exit 0")), limits=_LIMITS)
+    )
+    if _is_running(marker):
+        failed.append("leftovers")
     limits = Limits(seconds=_SECONDS, network=barriers.network)
-    if (await run(Task(Python("while True: pass"), limits=limits))).limit != "time":
-        missing.append("time")
-    if barriers.holds_attendants:
-        function = Function("turnmill.sandboxes.self_test:attend", b"", attends=True)
-        if (await run(Task(function, limits=replace(_LIMITS, network=barriers.network)))).value != b"held":
-            missing.append("attendant")
-    return [WAYS_OUT[name] for name in missing]
+    if (await run(SandboxTask(Python("while True: pass"), limits=limits))).limit != "time":
+        failed.append("time")
+    if barriers.allows_persistent_workers:
+        function = Function("turnmill.sandboxes.self_test:start_attacker", b"", persistent=True)
+        if (await run(SandboxTask(function, limits=replace(_LIMITS, network=barriers.network)))).value != b"held":
+            failed.append("persistent worker")
+    return [FAILURES[name] for name in failed]
 
 
-def _tempting_file(folder: str) -> str:
-    """One that every user may read and write, were it not for the barriers."""
+def _create_world_writable_file(folder: str) -> str:
+    """Create a file that every user could read and write without the barriers."""
     Path(folder).chmod(0o777)
     outside = Path(folder) / "outside"
     outside.write_text("secret")
@@ -81,10 +96,10 @@ def _tempting_file(folder: str) -> str:
     return str(outside)
 
 
-def _is_running(mark: str) -> bool:
+def _is_running(marker: str) -> bool:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if mark.encode() in entry.read_bytes():
+            if marker.encode() in entry.read_bytes():
                 return True
         except OSError:
             continue
@@ -92,9 +107,9 @@ def _is_running(mark: str) -> bool:
 
 
 def probe(argument: bytes) -> bytes:
-    """Runs inside: the names of the barriers that do not hold."""
-    place = json.loads(argument)
-    checks: dict[str, Callable[[dict[str, Any]], bool]] = {
+    """Return the names of the barriers that do not hold; runs inside the sandbox."""
+    environment: _Environment = json.loads(argument)
+    checks: dict[str, Callable[[_Environment], bool]] = {
         "files": _files_hold,
         "processes": _processes_hold,
         "system calls": _system_calls_hold,
@@ -104,11 +119,11 @@ def probe(argument: bytes) -> bytes:
         "limits": _limits_hold,
         "capabilities": _capabilities_hold,
     }
-    return json.dumps([name for name, holds in checks.items() if not holds(place)]).encode()
+    return json.dumps([name for name, holds in checks.items() if not holds(environment)]).encode()
 
 
-def attend(_: bytes) -> bytes:
-    """Runs inside as an attendant, and starts what tries to end it."""
+def start_attacker(_: bytes) -> bytes:
+    """Start a program that tries to end its parent; runs in a persistent worker."""
     words = ["sh", "-c", "kill -STOP $PPID; kill -INT $PPID; kill -KILL $PPID; kill -KILL -1"]
     os.waitpid(os.posix_spawn("/bin/sh", words, os.environ, setsid=True), 0)
     return b"held"
@@ -122,8 +137,8 @@ def _fails(action: Callable[[], object]) -> bool:
     return False
 
 
-def _files_hold(place: dict[str, Any]) -> bool:
-    outside = Path(place["outside"])
+def _files_hold(environment: _Environment) -> bool:
+    outside = Path(environment["outside"])
     forbidden: list[Callable[[], object]] = [
         outside.read_text,
         lambda: outside.write_text("changed"),
@@ -138,16 +153,16 @@ def _files_hold(place: dict[str, Any]) -> bool:
     return all(map(_fails, forbidden)) and _fails(Path("link").read_text)
 
 
-def _processes_hold(place: dict[str, Any]) -> bool:
+def _processes_hold(environment: _Environment) -> bool:
     # In a pid namespace of its own, the number of the server may be its own.
-    targets = {place["server"], os.getppid()} - {0, os.getpid()}
+    targets = {environment["server"], os.getppid()} - {0, os.getpid()}
     return all(
         _fails(lambda pid=pid: os.kill(pid, 0)) and _fails(Path(f"/proc/{pid}/environ").read_bytes)  # type: ignore[misc]
         for pid in targets
     )
 
 
-def _system_calls_hold(place: dict[str, Any]) -> bool:
+def _system_calls_hold(environment: _Environment) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     for name, arguments in _CALLS.items():
         number = number_of(name)
@@ -157,18 +172,18 @@ def _system_calls_hold(place: dict[str, Any]) -> bool:
     return True
 
 
-def _sockets_hold(place: dict[str, Any]) -> bool:
+def _sockets_hold(environment: _Environment) -> bool:
     kinds = [(socket.AF_UNIX, socket.SOCK_STREAM), (socket.AF_INET, socket.SOCK_RAW), (socket.AF_NETLINK, 3)]
-    if not place["network"]:
+    if not environment["network"]:
         kinds += [(socket.AF_INET, socket.SOCK_STREAM), (socket.AF_INET6, socket.SOCK_DGRAM)]
     return all(_fails(lambda kind=kind: socket.socket(*kind).close()) for kind in kinds)  # type: ignore[misc]
 
 
-def _descriptors_hold(place: dict[str, Any]) -> bool:
+def _descriptors_hold(environment: _Environment) -> bool:
     return all(_fails(lambda number=number: os.fstat(number)) for number in range(4, 256))  # type: ignore[misc]
 
 
-def _environment_holds(place: dict[str, Any]) -> bool:
+def _environment_holds(environment: _Environment) -> bool:
     return SECRET not in os.environ and set(os.environ) <= {
         "HOME",
         "LANG",
@@ -180,7 +195,7 @@ def _environment_holds(place: dict[str, Any]) -> bool:
     }
 
 
-def _limits_hold(place: dict[str, Any]) -> bool:
+def _limits_hold(environment: _Environment) -> bool:
     expected = {
         resource.RLIMIT_CPU: _LIMITS.cpu_seconds + 1,
         resource.RLIMIT_FSIZE: _LIMITS.file_bytes,
@@ -193,8 +208,8 @@ def _limits_hold(place: dict[str, Any]) -> bool:
     return False
 
 
-def _capabilities_hold(place: dict[str, Any]) -> bool:
-    """Asked of the kernel: /proc is out of sight."""
+def _capabilities_hold(environment: _Environment) -> bool:
+    """Ask the kernel, as /proc is not visible."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     return libc.capget(header, data) == 0 and not any(data)

@@ -1,8 +1,8 @@
-"""The parent of tasks, one after the other: it has a process ready for the next, watches it, ends it with all it left
-behind, and alone reports how it went.
+"""The parent of tasks, one after the other: it keeps a process ready for the next task, monitors it, ends it with all
+that it left behind, and alone reports how it went.
 
-It outlives its tasks because a fork and what follows from it are most of what a task costs. So nothing that a task
-wrote is ever run or imported here, and the next task gets a process, a folder and pipes of its own.
+It outlives its tasks because most of a task's cost is a fork and what follows from it. Nothing that a task wrote is
+ever run or imported here, and the next task gets a process, a folder and pipes of its own.
 """
 
 import os
@@ -10,64 +10,75 @@ import socket
 import sys
 from typing import NoReturn
 
-from turnmill.sandboxes import kernel, processes, wire, workspace
-from turnmill.sandboxes.child import fork_program
+from turnmill.sandboxes import kernel, processes, wire, workspaces
+from turnmill.sandboxes.child import Pipes, SupervisorSettings, fork_child
 from turnmill.sandboxes.confinement import build_environment, confine_supervisor
-from turnmill.sandboxes.persistent_worker import PersistentTasks
-from turnmill.sandboxes.task_monitor import Pipes, Place, Run, Settings, wait_for_message
+from turnmill.sandboxes.persistent_worker import PersistentTaskServer
+from turnmill.sandboxes.task_monitor import TaskMonitor
+from turnmill.sandboxes.workspaces import Workspace
 
 _SEND_SECONDS = 30.0
 
 
-def supervise(settings: Settings, connection: socket.socket, alive: int, place: Place, *, attended: bool) -> NoReturn:
-    """Run the tasks that come over the connection until it ends, or the zygote does; then end."""
+def supervise(
+    settings: SupervisorSettings,
+    connection: socket.socket,
+    parent_pipe: int,
+    workspace: Workspace,
+    *,
+    persistent: bool,
+) -> NoReturn:
+    """Run the tasks that come over the connection until it is closed or the fork server ends, then exit.
+
+    `parent_pipe` becomes readable when the fork server has ended.
+    """
     try:
         kernel.adopt_orphans()
-        confine_supervisor(settings.barriers, settings.own_rules)
+        confine_supervisor(settings.barriers, settings.supervisor_rules)
         os.environ.clear()
-        os.environ.update(build_environment(place.home, f"{place.folder}/{workspace.TEMPORARY}"))
+        os.environ.update(build_environment(workspace.home, workspace.temporary))
         connection.settimeout(_SEND_SECONDS)
-        if attended and place.user is not None:
-            tasks = PersistentTasks(settings, place, place.user)
-            while tasks.serve(connection, alive):
+        if persistent and workspace.user is not None:
+            server = PersistentTaskServer(settings, workspace.folder, workspace.user)
+            while server.serve_task(connection, parent_pipe):
                 pass
-        while not attended and _serve(settings, place, connection, alive):
+        while not persistent and _serve_task(settings, workspace, connection, parent_pipe):
             pass
-        processes.end_all(settings.barriers, place.user)
-        workspace.remove(place.folder)
+        processes.kill_descendants(settings.barriers, workspace.user)
+        workspaces.remove(workspace.folder)
         os._exit(0)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         os._exit(1)
 
 
-def _serve(settings: Settings, place: Place, connection: socket.socket, alive: int) -> bool:
-    """Make everything ready, wait for a task and run it; whether there may be another."""
-    workspace.create(place.folder, place.user)
+def _serve_task(
+    settings: SupervisorSettings, workspace: Workspace, connection: socket.socket, parent_pipe: int
+) -> bool:
+    """Prepare a process, wait for a task and run it; return whether there may be another."""
+    workspaces.create(workspace.folder, workspace.user)
     pipes = Pipes()
-    child = fork_program(settings, place, pipes)
-    for descriptor in pipes.theirs:
-        os.close(descriptor)
-    opened: list[int] = []
-    message = wait_for_message(connection, alive, opened)
+    child = fork_child(settings, workspace, pipes)
+    copies: list[int] = []
+    message = wire.wait_for_message(connection, parent_pipe, copies)
     if message is None:
         return False
     header, blobs = wire.unpack(*message)
     task = wire.unpack_task(header, blobs)
-    run = Run(settings, task, pipes, child, place)
+    monitor = TaskMonitor(settings, task, pipes, child, workspace)
     try:
-        for name, descriptor in zip(task.copies, opened, strict=True):
-            workspace.copy_in(place.folder, name, descriptor, place.user)
+        for name, descriptor in zip(task.copies, copies, strict=True):
+            workspaces.copy_in(workspace.folder, name, descriptor, workspace.user)
             os.close(descriptor)
-        run.start(wire.pack(header, [b"", *blobs[1:]]) if task.stdin else b"".join(message))
-        run.watch(connection, alive)
-        run.end()
-        reply = run.reply()
+        monitor.start(wire.pack(header, [b"", *blobs[1:]]) if task.stdin else b"".join(message))
+        monitor.watch(connection, parent_pipe)
+        monitor.finish()
+        report = monitor.pack_report()
     except Exception as error:
-        processes.end_all(settings.barriers, place.user)
-        reply = wire.pack_failure(f"{type(error).__name__}: {error}")
-    run.close()
-    workspace.remove(place.folder)
-    if not run.cancelled:
-        connection.sendall(reply)
-    return not run.cancelled
+        processes.kill_descendants(settings.barriers, workspace.user)
+        report = wire.pack_failure(f"{type(error).__name__}: {error}")
+    monitor.close()
+    workspaces.remove(workspace.folder)
+    if not monitor.cancelled:
+        connection.sendall(report)
+    return not monitor.cancelled

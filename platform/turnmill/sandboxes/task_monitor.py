@@ -1,4 +1,4 @@
-"""One run of a task: moves its bytes, watches its limits, ends its processes and tells how it went."""
+"""Monitors one task: moves its input and output, watches its limits, ends its processes and reports the result."""
 
 import os
 import select
@@ -7,119 +7,64 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-from turnmill.sandboxes import processes, wire, workspace
-from turnmill.sandboxes.base import Function, Limit, Outcome, Task
-from turnmill.sandboxes.confinement import Barriers, Rules
-
-ALONE, ATTENDED = b"c", b"a"
-"""What comes to the zygote with a connection: whether one process serves all its tasks."""
-
-MAX_COPIES = 16
-"""Files of the server's that one task gets."""
-
-READY = b"ready"
-"""What a task's process says when nothing can go wrong any more but the program."""
+from turnmill.sandboxes import processes, wire, workspaces
+from turnmill.sandboxes.base import Function, Limit, SandboxResult, SandboxTask
+from turnmill.sandboxes.child import READY, Pipes, SupervisorSettings
+from turnmill.sandboxes.workspaces import Workspace
 
 _CHUNK = 1 << 16
 _FLOOD = 64
-"""Output may be so many times its limit before the run is ended for it."""
+"""Output may be so many times its limit before the task is ended for it."""
 
-_FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.01, 0.1
-_PAUSE_PER_LOOK = 20
-"""A pause is at least so many times as long as the look before it: on a busy machine looks take time from tasks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a zygote hands to the supervisors that it forks."""
-
-    barriers: Barriers
-    own_rules: Rules
-    task_rules: Rules
-    base_bytes: int
-    """Address space that the interpreter takes before any task."""
-
-    base_resident_bytes: int
-    filter: bytes | None
+_FIRST_CHECK_SECONDS, _LAST_CHECK_SECONDS = 0.01, 0.1
+_PAUSE_PER_CHECK = 20
+"""The pause before a check is at least so many times the duration of the last one: on a busy machine, checks take time
+from the tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the tasks of a supervisor run, one after the other, and as which user."""
+class TaskMonitor:
+    """Monitors a task from the moment it is handed to its process."""
 
-    folder: str
-    user: int | None
-
-    @property
-    def home(self) -> str:
-        """The folder in which a task starts."""
-        return f"{self.folder}/{workspace.HOME}"
-
-
-@dataclass(frozen=True, slots=True)
-class Pipes:
-    """Both ends of each, from the program's point of view."""
-
-    stdin: tuple[int, int] = field(default_factory=os.pipe)
-    stdout: tuple[int, int] = field(default_factory=os.pipe)
-    stderr: tuple[int, int] = field(default_factory=os.pipe)
-    value: tuple[int, int] = field(default_factory=os.pipe)
-    order: tuple[int, int] = field(default_factory=os.pipe)
-    status: tuple[int, int] = field(default_factory=os.pipe)
-
-    @property
-    def theirs(self) -> tuple[int, ...]:
-        """The program's ends, in the order of the numbers that they get there."""
-        return self.stdin[0], self.stdout[1], self.stderr[1], self.value[1], self.order[0], self.status[1]
-
-    @property
-    def ours(self) -> tuple[int, ...]:
-        """The supervisor's ends."""
-        return self.stdin[1], self.stdout[0], self.stderr[0], self.value[0], self.order[1], self.status[0]
-
-
-class Run:
-    """A task on its way."""
-
-    def __init__(self, settings: Settings, task: Task, pipes: Pipes, child: int, place: Place) -> None:
+    def __init__(
+        self, settings: SupervisorSettings, task: SandboxTask, pipes: Pipes, child: int, workspace: Workspace
+    ) -> None:
         self.settings = settings
         self.task = task
         self.pipes = pipes
         self.child = child
-        self.place = place
-        self.open = set(pipes.ours)
-        self.state: int | None = None
+        self.workspace = workspace
+        self.open_descriptors = set(pipes.supervisor_ends)
+        self.wait_status: int | None = None
         self.limit: Limit | None = None
         self.cancelled = False
         self.truncated = False
         self.status, self.value = bytearray(), bytearray()
         self.output = {pipes.stdout[0]: bytearray(), pipes.stderr[0]: bytearray()}
-        self.received = dict.fromkeys(self.output, 0)
+        self.num_received = dict.fromkeys(self.output, 0)
         self.stdin = memoryview(task.stdin)
-        self.seconds = 0.0
-        self.cpu_seconds_before = 0.0
-        """What its process used for tasks before this one."""
+        self.elapsed_seconds = 0.0
+        self.earlier_cpu_seconds = 0.0
+        """CPU time that the task's process used for tasks before this one."""
 
-        self._ended_seconds_before = _ended_cpu_seconds()
+        self._earlier_children_cpu_seconds = _ended_children_cpu_seconds()
 
-    def start(self, order: bytes) -> None:
-        """Hand over the task; the program's process reads all of it before anything untrusted runs."""
+    def start(self, request: bytes) -> None:
+        """Hand over the task; its process reads all of it before anything untrusted runs."""
         self.started = time.monotonic()
-        remaining = memoryview(order)
-        with suppress(BrokenPipeError):  # It failed before; the status pipe says how.
+        remaining = memoryview(request)
+        with suppress(BrokenPipeError):  # The process failed before; the status pipe says how.
             while remaining:
-                remaining = remaining[os.write(self.pipes.order[1], remaining) :]
-        self.close(self.pipes.order[1])
+                remaining = remaining[os.write(self.pipes.request[1], remaining) :]
+        self.close(self.pipes.request[1])
         for descriptor in (*self.output, self.pipes.stdin[1], self.pipes.status[0], self.pipes.value[0]):
             os.set_blocking(descriptor, False)
 
-    def watch(self, connection: socket.socket, alive: int) -> None:
-        """Move bytes until the program ends, reaches a limit, or server or zygote are gone."""
-        ended = processes.End(self.child)
+    def watch(self, connection: socket.socket, parent_pipe: int) -> None:
+        """Move input and output until the program ends or reaches a limit, or the server or fork server is gone."""
+        child_exit = processes.ExitWatcher(self.child)
         poll = select.poll()
-        for descriptor in (*self.output, ended.descriptor, alive, connection.fileno()):
+        for descriptor in (*self.output, child_exit.descriptor, parent_pipe, connection.fileno()):
             poll.register(descriptor, select.POLLIN)
         if isinstance(self.task.program, Function):
             poll.register(self.pipes.value[0], select.POLLIN)
@@ -127,52 +72,56 @@ class Run:
             poll.register(self.pipes.stdin[1], select.POLLOUT)
         else:
             self.close(self.pipes.stdin[1])
-        pause, look = _FIRST_LOOK_SECONDS, self.started + _FIRST_LOOK_SECONDS
+        pause, next_check = _FIRST_CHECK_SECONDS, self.started + _FIRST_CHECK_SECONDS
         deadline = self.started + self.task.limits.seconds
         while True:
             now = time.monotonic()
-            ready = dict(poll.poll(max(0.0, min(look, deadline) - now) * 1000))
-            if connection.fileno() in ready or alive in ready:
+            ready = dict(poll.poll(max(0.0, min(next_check, deadline) - now) * 1000))
+            if connection.fileno() in ready or parent_pipe in ready:
                 self.cancelled = True
                 break
-            if self._move(ready, poll) or self._is_answered() or (ended.descriptor in ready and ended.happened()):
+            if (
+                self._transfer(ready, poll)
+                or self._has_returned()
+                or (child_exit.descriptor in ready and child_exit.has_exited())
+            ):
                 break
             now = time.monotonic()
             if now >= deadline:
                 self.limit = "time"
                 break
-            if now >= look:
-                self.limit = self._exceeded()
+            if now >= next_check:
+                self.limit = self._find_exceeded_limit()
                 if self.limit:
                     break
-                looked = time.monotonic()
-                pause = min(max(2 * pause, _PAUSE_PER_LOOK * (looked - now)), _LAST_LOOK_SECONDS)
-                look = looked + pause
-        self.seconds = time.monotonic() - self.started
-        ended.close()
+                checked = time.monotonic()
+                pause = min(max(2 * pause, _PAUSE_PER_CHECK * (checked - now)), _LAST_CHECK_SECONDS)
+                next_check = checked + pause
+        self.elapsed_seconds = time.monotonic() - self.started
+        child_exit.close()
 
-    def _move(self, ready: dict[int, int], poll: select.poll) -> bool:
-        """Move what can be moved; says whether a limit on output is reached."""
+    def _transfer(self, ready: dict[int, int], poll: select.poll) -> bool:
+        """Move the bytes that are ready; return whether a limit on output is reached."""
         for descriptor in ready:
             if descriptor == self.pipes.stdin[1]:
-                if not self._feed():
+                if not self._write_stdin():
                     poll.unregister(descriptor)
                     self.close(descriptor)
             elif descriptor in self.output:
-                if not self._take_output(descriptor):
+                if not self._read_output(descriptor):
                     poll.unregister(descriptor)
-            elif descriptor == self.pipes.value[0] and not self._take(descriptor, self.value):
+            elif descriptor == self.pipes.value[0] and not _read_into(self.value, descriptor):
                 poll.unregister(descriptor)
         bound = self.task.limits.output_bytes
-        if max(self.received.values()) > _FLOOD * max(bound, _CHUNK) or len(self.value) > self._max_value_bytes():
+        if max(self.num_received.values()) > _FLOOD * max(bound, _CHUNK) or len(self.value) > self._max_value_bytes():
             self.limit = "output"
         return self.limit is not None
 
     def _max_value_bytes(self) -> int:
         return max(self.task.limits.file_bytes, self.task.limits.output_bytes) + 8
 
-    def _feed(self) -> bool:
-        """Whether there is more for stdin."""
+    def _write_stdin(self) -> bool:
+        """Write a chunk of stdin; return whether there is more."""
         try:
             self.stdin = self.stdin[os.write(self.pipes.stdin[1], self.stdin[:_CHUNK]) :]
         except BlockingIOError:
@@ -181,72 +130,68 @@ class Run:
             return False
         return bool(self.stdin)
 
-    def _take_output(self, descriptor: int) -> bool:
-        """Whether there may be more."""
+    def _read_output(self, descriptor: int) -> bool:
+        """Read a chunk of output and keep what fits; return whether there may be more."""
         chunk = _read(descriptor)
         if chunk:
             kept = self.output[descriptor]
             room = self.task.limits.output_bytes - len(kept)
-            self.received[descriptor] += len(chunk)
+            self.num_received[descriptor] += len(chunk)
             self.truncated = self.truncated or len(chunk) > room
             kept += chunk[:room]
         return chunk != b""
 
-    def _take(self, descriptor: int, kept: bytearray) -> bool:
-        chunk = _read(descriptor)
-        kept += chunk or b""
-        return chunk != b""
-
-    def _exceeded(self) -> Limit | None:
-        """The first limit that the program and its descendants exceed together."""
+    def _find_exceeded_limit(self) -> Limit | None:
+        """Return the first limit that the program and its descendants exceed together."""
         limits = self.task.limits
         pids = self._descendants()
-        used = processes.usage(pids)
+        usage = processes.measure_usage(pids)
         base = self.settings.base_resident_bytes
-        if used.processes > limits.processes:
+        if usage.processes > limits.processes:
             return "processes"
-        if used.cpu_seconds - self.cpu_seconds_before >= limits.cpu_seconds + 1:
+        if usage.cpu_seconds - self.earlier_cpu_seconds >= limits.cpu_seconds + 1:
             return "cpu"
-        if used.memory_bytes - base > limits.memory_bytes:
-            fair = processes.fair_memory_bytes(pids)
-            if (fair or used.memory_bytes) - base > limits.memory_bytes:
+        if usage.memory_bytes - base > limits.memory_bytes:
+            proportional = processes.measure_proportional_memory(pids)
+            if (proportional or usage.memory_bytes) - base > limits.memory_bytes:
                 return "memory"
         try:
-            if workspace.measure(self.place.folder) + processes.deleted_bytes(pids) > limits.file_bytes:
+            disk_bytes = workspaces.measure_disk_usage(self.workspace.folder)
+            if disk_bytes + processes.measure_deleted_files(pids) > limits.file_bytes:
                 return "files"
-        except workspace.TooLargeError:
+        except workspaces.TooLargeError:
             return "files"
         return None
 
     def _descendants(self) -> list[int]:
-        """Those alive, the program's process among them."""
-        for pid, state in processes.reap().items():
+        """Return the live descendants, the program's process among them."""
+        for pid, wait_status in processes.reap().items():
             if pid == self.child:
-                self.state = state
+                self.wait_status = wait_status
         return processes.descendants()
 
-    def end(self) -> None:
-        """Kill what is left, then read what it wrote before."""
+    def finish(self) -> None:
+        """Kill the remaining processes, then read what they wrote before."""
         if self.limit is None and not self.cancelled:
-            if self.state is None:
-                self.state = os.waitpid(self.child, 0)[1]
-            # A program may start too many and end before the next look.
+            if self.wait_status is None:
+                self.wait_status = os.waitpid(self.child, 0)[1]
+            # A program may start too many processes and end before the next check.
             if len(self._descendants()) > self.task.limits.processes:
                 self.limit = "processes"
-        ended = processes.end_all(self.settings.barriers, self.place.user)
-        self.state = ended.get(self.child, self.state)
+        ended = processes.kill_descendants(self.settings.barriers, self.workspace.user)
+        self.wait_status = ended.get(self.child, self.wait_status)
         self._drain()
 
     def _drain(self) -> None:
         for descriptor in self.output:
-            while _has_more(descriptor) and self._take_output(descriptor):
+            while _is_readable(descriptor) and self._read_output(descriptor):
                 pass
         for descriptor, kept in ((self.pipes.status[0], self.status), (self.pipes.value[0], self.value)):
-            while _has_more(descriptor) and self._take(descriptor, kept):
+            while _is_readable(descriptor) and _read_into(kept, descriptor):
                 pass
 
-    def reply(self) -> bytes:
-        """The outcome; everything about how it ended comes from the kernel and the clock."""
+    def pack_report(self) -> bytes:
+        """Encode the result; everything about how the task ended comes from the kernel and the clock."""
         if bytes(self.status) != READY and self.limit is None:
             return wire.pack_failure(
                 self.status.decode(errors="replace") or "the process ended before the program began"
@@ -254,76 +199,68 @@ class Run:
         exit_code = self._exit_code()
         files = None
         if self.task.keep_files:
-            files = workspace.collect(self.place.home, self.task.limits.file_bytes)
+            files = workspaces.collect(self.workspace.home, self.task.limits.file_bytes)
         limit = self.limit or self._limit_by_signal(exit_code)
-        return wire.pack_outcome(
-            Outcome(
+        return wire.pack_result(
+            SandboxResult(
                 exit_code=exit_code if limit is None and exit_code is not None and exit_code >= 0 else None,
                 stdout=bytes(self.output[self.pipes.stdout[0]]),
                 stderr=bytes(self.output[self.pipes.stderr[0]]),
                 truncated=self.truncated,
                 limit=limit,
-                value=self._value() if exit_code == 0 else None,
+                value=self._returned_value() if exit_code == 0 else None,
                 files=files,
-                seconds=self.seconds,
+                seconds=self.elapsed_seconds,
             )
         )
 
     def close(self, *descriptors: int) -> None:
-        """Close these ends, or all that are open."""
-        for descriptor in self.open.intersection(descriptors or self.open):
-            self.open.discard(descriptor)
+        """Close these ends of the pipes, by default all that are open."""
+        for descriptor in self.open_descriptors.intersection(descriptors or self.open_descriptors):
+            self.open_descriptors.discard(descriptor)
             os.close(descriptor)
 
-    def _is_answered(self) -> bool:
-        """Whether it is over although its process lives."""
+    def _has_returned(self) -> bool:
+        """Return whether the task is over although its process lives."""
         return False
 
     def _exit_code(self) -> int | None:
-        return None if self.limit or self.state is None else os.waitstatus_to_exitcode(self.state)
+        return None if self.limit or self.wait_status is None else os.waitstatus_to_exitcode(self.wait_status)
 
     def _limit_by_signal(self, exit_code: int | None) -> Limit | None:
-        """The rlimit behind a deadly signal, where the time used bears it out."""
-        cpu_seconds = _ended_cpu_seconds() - self._ended_seconds_before - self.cpu_seconds_before
+        """Return the rlimit behind a fatal signal, if the CPU time used confirms it."""
+        cpu_seconds = _ended_children_cpu_seconds() - self._earlier_children_cpu_seconds - self.earlier_cpu_seconds
         if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_seconds >= self.task.limits.cpu_seconds / 2:
             return "cpu"
         return "files" if exit_code == -signal.SIGXFSZ else None
 
-    def _value(self) -> bytes | None:
+    def _returned_value(self) -> bytes | None:
         if len(self.value) < 8 or len(self.value) != 8 + struct.unpack("!Q", self.value[:8])[0]:
             return None
         return bytes(self.value[8:])
 
 
-def _ended_cpu_seconds() -> float:
-    """What all that have ended used, those of earlier tasks among them."""
-    used = os.times()
-    return used.children_user + used.children_system
+def _ended_children_cpu_seconds() -> float:
+    """Return the CPU time of all descendants that have ended, those of earlier tasks included."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Some bytes; none at the end; None if there are none yet."""
+    """Read a chunk; empty at the end, None if there is nothing to read yet."""
     try:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:
         return None
 
 
-def _has_more(descriptor: int) -> bool:
-    """Whether a read would not wait; all who could write are gone."""
+def _read_into(kept: bytearray, descriptor: int) -> bool:
+    """Append a chunk; return whether there may be more."""
+    chunk = _read(descriptor)
+    kept += chunk or b""
+    return chunk != b""
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Return whether a read would not block; all possible writers are gone."""
     return bool(select.select([descriptor], [], [], 0)[0])
-
-
-def wait_for_message(connection: socket.socket, alive: int, opened: list[int]) -> tuple[bytes, bytes] | None:
-    """The next message, and the files that come with it; None when the server or the zygote is gone."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    poll.register(alive, select.POLLIN)
-    return None if alive in dict(poll.poll()) else wire.receive(lambda size: _receive(connection, size, opened))
-
-
-def _receive(connection: socket.socket, size: int, opened: list[int]) -> bytes:
-    """Some bytes of a message, and the files that come with them."""
-    data, descriptors, _, _ = socket.recv_fds(connection, size, MAX_COPIES)
-    opened += descriptors
-    return data

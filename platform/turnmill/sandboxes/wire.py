@@ -1,31 +1,99 @@
-"""Messages between the server and a supervisor: JSON, then bytes. Nothing here runs what it reads."""
+"""Messages between the server, a fork server and its supervisors: JSON, then bytes. Nothing here runs what it reads."""
 
 import json
+import select
+import socket
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypedDict, cast
 
-from turnmill.sandboxes.base import Command, Function, Limits, Outcome, Python, Task
+from turnmill.sandboxes.base import Command, Function, Limit, Limits, Program, Python, SandboxResult, SandboxTask
+
+FORK_PER_TASK, PERSISTENT_WORKER = b"c", b"a"
+"""Sent to the fork server with a connection: how the supervisor of that connection runs its tasks."""
+
+MAX_COPIES = 16
+"""Files of the server that one task may get."""
 
 _LENGTHS = struct.Struct("!IQ")
 HEAD_BYTES = _LENGTHS.size
 
+Header = dict[str, object]
 
-def pack(header: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
-    """One message."""
+
+@dataclass(frozen=True, slots=True)
+class ForkServerOptions:
+    """Command line of a fork server, as JSON."""
+
+    folder: str
+    """The folder of its workspaces."""
+
+    control: int
+    """The descriptor over which it gets connections."""
+
+    import_path: Sequence[str]
+    preload: Sequence[str]
+    """Modules whose functions tasks may call."""
+
+    packages: Sequence[str]
+    """Packages that tasks may import."""
+
+    warm_packages: Sequence[str]
+    """Those of the packages that it imports before it forks."""
+
+    network: bool
+    namespaces: bool
+    confined: bool
+
+    def to_json(self) -> str:
+        """Encode the options."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "ForkServerOptions":
+        """Decode what `to_json` encoded."""
+        return cls(**json.loads(text))
+
+
+class _TaskHeader(TypedDict):
+    kind: str
+    source: str
+    filename: str
+    arguments: list[str]
+    target: str
+    limits: dict[str, float]
+    folder: str
+    environment: dict[str, str]
+    merge_output: bool
+    keep_files: bool
+    files: list[str]
+    copies: list[str]
+
+
+class _ResultHeader(TypedDict):
+    exit_code: int | None
+    truncated: bool
+    limit: Limit | None
+    seconds: float
+    has_value: bool
+    files: list[str] | None
+
+
+def pack(header: Mapping[str, object], blobs: Sequence[bytes]) -> bytes:
+    """Encode one message."""
     text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
     return b"".join((_LENGTHS.pack(len(text), sum(map(len, blobs))), text, *blobs))
 
 
 def body_bytes(head: bytes) -> int:
-    """How much follows the first HEAD_BYTES bytes of a message."""
+    """Return the number of bytes that follow the first HEAD_BYTES bytes of a message."""
     header, blobs = _LENGTHS.unpack(head)
     return int(header + blobs)
 
 
-def unpack(head: bytes, body: bytes | bytearray) -> tuple[dict[str, Any], list[bytes]]:
-    """The header and the bytes of a message."""
+def unpack(head: bytes, body: bytes | bytearray) -> tuple[Header, list[bytes]]:
+    """Decode a message into its header and its blobs."""
     offset, _ = _LENGTHS.unpack(head)
     header = json.loads(bytes(body[:offset]))
     blobs = []
@@ -36,14 +104,14 @@ def unpack(head: bytes, body: bytes | bytearray) -> tuple[dict[str, Any], list[b
 
 
 def receive(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
-    """Head and body of a message from a blocking source; None if it ends before the message does."""
+    """Read head and body of a message from a blocking source; None if it ends before the message does."""
     head = read_exactly(read, HEAD_BYTES)
     body = None if head is None else read_exactly(read, body_bytes(head))
     return None if head is None or body is None else (head, body)
 
 
 def read_exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
-    """So many bytes; None if the source ends before."""
+    """Read `size` bytes; None if the source ends before."""
     data = bytearray()
     while len(data) < size:
         chunk = read(min(size - len(data), 1 << 20))
@@ -53,9 +121,26 @@ def read_exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
     return bytes(data)
 
 
-def pack_task(task: Task) -> bytes:
-    """A task as the supervisor gets it."""
-    header: dict[str, Any] = {
+def wait_for_message(connection: socket.socket, parent_pipe: int, copies: list[int]) -> tuple[bytes, bytes] | None:
+    """Wait for the next message and append the descriptors that come with it to `copies`.
+
+    None when the server has closed the connection, or the fork server has ended, which makes `parent_pipe` readable.
+    """
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    poll.register(parent_pipe, select.POLLIN)
+    return None if parent_pipe in dict(poll.poll()) else receive(lambda size: _receive(connection, size, copies))
+
+
+def _receive(connection: socket.socket, size: int, copies: list[int]) -> bytes:
+    data, descriptors, _, _ = socket.recv_fds(connection, size, MAX_COPIES)
+    copies += descriptors
+    return data
+
+
+def pack_task(task: SandboxTask) -> bytes:
+    """Encode a task for the supervisor."""
+    header: Header = {
         "limits": asdict(task.limits),
         "folder": task.folder,
         "environment": dict(task.environment),
@@ -75,57 +160,59 @@ def pack_task(task: Task) -> bytes:
     return pack(header, [task.stdin, argument, *task.files.values()])
 
 
-def unpack_task(header: dict[str, Any], blobs: list[bytes]) -> Task:
-    """The task again."""
-    program: Python | Command | Function
-    if header["kind"] == "python":
-        program = Python(header["source"], header["filename"])
-    elif header["kind"] == "command":
-        program = Command(tuple(header["arguments"]))
+def unpack_task(header: Header, blobs: list[bytes]) -> SandboxTask:
+    """Decode a task."""
+    fields = cast(_TaskHeader, header)
+    program: Program
+    if fields["kind"] == "python":
+        program = Python(fields["source"], fields["filename"])
+    elif fields["kind"] == "command":
+        program = Command(tuple(fields["arguments"]))
     else:
-        program = Function(header["target"], blobs[1])
-    return Task(
+        program = Function(fields["target"], blobs[1])
+    return SandboxTask(
         program,
         stdin=blobs[0],
-        files=dict(zip(header["files"], blobs[2:], strict=True)),
-        # Where they come from is nothing to a task: an open descriptor of each comes with the message.
-        copies=dict.fromkeys(header["copies"], ""),
-        environment=header["environment"],
-        folder=header["folder"],
-        limits=Limits(**header["limits"]),
-        merge_output=header["merge_output"],
-        keep_files=header["keep_files"],
+        files=dict(zip(fields["files"], blobs[2:], strict=True)),
+        # The task does not learn where they come from: an open descriptor of each comes with the message.
+        copies=dict.fromkeys(fields["copies"], ""),
+        environment=fields["environment"],
+        folder=fields["folder"],
+        limits=Limits(**fields["limits"]),  # type: ignore[arg-type]
+        merge_output=fields["merge_output"],
+        keep_files=fields["keep_files"],
     )
 
 
-def pack_outcome(outcome: Outcome) -> bytes:
-    """What the supervisor reports."""
-    files = outcome.files or {}
+def pack_result(result: SandboxResult) -> bytes:
+    """Encode the supervisor's report on a task."""
+    files = result.files or {}
     header = {
-        "exit_code": outcome.exit_code,
-        "truncated": outcome.truncated,
-        "limit": outcome.limit,
-        "seconds": outcome.seconds,
-        "has_value": outcome.value is not None,
-        "files": None if outcome.files is None else list(files),
+        "exit_code": result.exit_code,
+        "truncated": result.truncated,
+        "limit": result.limit,
+        "seconds": result.seconds,
+        "has_value": result.value is not None,
+        "files": None if result.files is None else list(files),
     }
-    return pack(header, [outcome.stdout, outcome.stderr, outcome.value or b"", *files.values()])
+    return pack(header, [result.stdout, result.stderr, result.value or b"", *files.values()])
 
 
 def pack_failure(message: str) -> bytes:
-    """That a task could not be run, and why."""
+    """Encode the report that a task could not be run, and the reason."""
     return pack({"failure": message}, [])
 
 
-def unpack_outcome(header: dict[str, Any], blobs: list[bytes]) -> Outcome:
-    """The outcome again."""
-    return Outcome(
-        exit_code=header["exit_code"],
+def unpack_result(header: Header, blobs: list[bytes]) -> SandboxResult:
+    """Decode the supervisor's report on a task."""
+    fields = cast(_ResultHeader, header)
+    return SandboxResult(
+        exit_code=fields["exit_code"],
         stdout=blobs[0],
         stderr=blobs[1],
-        truncated=header["truncated"],
-        limit=header["limit"],
-        value=blobs[2] if header["has_value"] else None,
-        files=None if header["files"] is None else dict(zip(header["files"], blobs[3:], strict=True)),
-        seconds=header["seconds"],
+        truncated=fields["truncated"],
+        limit=fields["limit"],
+        value=blobs[2] if fields["has_value"] else None,
+        files=None if fields["files"] is None else dict(zip(fields["files"], blobs[3:], strict=True)),
+        seconds=fields["seconds"],
     )

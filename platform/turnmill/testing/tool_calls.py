@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from turnmill.sandboxes.base import Outcome, Sandbox, Task
+from turnmill.sandboxes.base import Sandbox, SandboxResult, SandboxTask
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.registry import create
 
@@ -11,11 +11,11 @@ from turnmill.tools.registry import create
 class ScriptedSandbox:
     """Gives its outcomes one by one, and keeps the tasks that it was given."""
 
-    def __init__(self, *outcomes: Outcome) -> None:
+    def __init__(self, *outcomes: SandboxResult) -> None:
         self.outcomes = list(outcomes)
-        self.tasks: list[Task] = []
+        self.tasks: list[SandboxTask] = []
 
-    async def run(self, task: Task) -> Outcome:
+    async def run(self, task: SandboxTask) -> SandboxResult:
         """The next outcome."""
         self.tasks.append(task)
         return self.outcomes.pop(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from turnmill.core.errors import StaleClaimError
-from turnmill.sandboxes.base import Outcome, Task
+from turnmill.sandboxes.base import SandboxResult, SandboxTask
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 
@@ -80,7 +80,7 @@ class MemoryStore:
 class NoSandbox:
     """Runs nothing: for tools that need no sandbox."""
 
-    async def run(self, task: Task) -> Outcome:
+    async def run(self, task: SandboxTask) -> SandboxResult:
         """Refuse."""
         raise AssertionError("this tool was to run without a sandbox")
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from turnmill.core.errors import StoreError
 from turnmill.observability.tool_metrics import StoreHealth, ToolMetrics
-from turnmill.sandboxes.base import Outcome, Sandbox, Task
+from turnmill.sandboxes.base import Sandbox, SandboxResult, SandboxTask
 from turnmill.tool_server.calls import CallStore
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
@@ -23,7 +23,7 @@ class MeasuredSandbox:
         self._sandbox = sandbox
         self._metrics = metrics
 
-    async def run(self, task: Task) -> Outcome:
+    async def run(self, task: SandboxTask) -> SandboxResult:
         """Run a task and count it."""
         with self._metrics.sandbox_in_flight.track_inprogress():
             outcome = await self._sandbox.run(task)

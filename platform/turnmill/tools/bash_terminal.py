@@ -4,7 +4,7 @@ import json
 import re
 from typing import ClassVar
 
-from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, tagged
@@ -90,7 +90,7 @@ class BashTerminal(Tool):
             text += _broken_off(outcome, seconds)
         return ToolResult(_wrap(call.action, text.strip(" \n")), change=answer.change if answer else None)
 
-    def _task(self, lines: list[str], call: ToolCall, seconds: float) -> Task:
+    def _task(self, lines: list[str], call: ToolCall, seconds: float) -> SandboxTask:
         limits = {
             "seconds": self._seconds,
             "characters": self._characters,
@@ -106,8 +106,8 @@ class BashTerminal(Tool):
                 "limits": json.dumps(limits).encode(),
             }
         )
-        return Task(
-            Function("turnmill.tools.sandboxed.shell:run", argument, attends=True),
+        return SandboxTask(
+            Function("turnmill.tools.sandboxed.shell:run", argument, persistent=True),
             limits=Limits(
                 seconds=seconds + _GRACE_SECONDS,
                 cpu_seconds=int(seconds) + 1,
@@ -118,7 +118,7 @@ class BashTerminal(Tool):
         )
 
 
-def _broken_off(outcome: Outcome, seconds: float) -> str:
+def _broken_off(outcome: SandboxResult, seconds: float) -> str:
     if outcome.limit == "time":
         return f"Process timed out after {seconds:g} seconds\n{UNCHANGED}"
     why = f"reached its limit of {outcome.limit}" if outcome.limit else "was killed"

@@ -3,7 +3,7 @@
 import json
 from typing import Any, ClassVar
 
-from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, first_tagged, stdin_of, tagged
@@ -65,13 +65,13 @@ class IPythonCode(Tool):
         )
         stdin = stdin_of(call.action, call.extra.get("stdin"))
         program = Function("turnmill.tools.sandboxed.python_session:run", argument)
-        outcome = await self.context.sandbox.run(Task(program, stdin=stdin, limits=self._limits))
+        outcome = await self.context.sandbox.run(SandboxTask(program, stdin=stdin, limits=self._limits))
         answer = read_answer(outcome.value, is_part=_is_part, max_bytes=self._max_bytes + MIB)
         if answer is None:
             return self._result(call, self._broken_off(outcome), ok=False, timed_out=outcome.limit == "time")
         return self._finished(call, outcome, answer)
 
-    def _finished(self, call: ToolCall, outcome: Outcome, answer: Answer) -> ToolResult:
+    def _finished(self, call: ToolCall, outcome: SandboxResult, answer: Answer) -> ToolResult:
         report = answer.report
         ok, timed_out = report.get("ok") is True, report.get("timed_out") is True
         notices = [_lost(report.get("lost")), str(report.get("notice") or "")]
@@ -79,7 +79,7 @@ class IPythonCode(Tool):
         text = "\n".join([text, *(notice for notice in notices if notice)])
         return self._result(call, text, ok=ok, timed_out=timed_out, answer=answer)
 
-    def _broken_off(self, outcome: Outcome) -> str:
+    def _broken_off(self, outcome: SandboxResult) -> str:
         if outcome.limit == "time":
             return f"{self._timed_out()}\n{UNCHANGED}"
         why = f"Execution stopped at its limit of {outcome.limit}.\n" if outcome.limit else how_it_ended(outcome)
@@ -111,7 +111,7 @@ def _called(action: str) -> list[str]:
     return [code.strip()] if isinstance(code, str) and code.strip() else []
 
 
-def _text(outcome: Outcome, ok: bool) -> str:
+def _text(outcome: SandboxResult, ok: bool) -> str:
     stdout, stderr = (stream.decode("utf-8", "replace") for stream in (outcome.stdout, outcome.stderr))
     if ok:
         text = stdout + (f"\nWarnings: {stderr}" if stderr else "")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import fenced, fences_are_even, stdin_of, tagged
@@ -72,7 +72,7 @@ class PythonProgram:
             return ProgramResult("", BLOCKED, failed=True)
         parts = {"source": source.encode("utf-8", "replace"), **({"prelude": b""} if prelude else {})}
         program = Function("turnmill.tools.sandboxed.python_main:run", pack(parts))
-        outcome = await self._sandbox.run(Task(program, stdin=stdin, limits=self._limits))
+        outcome = await self._sandbox.run(SandboxTask(program, stdin=stdin, limits=self._limits))
         stderr = outcome.stderr.decode("utf-8", "replace") + self._explain(outcome)
         return ProgramResult(
             outcome.stdout.decode("utf-8", "replace"),
@@ -81,7 +81,7 @@ class PythonProgram:
             reached_end=outcome.value == REACHED_END,
         )
 
-    def _explain(self, outcome: Outcome) -> str:
+    def _explain(self, outcome: SandboxResult) -> str:
         match outcome.limit:
             case "time":
                 return f"Execution timed out after {self.seconds:g} seconds.\n"
@@ -91,7 +91,7 @@ class PythonProgram:
                 return f"Execution stopped at its limit of {limit}.\n"
 
 
-def how_it_ended(outcome: Outcome) -> str:
+def how_it_ended(outcome: SandboxResult) -> str:
     """A sentence on a program that ended without an answer."""
     if outcome.exit_code is None:
         return "Execution was killed.\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from turnmill.core.errors import ToolFailedError
-from turnmill.sandboxes.base import MIB, Function, Limits, Outcome, Task
+from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import encodable
@@ -68,7 +68,7 @@ class Sql(Tool):
             written[_DIGEST] = database.digest.encode()
         return _result(call, str(answer.report.get("text")), Change(written=written, removed=answer.change.removed))
 
-    def _task(self, call: ToolCall, database: Database) -> Task:
+    def _task(self, call: ToolCall, database: Database) -> SandboxTask:
         state = {name: part for name, part in call.state.items() if name != _DIGEST}
         limits = {"seconds": self._seconds, "bytes": self._max_change_bytes}
         argument = pack(
@@ -79,7 +79,7 @@ class Sql(Tool):
             }
         )
         seconds = self._seconds + _GRACE_SECONDS
-        return Task(
+        return SandboxTask(
             Function("turnmill.tools.sandboxed.sql_session:run", argument),
             copies={DATABASE: str(database.path)},
             limits=Limits(
@@ -102,7 +102,7 @@ def _result(call: ToolCall, text: str, change: Change | None = None) -> ToolResu
     return ToolResult({"obs": observation, "parsed_sql": call.parsed}, change=change)
 
 
-def _broken_off(call: ToolCall, outcome: Outcome) -> str:
+def _broken_off(call: ToolCall, outcome: SandboxResult) -> str:
     if outcome.limit == "time":
         return f"SQL Timeout:\n{call.parsed}"
     why = f"stopped at its limit of {outcome.limit}" if outcome.limit else how_it_ended(outcome).strip().lower()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 
 from turnmill.core.errors import ToolFailedError
-from turnmill.sandboxes.base import MIB, Function, Limits, Task
+from turnmill.sandboxes.base import MIB, Function, Limits, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.browser.commands import USAGE, fenced_command, parse_command
@@ -113,7 +113,7 @@ class TextBrowser(Tool):
         }
         function = Function("turnmill.tools.sandboxed.page:run", pack(argument))
         limits = Limits(seconds=self._seconds, cpu_seconds=int(self._seconds) + 1)
-        outcome = await self.context.sandbox.run(Task(function, limits=limits))
+        outcome = await self.context.sandbox.run(SandboxTask(function, limits=limits))
         try:
             page = Page.model_validate_json((outcome.value or b"")[:_MAX_PAGE_BYTES])
         except ValidationError as error:

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from attack_programs import ATTACKS, BRIEF, NOBODY, POD, PREAMBLE, Attack, Result
 
-from turnmill.sandboxes.base import Command, Limits, Python, Task
+from turnmill.sandboxes.base import Command, Limits, Python, SandboxTask
 from turnmill.sandboxes.fork import ForkSandbox
-from turnmill.sandboxes.syscall_filter import number_of
+from turnmill.sandboxes.syscall_numbers import number_of
 from turnmill.testing import container
 
 BARE_SECONDS = 60
@@ -234,7 +234,7 @@ def run_bare(attack: Attack, here: Scene) -> Result:
 async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, here: Scene) -> Result:
     """The same program, with a neighbour that runs meanwhile."""
     note = f"import time; open('note', 'w').write({here.secret!r}); time.sleep(30)"
-    neighbour = asyncio.create_task(sandbox.run(Task(Python(note), limits=Limits(seconds=30))))
+    neighbour = asyncio.create_task(sandbox.run(SandboxTask(Python(note), limits=Limits(seconds=30))))
     try:
         deadline = time.monotonic() + 10
         while not here.neighbour and time.monotonic() < deadline:
@@ -242,7 +242,7 @@ async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, here: Scene) -> R
             here.neighbour = find_neighbour()
         here.tasks = Path(here.neighbour).parent.parent
         program = Python(source(attack, here, is_bare=False))
-        outcome = await sandbox.run(Task(program, limits=attack.limits, keep_files=True))
+        outcome = await sandbox.run(SandboxTask(program, limits=attack.limits, keep_files=True))
         result = Result(outcome.stdout, dict(outcome.files or {}), outcome.seconds, outcome.exit_code)
         return result, repr(outcome)[:600], attack.succeeded(here, result)
     finally:
@@ -311,7 +311,7 @@ async def run_all_in_sandbox() -> dict[str, dict[str, object]]:
                 _, said, succeeded = await run_in_sandbox(sandbox, attack, here)
             findings[attack.name] = {"succeeded": succeeded, "said": said}
         with many_threads():
-            after = await sandbox.run(Task(Command(("sh", "-c", "echo well & wait"))))
+            after = await sandbox.run(SandboxTask(Command(("sh", "-c", "echo well & wait"))))
     finally:
         await sandbox.close()
     findings["afterwards"] = {"barriers": repr(barriers), "works": after.stdout == b"well\n", "left": sandbox_folders()}

@@ -1,6 +1,6 @@
-"""Attacks on an attendant and on the task after it, in a throw-away container: `persistent_worker_runner.py`.
+"""Attacks on a persistent worker and on the task after it, in a throw-away container: `persistent_worker_runner.py`.
 
-Each is a block of a shell. Another follows it, by the same attendant unless a limit has ended that, and tells what
+Each is a block of a shell. Another follows it, by the same worker unless a limit has ended that, and tells what
 it finds. Prints JSON.
 """
 
@@ -11,7 +11,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from turnmill.sandboxes.base import MIB, Function, Limits, Task
+from turnmill.sandboxes.base import MIB, Function, Limits, SandboxTask
 from turnmill.sandboxes.confinement import FIRST_USER, NUM_USERS
 from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.testing import container
@@ -67,8 +67,8 @@ python3 -c 'import subprocess, json, shlex, os, select'
 for p in $(seq 2 400); do kill -0 $p 2>/dev/null && [ $p != $$ ] && echo "process $p"; done"""
 
 
-def block(*lines: str, state: dict[str, bytes], join: bool = False) -> Task:
-    """A task of the tool's own."""
+def block(*lines: str, state: dict[str, bytes], join: bool = False) -> SandboxTask:
+    """Return a task as the tool bash_terminal makes it."""
     settings = {
         "seconds": 3,
         "cpu_seconds": 2,
@@ -78,11 +78,11 @@ def block(*lines: str, state: dict[str, bytes], join: bool = False) -> Task:
         "join": join,
     }
     parts = {"lines": json.dumps(lines).encode(), "state": pack(state), "limits": json.dumps(settings).encode()}
-    return Task(Function("turnmill.tools.sandboxed.shell:run", pack(parts), attends=True), limits=LIMITS)
+    return SandboxTask(Function("turnmill.tools.sandboxed.shell:run", pack(parts), persistent=True), limits=LIMITS)
 
 
 def processes() -> set[int]:
-    """Of the users that tasks have, or with the mark."""
+    """Return the processes of the users of tasks, and those with the mark."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -94,12 +94,12 @@ def processes() -> set[int]:
 
 
 def marked(entry: Path) -> bool:
-    """Whether it bears the mark."""
+    """Return whether a process bears the mark."""
     return MARK.encode() in (entry / "cmdline").read_bytes()
 
 
 async def run_all() -> dict[str, dict[str, object]]:
-    """What each attack came to."""
+    """Return the findings on each attack."""
     findings: dict[str, dict[str, object]] = {}
     sandbox = ForkSandbox(preload=["turnmill.tools.sandboxed.shell"], spares=1)
     try:
@@ -108,28 +108,28 @@ async def run_all() -> dict[str, dict[str, object]]:
         clean = (await sandbox.run(block(FINDINGS, state={}))).stdout.decode()
         for name, attack in ATTACKS.items():
             before = processes()
-            outcome = await sandbox.run(block(attack, "true", state={}))
+            result = await sandbox.run(block(attack, "true", state={}))
             between = processes()
-            kept = unpack(unpack(outcome.value)["written"]) if outcome.value else {}
+            kept = unpack(unpack(result.value)["written"]) if result.value else {}
             joined = await sandbox.run(block("echo 'a", "b'", state=kept, join=True))
             after = await sandbox.run(block(FINDINGS, state={}))
             findings[name] = {
-                "said": outcome.stdout.decode(errors="replace")[-2000:] + outcome.stderr.decode(errors="replace"),
-                "limit": outcome.limit,
-                "answered": outcome.value is not None,
+                "said": result.stdout.decode(errors="replace")[-2000:] + result.stderr.decode(errors="replace"),
+                "limit": result.limit,
+                "answered": result.value is not None,
                 "survived": before == between,
                 "left": sorted(between - before),
                 "joins": joined.stdout.decode().endswith("a\nb\n"),
                 "after": after.stdout.decode().replace(home(after), home(clean)) if after.value else repr(after),
             }
-        findings["clean"] = {"text": clean, "holds": barriers.holds_attendants}
+        findings["clean"] = {"text": clean, "holds": barriers.allows_persistent_workers}
     finally:
         await sandbox.close()
     return findings
 
 
 def home(seen: object) -> str:
-    """The line behind the first prompt."""
+    """Return the line after the first prompt."""
     text = seen if isinstance(seen, str) else seen.stdout.decode()
     return text.splitlines()[1] if len(text.splitlines()) > 1 else "?"
 

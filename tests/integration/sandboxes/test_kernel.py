@@ -37,7 +37,7 @@ def rule(path: Path, rights: int) -> tuple[int, int]:
 
 
 @needs_landlock
-def test_landlock_shows_what_is_listed_alone(tmp_path):
+def test_landlock_allows_only_listed_files(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "out").write_text("x")
 
@@ -56,7 +56,7 @@ def test_landlock_shows_what_is_listed_alone(tmp_path):
 
 @needs_landlock
 @pytest.mark.skipif(ABI < 4, reason="this machine's Landlock does not know TCP")
-def test_landlock_keeps_tcp_away():
+def test_landlock_refuses_tcp():
     def check() -> None:
         kernel.forbid_new_privileges()
         kernel.landlock_enter(kernel.landlock_ruleset(ABI, [], tcp=True, scopes=0))
@@ -84,7 +84,7 @@ def test_landlock_keeps_signals_inside():
 
 
 @pytest.mark.parametrize(("abi", "highest"), [(1, 1 << 12), (2, 1 << 13), (3, 1 << 14), (4, 1 << 14), (5, 1 << 15)])
-def test_rights_are_those_that_the_kernel_knows(abi, highest):
+def test_file_rights_match_the_abi_version(abi, highest):
     assert kernel.file_rights(abi) == 2 * highest - 1
 
 
@@ -100,7 +100,7 @@ def test_a_filter_refuses_a_call():
     assert in_child(check) == 0
 
 
-def test_a_filter_that_is_none_is_an_error_with_its_name():
+def test_an_invalid_filter_raises_an_error_that_names_seccomp():
     def check() -> None:
         kernel.forbid_new_privileges()
         with pytest.raises(OSError, match="seccomp") as failure:
@@ -110,7 +110,7 @@ def test_a_filter_that_is_none_is_an_error_with_its_name():
     assert in_child(check) == 0
 
 
-def test_capabilities_are_gone_for_good():
+def test_dropped_capabilities_cannot_be_regained():
     def check() -> None:
         kernel.drop_capabilities()
         status = Path("/proc/self/status").read_text()
@@ -120,7 +120,7 @@ def test_capabilities_are_gone_for_good():
     assert in_child(check) == 0
 
 
-def test_orphans_come_to_the_one_who_adopts_them():
+def test_adopt_orphans_makes_orphans_children_of_the_caller():
     def check() -> None:
         kernel.adopt_orphans()
         reading, writing = os.pipe()
@@ -152,7 +152,7 @@ def test_a_child_dies_with_its_parent():
     assert os.read(reading, 1) == b""  # The end: nobody holds the other side any more.
 
 
-def test_what_cannot_be_is_an_error_with_its_name():
+def test_a_failed_call_raises_an_error_that_names_it():
     with pytest.raises(OSError, match="setns"):
         kernel.set_namespace(-1, 0)
 

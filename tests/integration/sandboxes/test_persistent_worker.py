@@ -28,12 +28,12 @@ def findings() -> dict[str, dict[str, object]]:
     return json.loads(done.stdout)
 
 
-def test_the_sandbox_has_attendants_here(findings):
+def test_the_sandbox_has_persistent_workers_here(findings):
     assert findings["clean"]["holds"]
 
 
 @pytest.mark.parametrize("attack", runner.ATTACKS, ids=lambda name: name.replace(" ", "-"))
-def test_an_attack_on_an_attendant_reaches_neither_it_nor_the_next_task(findings, attack):
+def test_an_attack_on_a_persistent_worker_reaches_neither_it_nor_the_next_task(findings, attack):
     finding = findings[attack]
 
     assert "\nREACHED" not in finding["said"]
@@ -44,5 +44,5 @@ def test_an_attack_on_an_attendant_reaches_neither_it_nor_the_next_task(findings
 
 
 @pytest.mark.parametrize(("attack", "limit"), ENDED_BY.items())
-def test_a_limit_ends_an_attendant_with_all_it_started(findings, attack, limit):
+def test_a_limit_ends_a_persistent_worker_with_all_it_started(findings, attack, limit):
     assert findings[attack]["limit"] == limit

@@ -4,7 +4,8 @@ import struct
 
 import pytest
 
-from turnmill.sandboxes.syscall_filter import _NUMBERS, Permissions, build_filter, number_of
+from turnmill.sandboxes.syscall_filter import Permissions, build_filter
+from turnmill.sandboxes.syscall_numbers import NUMBERS, number_of
 
 ALLOWED, KILLED = "allowed", "killed"
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -17,7 +18,7 @@ MACHINES = pytest.mark.parametrize("machine", list(ARCHITECTURES))
 
 
 def verdict(program: bytes, number: int, arguments: tuple[int, ...] = (), *, architecture: int) -> str | int:
-    """What the kernel's machine would say: allowed, killed, or the error."""
+    """Interpret the filter as the kernel does; return allowed, killed, or the error number."""
     padded = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
     data = struct.pack("<iIQ6Q", number, architecture, 0, *(value & (2**64 - 1) for value in padded))
     instructions = list(struct.iter_unpack("HBBI", program))
@@ -51,14 +52,14 @@ def judge(name: str, *arguments: int, machine: str = "x86_64", **permissions: bo
 
 @MACHINES
 @pytest.mark.parametrize("name", DANGEROUS)
-def test_what_nobody_needs_is_refused(machine, name):
+def test_dangerous_calls_are_refused(machine, name):
     assert judge(name, machine=machine) == errno.EPERM
 
 
 @MACHINES
 def test_common_calls_pass(machine):
     program = build_filter(Permissions(), OWN_PID, machine)
-    refused = {number_of(name, machine) for name in _NUMBERS}
+    refused = {number_of(name, machine) for name in NUMBERS}
     ordinary = [number for number in range(240) if number not in refused]
 
     verdicts = {verdict(program, number, architecture=ARCHITECTURES[machine]) for number in ordinary}
@@ -67,7 +68,7 @@ def test_common_calls_pass(machine):
 
 
 @MACHINES
-def test_calls_of_another_architecture_kill(machine):
+def test_calls_of_another_architecture_kill_the_process(machine):
     program = build_filter(Permissions(), OWN_PID, machine)
 
     assert verdict(program, 1, architecture=0x40000003) == KILLED
@@ -75,7 +76,7 @@ def test_calls_of_another_architecture_kill(machine):
 
 @MACHINES
 @pytest.mark.parametrize("number", [463, 1000, 0x40000000 + 1])
-def test_calls_that_came_later_do_not_exist(machine, number):
+def test_newer_calls_answer_enosys(machine, number):
     program = build_filter(Permissions(), OWN_PID, machine)
 
     assert verdict(program, number, architecture=ARCHITECTURES[machine]) == errno.ENOSYS
@@ -83,7 +84,7 @@ def test_calls_that_came_later_do_not_exist(machine, number):
 
 @MACHINES
 @pytest.mark.parametrize("flag", [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000])
-def test_a_clone_makes_no_namespace(machine, flag):
+def test_clone_cannot_create_namespaces(machine, flag):
     assert judge("clone", flag | 17, machine=machine) == errno.EPERM
     assert judge("clone", 17, machine=machine) == ALLOWED
     assert judge("clone3", machine=machine) == errno.ENOSYS
@@ -105,24 +106,24 @@ def test_sockets_are_granted_by_family_and_type(family, kind, with_network):
     assert judge("socket", family, kind, network=True) == with_network
 
 
-def test_a_pair_of_sockets_is_a_stream_within_the_task():
+def test_socket_pairs_are_unix_streams_only():
     assert judge("socketpair", socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) == ALLOWED
     assert judge("socketpair", socket.AF_UNIX, socket.SOCK_DGRAM) == errno.EPERM
 
 
 @pytest.mark.parametrize("name", ["connect", "bind", "listen", "accept4"])
-def test_sockets_serve_and_connect_with_the_network_alone(name):
+def test_sockets_listen_and_connect_only_with_network(name):
     assert judge(name) == errno.EPERM
     assert judge(name, network=True) == ALLOWED
 
 
 @pytest.mark.parametrize("name", ["prlimit64", "sched_setscheduler", "sched_setaffinity"])
-def test_a_process_sets_its_own_limits_and_those_of_no_other(name):
+def test_a_process_sets_only_its_own_limits(name):
     assert judge(name, 0) == ALLOWED
     assert judge(name, OWN_PID + 1) == errno.EPERM
 
 
-def test_signals_pass_where_something_else_keeps_them_inside():
+def test_signals_pass_only_if_another_barrier_keeps_them_inside():
     assert judge("kill", 1) == ALLOWED
     assert judge("kill", 1, signals=False) == errno.EPERM
     assert judge("kill", OWN_PID, signals=False) == ALLOWED
@@ -131,7 +132,7 @@ def test_signals_pass_where_something_else_keeps_them_inside():
     assert judge("pidfd_send_signal", 3, signals=False) == errno.EPERM
 
 
-def test_attributes_by_path_are_refused_where_files_of_others_have_the_same_owner():
+def test_attributes_by_path_are_refused_without_a_user_of_the_tasks_own():
     assert judge("chmod") == ALLOWED
     assert judge("chmod", attributes=False) == errno.EPERM
     assert judge("utimensat", 3, 0, attributes=False) == ALLOWED
@@ -139,12 +140,12 @@ def test_attributes_by_path_are_refused_where_files_of_others_have_the_same_owne
     assert judge("utimensat", 3, 8, attributes=False) == errno.EPERM
 
 
-def test_truncation_by_path_is_refused_where_landlock_does_not_know_it():
+def test_truncation_by_path_is_refused_if_landlock_does_not_cover_it():
     assert judge("truncate") == ALLOWED
     assert judge("truncate", truncate=False) == errno.EPERM
 
 
-def test_input_is_not_put_into_terminals():
+def test_input_cannot_be_injected_into_terminals():
     assert judge("ioctl", 0, 0x5412) == errno.EPERM
     assert judge("ioctl", 0, 0x5401) == ALLOWED
 
@@ -156,16 +157,16 @@ def test_an_unknown_machine_is_refused():
 
 def test_no_two_calls_share_a_number():
     for column in range(2):
-        numbers = [pair[column] for pair in _NUMBERS.values() if pair[column] is not None]
+        numbers = [pair[column] for pair in NUMBERS.values() if pair[column] is not None]
         assert len(numbers) == len(set(numbers))
 
 
 @pytest.mark.parametrize("name", ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open"])
-def test_where_the_kernel_does_not_protect_the_first_process_of_a_namespace_the_filter_does(name):
+def test_the_filter_protects_the_first_process_of_a_namespace_if_the_kernel_does_not(name):
     assert judge(name, 1, first_process=False) == errno.EPERM
     assert judge(name, 7, first_process=False) == ALLOWED
     assert judge(name, 1) == ALLOWED
 
 
-def test_where_the_kernel_does_not_protect_it_nothing_signals_everything():
+def test_signals_to_all_processes_are_refused_if_the_kernel_does_not_protect_the_first():
     assert judge("kill", -1, first_process=False) == errno.EPERM

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnmill.sandboxes import wire
-from turnmill.sandboxes.base import Command, Function, Limits, Outcome, Python, Task
+from turnmill.sandboxes.base import Command, Function, Limits, Python, SandboxResult, SandboxTask
 
 paths = st.text(min_size=1)
 programs = st.one_of(
@@ -14,7 +14,7 @@ programs = st.one_of(
     st.builds(Function, st.text(), st.binary()),
 )
 tasks = st.builds(
-    Task,
+    SandboxTask,
     programs,
     stdin=st.binary(),
     files=st.dictionaries(paths, st.binary()),
@@ -24,8 +24,8 @@ tasks = st.builds(
     merge_output=st.booleans(),
     keep_files=st.booleans(),
 )
-outcomes = st.builds(
-    Outcome,
+results = st.builds(
+    SandboxResult,
     exit_code=st.none() | st.integers(0, 255),
     stdout=st.binary(),
     stderr=st.binary(),
@@ -48,27 +48,27 @@ def test_a_task_arrives_as_it_was_sent(task):
 
 
 @settings(deadline=None)
-@given(outcomes)
-def test_an_outcome_arrives_as_it_was_sent(outcome):
-    assert wire.unpack_outcome(*received(wire.pack_outcome(outcome))) == outcome
+@given(results)
+def test_a_result_arrives_as_it_was_sent(result):
+    assert wire.unpack_result(*received(wire.pack_result(result))) == result
 
 
 @pytest.mark.parametrize("part", [0, 5, 12, 40])
 def test_a_message_that_ends_early_is_none(part):
-    message = wire.pack_outcome(Outcome(exit_code=0, stdout=b"x" * 100))
+    message = wire.pack_result(SandboxResult(exit_code=0, stdout=b"x" * 100))
 
     assert wire.receive(io.BytesIO(message[:part]).read) is None
 
 
-def test_names_that_are_no_text_arrive_too():
-    outcome = Outcome(exit_code=0, files={"\udcff": b"x"})
+def test_file_names_that_are_not_utf_8_arrive():
+    result = SandboxResult(exit_code=0, files={"\udcff": b"x"})
 
-    assert wire.unpack_outcome(*received(wire.pack_outcome(outcome))) == outcome
+    assert wire.unpack_result(*received(wire.pack_result(result))) == result
 
 
 def test_output_that_looks_like_a_message_stays_output():
-    forged = wire.pack_outcome(Outcome(exit_code=0, stdout=b"forged"))
+    forged = wire.pack_result(SandboxResult(exit_code=0, stdout=b"forged"))
 
-    outcome = wire.unpack_outcome(*received(wire.pack_outcome(Outcome(exit_code=3, stdout=forged))))
+    result = wire.unpack_result(*received(wire.pack_result(SandboxResult(exit_code=3, stdout=forged))))
 
-    assert (outcome.exit_code, outcome.stdout) == (3, forged)
+    assert (result.exit_code, result.stdout) == (3, forged)

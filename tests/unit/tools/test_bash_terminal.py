@@ -2,15 +2,17 @@ import json
 
 import pytest
 
-from turnmill.sandboxes.base import Outcome
+from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.bash_terminal import UNCHANGED, forbidden
 from turnmill.tools.sandboxed.answers import pack_answer
 from turnmill.tools.sandboxed.parts import pack, unpack
 
 
-def transcript(text: bytes, before: dict[str, bytes] | None = None, after: dict[str, bytes] | None = None) -> Outcome:
-    return Outcome(0, text, value=pack_answer({}, before or {}, after or {}))
+def transcript(
+    text: bytes, before: dict[str, bytes] | None = None, after: dict[str, bytes] | None = None
+) -> SandboxResult:
+    return SandboxResult(0, text, value=pack_answer({}, before or {}, after or {}))
 
 
 @pytest.mark.parametrize(
@@ -117,9 +119,9 @@ async def test_state_becomes_what_the_shell_hands_back():
 @pytest.mark.parametrize(
     ("outcome", "why"),
     [
-        (Outcome(None, b"T\n", limit="time"), "Process timed out after 10 seconds"),
-        (Outcome(None, b"T\n", limit="processes"), "The shell reached its limit of processes."),
-        (Outcome(None, b"T\n"), "The shell was killed."),
+        (SandboxResult(None, b"T\n", limit="time"), "Process timed out after 10 seconds"),
+        (SandboxResult(None, b"T\n", limit="processes"), "The shell reached its limit of processes."),
+        (SandboxResult(None, b"T\n"), "The shell was killed."),
     ],
 )
 async def test_a_shell_that_breaks_off_leaves_its_state_as_it_was(outcome, why):
@@ -144,7 +146,7 @@ async def test_a_shell_that_breaks_off_leaves_its_state_as_it_was(outcome, why):
     ],
 )
 async def test_an_answer_that_was_meddled_with_changes_nothing(value):
-    dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(Outcome(0, b"T", value=value))))
+    dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(SandboxResult(0, b"T", value=value))))
 
     assert UNCHANGED in await dialogue.say("<bash>x</bash>")
     assert dialogue.result.change is None

@@ -1,6 +1,6 @@
 import pytest
 
-from turnmill.sandboxes.base import Outcome
+from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.ipython_code import MAX_OUTPUT_CHARACTERS, NO_OUTPUT, UNCHANGED
 from turnmill.tools.sandboxed.answers import pack_answer
@@ -8,8 +8,10 @@ from turnmill.tools.sandboxed.answers import pack_answer
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "1 + 1"}}</tool_call>'
 
 
-def cell(stdout: bytes = b"", stderr: bytes = b"", *, ok: bool = True, **report: object) -> Outcome:
-    return Outcome(0, stdout, stderr, value=pack_answer({"ok": ok, "timed_out": False, **report}, {}, {"count": b"1"}))
+def cell(stdout: bytes = b"", stderr: bytes = b"", *, ok: bool = True, **report: object) -> SandboxResult:
+    return SandboxResult(
+        0, stdout, stderr, value=pack_answer({"ok": ok, "timed_out": False, **report}, {}, {"count": b"1"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,9 +70,9 @@ async def test_the_observation_tells_how_the_cell_went():
         (cell(b"out", notice="[Not kept]"), "out\n[Not kept]"),
         (cell(b"out", lost=["x (gone)"]), "out\n[Could not be brought back from an earlier turn: x (gone)]"),
         (cell(b"out", ok=False, timed_out=True), "Execution time out after 10 seconds"),
-        (Outcome(None, b"out", limit="time"), f"Execution time out after 10 seconds\n{UNCHANGED}"),
-        (Outcome(None, b"out", limit="memory"), f"out\nExecution stopped at its limit of memory.\n{UNCHANGED}"),
-        (Outcome(None), f"Execution was killed.\n{UNCHANGED}"),
+        (SandboxResult(None, b"out", limit="time"), f"Execution time out after 10 seconds\n{UNCHANGED}"),
+        (SandboxResult(None, b"out", limit="memory"), f"out\nExecution stopped at its limit of memory.\n{UNCHANGED}"),
+        (SandboxResult(None), f"Execution was killed.\n{UNCHANGED}"),
         (cell(b"x" * (MAX_OUTPUT_CHARACTERS + 1)), "x" * MAX_OUTPUT_CHARACTERS + "\n...[output truncated]..."),
     ],
 )
@@ -81,7 +83,7 @@ async def test_every_end_of_a_cell_is_told(outcome, text):
 
 
 async def test_time_outs_are_flagged_whoever_notices_them():
-    outcomes = (cell(ok=False, timed_out=True), Outcome(None, limit="time"))
+    outcomes = (cell(ok=False, timed_out=True), SandboxResult(None, limit="time"))
     dialogue = Dialogue(make_tool("ipython_code", ScriptedSandbox(*outcomes)))
 
     for _ in outcomes:

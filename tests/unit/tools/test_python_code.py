@@ -1,6 +1,6 @@
 import pytest
 
-from turnmill.sandboxes.base import Outcome
+from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.python_code import BLOCKED, MAX_OBSERVATION_CHARACTERS
 from turnmill.tools.sandboxed.parts import unpack
@@ -8,8 +8,8 @@ from turnmill.tools.sandboxed.parts import unpack
 ENDED = b"end"
 
 
-def program(stdout: bytes = b"", stderr: bytes = b"", **more: object) -> Outcome:
-    return Outcome(0, stdout, stderr, value=ENDED, **more)  # type: ignore[arg-type]
+def program(stdout: bytes = b"", stderr: bytes = b"", **more: object) -> SandboxResult:
+    return SandboxResult(0, stdout, stderr, value=ENDED, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_stderr_follows_stdout_and_both_are_stripped_and_cut():
 
 
 async def test_a_time_out_is_told_behind_what_was_printed():
-    outcome = Outcome(None, b"begun\n", limit="time")
+    outcome = SandboxResult(None, b"begun\n", limit="time")
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(outcome)))
 
     seen = await dialogue.say("<python>a</python>")
@@ -79,10 +79,10 @@ async def test_a_time_out_is_told_behind_what_was_printed():
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (Outcome(None, limit="memory"), "Execution stopped at its limit of memory."),
-        (Outcome(None), "Execution was killed."),
-        (Outcome(7), "Execution ended with code 7."),
-        (Outcome(0), ""),
+        (SandboxResult(None, limit="memory"), "Execution stopped at its limit of memory."),
+        (SandboxResult(None), "Execution was killed."),
+        (SandboxResult(7), "Execution ended with code 7."),
+        (SandboxResult(0), ""),
     ],
 )
 async def test_every_other_end_is_told(outcome, text):

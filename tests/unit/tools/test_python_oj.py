@@ -3,7 +3,7 @@ import json
 import pytest
 
 from turnmill.core.errors import ToolFailedError
-from turnmill.sandboxes.base import Outcome
+from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.python_code import BLOCKED
 from turnmill.tools.python_oj import PASSED, same_output
@@ -12,11 +12,11 @@ from turnmill.tools.sandboxed.parts import unpack
 CODE = "<python>def add(a, b): return a + b</python>"
 
 
-def printed(text: str) -> Outcome:
-    return Outcome(0, text.encode(), value=b"end")
+def printed(text: str) -> SandboxResult:
+    return SandboxResult(0, text.encode(), value=b"end")
 
 
-def judged(tests: object, *outcomes: Outcome) -> tuple[Dialogue, ScriptedSandbox]:
+def judged(tests: object, *outcomes: SandboxResult) -> tuple[Dialogue, ScriptedSandbox]:
     sandbox = ScriptedSandbox(*outcomes)
     return Dialogue(make_tool("python_oj", sandbox), {"public_tests": tests}), sandbox
 
@@ -43,7 +43,7 @@ async def test_a_list_of_assertions_that_hold_passes(as_text):
 
 
 async def test_the_first_assertion_that_fails_is_shown():
-    failed = Outcome(0, b"out", b"AssertionError", value=b"failed")
+    failed = SandboxResult(0, b"out", b"AssertionError", value=b"failed")
     dialogue, _ = judged(["assert add(1, 2) == 3", "assert False", "assert True"], printed(""), failed)
 
     assert await dialogue.say(CODE) == (
@@ -53,7 +53,7 @@ async def test_the_first_assertion_that_fails_is_shown():
 
 
 async def test_a_program_that_exits_before_an_assertion_has_not_passed_it():
-    dialogue, _ = judged(["assert add(1, 2) == 3"], Outcome(0, value=b"exit"))
+    dialogue, _ = judged(["assert add(1, 2) == 3"], SandboxResult(0, value=b"exit"))
 
     assert "Failed test case" in await dialogue.say(CODE)
 
@@ -100,11 +100,17 @@ async def test_inputs_go_to_stdin_and_outputs_are_compared():
     [
         (printed("4\n"), "a wrong answer.\nInput: 1\nGenerated Output: 4\n\nExpected: 3"),
         (
-            Outcome(None, limit="time"),
+            SandboxResult(None, limit="time"),
             "time limit exceeded.\nExecution timed out after 10 seconds.\n\nInput: 1\nExpected: 3",
         ),
-        (Outcome(0, b"", b"SyntaxError: x", value=b"failed"), "a syntax error.\nInput: 1\nExpected: 3\nSyntaxError: x"),
-        (Outcome(0, b"", b"ValueError: x", value=b"failed"), "a runtime error.\nInput: 1\nExpected: 3\nValueError: x"),
+        (
+            SandboxResult(0, b"", b"SyntaxError: x", value=b"failed"),
+            "a syntax error.\nInput: 1\nExpected: 3\nSyntaxError: x",
+        ),
+        (
+            SandboxResult(0, b"", b"ValueError: x", value=b"failed"),
+            "a runtime error.\nInput: 1\nExpected: 3\nValueError: x",
+        ),
     ],
 )
 async def test_a_failure_is_reported_with_its_kind(outcome, report):

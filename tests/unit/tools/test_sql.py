@@ -3,7 +3,7 @@ import sqlite3
 import pytest
 
 from turnmill.core.errors import ToolFailedError
-from turnmill.sandboxes.base import Outcome
+from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.sandboxed.answers import pack_answer
 from turnmill.tools.sandboxed.parts import unpack
@@ -20,8 +20,8 @@ def database(tmp_path):
     return path
 
 
-def answer(text: str, after: dict[str, bytes] | None = None) -> Outcome:
-    return Outcome(0, value=pack_answer({"text": text}, {}, after or {}))
+def answer(text: str, after: dict[str, bytes] | None = None) -> SandboxResult:
+    return SandboxResult(0, value=pack_answer({"text": text}, {}, after or {}))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ async def test_a_fence_around_the_statement_is_taken_off(database):
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (Outcome(None, limit="time"), "SQL Timeout:\nselect 1"),
-        (Outcome(None, limit="memory"), "Error executing SQL: stopped at its limit of memory"),
-        (Outcome(0, value=b"nonsense"), "Error executing SQL: "),
+        (SandboxResult(None, limit="time"), "SQL Timeout:\nselect 1"),
+        (SandboxResult(None, limit="memory"), "Error executing SQL: stopped at its limit of memory"),
+        (SandboxResult(0, value=b"nonsense"), "Error executing SQL: "),
     ],
 )
 async def test_a_statement_that_breaks_off_is_told(database, outcome, text):

@@ -116,7 +116,7 @@ class _Shell:
     def end(self) -> None:
         """Kill what still runs in the background."""
         if _is_first_process():
-            processes.end_others()
+            processes.kill_others()
             return
         # The first process of each group is unreaped and keeps its number.
         for process in self._processes:
@@ -166,9 +166,9 @@ class _Shell:
         # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
         kept = {shown: bytearray(), saved: bytearray()}
         room = {shown: 4 * self._limit, saved: _SAVED_BYTES}
-        ending = processes.End(process)
+        shell_exit = processes.ExitWatcher(process)
         poll = select.poll()
-        for descriptor in (shown, saved, ending.descriptor):
+        for descriptor in (shown, saved, shell_exit.descriptor):
             poll.register(descriptor, select.POLLIN)
         deadline, ended, shows = time.monotonic() + self._seconds, False, True
         try:
@@ -180,14 +180,14 @@ class _Shell:
                     if not block:
                         poll.unregister(descriptor)
                         shows = shows and descriptor != shown
-                if not ended and ending.descriptor in ready and ending.happened():
-                    poll.unregister(ending.descriptor)
+                if not ended and shell_exit.descriptor in ready and shell_exit.has_exited():
+                    poll.unregister(shell_exit.descriptor)
                     # What it has started in the background may hold the pipes.
                     ended, deadline = True, time.monotonic() + _DRAIN_SECONDS
                 if not ready and _is_first_process():
                     processes.reap()
         finally:
-            ending.close()
+            shell_exit.close()
         if ended:
             os.set_blocking(saved, False)
             with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,5 @@
-"""A task's folder on disk, written by untrusted code: nothing here follows a link out of it, or tires of its depth."""
+"""Workspaces: the folders of tasks, written by untrusted code. Nothing here follows a link out of one, and any depth
+is handled."""
 
 import errno
 import os
@@ -17,12 +18,31 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TooLargeError(Exception):
-    """More bytes, entries or folders within folders than a workspace may have."""
+    """A workspace has more entries or levels of folders than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The folder in which the tasks of a supervisor run, one after the other, and their user."""
+
+    folder: str
+    user: int | None
+    """The user id of the tasks; None if they run as the server's user."""
+
+    @property
+    def home(self) -> str:
+        """The folder in which a task starts."""
+        return f"{self.folder}/{HOME}"
+
+    @property
+    def temporary(self) -> str:
+        """The folder of TMPDIR."""
+        return f"{self.folder}/{TEMPORARY}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a walk finds: a name in an open folder, and the path from the top."""
+    """An entry of an open folder, and its path from the top."""
 
     folder: int
     name: str
@@ -30,13 +50,13 @@ class Entry:
     status: os.stat_result
 
 
-def choose(parent: str) -> str:
-    """A path that nobody can guess: Landlock does not keep a path from being looked up."""
+def choose_path(parent: str) -> str:
+    """Return an unguessable path: Landlock does not keep paths from being looked up."""
     return f"{parent}/{os.urandom(16).hex()}"
 
 
 def create(path: str, user: int | None) -> None:
-    """A workspace: a home and a folder for temporary files, which belong to `user`."""
+    """Create a workspace: a home and a folder for temporary files, which belong to `user`."""
     os.mkdir(path, 0o700)
     for name in (HOME, TEMPORARY):
         os.mkdir(f"{path}/{name}", 0o700)
@@ -46,21 +66,21 @@ def create(path: str, user: int | None) -> None:
         os.chown(path, user, user)
 
 
-def create_around(path: str, user: int) -> None:
-    """The folder of a workspace that is made anew for each task; tasks may write to what is in it alone."""
+def create_reusable(path: str, user: int) -> None:
+    """Create the folder of a workspace whose contents are made anew for each task; tasks may write only to those."""
     os.mkdir(path, 0o710)
     os.chown(path, -1, user)
 
 
-def fill(path: str, user: int) -> None:
-    """What a workspace consists of, in a folder that `create_around` made."""
+def create_folders(path: str, user: int) -> None:
+    """Create home and temporary folder in a folder that `create_reusable` made."""
     for name in (HOME, TEMPORARY):
         os.mkdir(f"{path}/{name}", 0o700)
         os.chown(f"{path}/{name}", user, user)
 
 
-def empty(path: str) -> None:
-    """Delete what a task left, so that it can be filled again."""
+def clear(path: str) -> None:
+    """Delete home and temporary folder with what a task left in them."""
     for name in (HOME, TEMPORARY):
         try:
             os.rmdir(f"{path}/{name}")
@@ -80,13 +100,13 @@ def copy_in(path: str, name: str, source: int, user: int | None) -> None:
         os.close(target)
 
 
-def measure(path: str) -> int:
-    """Bytes on disk; raises TooLargeError where there are too many entries or levels."""
+def measure_disk_usage(path: str) -> int:
+    """Return the bytes on disk; raises TooLargeError if there are too many entries or levels."""
     return sum(entry.status.st_blocks * _BLOCK for entry in _walk(path))
 
 
 def collect(path: str, max_bytes: int) -> dict[str, bytes] | None:
-    """The regular files by relative path; None if they are too many, too deep or too large."""
+    """Return the regular files by relative path; None if they are too many, too deep or too large."""
     files: dict[str, bytes] = {}
     room = max_bytes
     try:
@@ -112,7 +132,7 @@ def remove(path: str) -> None:
 
 
 def remove_root(folder: str) -> None:
-    """Delete a sandbox's folder with every workspace in it; others may be at it too."""
+    """Delete a sandbox's folder with every workspace in it; other processes may be deleting it too."""
     with suppress(FileNotFoundError):
         for path in os.listdir(f"{folder}/{TASKS}"):
             with suppress(FileNotFoundError):
@@ -133,13 +153,13 @@ def _remove_all(path: str) -> None:
         while names := os.listdir(top):
             for name in names:
                 # Folders come up to the top as they are found, so that depth costs neither names nor descriptors.
-                number = _empty(top, name, number)
+                number = _remove_entry(top, name, number)
     finally:
         os.close(top)
     os.rmdir(path)
 
 
-def _empty(top: int, name: str, number: int) -> int:
+def _remove_entry(top: int, name: str, number: int) -> int:
     if not _remove_file(top, name):
         folder = _open_folder(top, name)
         try:
@@ -155,7 +175,7 @@ def _empty(top: int, name: str, number: int) -> int:
 
 
 def _remove_file(folder: int, name: str) -> bool:
-    """Whether it was a file; folders are left."""
+    """Delete an entry unless it is a folder; return False for folders."""
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
@@ -190,29 +210,28 @@ def _walk_folder(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
 
 @contextmanager
 def _opened(folder: int | None, name: str) -> Iterator[int]:
-    """Open to be listed. Tasks see the mode that they gave it, but where its owner may not look into it: there it may
-    while this does."""
-    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    """Open a folder to list it. If its mode forbids that to its owner, the owner may while this context lasts."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
-        found = stat.S_IMODE(os.fstat(place).st_mode)
-        closed = not os.access(".", os.R_OK | os.X_OK, dir_fd=place, effective_ids=True)
+        found = stat.S_IMODE(os.fstat(handle).st_mode)
+        closed = not os.access(".", os.R_OK | os.X_OK, dir_fd=handle, effective_ids=True)
         if closed:
-            _set_mode(place, found | 0o500)
+            _set_mode(handle, found | 0o500)
         try:
-            opened = os.open(".", _FOLDER, dir_fd=place)
+            opened = os.open(".", _FOLDER, dir_fd=handle)
             try:
                 yield opened
             finally:
                 os.close(opened)
         finally:
-            if closed and stat.S_IMODE(os.fstat(place).st_mode) == found | 0o500:
-                _set_mode(place, found)
+            if closed and stat.S_IMODE(os.fstat(handle).st_mode) == found | 0o500:
+                _set_mode(handle, found)
     finally:
-        os.close(place)
+        os.close(handle)
 
 
 def _open_folder(folder: int, name: str) -> int:
-    """Open it, and give its owner all rights to it where they were taken away."""
+    """Open a folder, and give its owner all rights to it if they were taken away."""
     try:
         opened = os.open(name, _FOLDER, dir_fd=folder)
     except PermissionError:
@@ -240,7 +259,7 @@ def _read(entry: Entry) -> bytes:
 
 
 def _restore_rights(folder: int, name: str, mode: int) -> None:
-    """By a descriptor that names the entry itself: a path could lead elsewhere by now."""
+    """Set the mode through a descriptor of the entry itself: a path could lead elsewhere by now."""
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
@@ -250,5 +269,5 @@ def _restore_rights(folder: int, name: str, mode: int) -> None:
 
 
 def _set_mode(descriptor: int, mode: int) -> None:
-    """Of what a descriptor names that may not be open for reading."""
+    """Set the mode of a descriptor's file, which need not be open for reading."""
     os.chmod(f"/proc/self/fd/{descriptor}", mode)

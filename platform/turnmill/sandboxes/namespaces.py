@@ -1,0 +1,125 @@
+"""Namespaces of the sandbox: processes, network and mounts of its own, where the machine allows them."""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from turnmill.sandboxes import kernel
+from turnmill.sandboxes.visible_paths import DEVICES, list_only_paths, readable_paths
+
+_ASIDE = "/aside"
+"""An empty folder of the new root, for a mount while it is moved."""
+
+
+def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tuple[bool, bool, bool]:
+    """Enter as many namespaces as the machine allows; return whether pid, network and root namespaces work."""
+    flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    flags |= 0 if network else kernel.CLONE_NEWNET
+    user, group = os.geteuid(), os.getegid()
+    try:
+        kernel.unshare(flags)
+    except OSError:
+        try:
+            kernel.unshare(flags | kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
+            with suppress(PermissionError):  # gVisor has no such file, and maps a group without it.
+                Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        except OSError:
+            return False, False, False
+        _continue_in_child()
+    own_root = False
+    with suppress(OSError):
+        _change_root(folder, packages)
+        own_root = True
+    return _pid_namespaces_work(), not network, own_root
+
+
+def _continue_in_child() -> None:
+    """Go on as the first process of the new pid namespace: only from there can further ones be made and left."""
+    child = os.fork()
+    if child == 0:
+        kernel.die_with_parent(signal.SIGKILL)
+        return
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+
+
+def _pid_namespaces_work() -> bool:
+    try:
+        with namespace_for_child():
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if os.getpid() == 1 else 1)
+        return os.waitpid(child, 0)[1] == 0
+    except OSError:
+        return False
+
+
+class namespace_for_child:  # noqa: N801
+    """Context manager: a child forked inside is the first process of a new pid namespace; later ones are not."""
+
+    def __enter__(self) -> None:
+        self.own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        except OSError:
+            os.close(self.own)
+            raise
+        self.parent = os.getpid()
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() == self.parent:
+            kernel.set_namespace(self.own, kernel.CLONE_NEWPID)
+        os.close(self.own)
+
+
+def _change_root(folder: str, packages: list[str]) -> None:
+    """Switch to a root in which only the readable paths, a few devices, /proc and the tasks' folder exist."""
+    root = f"{folder}/root"
+    os.makedirs(root, exist_ok=True)
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    for path in (*readable_paths(packages), *list_only_paths(packages), *DEVICES):
+        _bind_read_only(root, path)
+    os.makedirs(f"{root}/tmp", exist_ok=True)
+    os.mkdir(root + _ASIDE)
+    for path in ("/proc", f"{folder}/tasks"):
+        os.makedirs(root + path, exist_ok=True)
+        kernel.mount(path, root + path, "", kernel.MS_BIND | kernel.MS_REC)
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    kernel.pivot_root(root)
+
+
+def hide_other_tasks(workspace: str) -> None:
+    """Enter a read-only mount namespace in which other workspaces and /proc do not exist."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    tasks = os.path.dirname(workspace)
+    kernel.mount(workspace, _ASIDE, "", kernel.MS_BIND)
+    for path in (tasks, "/proc"):
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=111,size=4k")
+    os.mkdir(workspace)
+    kernel.mount(_ASIDE, workspace, "", kernel.MS_BIND)
+    kernel.unmount(_ASIDE)
+    for path in ("/", tasks, "/proc"):
+        kernel.remount_read_only(path)
+
+
+def _bind_read_only(root: str, path: str) -> None:
+    """Bind a path into the root, read-only; a symbolic link is created anew, so that it points into the root."""
+    target = root + path
+    if os.path.lexists(target):
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path) and not path.startswith("/etc/"):
+        os.symlink(os.readlink(path), target)
+        return
+    source = os.path.realpath(path)
+    if os.path.isdir(source):
+        os.mkdir(target)
+    else:
+        Path(target).touch()
+    kernel.mount(source, target, "", kernel.MS_BIND | kernel.MS_REC)
+    if path not in DEVICES:
+        kernel.make_read_only(target)
