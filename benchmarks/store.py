@@ -16,7 +16,7 @@ from runs import table
 from turnmill.core.trajectory import Turn
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.sandboxes.fork import ForkSandbox
-from turnmill.tool_server.calls import Action, Calls
+from turnmill.tool_server.calls import Action, CallExecutor
 from turnmill.tool_server.tool_set import ToolSet
 from turnmill.tools.base import ToolContext
 from turnmill.tools.bash_terminal import BashTerminal
@@ -155,13 +155,13 @@ async def report_shell(url: str, times: int) -> None:
     tools = ToolSet([BashTerminal(ToolContext(sandbox))])
     stores = {"claims, journal and state": TrajectoryStore.from_url(url, uuid4().hex), "state alone": BareStore(url)}
     metrics = ToolMetrics()
-    calls = {name: Calls(tools, store, metrics) for name, store in stores.items()}
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    executors = {name: CallExecutor(tools, store, metrics) for name, store in stores.items()}
+    taken: dict[str, list[float]] = {name: [] for name in executors}
     for turn in range(times):
         text = f"<bash>echo {turn} >> log; export TURN={turn}; echo $TURN</bash>"
-        for name, one in calls.items():
+        for name, executor in executors.items():
             begun = time.perf_counter()
-            await one.do([Action("shell", text, {"call_id": str(turn)})], deadline=deadline_in(SECONDS))
+            await executor.execute([Action("shell", text, {"call_id": str(turn)})], deadline=deadline_in(SECONDS))
             taken[name].append(time.perf_counter() - begun)
     medians = {name: statistics.median(times) * 1000 for name, times in taken.items()}
     least = min(medians.values())

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,20 +13,27 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from turnmill import __version__
 from turnmill.core.errors import ToolError
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.tool_server.answers import Answer
-from turnmill.tool_server.calls import RELEASE_SECONDS, Action, Calls
+from turnmill.tool_server.call_result import CallResult
+from turnmill.tool_server.calls import RELEASE_SECONDS, Action, CallExecutor
 from turnmill.tool_server.completions import Completions, add_completions
-from turnmill.tool_server.messages import ActionRequest, Detail, Failure, Health, ObservationResponse
-from turnmill.tool_server.requests import ARRIVED, Admission, BodyError, BodyTooLargeError, ProcessTime, read_body
+from turnmill.tool_server.requests import (
+    ARRIVED,
+    Admission,
+    BodyError,
+    BodyTooLargeError,
+    ProcessTimeMiddleware,
+    read_body,
+)
 from turnmill.tool_server.responses import REFUSALS, body_schema, failure, json_response, refuse_body, refuse_size
+from turnmill.tool_server.schemas import ActionRequest, Detail, Failure, Health, ObservationResponse
 from turnmill.tool_server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-# Claims are given back within RELEASE_SECONDS of being told.
 DRAIN_SECONDS = RELEASE_SECONDS + 0.5
+"""Cancelled requests release their claims within RELEASE_SECONDS."""
 
-TIMED_OUT = "Processing failed: 500: Action processing failed: "
+TIMEOUT_DETAIL = "Processing failed: 500: Action processing failed: "
 """verl-tool's words for calls that took longer than `--request_timeout`."""
 
 DeadlineSeconds = Annotated[
@@ -42,32 +49,32 @@ DeadlineSeconds = Annotated[
 
 
 class Worker:
-    """One process of a server: what it does, what it holds back, and whether it takes more."""
+    """The state of one server process: its requests in progress, its queue, and whether it is stopping."""
 
     def __init__(
         self,
         settings: ServerSettings,
-        calls: Calls,
+        executor: CallExecutor,
         metrics: ToolMetrics,
         *,
         before_scrape: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.settings = settings
         self._before_scrape = before_scrape
-        self.calls = calls
+        self.executor = executor
         self.metrics = metrics
         self.admission = Admission(settings.max_concurrent_requests)
         self.stopping = False
         self._started = time.monotonic()
-        self._requests: set[asyncio.Task[Any]] = set()
+        self._requests: set[asyncio.Task[object]] = set()
 
     @property
     def uptime_seconds(self) -> float:
-        """Since the worker became ready."""
+        """Seconds since the worker became ready."""
         return time.monotonic() - self._started
 
-    async def observe(self, request: Request, deadline_seconds: float | None) -> Response:
-        """Do the calls of one request."""
+    async def get_observation(self, request: Request, deadline_seconds: float | None) -> Response:
+        """Execute the calls of one request, once the queue lets it in."""
         body = await read_body(request, ActionRequest, max_bytes=self.settings.max_request_bytes)
         actions = body.to_actions()
         self.metrics.calls_in_flight.inc(len(actions))
@@ -78,80 +85,80 @@ class Worker:
             async with self.admission.enter():
                 queue_seconds = time.perf_counter() - request.scope[ARRIVED]
                 self.metrics.queue_seconds.observe(queue_seconds)
-                left = None if deadline_seconds is None else max(0.0, deadline_seconds - queue_seconds)
-                return await self._answer(actions, queue_seconds, left)
+                remaining = None if deadline_seconds is None else max(0.0, deadline_seconds - queue_seconds)
+                return await self._respond(actions, queue_seconds, remaining)
         finally:
             self._requests.discard(task)
             self.metrics.calls_in_flight.dec(len(actions))
 
-    async def _answer(self, actions: Sequence[Action], queue_seconds: float, left: float | None) -> Response:
-        begun = time.perf_counter()
+    async def _respond(self, actions: Sequence[Action], queue_seconds: float, remaining: float | None) -> Response:
+        started = time.perf_counter()
         allowed = self.settings.request_timeout
-        limits = [limit for limit in (allowed, left) if limit is not None]
+        limits = [limit for limit in (allowed, remaining) if limit is not None]
         deadline = asyncio.get_running_loop().time() + min(limits) if limits else None
         try:
-            answers = await self.calls.do(actions, deadline=deadline)
+            results = await self.executor.execute(actions, deadline=deadline)
         except TimeoutError:
-            if left is not None and (allowed is None or left < allowed):
+            if remaining is not None and (allowed is None or remaining < allowed):
                 self.metrics.failures.labels("timeout").inc()
-                return failure(f"The calls did not end within the client's deadline, {left:.3g} s.", "timeout")
-            return JSONResponse({"detail": TIMED_OUT}, status_code=500)
-        errors = [answer for answer in answers if isinstance(answer, ToolError)]
+                return failure(f"The calls did not end within the client's deadline, {remaining:.3g} s.", "timeout")
+            return JSONResponse({"detail": TIMEOUT_DETAIL}, status_code=500)
+        errors = [result for result in results if isinstance(result, ToolError)]
         if errors:
-            share = f"{len(errors)} of {len(answers)} calls failed: " if len(answers) > 1 else ""
+            share = f"{len(errors)} of {len(results)} calls failed: " if len(results) > 1 else ""
             return failure(f"{share}{errors[0]}", errors[0].cause)
-        done = [answer for answer in answers if isinstance(answer, Answer)]
+        done = [result for result in results if isinstance(result, CallResult)]
         return json_response(
             {
-                "observations": [answer.observation for answer in done],
-                "dones": [answer.done for answer in done],
-                "valids": [answer.valid for answer in done],
-                "processing_time_ms": (time.perf_counter() - begun) * 1000,
+                "observations": [result.observation for result in done],
+                "dones": [result.done for result in done],
+                "valids": [result.valid for result in done],
+                "processing_time_ms": (time.perf_counter() - started) * 1000,
                 "queue_time_ms": queue_seconds * 1000,
             }
         )
 
     async def drain(self) -> None:
-        """Give up the requests that are still there, and wait until their claims are given back."""
+        """Cancel the requests that are still running, and wait until their claims are released."""
         for request in self._requests:
             request.cancel()
         if self._requests:
             await asyncio.wait(self._requests, timeout=DRAIN_SECONDS)
 
-    async def report_regularly(self) -> None:
-        """Log the numbers of calls from time to time, if there were any."""
+    async def log_progress(self) -> None:
+        """Log the numbers of calls every `log_interval` seconds, if there were any."""
         before = 0
         while self.settings.log_interval:
             await asyncio.sleep(self.settings.log_interval)
-            done, failed = self.calls.num_done, self.calls.num_failed
+            done, failed = self.executor.num_done, self.executor.num_failed
             if done + failed != before:
                 fields = {"done": done, "failed": failed, "active_requests": self.admission.num_active}
                 log.info("Calls so far", extra=fields | {"waiting_requests": self.admission.num_waiting})
             before = done + failed
 
     def health(self) -> Health:
-        """What /health tells."""
+        """Return the body of /health."""
         return Health(
             concurrent_requests=self.admission.num_active,
             thread_pool_size=self.settings.num_threads,
             active_tasks=self.admission.num_active + self.admission.num_waiting,
             max_concurrent=self.settings.max_concurrent_requests,
-            tools=list(self.calls.tools.names),
+            tools=list(self.executor.tools.names),
             uptime_seconds=self.uptime_seconds,
         )
 
-    async def scrape(self) -> bytes:
-        """What Prometheus is told."""
+    async def prometheus_metrics(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         if self._before_scrape is not None:
             await self._before_scrape()
         return self.metrics.text()
 
-    def json_metrics(self) -> dict[str, Any]:
-        """verl-tool's metrics; what is cached there is recorded in the store here."""
+    def json_metrics(self) -> dict[str, object]:
+        """Return verl-tool's metrics; responses that it caches are recorded in the store here."""
         return {
             "active_requests": self.admission.num_active,
             "cached_responses": 0,
-            "tools_initialized": len(self.calls.tools.names),
+            "tools_initialized": len(self.executor.tools.names),
             "uptime_seconds": self.uptime_seconds,
             "config": {
                 "max_concurrent": self.settings.max_concurrent_requests,
@@ -162,9 +169,9 @@ class Worker:
 
 
 def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI:
-    """The routes of a worker; those of completions where there is a model behind it."""
+    """Build the HTTP application of a worker, with the routes of completions if there is a model server."""
     app = FastAPI(title="turnmill tool server", version=__version__)
-    app.add_middleware(ProcessTime)
+    app.add_middleware(ProcessTimeMiddleware)
     app.add_exception_handler(BodyError, refuse_body)
     app.add_exception_handler(BodyTooLargeError, refuse_size)
 
@@ -176,7 +183,7 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
     )
     async def get_observation(request: Request, deadline_seconds: DeadlineSeconds = None) -> Response:
         """Do actions; the answers are in the order of the request."""
-        return await worker.observe(request, deadline_seconds)
+        return await worker.get_observation(request, deadline_seconds)
 
     @app.get("/health")
     async def health() -> Health:
@@ -195,7 +202,7 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
         """Tell Prometheus; verl-tool's JSON object with `Accept: application/json`."""
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(worker.json_metrics())
-        return Response(await worker.scrape(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await worker.prometheus_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     if completions is not None:
         add_completions(app, completions)

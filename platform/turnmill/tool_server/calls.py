@@ -1,4 +1,4 @@
-"""Tool calls: each takes effect once, whoever repeats it and wherever."""
+"""Executes tool calls: each takes effect once, no matter how often and on which server it is repeated."""
 
 import asyncio
 import logging
@@ -7,43 +7,43 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from turnmill.core.errors import SandboxError, StaleClaimError, ToolError
 from turnmill.observability.tool_metrics import NO_TOOL, CallOutcome, ToolMetrics
-from turnmill.tool_server.answers import FINISHED, Answer, tool_failed, unmatched
+from turnmill.tool_server.call_result import FINISHED, CallResult, tool_error_result, unmatched_result
 from turnmill.tool_server.locks import KeyedLocks
 from turnmill.tool_server.tool_set import FINISH, ToolSet
 from turnmill.tools.base import Tool, ToolCall, ToolResult
-from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
+from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State
 
 log = logging.getLogger(__name__)
 
 CALL_ID = "call_id"
-LAST = "is_last_step"
+IS_LAST_STEP = "is_last_step"
 
-# A store that is down must not keep a call, or a server that stops, from ending.
 RELEASE_SECONDS = 2.0
+"""Time to release a claim: a store that is down must not keep a call, or a server that stops, from ending."""
 
-# The store gives up just before the call, so that the answer tells what the call waited for.
-STORE_FIRST_SECONDS = 0.05
+STORE_MARGIN_SECONDS = 0.05
+"""Operations on the store time out so long before their call, so that the error names the store."""
 
 
 class CallStore(Protocol):
-    """What a call needs of the trajectory store; deadlines are in the event loop's time."""
+    """The operations that a call needs of the trajectory store; deadlines are in the event loop's time."""
 
     async def begin(self, key: CallKey, tool: str, *, stateful: bool, deadline: float) -> Claim | Recorded:
-        """Claim a call, or get what it answered before."""
+        """Claim a call, or return the result that it already has."""
         ...
 
     async def commit(
         self, claim: Claim, result: bytes, change: Change | None = None, *, finishes: bool = False, deadline: float
     ) -> None:
-        """Record the result and the change together; StaleClaimError if another has claimed the call since."""
+        """Record result and change in one transaction; raises StaleClaimError if another has claimed the call since."""
         ...
 
     async def release(self, claim: Claim, *, deadline: float) -> None:
-        """Give a claim back: nothing of the call took effect."""
+        """Release a claim of a call that had no effect."""
         ...
 
     async def finish(self, trajectory_id: str, *, deadline: float) -> None:
@@ -57,18 +57,18 @@ class Action:
 
     trajectory_id: str
     text: str
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def key(self) -> CallKey:
-        """How the store knows the call."""
+        """The key of the call in the store."""
         call_id = self.extra.get(CALL_ID)
         return CallKey(self.trajectory_id, None if call_id in (None, "") else str(call_id))
 
 
 @dataclass(frozen=True, slots=True)
-class _Meant:
-    """An action and the tool that takes it; no tool where it finishes or nothing takes it."""
+class ResolvedCall:
+    """An action and the tool that takes it; no tool if it finishes its trajectory or no tool takes it."""
 
     action: Action
     tool: Tool | None = None
@@ -77,16 +77,17 @@ class _Meant:
 
     @property
     def label(self) -> str:
+        """The tool's name in metrics and in the store."""
         return FINISH if self.finishes else self.tool.name if self.tool else NO_TOOL
 
     @property
-    def follows(self) -> bool:
-        """Whether it has to wait for what came before it in its trajectory."""
+    def is_ordered(self) -> bool:
+        """True if it has to wait for the calls before it in its trajectory."""
         return self.finishes or (self.tool is not None and self.tool.stateful)
 
 
-class Calls:
-    """Does the calls of a server's requests."""
+class CallExecutor:
+    """Executes the calls of a server's requests."""
 
     def __init__(
         self,
@@ -108,182 +109,191 @@ class Calls:
         self.num_done = 0
         self.num_failed = 0
 
-    async def do(self, actions: Sequence[Action], *, deadline: float | None = None) -> list[Answer | ToolError]:
-        """Do the calls of one request at once; of a trajectory, those that share state in the order given.
+    async def execute(
+        self, actions: Sequence[Action], *, deadline: float | None = None
+    ) -> list[CallResult | ToolError]:
+        """Execute the calls of one request concurrently; those of a trajectory that share state in the order given.
 
-        A call that fails leaves its error in its place: the others are done and recorded all the same. By the
-        deadline, in the event loop's time, the calls that still run are given up with TimeoutError.
+        A call that fails leaves its error in its place; the others are executed and recorded all the same. Calls that
+        still run at the deadline, in the event loop's time, are cancelled with TimeoutError.
         """
-        meant = [self._meaning(action) for action in actions]
-        slots = {item.label: asyncio.Semaphore(self._workers_per_tool) for item in meant}
-        answers: list[Answer | ToolError] = [FINISHED] * len(meant)
+        calls = [self._resolve(action) for action in actions]
+        semaphores = {call.label: asyncio.Semaphore(self._workers_per_tool) for call in calls}
+        results: list[CallResult | ToolError] = [FINISHED] * len(calls)
 
-        async def do_in_order(indices: Sequence[int]) -> None:
-            for index in indices:
-                async with slots[meant[index].label]:
-                    answers[index] = answer = await self._answer_or_error(meant[index], deadline)
-                if isinstance(answer, ToolError):
-                    # Done after its successors, it would find the state of another time.
-                    for later in indices[indices.index(index) + 1 :]:
-                        answers[later] = answer
+        async def execute_in_order(indices: Sequence[int]) -> None:
+            for position, index in enumerate(indices, start=1):
+                async with semaphores[calls[index].label]:
+                    results[index] = result = await self._execute_or_fail(calls[index], deadline)
+                if isinstance(result, ToolError):
+                    # A repeat of it after its successors would find the state that they left.
+                    for later in indices[position:]:
+                        results[later] = result
                     return
 
         async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as group:
-            for indices in _orders(meant):
-                group.create_task(do_in_order(indices))
-        return answers
+            for indices in _sequences(calls):
+                group.create_task(execute_in_order(indices))
+        return results
 
-    def _meaning(self, action: Action) -> _Meant:
+    def _resolve(self, action: Action) -> ResolvedCall:
         if self.tools.finishes(action.extra):
-            return _Meant(action, finishes=True)
+            return ResolvedCall(action, finishes=True)
         match = self.tools.match(action.text)
-        return _Meant(action) if match is None else _Meant(action, *match)
+        return ResolvedCall(action) if match is None else ResolvedCall(action, *match)
 
-    async def _answer_or_error(self, meant: _Meant, deadline: float | None) -> Answer | ToolError:
-        with self._measured(meant) as measure:
+    async def _execute_or_fail(self, call: ResolvedCall, deadline: float | None) -> CallResult | ToolError:
+        with self._measure(call) as measurement:
             try:
-                answer = await self._answer(meant, measure, _StoreTime(self._store_wait_seconds, deadline))
+                result = await self._execute(call, measurement, _StoreDeadlines(self._store_wait_seconds, deadline))
             except ToolError as error:
-                measure.outcome = "failed"
+                measurement.outcome = "failed"
                 self._metrics.failures.labels(error.cause).inc()
                 self.num_failed += 1
-                log.warning("Call failed", extra={"tool": meant.label, "cause": error.cause, "error": str(error)})
+                log.warning("Call failed", extra={"tool": call.label, "cause": error.cause, "error": str(error)})
                 return error
             self.num_done += 1
-            return answer
+            return result
 
-    async def _answer(self, meant: _Meant, measure: "_Measure", time_for: "_StoreTime") -> Answer:
-        if meant.tool is None and not meant.finishes:
-            measure.outcome = "unmatched"
-            return unmatched(self.tools.usage(), done=self._done_if_invalid)
-        key = meant.action.key
-        if meant.finishes and key.call_id is None:
-            await self._store.finish(key.trajectory_id, deadline=time_for.next())
+    async def _execute(
+        self, call: ResolvedCall, measurement: "_Measurement", deadlines: "_StoreDeadlines"
+    ) -> CallResult:
+        if call.tool is None and not call.finishes:
+            measurement.outcome = "unmatched"
+            return unmatched_result(self.tools.usage(), done=self._done_if_invalid)
+        key = call.action.key
+        if call.finishes and key.call_id is None:
+            await self._store.finish(key.trajectory_id, deadline=deadlines.next())
             return FINISHED
-        if meant.tool is not None and not meant.tool.stateful and key.call_id is None:
-            return (await self._run(meant, meant.tool, {}, measure))[0]
-        # Two calls that would fence each other off wait here instead of in the store.
-        async with self._locks.hold(_turnstile(meant)):
-            return await self._once(meant, measure, time_for)
+        if call.tool is not None and not call.tool.stateful and key.call_id is None:
+            return (await self._run_tool(call, call.tool, {}, measurement))[0]
+        # Two calls of this server that would fence each other off wait here instead of in the store.
+        async with self._locks.hold(_lock_key(call)):
+            return await self._execute_once(call, measurement, deadlines)
 
-    async def _once(self, meant: _Meant, measure: "_Measure", time_for: "_StoreTime") -> Answer:
-        """Do a call under a claim; after losing it to another server, answer what that one recorded."""
-        key = meant.action.key
-        stateful = meant.tool is not None and meant.tool.stateful
-        for last in (key.call_id is None, True):
-            begun = await self._store.begin(key, meant.label, stateful=stateful, deadline=time_for.next())
+    async def _execute_once(
+        self, call: ResolvedCall, measurement: "_Measurement", deadlines: "_StoreDeadlines"
+    ) -> CallResult:
+        """Execute a call under a claim; if another server takes the claim over, return the result that it recorded."""
+        key = call.action.key
+        stateful = call.tool is not None and call.tool.stateful
+        for is_last_attempt in (key.call_id is None, True):
+            begun = await self._store.begin(key, call.label, stateful=stateful, deadline=deadlines.next())
             if isinstance(begun, Recorded):
-                measure.outcome = "replayed"
-                self._metrics.replays.labels(meant.label).inc()
-                return Answer.from_bytes(begun.result)
+                measurement.outcome = "replayed"
+                self._metrics.replays.labels(call.label).inc()
+                return CallResult.from_bytes(begun.result)
             try:
-                return await self._do_claimed(meant, begun, measure, time_for)
+                return await self._execute_claimed(call, begun, measurement, deadlines)
             except StaleClaimError:
                 self._metrics.fenced.inc()
-                if last:
+                if is_last_attempt:
                     raise
             except BaseException:
-                await self._give_back(begun)
+                await self._release(begun)
                 raise
-        raise AssertionError("the last loss is raised")
+        raise AssertionError("the last StaleClaimError is raised")
 
-    async def _do_claimed(self, meant: _Meant, claim: Claim, measure: "_Measure", time_for: "_StoreTime") -> Answer:
-        if meant.tool is None:
-            answer, change = FINISHED, None
+    async def _execute_claimed(
+        self, call: ResolvedCall, claim: Claim, measurement: "_Measurement", deadlines: "_StoreDeadlines"
+    ) -> CallResult:
+        if call.tool is None:
+            result, change = FINISHED, None
         else:
-            answer, change = await self._run(meant, meant.tool, claim.state, measure)
-        deadline = time_for.next()
-        await self._store.commit(claim, answer.to_bytes(), change, finishes=meant.finishes, deadline=deadline)
-        return answer
+            result, change = await self._run_tool(call, call.tool, claim.state, measurement)
+        deadline = deadlines.next()
+        await self._store.commit(claim, result.to_bytes(), change, finishes=call.finishes, deadline=deadline)
+        return result
 
-    async def _run(
-        self, meant: _Meant, tool: Tool, state: Mapping[str, bytes], measure: "_Measure"
-    ) -> tuple[Answer, Change | None]:
-        action = meant.action
-        call = ToolCall(action.trajectory_id, action.text, meant.parsed, action.extra, state)
+    async def _run_tool(
+        self, call: ResolvedCall, tool: Tool, state: State, measurement: "_Measurement"
+    ) -> tuple[CallResult, Change | None]:
+        action = call.action
+        tool_call = ToolCall(action.trajectory_id, action.text, call.parsed, action.extra, state)
         try:
             with self._metrics.run_seconds.labels(tool.name).time():
-                result = await _call_twice_if_it_must(tool, call)
-            answer = Answer(result.observation, done=bool(result.done), valid=bool(result.valid))
-            answer.to_bytes()
+                tool_result = await _call_with_retry(tool, tool_call)
+            result = CallResult(tool_result.observation, done=bool(tool_result.done), valid=bool(tool_result.valid))
+            result.to_bytes()
         except ToolError:
             raise
         except Exception as error:
-            log.exception("Tool raised an error of its own", extra={"tool": tool.name})
-            measure.outcome = "tool_error"
-            return tool_failed(tool.name, error), None
-        if not answer.valid:
-            measure.outcome = "invalid"
-        change = result.change
-        if tool.stateful and action.extra.get(LAST):
+            log.exception("Tool raised an unexpected error", extra={"tool": tool.name})
+            measurement.outcome = "tool_error"
+            return tool_error_result(tool.name, error), None
+        if not result.valid:
+            measurement.outcome = "invalid"
+        change = tool_result.change
+        if tool.stateful and action.extra.get(IS_LAST_STEP):
             change = Change(forget=True)
-        return answer, change
+        return result, change
 
-    async def _give_back(self, claim: Claim) -> None:
-        """Let another server do the call at once; if that fails, the claim runs out by itself."""
+    async def _release(self, claim: Claim) -> None:
+        """Let another server execute the call at once; if that fails, the claim expires by itself."""
         try:
             await self._store.release(claim, deadline=_now() + RELEASE_SECONDS)
         except ToolError as error:
-            log.warning("Claim could not be given back", extra={"tool": claim.tool, "error": str(error)})
+            log.warning("Claim could not be released", extra={"tool": claim.tool, "error": str(error)})
 
     @contextmanager
-    def _measured(self, meant: _Meant) -> Iterator["_Measure"]:
-        measure = _Measure()
-        begun = time.perf_counter()
+    def _measure(self, call: ResolvedCall) -> Iterator["_Measurement"]:
+        measurement = _Measurement()
+        started = time.perf_counter()
         try:
-            yield measure
+            yield measurement
         except BaseException:
-            measure.outcome = "cancelled"
+            measurement.outcome = "cancelled"
             raise
         finally:
-            self._metrics.calls.labels(meant.label, measure.outcome).inc()
-            self._metrics.call_seconds.labels(meant.label).observe(time.perf_counter() - begun)
+            self._metrics.calls.labels(call.label, measurement.outcome).inc()
+            self._metrics.call_seconds.labels(call.label).observe(time.perf_counter() - started)
 
 
 @dataclass(slots=True)
-class _Measure:
+class _Measurement:
     outcome: CallOutcome = "done"
 
 
 @dataclass(frozen=True, slots=True)
-class _StoreTime:
-    """How long an operation on the store may take: a fixed time, and never beyond the call's own deadline."""
+class _StoreDeadlines:
+    """Deadlines of operations on the store: after a fixed time, and before the call's own deadline."""
 
     seconds: float
-    deadline: float | None
+    call_deadline: float | None
 
     def next(self) -> float:
-        """The deadline of an operation that begins at once."""
-        return min(_now() + self.seconds, math.inf if self.deadline is None else self.deadline - STORE_FIRST_SECONDS)
+        """Return the deadline of an operation that starts now."""
+        latest = math.inf if self.call_deadline is None else self.call_deadline - STORE_MARGIN_SECONDS
+        return min(_now() + self.seconds, latest)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _call_twice_if_it_must(tool: Tool, call: ToolCall) -> ToolResult:
-    """A sandbox that failed has done nothing, and is likely to be there again."""
+async def _call_with_retry(tool: Tool, call: ToolCall) -> ToolResult:
+    """Call a tool, and once more if the sandbox failed: nothing took effect, and it is likely to be back."""
     try:
         return await tool.call(call)
     except SandboxError as error:
-        log.warning("Sandbox failed; trying once more", extra={"tool": tool.name, "error": str(error)})
+        log.warning("Sandbox failed; retrying once", extra={"tool": tool.name, "error": str(error)})
         return await tool.call(call)
 
 
-def _turnstile(meant: _Meant) -> Hashable:
-    key = meant.action.key
-    if meant.tool is not None and not meant.tool.stateful:
+def _lock_key(call: ResolvedCall) -> Hashable:
+    key = call.action.key
+    if call.tool is not None and not call.tool.stateful:
         return key
-    return key.trajectory_id, meant.label
+    return key.trajectory_id, call.label
 
 
-def _orders(meant: Sequence[_Meant]) -> list[list[int]]:
-    """What runs side by side: single calls, and for each trajectory the calls that follow one another."""
-    side_by_side: list[list[int]] = []
+def _sequences(calls: Sequence[ResolvedCall]) -> list[list[int]]:
+    """Group the indices of calls into sequences that may run side by side; within each, calls follow one another."""
+    single: list[list[int]] = []
     by_trajectory: dict[str, list[int]] = {}
-    for index, item in enumerate(meant):
-        if item.follows:
-            by_trajectory.setdefault(item.action.trajectory_id, []).append(index)
+    for index, call in enumerate(calls):
+        if call.is_ordered:
+            by_trajectory.setdefault(call.action.trajectory_id, []).append(index)
         else:
-            side_by_side.append([index])
-    return [*side_by_side, *by_trajectory.values()]
+            single.append([index])
+    return [*single, *by_trajectory.values()]

@@ -5,31 +5,31 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field, field_validator
 
 from turnmill.core.errors import InferenceError, ToolError
-from turnmill.tool_server.messages import Detail, Message
+from turnmill.tool_server.completion_loop import Completion, CompletionLoop
 from turnmill.tool_server.requests import Admission, read_body
 from turnmill.tool_server.responses import REFUSALS, body_schema, failure, json_response
+from turnmill.tool_server.schemas import ApiModel, Detail
 from turnmill.tool_server.settings import ServerSettings
-from turnmill.tool_server.tool_loop import Completion, ToolLoop
 from turnmill.tool_server.upstream import Messages, Upstream, UpstreamRefusedError
 
 DEFAULT_MAX_TOKENS = 512
 MAX_CHOICES = 128
 
-# What the loop decides itself; the rest of a request goes to the model server as it is.
-OURS = frozenset(
+# Fields that the loop handles itself; the others go to the model server unchanged.
+HANDLED_FIELDS = frozenset(
     {"model", "messages", "prompt", "n", "stop", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
 )
 
 
-class CompletionsBody(Message):
-    """What both endpoints take; other fields, such as `seed`, go to the model server as they are."""
+class CompletionsBody(ApiModel):
+    """Fields of both endpoints; others, such as `seed`, go to the model server as they are."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -54,13 +54,13 @@ class CompletionsBody(Message):
     temperature: float | None = 1.0
     top_p: float | None = 1.0
 
-    def sampling(self) -> dict[str, Any]:
-        """What goes to the model server with each turn."""
-        rest = self.model_dump(exclude=set(OURS), exclude_none=True)
+    def sampling(self) -> dict[str, object]:
+        """Return the fields that go to the model server with each turn."""
+        rest = self.model_dump(exclude=set(HANDLED_FIELDS), exclude_none=True)
         return rest | {"max_tokens": self.max_tokens or self.max_completion_tokens or DEFAULT_MAX_TOKENS}
 
-    def stops(self) -> list[str]:
-        """The strings that end a completion."""
+    def stop_strings(self) -> list[str]:
+        """Return the strings that end a completion."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [stop for stop in stops if stop]
 
@@ -71,12 +71,12 @@ BodyT = TypeVar("BodyT", bound=CompletionsBody)
 class ChatCompletionsBody(CompletionsBody):
     """A conversation to answer."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, object]] = Field(min_length=1)
     """The conversation, with at least one message of a user."""
 
     @field_validator("messages")
     @classmethod
-    def _has_a_user(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _has_a_user(cls, messages: list[dict[str, object]]) -> list[dict[str, object]]:
         if not any(message.get("role") == "user" for message in messages):
             raise ValueError("No user message found in the request.")
         return messages
@@ -90,27 +90,27 @@ class TextCompletionsBody(CompletionsBody):
 
 
 class Completions:
-    """Answers both endpoints."""
+    """Serves both endpoints."""
 
-    def __init__(self, settings: ServerSettings, loop: ToolLoop, upstream: Upstream) -> None:
+    def __init__(self, settings: ServerSettings, loop: CompletionLoop, upstream: Upstream) -> None:
         self._settings = settings
         self._loop = loop
         self._upstream = upstream
         self._admission = Admission(settings.max_concurrent_requests)
 
     async def chat(self, request: Request) -> Response:
-        """Answer a conversation."""
+        """Complete a conversation."""
         body = await self._read(request, ChatCompletionsBody)
         return await self._respond(body, [body.messages], _CHAT)
 
     async def text(self, request: Request) -> Response:
-        """Go on with text."""
+        """Complete text."""
         body = await self._read(request, TextCompletionsBody)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         return await self._respond(body, prompts, _TEXT)
 
     async def models(self) -> Response:
-        """The one model that is served."""
+        """List the one model that is served."""
         try:
             model = await self._upstream.model()
         except (InferenceError, UpstreamRefusedError) as error:
@@ -120,7 +120,9 @@ class Completions:
     async def _read(self, request: Request, model: type[BodyT]) -> BodyT:
         return await read_body(request, model, max_bytes=self._settings.max_request_bytes)
 
-    async def _respond(self, body: CompletionsBody, prompts: Sequence[str | Messages], form: "_Form") -> Response:
+    async def _respond(
+        self, body: CompletionsBody, prompts: Sequence[str | Messages], endpoint: "_Endpoint"
+    ) -> Response:
         if body.stream:
             return JSONResponse(
                 {"detail": "stream is not supported: a completion is whole when its tools have answered."}, 400
@@ -128,18 +130,18 @@ class Completions:
         try:
             served = await self._upstream.model()
             if body.model != served:
-                # verl-tool's words and code, which its clients know.
+                # The message and status that verl-tool's clients know.
                 return JSONResponse({"detail": f"Internal server error: model mismatch: {body.model} != {served}"}, 500)
             completions = await self._complete(body, prompts)
         except UpstreamRefusedError as error:
             return JSONResponse({"detail": str(error)}, 400)
         except (ToolError, InferenceError) as error:
             return failure(str(error), error.cause)
-        return json_response(form.response(served, completions, num_prompts=len(prompts)))
+        return json_response(endpoint.response(served, completions, num_prompts=len(prompts)))
 
     async def _complete(self, body: CompletionsBody, prompts: Sequence[str | Messages]) -> list[Completion]:
-        """All choices at once, each a trajectory of its own; the first error ends them all."""
-        sampling, stops = body.sampling(), body.stops()
+        """Generate all choices concurrently, each a trajectory of its own; the first error cancels the others."""
+        sampling, stops = body.sampling(), body.stop_strings()
         async with self._admission.enter():
             try:
                 async with asyncio.TaskGroup() as group:
@@ -154,14 +156,14 @@ class Completions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """The form of an endpoint's answers."""
+class _Endpoint:
+    """The format of an endpoint's responses."""
 
     prefix: str
     kind: str
     chat: bool
 
-    def response(self, model: str, completions: Sequence[Completion], *, num_prompts: int) -> dict[str, Any]:
+    def response(self, model: str, completions: Sequence[Completion], *, num_prompts: int) -> dict[str, object]:
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
         # The choices of a prompt share it.
         prompt_tokens = sum(completion.prompt_tokens for completion in completions[:: len(completions) // num_prompts])
@@ -179,19 +181,19 @@ class _Form:
             },
         }
 
-    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        written: dict[str, Any] = {"text": completion.text}
+    def _choice(self, index: int, completion: Completion) -> dict[str, object]:
+        content: dict[str, object] = {"text": completion.text}
         if self.chat:
-            written = {"message": {"role": "assistant", "content": completion.text}}
-        return {"index": index, **written, "logprobs": None, "finish_reason": completion.finish_reason}
+            content = {"message": {"role": "assistant", "content": completion.text}}
+        return {"index": index, **content, "logprobs": None, "finish_reason": completion.finish_reason}
 
 
-_CHAT = _Form("chatcmpl", "chat.completion", chat=True)
-_TEXT = _Form("cmpl", "text_completion", chat=False)
+_CHAT = _Endpoint("chatcmpl", "chat.completion", chat=True)
+_TEXT = _Endpoint("cmpl", "text_completion", chat=False)
 
 
 def add_completions(app: FastAPI, completions: Completions) -> None:
-    """The routes of OpenAI's API, without /v1, as verl-tool's eval service has them."""
+    """Add the routes of OpenAI's API, without /v1, as verl-tool's eval service has them."""
     responses = REFUSALS | {
         400: {"model": Detail, "description": "The model server refuses the request, or it asks for a stream"},
         500: {"model": Detail, "description": "The model is not the one that is served"},

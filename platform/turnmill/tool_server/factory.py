@@ -1,4 +1,4 @@
-"""What a worker is made of: store, sandbox, tools."""
+"""Opens the parts of a worker: store, sandbox, tools."""
 
 import logging
 import os
@@ -14,11 +14,11 @@ from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.sandboxes.base import Sandbox
 from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
 from turnmill.tool_server.app import Worker, build_app
-from turnmill.tool_server.calls import Calls
+from turnmill.tool_server.calls import CallExecutor
+from turnmill.tool_server.completion_loop import CompletionLoop
 from turnmill.tool_server.completions import Completions
-from turnmill.tool_server.instrumentation import MeasuredSandbox, MeasuredStore, look_at_store
+from turnmill.tool_server.instrumentation import InstrumentedSandbox, InstrumentedStore, refresh_store_health
 from turnmill.tool_server.settings import ServerSettings
-from turnmill.tool_server.tool_loop import ToolLoop
 from turnmill.tool_server.tool_set import FINISH, ToolSet
 from turnmill.tool_server.upstream import Upstream
 from turnmill.tools import registry
@@ -32,7 +32,10 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, FastAPI]]:
-    """Open everything, and close it in the opposite order."""
+    """Open store, sandbox, tools and application; close them in reverse order.
+
+    Raises ToolUnavailableError or SandboxError if one of them cannot work here.
+    """
     async with AsyncExitStack() as stack:
         metrics = ToolMetrics()
         assert settings.redis is not None, "a server without a store starts one"
@@ -48,25 +51,25 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
         stack.push_async_callback(store.close)
         sandbox = await open_sandbox(settings, stack)
         tool_settings = ChainMap(dict(settings.tool_settings), dict(os.environ))
-        context = ToolContext(MeasuredSandbox(sandbox, metrics), tool_settings)
+        context = ToolContext(InstrumentedSandbox(sandbox, metrics), tool_settings)
         tools = [tool async for tool in start_tools(settings, context, stack)]
         tool_set = ToolSet(tools)
         metrics.show(tool_set.names)
-        calls = Calls(
+        executor = CallExecutor(
             tool_set,
-            MeasuredStore(store, metrics),
+            InstrumentedStore(store, metrics),
             metrics,
             done_if_invalid=settings.done_if_invalid,
             workers_per_tool=settings.workers_per_tool,
             store_wait_seconds=settings.store_wait_seconds,
         )
         metrics.sandbox_limit.set(settings.max_sandboxes)
-        worker = Worker(settings, calls, metrics, before_scrape=partial(look_at_store, store, metrics.store))
-        yield worker, build_app(worker, open_completions(settings, calls, stack))
+        worker = Worker(settings, executor, metrics, before_scrape=partial(refresh_store_health, store, metrics.store))
+        yield worker, build_app(worker, open_completions(settings, executor, stack))
 
 
-def open_completions(settings: ServerSettings, calls: Calls, stack: AsyncExitStack) -> Completions | None:
-    """Completions with the tool loop inside, where there is a model server."""
+def open_completions(settings: ServerSettings, executor: CallExecutor, stack: AsyncExitStack) -> Completions | None:
+    """Open completions with tool calls inside; None if no model server is named."""
     if settings.model_url is None:
         return None
     upstream = Upstream(
@@ -76,11 +79,11 @@ def open_completions(settings: ServerSettings, calls: Calls, stack: AsyncExitSta
         timeout_seconds=settings.model_timeout,
     )
     stack.push_async_callback(upstream.close)
-    return Completions(settings, ToolLoop(settings, calls, upstream), upstream)
+    return Completions(settings, CompletionLoop(settings, executor, upstream), upstream)
 
 
 async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandbox:
-    """Start the sandbox; raises SandboxError, naming the barrier, where one of them does not hold."""
+    """Start the sandbox; raises SandboxError that names the barriers that do not hold."""
     kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
     preload = dict.fromkeys(MODULES[name] for name in settings.tool_type if name in MODULES)
     sandbox = kind(preload=tuple(preload), max_running=settings.max_sandboxes)
@@ -90,7 +93,7 @@ async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandb
 
 
 async def start_tools(settings: ServerSettings, context: ToolContext, stack: AsyncExitStack) -> AsyncIterator[Tool]:
-    """Make the tools ready; one that cannot work is an error, unless missing tools are allowed."""
+    """Yield the tools once started; raises ToolUnavailableError for one that cannot work, unless those are allowed."""
     for name in settings.tool_type:
         if name == FINISH:
             continue

@@ -1,4 +1,4 @@
-"""Counts what goes to the sandbox and to the trajectory store."""
+"""Metrics of the sandbox and of the trajectory store."""
 
 import time
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.store import TrajectoryStore
 
-STORE_ANSWER_SECONDS = 1.0
-"""Of a scrape, which Prometheus gives up after ten by default."""
+STORE_INFO_SECONDS = 1.0
+"""Deadline of the store's report at each scrape, which Prometheus gives up after ten seconds by default."""
 
 
-class MeasuredSandbox:
-    """A sandbox whose runs and kills are counted."""
+class InstrumentedSandbox:
+    """A sandbox that counts runs and exceeded limits."""
 
     def __init__(self, sandbox: Sandbox, metrics: ToolMetrics) -> None:
         self._sandbox = sandbox
@@ -26,36 +26,36 @@ class MeasuredSandbox:
     async def run(self, task: SandboxTask) -> SandboxResult:
         """Run a task and count it."""
         with self._metrics.sandbox_in_flight.track_inprogress():
-            outcome = await self._sandbox.run(task)
+            result = await self._sandbox.run(task)
         self._metrics.sandbox_runs.inc()
-        self._metrics.sandbox_seconds.observe(outcome.seconds)
-        if outcome.limit is not None:
-            self._metrics.sandbox_kills.labels(outcome.limit).inc()
-        return outcome
+        self._metrics.sandbox_seconds.observe(result.seconds)
+        if result.limit is not None:
+            self._metrics.sandbox_kills.labels(result.limit).inc()
+        return result
 
     async def close(self) -> None:
         """Close the sandbox."""
         await self._sandbox.close()
 
 
-async def look_at_store(store: TrajectoryStore, health: StoreHealth) -> None:
-    """Ask the store how it fares; one that does not answer in time is down."""
+async def refresh_store_health(store: TrajectoryStore, health: StoreHealth) -> None:
+    """Read the store's INFO into the metrics; a store that does not answer in time counts as down."""
     try:
-        health.show(await store.info(deadline=deadline_in(STORE_ANSWER_SECONDS)))
+        health.show(await store.info(deadline=deadline_in(STORE_INFO_SECONDS)))
     except StoreError:
         health.show(None)
 
 
-class MeasuredStore:
-    """A store whose operations and bytes are counted."""
+class InstrumentedStore:
+    """A store that counts operations, their time and their bytes."""
 
     def __init__(self, store: CallStore, metrics: ToolMetrics) -> None:
         self._store = store
         self._metrics = metrics
 
     async def begin(self, key: CallKey, tool: str, *, stateful: bool, deadline: float) -> Claim | Recorded:
-        """Claim a call, or get what it answered before."""
-        with self._counted("begin"):
+        """Claim a call, or return the result that it already has."""
+        with self._count_operation("begin"):
             begun = await self._store.begin(key, tool, stateful=stateful, deadline=deadline)
         read = len(begun.result) if isinstance(begun, Recorded) else sum(map(len, begun.state.values()))
         self._metrics.store_bytes.labels("read").inc(read)
@@ -65,28 +65,28 @@ class MeasuredStore:
         self, claim: Claim, result: bytes, change: Change | None = None, *, finishes: bool = False, deadline: float
     ) -> None:
         """Record a result and a change."""
-        with self._counted("commit"):
+        with self._count_operation("commit"):
             await self._store.commit(claim, result, change, finishes=finishes, deadline=deadline)
         written = sum(map(len, change.written.values())) if change else 0
         self._metrics.store_bytes.labels("written").inc(len(result) + written)
 
     async def release(self, claim: Claim, *, deadline: float) -> None:
-        """Give a claim back."""
-        with self._counted("release"):
+        """Release a claim."""
+        with self._count_operation("release"):
             await self._store.release(claim, deadline=deadline)
 
     async def finish(self, trajectory_id: str, *, deadline: float) -> None:
         """Drop the state of a trajectory."""
-        with self._counted("finish"):
+        with self._count_operation("finish"):
             await self._store.finish(trajectory_id, deadline=deadline)
 
     @contextmanager
-    def _counted(self, operation: str) -> Iterator[None]:
-        begun = time.perf_counter()
+    def _count_operation(self, operation: str) -> Iterator[None]:
+        started = time.perf_counter()
         outcome = "failed"
         try:
             yield
             outcome = "done"
         finally:
             self._metrics.store_operations.labels(operation, outcome).inc()
-            self._metrics.store_seconds.labels(operation).observe(time.perf_counter() - begun)
+            self._metrics.store_seconds.labels(operation).observe(time.perf_counter() - started)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class KeyedLocks:
-    """One lock per key: whoever asks first is served first."""
+    """One lock per key, served in the order of requests."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
@@ -16,7 +16,7 @@ class KeyedLocks:
 
     @asynccontextmanager
     async def hold(self, key: Hashable) -> AsyncIterator[None]:
-        """Be the only one with this key."""
+        """Hold the lock of this key."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, users + 1
         try:

@@ -1,11 +1,11 @@
-"""What happens around every request: its time, its place in the queue, its body."""
+"""Handling that all requests share: timing, admission, and reading the body."""
 
 import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -17,9 +17,9 @@ ARRIVED = "turnmill.arrived"
 
 
 class BodyError(Exception):
-    """A body that is not what the endpoint takes; `detail` is in the form of FastAPI's own errors."""
+    """An invalid body; `detail` has the format of FastAPI's own validation errors."""
 
-    def __init__(self, detail: list[dict[str, Any]]) -> None:
+    def __init__(self, detail: list[dict[str, object]]) -> None:
         super().__init__(detail)
         self.detail = detail
 
@@ -28,7 +28,7 @@ class BodyTooLargeError(Exception):
     """A body beyond the limit."""
 
 
-class ProcessTime:
+class ProcessTimeMiddleware:
     """Adds `X-Process-Time`, in seconds, to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -51,19 +51,19 @@ class ProcessTime:
 
 
 class Admission:
-    """Lets so many requests in at once; the others wait in the order in which they came."""
+    """Limits the requests in progress; the others wait in order of arrival."""
 
     def __init__(self, max_concurrent: int) -> None:
-        self._slots = asyncio.Semaphore(max_concurrent)
+        self._semaphore = asyncio.Semaphore(max_concurrent)
         self.num_waiting = 0
         self.num_active = 0
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[None]:
-        """Wait for a place and hold it."""
+        """Wait until the request may start, and count it as active."""
         self.num_waiting += 1
         try:
-            await self._slots.acquire()
+            await self._semaphore.acquire()
         finally:
             self.num_waiting -= 1
         self.num_active += 1
@@ -71,11 +71,14 @@ class Admission:
             yield
         finally:
             self.num_active -= 1
-            self._slots.release()
+            self._semaphore.release()
 
 
 async def read_body(request: Request, model: type[ModelT], *, max_bytes: int) -> ModelT:
-    """The body as a model. pydantic reads it itself: json.loads lets NaN and half surrogate pairs through."""
+    """Read and validate the body. pydantic parses it: json.loads accepts NaN and half surrogate pairs.
+
+    Raises BodyError if it is invalid, BodyTooLargeError if it has more than `max_bytes`.
+    """
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -85,11 +88,12 @@ async def read_body(request: Request, model: type[ModelT], *, max_bytes: int) ->
     try:
         return model.model_validate_json(b"".join(chunks))
     except ValidationError as error:
-        raise BodyError(_as_fastapi_has_it(error)) from error
+        raise BodyError(_fastapi_errors(error)) from error
 
 
-def _as_fastapi_has_it(error: ValidationError) -> list[dict[str, Any]]:
+def _fastapi_errors(error: ValidationError) -> list[dict[str, object]]:
     malformed = error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid"
-    # What JSON has no word for, such as NaN, is echoed as text.
-    problems = json.loads(error.json(include_url=False, include_input=not malformed), parse_constant=str)
+    # Values that JSON cannot express, such as NaN, are echoed as text.
+    text = error.json(include_url=False, include_input=not malformed)
+    problems = json.loads(text, parse_constant=str)
     return [problem | {"loc": ["body", *problem["loc"]]} for problem in problems]

@@ -1,4 +1,4 @@
-"""How a tool server is set up; every field is a flag of `turnmill tool-server`."""
+"""Settings of a tool server; every field is a flag of `turnmill tool-server`."""
 
 import math
 import os
@@ -16,7 +16,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class ServerSettings(Settings):
-    """What `turnmill tool-server` is told."""
+    """Settings of `turnmill tool-server`."""
 
     tool_type: tuple[str, ...] = ("base",)
     """Tools to serve; the first that takes an action gets it."""
@@ -125,5 +125,5 @@ class ServerSettings(Settings):
 
     @property
     def num_threads(self) -> int:
-        """What /health calls `thread_pool_size`: calls that one worker may have under way."""
+        """The `thread_pool_size` of /health: calls that one worker may have in progress."""
         return self.thread_pool_size or max(4 * self.max_concurrent_requests, 512)

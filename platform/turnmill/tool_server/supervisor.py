@@ -1,4 +1,4 @@
-"""Several workers on one socket: started together, started again when they die, ended together."""
+"""Supervises several workers on one socket: starts them, replaces those that die, stops them together."""
 
 import logging
 import multiprocessing
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Protocol
 
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 from turnmill.observability.tool_metrics import WORKERS_FOLDER_VARIABLE
 from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.worker_process import configure_logs, run_worker
 
 log = logging.getLogger(__name__)
 
@@ -25,26 +25,13 @@ FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 10.0
 TICK_SECONDS = 0.2
 KILL_AFTER_SECONDS = 3.0
-"""Beyond the grace; together they stay below the 12 s within which verl-tool's children are gone."""
+"""After the grace period; the sum stays below the 12 s within which verl-tool's children are gone."""
 
 READY = "ready"
 
 
-class RunWorker(Protocol):
-    """`serve.run_worker`."""
-
-    def __call__(
-        self,
-        settings: ServerSettings,
-        listener: socket.socket,
-        *,
-        on_ready: Callable[[], None],
-        stop_when_readable: int | None = None,
-    ) -> None: ...
-
-
 @dataclass(slots=True)
-class _Child:
+class _WorkerProcess:
     process: SpawnProcess
     reports: Connection
     ready: bool = False
@@ -52,27 +39,28 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps as many workers as the settings want."""
+    """Keeps the number of workers that the settings ask for."""
 
     def __init__(
         self,
         settings: ServerSettings,
         listener: socket.socket,
-        run_worker: RunWorker,
         *,
         on_ready: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._listener = listener
-        self._run_worker = run_worker
         self._on_ready = on_ready
-        self._children: list[_Child] = []
+        self._workers: list[_WorkerProcess] = []
         self._stopping = False
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._next_start = 0.0
 
     def run(self) -> None:
-        """Serve until a signal says stop; raises what kept the first workers from starting."""
+        """Serve until a signal stops the server.
+
+        Raises SettingsError or RunFailedError if the first workers do not start.
+        """
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         folder = tempfile.mkdtemp(prefix="turnmill-metrics-")
         # The workers' prometheus_client reads it when it is imported.
@@ -82,10 +70,10 @@ class Supervisor:
             if not self._stopping:
                 self._on_ready()
             while not self._stopping:
-                self._listen()
-                self._replace_the_dead()
+                self._receive_reports()
+                self._replace_dead_workers()
         finally:
-            self._end_all()
+            self._stop_workers()
             del os.environ[WORKERS_FOLDER_VARIABLE]
             shutil.rmtree(folder, ignore_errors=True)
             for number, handler in before.items():
@@ -95,83 +83,81 @@ class Supervisor:
         self._stopping = True
 
     def _start_all(self) -> None:
-        self._children = [self._start() for _ in range(self._settings.num_workers)]
+        self._workers = [self._start() for _ in range(self._settings.num_workers)]
         deadline = time.monotonic() + START_SECONDS
-        while not self._stopping and not all(child.ready for child in self._children):
-            self._listen()
-            for child in self._children:
-                if child.failure is not None:
-                    raise child.failure
-                if not child.process.is_alive() and not child.ready:
-                    code = child.process.exitcode
+        while not self._stopping and not all(worker.ready for worker in self._workers):
+            self._receive_reports()
+            for worker in self._workers:
+                if worker.failure is not None:
+                    raise worker.failure
+                if not worker.process.is_alive() and not worker.ready:
+                    code = worker.process.exitcode
                     raise RunFailedError(f"A worker ended with code {code} before it was ready.", "worker")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"The workers were not ready within {START_SECONDS:g} s.", "worker")
 
-    def _start(self) -> _Child:
+    def _start(self) -> _WorkerProcess:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_run_child,
-            args=(self._settings, self._listener, theirs, self._run_worker),
+            target=_run_and_report,
+            args=(self._settings, self._listener, theirs),
             name="tool-server-worker",
         )
         process.start()
         theirs.close()
-        return _Child(process, ours)
+        return _WorkerProcess(process, ours)
 
-    def _listen(self) -> None:
-        """Take in what workers report, for at most one tick."""
-        waiting = [child.reports for child in self._children if not child.reports.closed]
+    def _receive_reports(self) -> None:
+        """Wait for reports of workers, for at most one tick."""
+        waiting = [worker.reports for worker in self._workers if not worker.reports.closed]
         for reports in wait(waiting, timeout=TICK_SECONDS) if waiting else ():
-            child = next(child for child in self._children if child.reports is reports)
+            worker = next(worker for worker in self._workers if worker.reports is reports)
             try:
-                report = child.reports.recv()
+                report = worker.reports.recv()
             except (EOFError, OSError):
-                child.reports.close()
+                worker.reports.close()
                 continue
             if report == READY:
-                child.ready = True
+                worker.ready = True
                 self._pause_seconds = FIRST_PAUSE_SECONDS
             else:
                 kind, message = report
-                child.failure = SettingsError(message) if kind == "settings" else RunFailedError(message, "worker")
+                worker.failure = SettingsError(message) if kind == "settings" else RunFailedError(message, "worker")
 
-    def _replace_the_dead(self) -> None:
-        dead = [child for child in self._children if not child.process.is_alive()]
+    def _replace_dead_workers(self) -> None:
+        dead = [worker for worker in self._workers if not worker.process.is_alive()]
         if not dead:
             return
         if time.monotonic() < self._next_start:
             time.sleep(TICK_SECONDS / 4)
             return
-        for child in dead:
-            log.error("Worker ended; starting another", extra={"exit_code": child.process.exitcode})
-            child.process.close()
-            child.reports.close()
-            self._children[self._children.index(child)] = self._start()
+        for worker in dead:
+            log.error("Worker ended; starting another", extra={"exit_code": worker.process.exitcode})
+            worker.process.close()
+            worker.reports.close()
+            self._workers[self._workers.index(worker)] = self._start()
         self._next_start = time.monotonic() + self._pause_seconds
         self._pause_seconds = min(self._pause_seconds * 2, MAX_PAUSE_SECONDS)
 
-    def _end_all(self) -> None:
+    def _stop_workers(self) -> None:
         self._listener.close()
-        for child in self._children:
-            # To a worker the closed pipe says the same as the signal.
-            child.reports.close()
-            if child.process.is_alive():
-                child.process.terminate()
+        for worker in self._workers:
+            # A worker stops on the closed pipe as on the signal.
+            worker.reports.close()
+            if worker.process.is_alive():
+                worker.process.terminate()
         deadline = time.monotonic() + self._settings.grace_seconds + KILL_AFTER_SECONDS
-        for child in self._children:
-            child.process.join(max(0.0, deadline - time.monotonic()))
-            if child.process.is_alive():
-                log.error("Worker does not end; killing it", extra={"process_id": child.process.pid})
-                child.process.kill()
-                child.process.join()
-            child.process.close()
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.is_alive():
+                log.error("Worker does not end; killing it", extra={"process_id": worker.process.pid})
+                worker.process.kill()
+                worker.process.join()
+            worker.process.close()
 
 
-def _run_child(settings: ServerSettings, listener: socket.socket, reports: Connection, run_worker: RunWorker) -> None:
-    from turnmill.tool_server.serve import configure_logs
-
+def _run_and_report(settings: ServerSettings, listener: socket.socket, reports: Connection) -> None:
     configure_logs(settings)
     try:
         # The other end of the pipe closes when the parent ends, however it ends.

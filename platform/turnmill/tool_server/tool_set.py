@@ -1,41 +1,40 @@
-"""The tools of a server, and which of them an action is for."""
+"""The tools of a server, and the matching of actions to them."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from turnmill.tools.base import Tool
 
 log = logging.getLogger(__name__)
 
 FINISH = "finish"
-"""Ends a trajectory: no tool, but a request to forget what is kept of it."""
+"""Flag of a call that ends its trajectory: no tool is called, and the state of all tools is dropped."""
 
-TRIED_LAST = "mcp_interface"
-"""Takes whatever looks like a tool call, so others come first wherever it is listed."""
+MATCHED_LAST = "mcp_interface"
+"""It takes anything that looks like a tool call, so all others are tried first."""
 
 WITHOUT_USAGE = ("base",)
 
 
 class ToolSet:
-    """Tools in the order in which they are asked."""
+    """Tools in the order in which an action is matched."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._listed = tuple(tool for tool in tools if tool.name != FINISH)
-        self._asked = sorted(self._listed, key=lambda tool: tool.name == TRIED_LAST)
+        self._match_order = sorted(self._listed, key=lambda tool: tool.name == MATCHED_LAST)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As they are listed; `finish` is always there and comes last."""
+        """The names as listed, and `finish` as the last."""
         return (*(tool.name for tool in self._listed), FINISH)
 
-    def finishes(self, extra: Mapping[str, Any]) -> bool:
-        """Whether a call ends its trajectory; a server without a tool has no other answer."""
+    def finishes(self, extra: Mapping[str, object]) -> bool:
+        """Return whether a call ends its trajectory; without tools, every call does."""
         return bool(extra.get(FINISH)) or not self._listed
 
     def match(self, action: str) -> tuple[Tool, str] | None:
-        """The first tool that takes an action, and what it makes of it."""
-        for tool in self._asked:
+        """Return the first tool that takes an action, and what it parsed; None if no tool takes it."""
+        for tool in self._match_order:
             try:
                 parsed = tool.parse(action)
             except Exception as error:
@@ -46,6 +45,6 @@ class ToolSet:
         return None
 
     def usage(self) -> str:
-        """How to call each tool, for an agent whose action none of them takes."""
+        """Return how to call each tool, for an agent whose action no tool takes."""
         lines = [f"• {tool.name}: {tool.usage()}" for tool in self._listed if tool.name not in WITHOUT_USAGE]
         return "\n".join(["Available tools:", *lines]) if lines else "No tools available for usage instructions."

@@ -1,4 +1,4 @@
-"""The model server behind completions: any that speaks OpenAI's API, such as vLLM's."""
+"""Client of the model server behind completions: any with OpenAI's API, such as vLLM's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from turnmill.core.errors import InferenceError, TurnmillError
 CONNECT_SECONDS = 5.0
 CONNECT_RETRIES = 2
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, object]]
 
 
 class UpstreamRefusedError(TurnmillError):
-    """The model server finds fault with the request, such as a prompt beyond its context."""
+    """The model server rejects the request, for example because the prompt exceeds its context."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(f"The model server answers {status}: {detail}")
@@ -24,22 +24,22 @@ class UpstreamRefusedError(TurnmillError):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a model wrote in one go."""
+    """The text of one request to the model server."""
 
     text: str
     finish_reason: str
     stop: str | None
-    """The stop string that ended it, where the server tells."""
+    """The stop string that ended it, if the server reports it."""
 
-    tells_stop: bool
-    """Whether it would have told."""
+    reports_stop: bool
+    """True if the server reports stop strings."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Upstream:
-    """Generates, one prompt at a time."""
+    """Sends prompts to the model server, one at a time."""
 
     def __init__(
         self,
@@ -59,28 +59,31 @@ class Upstream:
         )
 
     async def model(self) -> str:
-        """The model that is served: the one that was named, or the first of the server's list."""
+        """Return the model that is served: the one named at start, or the first of the server's list."""
         if self._model is None:
-            models = (await self._ask("GET", "models")).get("data") or []
+            models = (await self._request("GET", "models")).get("data") or []
             if not models:
                 raise InferenceError("The model server lists no model: name one with --model.")
             self._model = str(models[0]["id"])
         return self._model
 
-    async def generate(self, prompt: str | Messages, written: str, sampling: Mapping[str, Any]) -> Generation:
-        """Go on from a prompt or a conversation, and from what was written in answer to it so far."""
-        body: dict[str, Any] = {**sampling, "model": await self.model(), "n": 1, "stream": False}
+    async def generate(self, prompt: str | Messages, response: str, sampling: Mapping[str, object]) -> Generation:
+        """Continue a prompt or conversation, and the part of the response that is already written.
+
+        Raises InferenceError if the model server fails, UpstreamRefusedError if it rejects the request.
+        """
+        body: dict[str, object] = {**sampling, "model": await self.model(), "n": 1, "stream": False}
         if isinstance(prompt, str):
-            answer = await self._ask("POST", "completions", body | {"prompt": prompt + written})
+            answer = await self._request("POST", "completions", body | {"prompt": prompt + response})
         else:
-            answer = await self._ask("POST", "chat/completions", body | _conversation(prompt, written))
+            answer = await self._request("POST", "chat/completions", body | _conversation(prompt, response))
         return _generation(answer)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         try:
             response = await self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
@@ -94,16 +97,16 @@ class Upstream:
         except (httpx.HTTPError, ValueError) as error:
             raise InferenceError(f"The model server answers {response.status_code}: {response.text[:300]}") from error
         if not isinstance(answer, dict):
-            raise InferenceError(f"The model server answers what is no object: {response.text[:300]}")
+            raise InferenceError(f"The model server's response is not a JSON object: {response.text[:300]}")
         return answer
 
 
-def _conversation(messages: Messages, written: str) -> dict[str, Any]:
-    """The messages, the last one open where something is written; the two switches are vLLM's."""
-    if not written:
+def _conversation(messages: Messages, response: str) -> dict[str, object]:
+    """Return the messages, with the response so far as an open last message; the two switches are vLLM's."""
+    if not response:
         return {"messages": list(messages)}
     return {
-        "messages": [*messages, {"role": "assistant", "content": written}],
+        "messages": [*messages, {"role": "assistant", "content": response}],
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
@@ -118,11 +121,11 @@ def _generation(answer: Mapping[str, Any]) -> Generation:
         return Generation(
             text=text or "",
             finish_reason=str(choice.get("finish_reason") or "stop"),
-            # A number is the token that ended it, which is no stop string.
+            # A number is the id of a stop token, not a stop string.
             stop=stop if isinstance(stop, str) else None,
-            tells_stop="stop_reason" in choice,
+            reports_stop="stop_reason" in choice,
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             completion_tokens=int(usage.get("completion_tokens") or 0),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise InferenceError(f"The model server answers without a choice: {error!r}") from error
+        raise InferenceError(f"The model server's response has no valid choice: {error!r}") from error

@@ -44,7 +44,7 @@ LENIENT = {"negative_data_rejection", "positive_data_acceptance"}
 
 
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
-def test_the_api_keeps_to_its_description(server: ServerProcess, mode: str):
+def test_the_api_conforms_to_its_openapi_description(server: ServerProcess, mode: str):
     schema = schemathesis.openapi.from_url(str(server.http.base_url.join("/openapi.json")))
     lenient = [check for check in CHECKS.get_all() if check.__name__ in LENIENT]
     operations = [result.ok() for result in schema.get_all_operations()]
@@ -82,13 +82,13 @@ def mutated(seed: int) -> Any:
     return body
 
 
-def test_a_body_with_something_wrong_is_answered_or_refused(server: ServerProcess):
+def test_a_malformed_body_is_answered_or_refused(server: ServerProcess):
     statuses = {post(server, json.dumps(mutated(seed)).encode()) for seed in range(300)}
 
     assert statuses == {200, 422}
 
 
-def test_bytes_gone_wrong_are_refused(server: ServerProcess):
+def test_corrupt_bytes_are_refused(server: ServerProcess):
     chance = random.Random(0)
     good = json.dumps(GOOD).encode()
     for _ in range(200):
@@ -109,7 +109,7 @@ def test_bytes_gone_wrong_are_refused(server: ServerProcess):
         b"POST /get_observation HTTP/1.1\r\nHost: x\r\nContent-Type: \x80\r\nContent-Length: 2\r\n\r\n{}",
     ],
 )
-def test_a_connection_that_speaks_nonsense_does_no_harm(server: ServerProcess, sent: bytes):
+def test_a_connection_that_does_not_speak_http_does_no_harm(server: ServerProcess, sent: bytes):
     url = server.http.base_url
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
         connection.sendall(sent)

@@ -55,7 +55,7 @@ def test_calls_of_one_trajectory_on_several_servers_follow_one_another(pair: lis
     assert answers == {f"count {number}" for number in range(1, 21)}
 
 
-def test_the_call_of_a_killed_server_is_done_once_by_another(
+def test_the_call_of_a_killed_server_is_executed_once_by_another(
     contained: None, pair: list[ServerProcess], trial_folder: Path
 ):
     killed, other = pair
@@ -71,7 +71,7 @@ def test_the_call_of_a_killed_server_is_done_once_by_another(
     assert other.observe("count", call_id="2") == "count 3"
 
 
-def test_a_server_that_stood_still_is_fenced_off_and_answers_what_the_other_did(
+def test_a_paused_server_is_fenced_off_and_returns_the_other_servers_result(
     contained: None, pair: list[ServerProcess], trial_folder: Path
 ):
     still, other = pair
@@ -89,7 +89,7 @@ def test_a_server_that_stood_still_is_fenced_off_and_answers_what_the_other_did(
     assert still.metric("turnmill_tool_fenced_writers_total") == 1
 
 
-def test_a_server_that_is_told_to_stop_gives_its_claims_back_at_the_end_of_the_grace(
+def test_a_stopping_server_releases_its_claims_after_the_grace_period(
     new_server: NewServer, redis_url: str, trial_folder: Path
 ):
     options = ("--tool_type", "trial", "--redis", redis_url)
@@ -139,7 +139,7 @@ def test_nothing_is_left_of_a_killed_server(contained: None, new_server: NewServ
     eventually(lambda: not [pid for pid in below if alive(pid)])
 
 
-def test_a_store_that_stands_still_is_a_503_in_time_and_the_server_recovers_by_itself(
+def test_a_paused_store_is_a_503_in_time_and_the_server_recovers(
     contained: None, new_server: NewServer, redis_url: str, request: pytest.FixtureRequest
 ):
     server = new_server("--tool_type", "trial", "--redis", redis_url, "--store-wait-seconds", "1")

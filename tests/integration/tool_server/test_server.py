@@ -44,7 +44,7 @@ def test_a_shell_keeps_its_folder_and_variables_until_it_is_finished(server: Ser
     assert fresh == "\n<o>\nuser@bash-session:~$ echo [$WORD]; ls\n[]\n</o>\n"
 
 
-def test_the_last_step_ends_the_state(server: ServerProcess):
+def test_the_last_step_drops_the_state(server: ServerProcess):
     server.observe("count")
     assert server.post(["t"], ["count"], is_last_step=[True]).json()["observations"] == ["count 2"]
 
@@ -58,7 +58,7 @@ def test_four_calls_of_one_request_run_at_once(server: ServerProcess):
     assert body["observations"] == ["meet 1"] * 4
 
 
-def test_one_worker_per_tool_does_the_calls_of_a_request_one_by_one(new_server: NewServer):
+def test_one_worker_per_tool_executes_calls_one_by_one(new_server: NewServer):
     server = new_server("--tool_type", "trial", "--workers_per_tool", "1", "--request_timeout", "0.5")
 
     assert server.post(["a", "b"], ["meet 2"] * 2).status_code == 500
@@ -74,7 +74,7 @@ def test_a_slow_request_answers_as_verl_tools_server_does(new_server: NewServer)
     assert server.observe("count") == "count 1"
 
 
-def test_a_tool_that_breaks_ends_its_own_trajectory_alone(server: ServerProcess):
+def test_a_broken_tool_ends_only_its_own_trajectory(server: ServerProcess):
     body = server.post(["a", "b"], ["break", CALL]).json()
 
     assert body["observations"][0] == {
@@ -86,9 +86,7 @@ def test_a_tool_that_breaks_ends_its_own_trajectory_alone(server: ServerProcess)
     assert (body["dones"], body["valids"]) == ([True, False], [False, True])
 
 
-def test_what_fails_behind_a_tool_is_a_503_and_the_repeat_finds_the_rest_done(
-    server: ServerProcess, trial_folder: Path
-):
+def test_a_failed_service_is_a_503_and_other_calls_are_not_repeated(server: ServerProcess, trial_folder: Path):
     fields = {"extra_fields": [{"call_id": "1"}, {"call_id": "1"}]}
     failed = server.post(["a", "b"], ["fail", "count"], **fields)
     (trial_folder / "go").touch()
@@ -100,7 +98,7 @@ def test_what_fails_behind_a_tool_is_a_503_and_the_repeat_finds_the_rest_done(
     assert repeated.json()["observations"] == ["fail 1", "count 1"]
 
 
-def test_the_same_call_sent_twice_at_once_is_done_once(server: ServerProcess, trial_folder: Path):
+def test_a_call_sent_twice_at_once_is_executed_once(server: ServerProcess, trial_folder: Path):
     with ThreadPoolExecutor() as pool:
         twice = [pool.submit(server.observe, "hold", call_id="1") for _ in range(2)]
         eventually(lambda: list(trial_folder.glob("held-*")))
@@ -110,7 +108,7 @@ def test_the_same_call_sent_twice_at_once_is_done_once(server: ServerProcess, tr
     assert server.metric('turnmill_tool_replays_total{tool="trial"}') == 1
 
 
-def test_a_sandbox_that_a_limit_ends_is_counted(new_server: NewServer):
+def test_a_task_ended_by_a_limit_is_counted(new_server: NewServer):
     server = new_server("--tool_type", "python_code", "--set", "PYTHON_TIMEOUT_SECONDS=0.3")
 
     assert "Execution timed out after 0.3 seconds." in server.observe("<python>while True: pass</python>")
@@ -119,7 +117,7 @@ def test_a_sandbox_that_a_limit_ends_is_counted(new_server: NewServer):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--use_ray=True",), ("--sandbox", "process")])
-def test_other_ways_to_run_give_the_same_answers(new_server: NewServer, arguments: tuple[str, ...]):
+def test_other_modes_give_the_same_results(new_server: NewServer, arguments: tuple[str, ...]):
     server = new_server("--tool_type", "python_code", *arguments)
 
     assert server.observe(CALL) == "\n<result>\nhello 42\n</result>\n"
@@ -140,7 +138,7 @@ def test_without_any_tool_every_action_finishes_where_missing_tools_are_allowed(
     assert (body["observations"], body["dones"], body["valids"]) == ([""], [True], [True])
 
 
-def test_a_port_that_is_taken_is_named(new_server: NewServer):
+def test_a_port_in_use_is_reported(new_server: NewServer):
     port = str(new_server("--tool_type", "trial").http.base_url.port)
 
     second = new_server("--tool_type", "trial", "--port", port, ready=False)
@@ -154,7 +152,7 @@ def any_server(new_server: NewServer, request: pytest.FixtureRequest) -> ServerP
     return new_server("--tool_type", "trial,python_code", "--max_concurrent_requests", request.param)
 
 
-def test_a_server_that_is_told_to_stop_answers_what_it_has_begun(any_server: ServerProcess, trial_folder: Path):
+def test_a_stopping_server_answers_requests_in_progress(any_server: ServerProcess, trial_folder: Path):
     children = any_server.children()
     with ThreadPoolExecutor() as pool:
         call = pool.submit(any_server.observe, "hold")
@@ -169,7 +167,7 @@ def test_a_server_that_is_told_to_stop_answers_what_it_has_begun(any_server: Ser
     eventually(lambda: not [pid for pid in children if alive(pid)], 12)
 
 
-def test_a_server_that_is_told_to_stop_while_it_starts_leaves_nothing(new_server: NewServer):
+def test_a_server_stopped_during_its_start_leaves_nothing(new_server: NewServer):
     server = new_server("--tool_type", "python_code", ready=False)
     children = eventually(server.children)
 

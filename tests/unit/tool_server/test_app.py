@@ -11,7 +11,7 @@ from turnmill.core.errors import StoreUnavailableError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.testing.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
 from turnmill.tool_server.app import Worker, build_app
-from turnmill.tool_server.calls import Calls
+from turnmill.tool_server.calls import CallExecutor
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.tool_set import ToolSet
 from turnmill.tools.base import Tool
@@ -36,7 +36,7 @@ class Client:
 async def serving(*tools: Tool, **settings: Any) -> AsyncIterator[Client]:
     store, metrics = MemoryStore(), ToolMetrics(tuple(tool.name for tool in tools))
     chosen = ServerSettings(**settings)
-    worker = Worker(chosen, Calls(ToolSet(tools), store, metrics), metrics)
+    worker = Worker(chosen, CallExecutor(ToolSet(tools), store, metrics), metrics)
     transport = httpx.ASGITransport(build_app(worker), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         yield Client(http, worker, store)
@@ -63,7 +63,7 @@ async def test_an_action_is_answered_with_observations_dones_and_valids(client: 
     assert (body["observations"], body["dones"], body["valids"]) == (["hello"], [False], [True])
 
 
-async def test_times_are_told_in_the_body_and_in_a_header(client: Client):
+async def test_times_are_in_the_body_and_in_a_header(client: Client):
     response = await client.post(["t"], ["echo hello"])
 
     assert response.json()["processing_time_ms"] >= 0
@@ -94,7 +94,7 @@ async def test_times_are_told_in_the_body_and_in_a_header(client: Client):
         ([], ["body"], "model_type"),
     ],
 )
-async def test_a_body_that_is_not_what_it_must_be_is_refused(client: Client, body: Any, place: list[Any], kind: str):
+async def test_an_invalid_body_is_refused(client: Client, body: Any, place: list[Any], kind: str):
     response = await client.send(body)
 
     assert response.status_code == 422
@@ -113,31 +113,31 @@ async def test_a_body_that_is_not_what_it_must_be_is_refused(client: Client, bod
         b'{"trajectory_ids": ["t"], "actions": [NaN]}',
     ],
 )
-async def test_a_body_that_cannot_be_read_is_refused(client: Client, body: bytes):
+async def test_a_body_that_is_not_json_is_refused(client: Client, body: bytes):
     response = await client.http.post("/get_observation", content=body)
 
     assert response.status_code == 422
     assert response.json()["detail"]
 
 
-async def test_a_body_that_is_too_large_is_refused():
+async def test_a_too_large_body_is_refused():
     async with serving(Echo(tool_context()), max_request_bytes=100) as client:
         response = await client.post(["t"], ["echo " + "x" * 100])
 
     assert response.status_code == 413
 
 
-async def test_unknown_keys_are_passed_over(client: Client):
+async def test_unknown_keys_are_ignored(client: Client):
     assert (await client.post(["t"], ["echo a"], stdin="x", extra_field=[{}])).json()["observations"] == ["a"]
 
 
-async def test_a_list_of_finish_that_is_too_short_leaves_the_rest_alone(client: Client):
+async def test_a_short_list_of_finish_leaves_the_other_items_unchanged(client: Client):
     body = (await client.post(["t", "u"], ["echo a", "echo b"], finish=[True])).json()
 
     assert (body["observations"], body["dones"]) == (["", "b"], [True, False])
 
 
-async def test_a_list_of_finish_that_is_too_long_is_cut(client: Client):
+async def test_surplus_values_of_finish_are_ignored(client: Client):
     assert (await client.post(["t"], ["echo a"], finish=[False, True])).json()["observations"] == ["a"]
 
 
@@ -147,7 +147,7 @@ async def test_finish_in_the_extra_fields_finishes(client: Client):
     assert (body["observations"], body["dones"], body["valids"]) == ([""], [True], [True])
 
 
-async def test_extra_fields_of_the_first_item_decide_whether_finish_is_taken_from_outside(client: Client):
+async def test_finish_in_the_first_items_extra_fields_overrides_the_list(client: Client):
     body = (
         await client.post(["t", "u"], ["echo a", "echo b"], extra_fields=[{"finish": False}, {}], finish=[1, 1])
     ).json()
@@ -163,7 +163,7 @@ async def test_a_repeat_is_answered_from_the_record(client: Client):
     assert answers == [["1"], ["1"]]
 
 
-async def test_trouble_with_the_store_is_a_503_that_says_so_and_when_to_come_back(client: Client):
+async def test_a_store_failure_is_a_503_with_cause_and_retry_after(client: Client):
     client.store.errors["begin"] = [StoreUnavailableError("The store did not answer.")]
 
     response = await client.post(["t"], ["count"])
@@ -203,13 +203,13 @@ async def test_calls_beyond_the_clients_deadline_answer_503():
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon"])
-async def test_a_deadline_that_is_none_is_refused(client: Client, value: str):
+async def test_an_invalid_deadline_is_refused(client: Client, value: str):
     body = {"trajectory_ids": ["t"], "actions": ["echo a"]}
 
     assert (await client.send(body, **{"X-Deadline-Seconds": value})).status_code == 422
 
 
-async def test_requests_beyond_the_limit_wait_in_a_queue_and_are_told_so():
+async def test_requests_beyond_the_limit_wait_and_report_their_queue_time():
     gate = Gate(tool_context())
     async with serving(gate, max_concurrent_requests=1) as client:
         first = asyncio.create_task(client.post(["t"], ["gate"]))
@@ -241,7 +241,7 @@ async def test_health_lists_the_tools_with_finish_last(client: Client):
     assert body["tools"] == ["echo", "count", "finish"]
 
 
-async def test_a_server_that_stops_lives_but_is_not_ready(client: Client):
+async def test_a_stopping_server_is_healthy_but_not_ready(client: Client):
     assert (await client.http.get("/readyz")).status_code == 200
     client.worker.stopping = True
 
@@ -249,7 +249,7 @@ async def test_a_server_that_stops_lives_but_is_not_ready(client: Client):
     assert (await client.http.get("/health")).status_code == 200
 
 
-async def test_metrics_are_for_prometheus_unless_json_is_asked_for(client: Client):
+async def test_metrics_have_prometheus_format_unless_json_is_accepted(client: Client):
     await client.post(["t"], ["count"])
 
     text = await client.http.get("/metrics")
@@ -263,12 +263,12 @@ async def test_metrics_are_for_prometheus_unless_json_is_asked_for(client: Clien
     assert math.isfinite(json["uptime_seconds"])
 
 
-async def test_other_methods_and_places_are_refused(client: Client):
+async def test_unknown_methods_and_paths_are_refused(client: Client):
     assert (await client.http.get("/get_observation")).status_code == 405
     assert (await client.http.get("/")).status_code == 404
 
 
-async def test_the_description_names_the_body_of_get_observation(client: Client):
+async def test_openapi_describes_the_body_of_get_observation(client: Client):
     description = (await client.http.get("/openapi.json")).json()
 
     body = description["paths"]["/get_observation"]["post"]["requestBody"]

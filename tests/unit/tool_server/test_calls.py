@@ -6,29 +6,29 @@ import pytest
 from turnmill.core.errors import SandboxError, StaleClaimError, StoreUnavailableError, ToolError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.testing.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
-from turnmill.tool_server.answers import Answer
-from turnmill.tool_server.calls import Action, Calls
+from turnmill.tool_server.call_result import CallResult
+from turnmill.tool_server.calls import Action, CallExecutor
 from turnmill.tool_server.tool_set import ToolSet
 from turnmill.tools.base import Tool
 from turnmill.trajectories.base import CallKey
 
 
 class Server:
-    """Calls with their store and metrics; two servers may share a store."""
+    """CallExecutor with their store and metrics; two servers may share a store."""
 
     def __init__(self, *tools: Tool, store: MemoryStore | None = None, **settings: object) -> None:
         self.store = store or MemoryStore()
         self.metrics = ToolMetrics(tuple(tool.name for tool in tools))
-        self.calls = Calls(ToolSet(tools), self.store, self.metrics, **settings)
+        self.executor = CallExecutor(ToolSet(tools), self.store, self.metrics, **settings)
 
-    async def do(self, *actions: Action, seconds: float | None = None) -> list[Answer | ToolError]:
+    async def execute(self, *actions: Action, seconds: float | None = None) -> list[CallResult | ToolError]:
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        return await self.calls.do(actions, deadline=deadline)
+        return await self.executor.execute(actions, deadline=deadline)
 
     async def observations(self, *actions: Action) -> list[object]:
-        answers = await self.do(*actions)
-        assert all(isinstance(answer, Answer) for answer in answers), answers
-        return [answer.observation for answer in answers]
+        results = await self.execute(*actions)
+        assert all(isinstance(result, CallResult) for result in results), results
+        return [result.observation for result in results]
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -48,11 +48,11 @@ def count() -> Count:
 
 async def eventually(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not holds():  # noqa: ASYNC110 (what is awaited tells nobody)
+        while not holds():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0)
 
 
-async def test_answers_come_in_the_order_of_the_actions():
+async def test_results_come_in_the_order_of_the_actions():
     server = Server(echo(), count())
 
     assert await server.observations(action("count"), action("echo a"), action("count", "u"), action("echo b")) == [
@@ -65,7 +65,7 @@ async def test_answers_come_in_the_order_of_the_actions():
 
 async def test_calls_of_one_request_run_at_once():
     gate = Gate(tool_context())
-    request = asyncio.create_task(Server(gate).do(*[action("gate", str(n)) for n in range(4)]))
+    request = asyncio.create_task(Server(gate).execute(*[action("gate", str(n)) for n in range(4)]))
 
     await eventually(lambda: gate.num_waiting == 4)
 
@@ -75,7 +75,7 @@ async def test_calls_of_one_request_run_at_once():
 
 async def test_no_more_calls_of_a_request_run_at_once_than_workers_per_tool():
     gate = Gate(tool_context())
-    request = asyncio.create_task(Server(gate, workers_per_tool=2).do(*[action("gate", str(n)) for n in range(8)]))
+    request = asyncio.create_task(Server(gate, workers_per_tool=2).execute(*[action("gate", str(n)) for n in range(8)]))
     await eventually(lambda: gate.num_waiting == 2)
 
     gate.opened.set()
@@ -84,14 +84,14 @@ async def test_no_more_calls_of_a_request_run_at_once_than_workers_per_tool():
     assert gate.most_waiting == 2
 
 
-async def test_actions_of_one_trajectory_see_one_anothers_state_in_order():
+async def test_actions_of_one_trajectory_share_state_in_order():
     assert await Server(count()).observations(*[action("count")] * 5) == ["1", "2", "3", "4", "5"]
 
 
-async def test_a_call_without_call_id_to_a_tool_without_state_leaves_the_store_alone():
+async def test_a_call_without_call_id_to_a_stateless_tool_does_not_use_the_store():
     server = Server(echo())
 
-    await server.do(action("echo a"))
+    await server.execute(action("echo a"))
 
     assert server.store.operations == []
 
@@ -99,8 +99,8 @@ async def test_a_call_without_call_id_to_a_tool_without_state_leaves_the_store_a
 async def test_a_repeat_gets_the_recorded_answer_and_changes_nothing():
     server = Server(count())
 
-    first = await server.do(action("count", call_id="1"))
-    again = await server.do(action("count", call_id="1"))
+    first = await server.execute(action("count", call_id="1"))
+    again = await server.execute(action("count", call_id="1"))
 
     assert again == first
     assert await server.observations(action("count", call_id="2")) == ["2"]
@@ -111,7 +111,7 @@ async def test_a_repeat_on_another_server_gets_the_recorded_answer():
     first = Server(count())
     second = Server(count(), store=first.store)
 
-    await first.do(action("count", call_id="1"))
+    await first.execute(action("count", call_id="1"))
 
     assert await second.observations(action("count", call_id="1")) == ["1"]
     assert await second.observations(action("count", call_id="2")) == ["2"]
@@ -121,10 +121,10 @@ async def test_calls_without_call_id_are_never_repeats():
     assert await Server(count()).observations(action("count"), action("count", call_id="")) == ["1", "2"]
 
 
-async def test_the_same_call_twice_at_once_is_done_once():
+async def test_concurrent_repeats_of_a_call_execute_it_once():
     gate = Gate(tool_context())
     server = Server(gate)
-    twice = [asyncio.create_task(server.do(action("gate", call_id="1"))) for _ in range(2)]
+    twice = [asyncio.create_task(server.execute(action("gate", call_id="1"))) for _ in range(2)]
     await eventually(lambda: gate.num_waiting == 1)
 
     gate.opened.set()
@@ -135,18 +135,18 @@ async def test_the_same_call_twice_at_once_is_done_once():
     assert server.value("turnmill_tool_replays_total", tool="gate") == 1
 
 
-async def test_a_server_that_lost_its_claim_answers_what_the_other_recorded():
+async def test_a_server_that_lost_its_claim_returns_the_other_servers_result():
     gate = Gate(tool_context())
     slow, store = Server(gate), MemoryStore()
     slow = Server(gate, store=store)
     other = Server(Raising(tool_context(), []), store=store)
-    call = asyncio.create_task(slow.do(action("gate", call_id="1")))
+    call = asyncio.create_task(slow.execute(action("gate", call_id="1")))
     await eventually(lambda: gate.num_waiting == 1)
 
-    await other.do(action("raise", call_id="1"))
+    await other.execute(action("raise", call_id="1"))
     gate.opened.set()
 
-    assert (await call)[0] == Answer("recovered", done=False, valid=True)
+    assert (await call)[0] == CallResult("recovered", done=False, valid=True)
     assert slow.value("turnmill_tool_fenced_writers_total") == 1
 
 
@@ -154,16 +154,16 @@ async def test_a_call_that_loses_its_claim_twice_fails():
     server = Server(count())
     server.store.errors["commit"] = [StaleClaimError("lost"), StaleClaimError("lost again")]
 
-    [answer] = await server.do(action("count", call_id="1"))
+    [result] = await server.execute(action("count", call_id="1"))
 
-    assert isinstance(answer, StaleClaimError)
+    assert isinstance(result, StaleClaimError)
     assert server.store.states == {}
 
 
-async def test_a_failed_call_gives_its_claim_back_and_succeeds_when_it_is_repeated():
+async def test_a_failed_call_releases_its_claim_and_succeeds_when_repeated():
     server = Server(Raising(tool_context(), [ToolFailedError("The retriever is down.")]))
 
-    [failed] = await server.do(action("raise", call_id="1"))
+    [failed] = await server.execute(action("raise", call_id="1"))
 
     assert isinstance(failed, ToolFailedError)
     assert server.store.claims == {}
@@ -171,27 +171,27 @@ async def test_a_failed_call_gives_its_claim_back_and_succeeds_when_it_is_repeat
     assert server.value("turnmill_tool_failures_total", cause="tool") == 1
 
 
-async def test_the_others_of_a_request_are_recorded_when_one_fails():
+async def test_other_calls_of_a_request_are_recorded_when_one_fails():
     server = Server(Raising(tool_context(), [ToolFailedError("down")]), count())
 
-    answers = await server.do(action("raise", "t", call_id="1"), action("count", "u", call_id="1"))
+    results = await server.execute(action("raise", "t", call_id="1"), action("count", "u", call_id="1"))
 
-    assert isinstance(answers[0], ToolFailedError)
+    assert isinstance(results[0], ToolFailedError)
     assert server.store.records.keys() == {CallKey("u", "1")}
     assert await server.observations(action("count", "u", call_id="1")) == ["1"]
 
 
-async def test_what_follows_a_failed_call_in_its_trajectory_is_not_done():
+async def test_calls_after_a_failed_one_of_their_trajectory_are_not_executed():
     server = Server(count())
     server.store.errors["begin"] = [StoreUnavailableError("down")]
 
-    answers = await server.do(action("count", call_id="1"), action("count", call_id="2"))
+    results = await server.execute(action("count", call_id="1"), action("count", call_id="2"))
 
-    assert [type(answer) for answer in answers] == [StoreUnavailableError] * 2
+    assert [type(result) for result in results] == [StoreUnavailableError] * 2
     assert server.store.operations == ["begin"]
 
 
-async def test_a_sandbox_that_fails_is_tried_once_more():
+async def test_a_sandbox_failure_is_retried_once():
     server = Server(Raising(tool_context(), [SandboxError("gone")]))
 
     assert await server.observations(action("raise")) == ["recovered"]
@@ -200,27 +200,27 @@ async def test_a_sandbox_that_fails_is_tried_once_more():
 async def test_a_sandbox_that_fails_twice_fails_the_call():
     server = Server(Raising(tool_context(), [SandboxError("gone"), SandboxError("gone")]))
 
-    [answer] = await server.do(action("raise"))
+    [result] = await server.execute(action("raise"))
 
-    assert isinstance(answer, SandboxError)
+    assert isinstance(result, SandboxError)
     assert server.value("turnmill_tool_calls_total", tool="raising", outcome="failed") == 1
 
 
-async def test_an_error_of_the_tools_own_is_an_answer_that_ends_the_trajectory():
+async def test_an_unexpected_error_of_a_tool_ends_the_trajectory():
     server = Server(Raising(tool_context(), [KeyError("x")]), echo())
 
-    answers = await server.do(action("raise"), action("echo fine"))
+    results = await server.execute(action("raise"), action("echo fine"))
 
     error = {"obs": "", "error": "Tool processing failed: 'x'", "tool_type": "raising"}
-    assert answers == [Answer(error, done=True, valid=False), Answer("fine", done=False, valid=True)]
+    assert results == [CallResult(error, done=True, valid=False), CallResult("fine", done=False, valid=True)]
 
 
-async def test_calls_that_do_not_end_by_the_deadline_are_given_up_and_may_be_repeated():
+async def test_calls_past_the_deadline_are_cancelled_and_may_be_repeated():
     gate = Gate(tool_context())
     server = Server(gate)
 
     with pytest.raises(TimeoutError):
-        await server.do(action("gate", call_id="1"), seconds=0.01)
+        await server.execute(action("gate", call_id="1"), seconds=0.01)
 
     assert gate.num_waiting == 0
     assert server.store.claims == {}
@@ -228,11 +228,11 @@ async def test_calls_that_do_not_end_by_the_deadline_are_given_up_and_may_be_rep
     assert await server.observations(action("gate", call_id="1")) == ["opened"]
 
 
-async def test_an_action_that_no_tool_takes_is_told_what_there_is():
+async def test_an_unmatched_action_gets_the_usage_of_the_tools():
     server = Server(echo(), done_if_invalid=True)
 
-    assert await server.do(action("hello")) == [
-        Answer(
+    assert await server.execute(action("hello")) == [
+        CallResult(
             {
                 "obs": "",
                 "invalid_reason": "No valid tool found for action",
@@ -244,29 +244,29 @@ async def test_an_action_that_no_tool_takes_is_told_what_there_is():
     ]
 
 
-async def test_an_action_that_a_tool_refuses_is_invalid_and_goes_on():
+async def test_an_action_refused_by_its_tool_is_invalid_and_not_done():
     server = Server(echo())
 
-    assert await server.do(action("echo")) == [Answer("", done=False, valid=False)]
+    assert await server.execute(action("echo")) == [CallResult("", done=False, valid=False)]
     assert server.value("turnmill_tool_calls_total", tool="echo", outcome="invalid") == 1
 
 
 @pytest.mark.parametrize("ids", [{}, {"call_id": "last"}])
-async def test_finish_forgets_the_trajectory_and_no_other(ids: dict[str, str]):
+async def test_finish_drops_only_the_state_of_its_trajectory(ids: dict[str, str]):
     server = Server(count())
-    await server.do(action("count"), action("count", "other"))
+    await server.execute(action("count"), action("count", "other"))
 
-    assert await server.do(action("anything", finish=True, **ids)) == [Answer("", done=True, valid=True)]
+    assert await server.execute(action("anything", finish=True, **ids)) == [CallResult("", done=True, valid=True)]
 
     assert await server.observations(action("count"), action("count", "other")) == ["1", "2"]
 
 
-async def test_a_repeated_finish_does_not_forget_what_came_after_it():
+async def test_a_repeated_finish_does_not_drop_later_state():
     server = Server(count())
-    await server.do(action("", finish=True, call_id="f"))
-    await server.do(action("count"))
+    await server.execute(action("", finish=True, call_id="f"))
+    await server.execute(action("count"))
 
-    await server.do(action("", finish=True, call_id="f"))
+    await server.execute(action("", finish=True, call_id="f"))
 
     assert await server.observations(action("count")) == ["2"]
 
@@ -279,28 +279,28 @@ async def test_the_last_step_drops_the_state_of_its_tool():
     assert await server.observations(action("count")) == ["1"]
 
 
-async def test_an_observation_that_is_no_json_is_an_error_of_the_tool():
+async def test_an_observation_that_is_not_json_is_an_error_of_the_tool():
     class Odd(Echo):
         async def call(self, call):
             return type(await super().call(call))({"obs": "", "reward": float("nan")})
 
-    [answer] = await Server(Odd(tool_context())).do(action("echo"))
+    [result] = await Server(Odd(tool_context())).execute(action("echo"))
 
-    assert answer.done
-    assert answer.observation["error"].startswith("Tool processing failed: ")
+    assert result.done
+    assert result.observation["error"].startswith("Tool processing failed: ")
 
 
-async def test_half_a_surrogate_pair_passes_through_the_record():
+async def test_half_a_surrogate_pair_survives_recording():
     server = Server(echo())
 
-    first = await server.do(action("echo \ud800", call_id="1"))
+    first = await server.execute(action("echo \ud800", call_id="1"))
 
-    assert await server.do(action("echo \ud800", call_id="1")) == first
+    assert await server.execute(action("echo \ud800", call_id="1")) == first
 
 
-async def test_no_lock_is_left():
+async def test_no_lock_remains_after_the_calls():
     server = Server(count())
 
-    await server.do(*[action("count", str(n), call_id="1") for n in range(10)])
+    await server.execute(*[action("count", str(n), call_id="1") for n in range(10)])
 
-    assert len(server.calls._locks) == 0
+    assert len(server.executor._locks) == 0

@@ -13,10 +13,10 @@ from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.testing.model_server import ScriptedModel
 from turnmill.testing.tool_server import Count, Echo, MemoryStore, Raising, tool_context
 from turnmill.tool_server.app import Worker, build_app
-from turnmill.tool_server.calls import Calls
+from turnmill.tool_server.calls import CallExecutor
+from turnmill.tool_server.completion_loop import CompletionLoop
 from turnmill.tool_server.completions import Completions
 from turnmill.tool_server.settings import ServerSettings
-from turnmill.tool_server.tool_loop import ToolLoop
 from turnmill.tool_server.tool_set import ToolSet
 from turnmill.tool_server.upstream import Upstream
 from turnmill.tools.base import Tool, ToolCall, ToolResult
@@ -48,10 +48,10 @@ async def serving(
 ) -> AsyncIterator[httpx.AsyncClient]:
     chosen = ServerSettings(action_stop_tokens=tuple(stops), model_url="http://model/v1", **given)
     metrics = ToolMetrics()
-    calls = Calls(ToolSet(tools or [Tagged(tool_context())]), store or MemoryStore(), metrics)
+    executor = CallExecutor(ToolSet(tools or [Tagged(tool_context())]), store or MemoryStore(), metrics)
     upstream = Upstream("http://model/v1", model=None, api_key="none", timeout_seconds=5, transport=model.transport())
-    completions = Completions(chosen, ToolLoop(chosen, calls, upstream), upstream)
-    app = build_app(Worker(chosen, calls, metrics), completions)
+    completions = Completions(chosen, CompletionLoop(chosen, executor, upstream), upstream)
+    app = build_app(Worker(chosen, executor, metrics), completions)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
         yield http
 
@@ -71,7 +71,7 @@ async def chat(
         return await http.post("/chat/completions", json=body)
 
 
-async def test_what_a_tool_answers_is_part_of_the_completion():
+async def test_observations_are_part_of_the_completion():
     model = ScriptedModel(["<echo>7</echo> never written", " so seven"])
 
     response = await complete(model)
@@ -82,7 +82,7 @@ async def test_what_a_tool_answers_is_part_of_the_completion():
     assert model.requests[1]["prompt"] == "How many? <echo>7</echo>[7]"
 
 
-async def test_a_chat_goes_on_with_the_open_message_of_the_assistant():
+async def test_a_chat_continues_the_open_message_of_the_assistant():
     model = ScriptedModel(["<echo>7</echo>", " so seven"])
 
     response = await chat(model)
@@ -93,13 +93,13 @@ async def test_a_chat_goes_on_with_the_open_message_of_the_assistant():
     assert model.requests[1]["continue_final_message"] is True
 
 
-async def test_a_model_server_that_does_not_name_the_stop_string_is_understood():
+async def test_a_stop_string_that_is_not_reported_is_inferred():
     model = ScriptedModel(["<echo>7</echo>", " so seven"], tells_stop=False)
 
     assert (await complete(model)).json()["choices"][0]["text"] == "<echo>7</echo>[7] so seven"
 
 
-async def test_text_without_an_action_is_the_whole_answer():
+async def test_text_without_an_action_is_the_whole_completion():
     model = ScriptedModel(["seven"])
 
     assert (await complete(model)).json()["choices"][0]["text"] == "seven"
@@ -115,7 +115,7 @@ async def test_no_action_follows_the_last_turn():
     assert model.requests[2]["stop"] is None
 
 
-async def test_a_tool_that_is_done_ends_the_completion_without_its_answer():
+async def test_a_tool_that_is_done_ends_the_completion_without_its_observation():
     model = ScriptedModel(["<echo>end</echo>"])
 
     assert (await complete(model)).json()["choices"][0]["text"] == "<echo>end</echo>"
@@ -153,7 +153,7 @@ async def test_several_prompts_have_choices_in_their_order():
     assert response.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
-async def test_usage_counts_what_tools_wrote_as_part_of_the_completion():
+async def test_usage_counts_observations_as_completion_tokens():
     model = ScriptedModel(["<echo>7 7</echo>", " so seven"])
 
     usage = (await complete(model)).json()["usage"]
@@ -176,7 +176,7 @@ async def test_sampling_goes_to_the_model_server_as_it_is():
     }
 
 
-async def test_tokens_are_512_a_turn_if_nothing_is_said():
+async def test_max_tokens_defaults_to_512_per_turn():
     model = ScriptedModel(["seven"])
 
     await complete(model)
@@ -184,7 +184,7 @@ async def test_tokens_are_512_a_turn_if_nothing_is_said():
     assert model.requests[0]["max_tokens"] == 512
 
 
-async def test_another_model_is_a_500_as_verl_tool_answers_it():
+async def test_another_model_is_a_500_as_in_verl_tool():
     response = await complete(ScriptedModel([]), fields={"model": "other"})
 
     assert response.status_code == 500
@@ -209,12 +209,12 @@ async def test_a_stream_is_refused():
         {"model": "scripted", "messages": "hello"},
     ],
 )
-async def test_a_chat_that_is_none_is_refused(body: dict[str, Any]):
+async def test_an_invalid_chat_is_refused(body: dict[str, Any]):
     async with serving(ScriptedModel([])) as http:
         assert (await http.post("/chat/completions", json=body)).status_code == 422
 
 
-async def test_long_observations_lose_the_side_that_was_named():
+async def test_long_observations_are_cut_on_the_configured_side():
     left = await complete(ScriptedModel(["<echo>12345</echo>", ""]), max_obs_characters=3)
     right = await complete(ScriptedModel(["<echo>12345</echo>", ""]), max_obs_characters=3, truncate_obs_side="right")
 
@@ -242,7 +242,7 @@ async def test_a_request_that_the_model_server_refuses_is_a_400():
     assert "prompt too long" in response.json()["detail"]
 
 
-async def test_a_text_that_has_outgrown_the_context_ends_there():
+async def test_a_text_that_exceeds_the_context_ends_with_length():
     model = ScriptedModel(["<echo>7</echo>"])
     model.answer = lambda body: httpx.Response(400, text="too long") if "[7]" in body["prompt"] else None
 
@@ -252,7 +252,7 @@ async def test_a_text_that_has_outgrown_the_context_ends_there():
     assert (choice["text"], choice["finish_reason"]) == ("<echo>7</echo>[7]", "length")
 
 
-async def test_infrastructure_that_fails_is_no_part_of_the_text():
+async def test_an_infrastructure_failure_is_a_503_and_not_text():
     broken = Raising(tool_context(), [ToolFailedError("The retriever is down.")])
 
     response = await complete(ScriptedModel(["raise"], tells_stop=False), broken, stops=("ise",))
@@ -278,15 +278,15 @@ async def test_a_model_server_that_does_not_list_its_models_is_a_503():
 
 
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
-def test_completions_keep_to_their_description(mode: str):
+def test_completions_conform_to_their_openapi_description(mode: str):
     model = ScriptedModel([])
     model.answer = lambda body: httpx.Response(200, json={"choices": [{"text": "seven", "finish_reason": "stop"}]})
     metrics, given_settings = ToolMetrics(), ServerSettings(model_url="http://model/v1")
-    calls = Calls(ToolSet([Tagged(tool_context())]), MemoryStore(), metrics)
+    executor = CallExecutor(ToolSet([Tagged(tool_context())]), MemoryStore(), metrics)
     upstream = Upstream("http://model/v1", model=None, api_key="x", timeout_seconds=5, transport=model.transport())
-    completions = Completions(given_settings, ToolLoop(given_settings, calls, upstream), upstream)
+    completions = Completions(given_settings, CompletionLoop(given_settings, executor, upstream), upstream)
     schema = schemathesis.openapi.from_asgi(
-        "/openapi.json", build_app(Worker(given_settings, calls, metrics), completions)
+        "/openapi.json", build_app(Worker(given_settings, executor, metrics), completions)
     )
     # A stream is refused, and bodies may have more fields than are described.
     other = ("negative_data_rejection", "positive_data_acceptance", "not_a_server_error")

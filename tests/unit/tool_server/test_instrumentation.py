@@ -5,7 +5,7 @@ import pytest
 
 from turnmill.core.errors import StoreUnavailableError
 from turnmill.observability.tool_metrics import StoreHealth
-from turnmill.tool_server.instrumentation import look_at_store
+from turnmill.tool_server.instrumentation import refresh_store_health
 
 
 class Store:
@@ -21,9 +21,9 @@ class Store:
 
 
 @pytest.mark.parametrize(("answer", "up"), [({"used_memory": 1}, 1.0), (StoreUnavailableError("no answer"), 0.0)])
-async def test_a_scrape_tells_whether_the_store_answers(answer: Any, up: float):
+async def test_a_scrape_reports_whether_the_store_answers(answer: Any, up: float):
     health = StoreHealth()
 
-    await look_at_store(Store(answer), health)  # type: ignore[arg-type]
+    await refresh_store_health(Store(answer), health)  # type: ignore[arg-type]
 
     assert next(iter(health.collect())).samples[0].value == up

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from turnmill.tool_server.serve import Stop
+from turnmill.tool_server.worker_process import StopHandler
 
 
 def server() -> Any:
@@ -16,9 +16,9 @@ def worker() -> Any:
     return SimpleNamespace(stopping=False)
 
 
-async def test_a_signal_ends_a_server_in_order():
-    stop, told, ended = Stop(), worker(), server()
-    stop.tells(told, ended)
+async def test_a_signal_stops_a_server_in_order():
+    stop, told, ended = StopHandler(), worker(), server()
+    stop.attach(told, ended)
 
     stop(signal.SIGTERM)
 
@@ -26,9 +26,9 @@ async def test_a_signal_ends_a_server_in_order():
     assert (ended.should_exit, ended.force_exit) == (True, False)
 
 
-async def test_the_same_signal_again_ends_it_at_once():
-    stop, ended = Stop(), server()
-    stop.tells(worker(), ended)
+async def test_a_repeated_signal_stops_a_server_at_once():
+    stop, ended = StopHandler(), server()
+    stop.attach(worker(), ended)
 
     stop(signal.SIGTERM)
     stop(signal.SIGTERM)
@@ -36,9 +36,9 @@ async def test_the_same_signal_again_ends_it_at_once():
     assert ended.force_exit
 
 
-async def test_ctrl_c_that_comes_from_the_terminal_and_from_the_parent_counts_once():
-    stop, ended = Stop(), server()
-    stop.tells(worker(), ended)
+async def test_ctrl_c_from_the_terminal_and_the_parent_counts_once():
+    stop, ended = StopHandler(), server()
+    stop.attach(worker(), ended)
 
     stop(signal.SIGINT)
     stop(signal.SIGTERM)
@@ -46,9 +46,9 @@ async def test_ctrl_c_that_comes_from_the_terminal_and_from_the_parent_counts_on
     assert (ended.should_exit, ended.force_exit) == (True, False)
 
 
-async def test_a_signal_before_there_is_a_server_gives_up_the_start():
+async def test_a_signal_during_the_start_cancels_it():
     async def start() -> None:
-        stop = Stop()
+        stop = StopHandler()
         stop(signal.SIGTERM)
         await asyncio.sleep(60)
 

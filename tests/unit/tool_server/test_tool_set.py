@@ -41,7 +41,7 @@ def test_the_first_tool_that_takes_an_action_gets_it():
     assert taker(tools(Echo, Greedy), "echo a") == "echo"
 
 
-def test_mcp_interface_is_asked_last_and_listed_where_it_was_put():
+def test_mcp_interface_is_matched_last_but_listed_in_its_place():
     found = tools(Mcp, Echo)
 
     assert taker(found, "echo a") == "echo"
@@ -58,11 +58,11 @@ def test_no_tool_may_take_an_action():
 
 
 @pytest.mark.parametrize(("value", "finishes"), [(True, True), (1, True), (False, False), (None, False)])
-def test_what_is_true_finishes(value: object, finishes: bool):
+def test_any_true_value_finishes(value: object, finishes: bool):
     assert tools(Echo).finishes({"finish": value}) is finishes
 
 
-def test_a_server_without_tools_finishes_everything():
+def test_a_server_without_tools_finishes_every_trajectory():
     assert tools().finishes({})
 
 

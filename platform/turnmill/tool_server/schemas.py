@@ -1,10 +1,10 @@
 """The bodies of requests and responses."""
 
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from turnmill.tool_server.calls import CALL_ID, LAST, Action
+from turnmill.tool_server.calls import CALL_ID, IS_LAST_STEP, Action
 from turnmill.tool_server.tool_set import FINISH
 
 MAX_CALL_ID_CHARACTERS = 512
@@ -12,13 +12,13 @@ MAX_CALL_ID_CHARACTERS = 512
 T = TypeVar("T")
 
 
-class Message(BaseModel):
-    """A JSON object; keys that it does not name are passed over."""
+class ApiModel(BaseModel):
+    """A JSON object; unknown keys are ignored."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
 
-class ActionRequest(Message):
+class ActionRequest(ApiModel):
     """Actions of many trajectories."""
 
     trajectory_ids: list[str] = Field(min_length=1)
@@ -27,7 +27,7 @@ class ActionRequest(Message):
     actions: list[str] = Field(min_length=1)
     """What the agents wrote, one per trajectory."""
 
-    extra_fields: list[dict[str, Any]] | None = None
+    extra_fields: list[dict[str, object]] | None = None
     """What goes to the tool with each action; `call_id` makes a call known, so that a repeat gets its first answer."""
 
     finish: list[bool] | None = None
@@ -44,8 +44,8 @@ class ActionRequest(Message):
     @field_validator("extra_fields")
     @classmethod
     def _one_object_each(
-        cls, extra_fields: list[dict[str, Any]] | None, info: ValidationInfo
-    ) -> list[dict[str, Any]] | None:
+        cls, extra_fields: list[dict[str, object]] | None, info: ValidationInfo
+    ) -> list[dict[str, object]] | None:
         for extra in extra_fields or ():
             call_id = extra.get(CALL_ID)
             if call_id is None or isinstance(call_id, int):
@@ -55,11 +55,11 @@ class ActionRequest(Message):
         return extra_fields if extra_fields is None else _of_length(extra_fields, "extra_fields", info)
 
     def to_actions(self) -> list[Action]:
-        """The items; `finish` and `is_last_step` go into the extra fields unless those of the first item have them."""
+        """Return the items; `finish` and `is_last_step` go into the extra fields unless the first item's have them."""
         extras = self.extra_fields or [{} for _ in self.trajectory_ids]
-        for name, values in ((FINISH, self.finish), (LAST, self.is_last_step)):
+        for name, values in ((FINISH, self.finish), (IS_LAST_STEP, self.is_last_step)):
             if values is not None and name not in extras[0]:
-                # A list that is too short leaves the rest as it is, one that is too long says nothing about anyone.
+                # A list that is too short leaves the other items unchanged; surplus values are ignored.
                 for extra, value in zip(extras, values, strict=False):
                     extra[name] = value
         items = zip(self.trajectory_ids, self.actions, extras, strict=True)
@@ -73,10 +73,10 @@ def _of_length(values: list[T], name: str, info: ValidationInfo) -> list[T]:
     return values
 
 
-class ObservationResponse(Message):
+class ObservationResponse(ApiModel):
     """What the tools answer, in the order of the request."""
 
-    observations: list[str | dict[str, Any]]
+    observations: list[str | dict[str, object]]
     """Text, or an object that has its text under `obs`."""
 
     dones: list[bool]
@@ -92,7 +92,7 @@ class ObservationResponse(Message):
     """Time before they began."""
 
 
-class Failure(Message):
+class Failure(ApiModel):
     """Infrastructure failed: no observation, and the same request may be sent again."""
 
     detail: str
@@ -102,14 +102,14 @@ class Failure(Message):
     """One word for what failed, from a closed set."""
 
 
-class Detail(Message):
+class Detail(ApiModel):
     """Why a request was not answered."""
 
-    detail: Any
+    detail: object
     """A sentence, or a list of what is wrong with the body."""
 
 
-class Health(Message):
+class Health(ApiModel):
     """The server lives."""
 
     status: Literal["healthy"] = "healthy"

@@ -1,0 +1,135 @@
+"""One worker process of a tool server: opens the worker, serves HTTP, and stops in order on a signal."""
+
+import asyncio
+import importlib.util
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from turnmill.observability import logs
+from turnmill.tool_server.app import Worker
+from turnmill.tool_server.factory import open_worker
+from turnmill.tool_server.settings import ServerSettings
+
+BACKLOG = 8192
+KEEP_ALIVE_SECONDS = 30
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_worker(
+    settings: ServerSettings,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    stop_when_readable: int | None = None,
+) -> None:
+    """Serve in this process; when the descriptor `stop_when_readable` is readable, stop as on a signal."""
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if importlib.util.find_spec("uvloop"):
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_serve(settings, listener, on_ready, stop_when_readable))
+
+
+async def _serve(
+    settings: ServerSettings, listener: socket.socket, on_ready: Callable[[], None], stop_when_readable: int | None
+) -> None:
+    stop = StopHandler()
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    if stop_when_readable is not None:
+        loop.add_reader(stop_when_readable, _stop_once, stop, stop_when_readable)
+    try:
+        async with open_worker(settings) as (worker, app):
+            await _serve_http(worker, app, listener, stop, on_ready)
+    except asyncio.CancelledError:
+        if not stop.sources:
+            raise
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _stop_once(stop: "StopHandler", descriptor: int) -> None:
+    asyncio.get_running_loop().remove_reader(descriptor)
+    stop(descriptor)
+
+
+async def _serve_http(
+    worker: Worker, app: FastAPI, listener: socket.socket, stop: "StopHandler", on_ready: Callable[[], None]
+) -> None:
+    server = _HttpServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            # Typed as an integer, but handed to asyncio, which takes fractions.
+            timeout_graceful_shutdown=worker.settings.grace_seconds,  # type: ignore[arg-type]
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stop.attach(worker, server)
+    logging_progress = asyncio.create_task(worker.log_progress())
+    try:
+        while not (server.started or serving.done()):  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.005)
+        if server.started:
+            on_ready()
+        await serving
+        # uvicorn has cancelled requests that exceeded the grace period; their claims are still being released.
+        await worker.drain()
+    finally:
+        logging_progress.cancel()
+
+
+class _HttpServer(uvicorn.Server):
+    """Does not handle signals: StopHandler does, from before the server starts until after it ends."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class StopHandler:
+    """Cancels the start, or stops a running server in order; a second signal of the same kind stops it at once.
+
+    Ctrl-C reaches workers both from the terminal and, as another signal, from their parent: that does not count as two.
+    """
+
+    def __init__(self) -> None:
+        self.sources: set[int] = set()
+        self._task = asyncio.current_task()
+        self._server: uvicorn.Server | None = None
+        self._worker: Worker | None = None
+
+    def attach(self, worker: Worker, server: uvicorn.Server) -> None:
+        """Stop this server in order from here on."""
+        self._worker, self._server = worker, server
+
+    def __call__(self, source: int) -> None:
+        is_repeated = source in self.sources
+        self.sources.add(source)
+        if self._server is None or self._worker is None:
+            assert self._task is not None
+            self._task.cancel()
+            return
+        self._worker.stopping = True
+        self._server.should_exit = True
+        self._server.force_exit = self._server.force_exit or is_repeated
+
+
+def configure_logs(settings: ServerSettings) -> None:
+    """Log events to stderr, from the level in the settings on."""
+    level = "debug" if settings.log_level == "trace" else settings.log_level
+    logs.configure(level=logging.getLevelNamesMapping()[level.upper()])
