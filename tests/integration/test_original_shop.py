@@ -70,5 +70,5 @@ def test_a_purchase_goes_from_page_to_page(url):
 def test_a_shop_that_is_not_there_is_told():
     environment = environments.create("webshop", options={"url": "http://127.0.0.1:9"})
 
-    with pytest.raises(EnvironmentFailedError, match=r"options\.url: http://127\.0\.0\.1:9 gave no page"):
+    with pytest.raises(EnvironmentFailedError, match=r"options\.url: http://127\.0\.0\.1:9 returned no page"):
         environment.reset(0)

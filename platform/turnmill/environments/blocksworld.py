@@ -1,4 +1,4 @@
-"""Blocksworld: move blocks one by one until they stand as the goal says."""
+"""Blocksworld: move blocks one by one until they are stacked like the goal."""
 
 import random
 import re
@@ -13,15 +13,15 @@ from turnmill.environments.registry import register
 
 TABLE = 0
 State = tuple[int, ...]
-"""What each block stands on, block 1 first: another block's number, or the table."""
+"""Support of each block, block 1 first: another block's number, or TABLE."""
 
 SOLVED_REWARD = 10.0
 MOVE_REWARD = -1.0
 UNREADABLE_REWARD = -5.0
 UNREADABLE = ""
-"""The action of an answer that names no move."""
+"""Action of an answer without a move."""
 
-# In GRL's order, so that a seed means the same pair of states.
+# In GRL's order, so that a seed selects the same pair of states.
 _STATES: dict[int, str] = {
     2: "20 00 01",
     3: "001 030 201 002 000 310 200 302 012 300 230 010 031",
@@ -31,18 +31,19 @@ _NUMBER = re.compile(r"-?[0-9]{1,4}")
 
 
 class BlocksworldOptions(EnvironmentOptions):
-    """How many blocks, and how they are told."""
+    """Number of blocks, and form of observations."""
 
     num_blocks: int = Field(default=3, ge=2, le=9)
-    """Blocks; with 2 and 3 seeds mean GRL's pairs of states."""
+    """Blocks; with 2 and 3 a seed selects the same pair of states as in GRL."""
 
     view: Literal["text", "1d", "2d_sparse", "2d_compact"] = "text"
-    """`text` tells every block in a sentence, `1d` a list of what each stands on, the others draw the stacks."""
+    """Form of observations: `text` has a sentence per block, `1d` a list of what each block stands on; the others draw
+    the stacks."""
 
 
 @register
 class Blocksworld(Environment):
-    """From one state of stacked blocks to another."""
+    """Blocksworld, with GRL's states, views and rewards."""
 
     name: ClassVar[str] = "blocksworld"
     Settings: ClassVar[type[EnvironmentOptions]] = BlocksworldOptions
@@ -59,28 +60,28 @@ class Blocksworld(Environment):
         self.goal: State = ()
 
     def reset(self, seed: int) -> str:
-        """Set up the pair of states that a seed stands for."""
-        self.state, self.goal = _pair(seed, self.num_blocks)
-        return self._tell()
+        """Set up the initial state and the goal that the seed selects."""
+        self.state, self.goal = _select_states(seed, self.num_blocks)
+        return self._observation()
 
     def step(self, action: str) -> StepResult:
-        """Move a block, if nothing is on it or on where it goes."""
+        """Move a block, if it and its destination are clear."""
         if action == UNREADABLE:
-            return StepResult(self._tell(), UNREADABLE_REWARD, info=_info())
+            return StepResult(self._observation(), UNREADABLE_REWARD, info=_info())
         _, block, _, onto = action.split()
         valid = self.is_possible(int(block), int(onto))
         if valid:
             self.state = (*self.state[: int(block) - 1], int(onto), *self.state[int(block) :])
         solved = self.state == self.goal
         return StepResult(
-            self._tell(),
+            self._observation(),
             SOLVED_REWARD if solved else MOVE_REWARD,
             terminated=solved,
             info=_info(read=True, valid=valid, solved=solved),
         )
 
     def instruction_prompt(self) -> str:
-        """Explain the blocks, the states and the form of a move."""
+        """Return the prompt with the rules and the form of a move."""
         return (
             f"You move {self.num_blocks} numbered blocks, one at a time, until they stand as the goal says.\n\n"
             "A block can be moved when no other block is on it: to the table, or onto a block with nothing on it.\n\n"
@@ -89,22 +90,22 @@ class Blocksworld(Environment):
         )
 
     def compact_prompt(self) -> str:
-        """State the form of a move."""
+        """Return the form of a move."""
         return "goal: move X to Y"
 
     def match_action(self, answer: str) -> str | None:
-        """The first two numbers of `move X to Y`, with or without brackets; `#` is the table."""
+        """Read the first two numbers of `move X to Y`, with or without brackets; `#` is the table."""
         words = _IGNORED.sub(" ", answer).replace("#", str(TABLE)).split()
         if len(words) < 2 or not all(_NUMBER.fullmatch(word) for word in words[:2]):
             return None
         return f"move {int(words[0])} to {int(words[1])}"
 
     def expert(self) -> "BlocksworldExpert":
-        """Who plays this well, for a policy to imitate."""
+        """Return an expert for warm starts."""
         return BlocksworldExpert(self)
 
     def is_possible(self, block: int, onto: int) -> bool:
-        """Whether a block can be moved there."""
+        """Return whether a block can be moved onto another one or the table."""
         blocks = range(1, self.num_blocks + 1)
         return (
             block in blocks
@@ -114,7 +115,7 @@ class Blocksworld(Environment):
             and (onto == TABLE or onto not in self.state)
         )
 
-    def _tell(self) -> str:
+    def _observation(self) -> str:
         if self.view == "text":
             return f"Current state: {_sentences(self.state)}\nGoal state: {_sentences(self.goal)}"
         if self.view == "1d":
@@ -125,13 +126,13 @@ class Blocksworld(Environment):
 
 
 class BlocksworldExpert:
-    """Builds what can be built, and otherwise clears what is in the way onto the table."""
+    """Moves blocks to their goal position where possible, and otherwise onto the table to clear the way."""
 
     def __init__(self, environment: Blocksworld) -> None:
         self.environment = environment
 
     def advise(self, last_action: str | None) -> str | None:
-        """A move that some shortest plan, or nearly one, goes on with."""
+        """Return the next move of a shortest or nearly shortest plan, or None if the goal is reached."""
         environment = self.environment
         misplaced = [block for block in range(1, environment.num_blocks + 1) if not self._is_placed(block)]
         for block in misplaced:
@@ -144,12 +145,12 @@ class BlocksworldExpert:
         return None
 
     def thought(self) -> str:
-        """Where the block that comes next belongs."""
+        """Return the block that is moved next."""
         block = (self.advise(None) or "move 0").split()[1]
         return f"Block {block} is next."
 
     def phrases(self) -> Iterator[str]:
-        """Every word of a prompt or an answer, each in its place in a line."""
+        """Yield texts that contain every word of prompts, observations and answers, with the space before it."""
         yield self.environment.compact_prompt()
         for number in range(self.environment.num_blocks + 1):
             yield f"Current state: Block {number} is on the table."
@@ -164,56 +165,56 @@ class BlocksworldExpert:
 
 
 def stacks(state: State) -> list[list[int]]:
-    """The blocks as they stand on each other, from the table up."""
+    """Return the stacks of a state, each from the table up."""
     above = {onto: block for block, onto in enumerate(state, 1) if onto != TABLE}
-    standing = []
+    found = []
     for block, onto in enumerate(state, 1):
         if onto == TABLE:
             stack = [block]
             while stack[-1] in above:
                 stack.append(above[stack[-1]])
-            standing.append(stack)
-    return standing
+            found.append(stack)
+    return found
 
 
-def _pair(seed: int, num_blocks: int) -> tuple[State, State]:
+def _select_states(seed: int, num_blocks: int) -> tuple[State, State]:
     if num_blocks in _STATES:
         states = [tuple(map(int, digits)) for digits in _STATES[num_blocks].split()]
         pairs = [(start, goal) for start, goal in product(states, states) if start != goal]
         return pairs[seed % len(pairs)]
-    chance = random.Random(seed)
-    start = goal = _random_state(chance, num_blocks)
+    rng = random.Random(seed)
+    start = goal = _random_state(rng, num_blocks)
     while goal == start:
-        goal = _random_state(chance, num_blocks)
+        goal = _random_state(rng, num_blocks)
     return start, goal
 
 
-def _random_state(chance: random.Random, num_blocks: int) -> State:
-    """Blocks in any order, each on the one before it or on the table."""
-    order = chance.sample(range(1, num_blocks + 1), num_blocks)
-    stands_on = {block: below if chance.random() < 0.5 else TABLE for below, block in pairwise(order)}
+def _random_state(rng: random.Random, num_blocks: int) -> State:
+    """Draw a state: blocks in random order, each on the one before it or on the table."""
+    order = rng.sample(range(1, num_blocks + 1), num_blocks)
+    stands_on = {block: below if rng.random() < 0.5 else TABLE for below, block in pairwise(order)}
     return tuple(stands_on.get(block, TABLE) for block in range(1, num_blocks + 1))
 
 
 def _sentences(state: State) -> str:
-    places = ("on the table" if onto == TABLE else f"on top of Block {onto}" for onto in state)
-    return " ".join(f"Block {block} is {place}." for block, place in enumerate(places, 1))
+    positions = ("on the table" if onto == TABLE else f"on top of Block {onto}" for onto in state)
+    return " ".join(f"Block {block} is {position}." for block, position in enumerate(positions, 1))
 
 
 def _draw_digits(state: State) -> list[str]:
-    standing = stacks(state)
+    columns = stacks(state)
     return [
-        "".join(str(stack[level]) if level < len(stack) else "_" for stack in standing)
-        for level in reversed(range(max(map(len, standing))))
+        "".join(str(stack[level]) if level < len(stack) else "_" for stack in columns)
+        for level in reversed(range(max(map(len, columns))))
     ]
 
 
 def _draw_boxes(state: State) -> list[str]:
-    standing = stacks(state)
+    columns = stacks(state)
     lines = []
-    for level in reversed(range(max(map(len, standing)))):
+    for level in reversed(range(max(map(len, columns)))):
         for part in (" _  ", "|{}| ", " ¯  "):
-            drawn = (part.format(stack[level]) if level < len(stack) else "    " for stack in standing)
+            drawn = (part.format(stack[level]) if level < len(stack) else "    " for stack in columns)
             lines.append("".join(drawn).rstrip())
     return lines
 

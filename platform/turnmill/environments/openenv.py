@@ -1,57 +1,60 @@
-"""Environments that an OpenEnv server offers: one session over a web socket each."""
+"""Adapter for OpenEnv servers: each environment is a session over a WebSocket."""
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.registry import register
 
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
 NOTHING = ""
-"""The default action where none is configured: the server is not asked at all."""
+"""Default action if none is configured: the server is not called at all."""
 
 _MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_ERROR_CHARACTERS = 500
 
 
 class OpenEnvOptions(EnvironmentOptions):
-    """Where the server is, and how actions and observations become text."""
+    """Address of the server, and mapping of actions and observations to text."""
 
     url: str
     """Address of the server, `http://` or `ws://`."""
 
     action_field: str | None = None
-    """Field of the action that the agent's answer goes into; left out, the answer is the whole action, as JSON."""
+    """Field of the action that is set to the agent's answer; if omitted, the answer is the whole action, as JSON."""
 
-    action: dict[str, Any] = Field(default_factory=dict)
-    """Fields of every action beside that one."""
+    action: dict[str, JsonValue] = Field(default_factory=dict)
+    """Other fields of every action."""
 
     observation_field: str | None = None
-    """Field of the observation that the agent is told; left out, all of it, as JSON."""
+    """Field of the observation that the agent reads; if omitted, all of it, as JSON."""
 
-    reset: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of every reset beside the seed."""
+    reset: dict[str, JsonValue] = Field(default_factory=dict)
+    """Parameters of every reset besides the seed."""
 
     actions: list[str] | None = None
-    """The answers that are allowed; left out, any."""
+    """Answers that are allowed; if omitted, any."""
 
     default_action: str | None = None
-    """Executed where a response holds no valid action; left out, the first one, or nothing where any is allowed."""
+    """Action executed if a response contains no valid one; if omitted, the first one, or none if any is allowed."""
 
     instruction: str = "Act step by step."
-    """What the agent is told of the environment before the first observation."""
+    """Instructions for the agent, before the first observation."""
 
     message_timeout_seconds: float = Field(default=20, gt=0)
-    """Time that the server may take for an answer; keep it below `environment.stepTimeoutSeconds`."""
+    """Time that the server may take to answer; keep it below `environment.stepTimeoutSeconds`."""
 
 
 @register
 class OpenEnv(Environment):
-    """An environment on a server that speaks OpenEnv's protocol."""
+    """A session of an OpenEnv server."""
 
     name: ClassVar[str] = "openenv"
     Settings: ClassVar[type[EnvironmentOptions]] = OpenEnvOptions
@@ -62,41 +65,41 @@ class OpenEnv(Environment):
         self.default_action = options.default_action or (self.actions[0] if self.actions else NOTHING)
         if self.default_action != NOTHING and self.match_action(self.default_action) is None:
             raise SettingsError(
-                f"environment.options.defaultAction: {self.default_action!r} is no action. Take one of "
-                f"{', '.join(self.actions) or 'those that are JSON objects'}."
+                f"environment.options.defaultAction: {self.default_action!r} is not an action. Choose "
+                f"{', '.join(self.actions) or 'a JSON object'}."
             )
-        self._socket: Any = None
-        self._told = ""
+        self._socket: ClientConnection | None = None
+        self._last_observation = ""
 
     def reset(self, seed: int) -> str:
-        """Begin an episode in the session, with a seed that the server may follow or not."""
+        """Start an episode in the session; the seed is passed to the server, which may ignore it."""
         if self._socket is None:
             self._socket = self._connect()
-        self._told = self._tell(self._ask("reset", {"seed": seed, **self.options.reset}))
-        return self._told
+        self._last_observation = self._observation(self._request("reset", {"seed": seed, **self.options.reset}))
+        return self._last_observation
 
     def step(self, action: str) -> StepResult:
-        """Send an action."""
+        """Send an action and return the server's observation, reward and end."""
         if action == NOTHING:
-            return StepResult(self._told)
+            return StepResult(self._last_observation)
         field = self.options.action_field
         fields = json.loads(action) if field is None else {field: action}
-        answer = self._ask("step", {**self.options.action, **fields})
-        self._told = self._tell(answer)
+        answer = self._request("step", {**self.options.action, **fields})
+        self._last_observation = self._observation(answer)
         reward = answer.get("reward")
         return StepResult(
-            self._told,
+            self._last_observation,
             reward=float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else 0.0,
             terminated=bool(answer.get("done")),
         )
 
     def instruction_prompt(self) -> str:
-        """What the job says, and the actions."""
+        """Return the job's `instruction` and the actions."""
         actions = f"\n\nThe actions you can take are: {', '.join(self.actions)}." if self.actions else ""
         return f"{self.options.instruction}{actions}"
 
     def match_action(self, answer: str) -> str | None:
-        """One of the allowed actions, or any text; a JSON object where no field is named for it."""
+        """Return one of the allowed actions, or any text; without `actionField` it must be a JSON object."""
         if self.actions:
             return super().match_action(answer)
         answer = answer.strip()
@@ -113,7 +116,7 @@ class OpenEnv(Environment):
             self._socket.close()
             self._socket = None
 
-    def _connect(self) -> Any:
+    def _connect(self) -> "ClientConnection":
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
@@ -131,30 +134,31 @@ class OpenEnv(Environment):
                 f"environment.options.url: no OpenEnv server answers at {url}: {error}. Is it running there?"
             ) from error
 
-    def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, kind: str, data: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         from websockets.exceptions import WebSocketException
 
+        assert self._socket is not None, "an episode begins with a reset"
         try:
             self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(self._socket.recv(timeout=self.options.message_timeout_seconds))
         except (OSError, WebSocketException, ValueError) as error:
             raise EnvironmentFailedError(
-                f"The OpenEnv server broke off a {kind}: {error or type(error).__name__}."
+                f"The connection to the OpenEnv server failed during a {kind}: {error or type(error).__name__}."
             ) from error
-        found = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(found, dict) or answer.get("type") != "observation":
-            told = found if isinstance(found, dict) else {"message": answer}
-            why = " ".join(str(told[key]) for key in ("message", "errors") if told.get(key))[:_MAX_ERROR_CHARACTERS]
-            raise EnvironmentFailedError(f"The OpenEnv server refused a {kind}: {why}.")
-        return found
+        content = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(content, dict) or answer.get("type") != "observation":
+            failure = content if isinstance(content, dict) else {"message": answer}
+            reason = " ".join(str(failure[key]) for key in ("message", "errors") if failure.get(key))
+            raise EnvironmentFailedError(f"The OpenEnv server refused a {kind}: {reason[:_MAX_ERROR_CHARACTERS]}.")
+        return content
 
-    def _tell(self, answer: Mapping[str, Any]) -> str:
-        seen, field = answer.get("observation", {}), self.options.observation_field
+    def _observation(self, answer: Mapping[str, JsonValue]) -> str:
+        observation, field = answer.get("observation", {}), self.options.observation_field
         if field is not None:
-            if not isinstance(seen, Mapping) or field not in seen:
-                fields = ", ".join(seen) if isinstance(seen, Mapping) else "none"
+            if not isinstance(observation, dict) or field not in observation:
+                fields = ", ".join(observation) if isinstance(observation, dict) else "none"
                 raise SettingsError(
                     f"environment.options.observationField: the observation has no field {field!r}. It has: {fields}."
                 )
-            seen = seen[field]
-        return seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)
+            observation = observation[field]
+        return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)

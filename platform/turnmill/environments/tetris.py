@@ -1,4 +1,4 @@
-"""A small Tetris that ends with the first line: GRL's board, pieces and rewards, told as a map."""
+"""A small Tetris that ends with the first full line, with GRL's board, pieces and rewards."""
 
 import random
 from collections import deque
@@ -22,10 +22,10 @@ _UPRIGHT = ((0, 0), (0, -1))
 _FLAT = ((0, 0), (-1, 0))
 _SQUARE = ((0, 0), (-1, 0), (0, -1), (-1, -1))
 SHAPES = {1: (_DOT,), 2: (_UPRIGHT, _FLAT), 3: (_UPRIGHT, _FLAT, _SQUARE)}
-"""Pieces by `boxType`: each cell's columns to the right of the anchor and rows below it."""
+"""Shapes by `boxType`: the cells of each as (columns right, rows down) from its anchor."""
 
 MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, 1)}
-"""Actions by columns to the right and rows down."""
+"""Actions as (columns right, rows down)."""
 
 _COLOURS = {EMPTY: (30, 30, 40), FILLED: (150, 150, 160), FALLING: (90, 160, 230)}
 _CELL_PIXELS = 24
@@ -38,12 +38,12 @@ class _Piece:
     row: int = 0
 
     def cells(self, right: int = 0, down: int = 0) -> list[tuple[int, int]]:
-        """Column and row of every cell, if the piece were moved that much."""
-        return [(self.column + right + across, self.row + down + below) for across, below in self.shape]
+        """Return column and row of every cell after a move by `right` and `down`."""
+        return [(self.column + right + x, self.row + down + y) for x, y in self.shape]
 
 
 class TetrisOptions(EnvironmentOptions):
-    """The board and its pieces."""
+    """Size of the board, its pieces, and form of observations."""
 
     width: int = Field(default=4, ge=2, le=32)
     """Columns of the board."""
@@ -55,12 +55,13 @@ class TetrisOptions(EnvironmentOptions):
     """Pieces: `1` has single cells, `2` dominoes upright and flat, `3` squares as well."""
 
     view: Literal["map", "spaced"] = "map"
-    """`map` tells the board as rows of symbols, `spaced` puts spaces between them, for tokenizers of words."""
+    """Form of observations: `map` shows the board as rows of symbols; `spaced` separates the symbols with spaces, for
+    word tokenizers."""
 
 
 @register
 class Tetris(Environment):
-    """Fill a line before the pieces pile up to the top."""
+    """GRL's Tetris: fill a line before the pieces reach the top row."""
 
     name: ClassVar[str] = "tetris"
     Settings: ClassVar[type[EnvironmentOptions]] = TetrisOptions
@@ -72,42 +73,40 @@ class Tetris(Environment):
         self.width, self.height, self.view = options.width, options.height, options.view
         self.shapes = SHAPES[options.box_type]
         self.rows: list[list[str]] = []
-        """What has come to rest, from the top row down."""
+        """Settled cells, from the top row down."""
 
         self.piece = _Piece(_DOT, 0)
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._shape_counts: list[int] = []
 
     def reset(self, seed: int) -> str:
-        """Empty the board; the seed decides which pieces come, and where."""
-        self._chance = random.Random(seed)
+        """Start with an empty board; the seed determines the pieces and their columns."""
+        self._rng = random.Random(seed)
         self._shape_counts = [0] * len(self.shapes)
         self.rows = [[EMPTY] * self.width for _ in range(self.height)]
         self.piece = self._next_piece()
-        return self._tell()
+        return self._observation()
 
     def step(self, action: str) -> StepResult:
-        """Move the piece one cell; one that can fall no further comes to rest."""
+        """Move the piece one cell; a piece that cannot fall any further settles."""
         right, down = MOVES[action]
         effective = self.is_free(right, down)
         if effective:
             self.piece.column += right
             self.piece.row += down
         if self.is_free(0, 1):
-            return StepResult(self._tell(), STEP_REWARD, info=_info(effective, lines=0))
+            return StepResult(self._observation(), STEP_REWARD, info=_info(effective, lines=0))
         lines = self._settle()
-        lost = lines == 0 and FILLED in self.rows[0]
-        # Where it ends the board is told with the last piece still in colour.
-        told = self._tell() if lines or lost else None
-        if told is None:
+        terminated = lines > 0 or FILLED in self.rows[0]
+        # The last observation still shows the last piece as falling.
+        if not terminated:
             self.piece = self._next_piece()
-            told = self._tell()
         return StepResult(
-            told, STEP_REWARD + LINE_REWARD * lines, terminated=lost or lines > 0, info=_info(effective, lines)
+            self._observation(), STEP_REWARD + LINE_REWARD * lines, terminated=terminated, info=_info(effective, lines)
         )
 
     def instruction_prompt(self) -> str:
-        """Explain the map, the goal and the three actions."""
+        """Return the prompt with the map, the goal and the three actions."""
         return (
             f"You play a small Tetris on a board of {self.height} rows and {self.width} columns. Fill one row "
             "completely, and you win; let the blocks reach the top row, and you lose.\n\n"
@@ -117,15 +116,15 @@ class Tetris(Environment):
         )
 
     def compact_prompt(self) -> str:
-        """State the goal."""
+        """Return the goal."""
         return "goal: fill one row"
 
     def repair(self, answer: str) -> str:
-        """Read the numbers 0 to 2 as left, right and down."""
+        """Replace the numbers 0 to 2 by left, right and down."""
         return dict(zip("012", self.actions, strict=True)).get(answer, answer)
 
     def expert(self) -> "TetrisExpert":
-        """Who plays this well, for a policy to imitate."""
+        """Return an expert for warm starts. Raises SettingsError for the view `map`."""
         if self.view != "spaced":
             raise SettingsError(
                 "environment.options.view: must be spaced for model.warmStart: its tokenizer would take every row of "
@@ -135,33 +134,33 @@ class Tetris(Environment):
 
     def render(self) -> np.ndarray:
         """Draw the board, a coloured square for each cell."""
-        rows = self._tell().replace(" ", "").splitlines()
+        rows = self._observation().replace(" ", "").splitlines()
         picture = np.array([[_COLOURS[cell] for cell in row] for row in rows], dtype=np.uint8)
         return picture.repeat(_CELL_PIXELS, axis=0).repeat(_CELL_PIXELS, axis=1)
 
     def _next_piece(self) -> _Piece:
-        """Drawn in GRL's order: rarer shapes are likelier, and the column follows."""
+        """Draw a shape, rarer ones with a higher probability, and then its column, in GRL's order."""
         most = max(self._shape_counts)
         weights = [5 + most - count for count in self._shape_counts]
-        drawn = self._chance.randint(1, sum(weights))
+        drawn = self._rng.randint(1, sum(weights))
         index = 0
         while drawn > weights[index]:
             drawn -= weights[index]
             index += 1
         self._shape_counts[index] += 1
         shape = self.shapes[index]
-        return _Piece(shape, self._chance.randint(1 if (-1, 0) in shape else 0, self.width - 1))
+        return _Piece(shape, self._rng.randint(1 if (-1, 0) in shape else 0, self.width - 1))
 
     def is_free(self, right: int, down: int) -> bool:
-        """Whether there is room for the falling piece, if it were moved that much."""
+        """Return whether the falling piece can be moved by `right` and `down`."""
         for column, row in self.piece.cells(right, down):
-            # Above the board there is room, but no way around its sides.
+            # Cells above the board are free, cells beside it are not.
             if not 0 <= column < self.width or row >= self.height or (row >= 0 and self.rows[row][column] == FILLED):
                 return False
         return True
 
     def _settle(self) -> int:
-        """Leave the piece where it is; the number of lines that this filled, which are taken away."""
+        """Fix the piece on the board, remove full lines and return their number."""
         for column, row in self.piece.cells():
             if row >= 0:
                 self.rows[row][column] = FILLED
@@ -170,7 +169,7 @@ class Tetris(Environment):
         self.rows = [*([EMPTY] * self.width for _ in range(lines)), *kept]
         return lines
 
-    def _tell(self) -> str:
+    def _observation(self) -> str:
         rows = ["".join(row) for row in self.rows]
         for column, row in self.piece.cells():
             if row >= 0:
@@ -179,25 +178,25 @@ class Tetris(Environment):
 
 
 class TetrisExpert:
-    """Knows the way of the falling piece to where it fits best."""
+    """Moves the falling piece to the best reachable position."""
 
     def __init__(self, environment: Tetris) -> None:
         self.environment = environment
-        self._way: list[str] = []
+        self._path: list[str] = []
 
     def advise(self, last_action: str | None) -> str | None:
-        """The first action on the shortest way to the best place within reach."""
-        self._way = self._best_way()
-        return self._way[0] if self._way else None
+        """Return the first action of the shortest path to the best reachable position."""
+        self._path = self._best_path()
+        return self._path[0] if self._path else None
 
     def thought(self) -> str:
-        """How far the place is."""
-        across = self._way.count("right") - self._way.count("left")
-        where = "below" if across == 0 else f"{abs(across)} {'right' if across > 0 else 'left'}"
-        return f"the place is {where}"
+        """Return the horizontal distance of the best position."""
+        right = self._path.count("right") - self._path.count("left")
+        position = "below" if right == 0 else f"{abs(right)} {'right' if right > 0 else 'left'}"
+        return f"the place is {position}"
 
     def phrases(self) -> Iterator[str]:
-        """Every word of a prompt or an answer, each in its place in a line."""
+        """Yield texts that contain every word of prompts, observations and answers, with the space before it."""
         yield self.environment.compact_prompt()
         yield "the place is below"
         for first in (EMPTY, FILLED, FALLING):
@@ -207,27 +206,27 @@ class TetrisExpert:
         for action in self.environment.actions:
             yield f" {action}"
 
-    def _best_way(self) -> list[str]:
+    def _best_path(self) -> list[str]:
         environment = self.environment
-        ways: dict[tuple[int, int], list[str]] = {(0, 0): []}
-        waiting = deque([(0, 0)])
+        paths: dict[tuple[int, int], list[str]] = {(0, 0): []}
+        queue = deque([(0, 0)])
         best: tuple[int, list[str]] | None = None
-        while waiting:
-            right, down = waiting.popleft()
-            for action, (across, below) in MOVES.items():
-                moved = (right + across, down + below)
-                if not environment.is_free(*moved) or moved in ways:
+        while queue:
+            right, down = queue.popleft()
+            for action, (x, y) in MOVES.items():
+                moved = (right + x, down + y)
+                if not environment.is_free(*moved) or moved in paths:
                     continue
-                ways[moved] = [*ways[right, down], action]
-                # A piece comes to rest as soon as something is under it.
+                paths[moved] = [*paths[right, down], action]
+                # A piece settles as soon as something is under it.
                 if environment.is_free(moved[0], moved[1] + 1):
-                    waiting.append(moved)
-                elif best is None or self._worth(*moved) > best[0]:
-                    best = (self._worth(*moved), ways[moved])
+                    queue.append(moved)
+                elif best is None or self._score(*moved) > best[0]:
+                    best = (self._score(*moved), paths[moved])
         return best[1] if best is not None else ["down"]
 
-    def _worth(self, right: int, down: int) -> int:
-        """Full rows count most, then depth."""
+    def _score(self, right: int, down: int) -> int:
+        """Score a position: full rows count most, then depth."""
         environment = self.environment
         cells = [cell for cell in environment.piece.cells(right, down) if cell[1] >= 0]
         full = sum(

@@ -1,4 +1,4 @@
-"""Where the tasks of agents with tools come from, and what their answers are worth."""
+"""Sources of tasks for agents with tools, and the rewards of answers."""
 
 from turnmill.tasks.base import Answer, Task, TaskSource
 from turnmill.tasks.registry import create_source, source_names

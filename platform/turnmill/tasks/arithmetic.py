@@ -1,27 +1,27 @@
-"""Sums, differences and products of two-digit numbers: easy with a tool, out of reach for a tiny model without."""
+"""Sums, differences and products of two-digit numbers: easy with a tool, too hard for a tiny model without one."""
 
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from turnmill.tasks.base import Answer, Task, TaskSource, number_of
+from turnmill.tasks.base import Answer, Task, TaskSource, stable_hash
 
 OPERATORS = "+-*"
 STOP_TOKEN = "</python>"
-# What the tool `python_code` answers an action in XML tags with.
+# Observation of the tool `python_code` after an action in XML tags.
 OBSERVATION = "\n<result>\n{result}\n</result>\n"
 _ANSWER = re.compile(r"answer:(-?\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """What the policy is to say after what it has read."""
+class DemonstratedResponse:
+    """One response of a demonstration, and its context."""
 
-    read: str
-    """After the prompt: earlier responses and observations."""
+    context: str
+    """Text between the prompt and the response: earlier responses and observations."""
 
-    said: str
+    response: str
 
 
 class Arithmetic(TaskSource):
@@ -41,62 +41,65 @@ class Arithmetic(TaskSource):
         *OPERATORS,
         *"0123456789",
     )
-    """Every token of the language, for the tokenizer of a tiny model."""
+    """Vocabulary of the tiny model's tokenizer."""
 
     def training(self, number: int) -> Task:
-        """A task of the training stream."""
+        """Return the n-th task of the training stream."""
         return self._task("training", number)
 
     def validation(self, number: int) -> Task:
-        """A task of the validation stream."""
+        """Return the n-th task of the validation stream."""
         return self._task("validation", number)
 
     def reward(self, task: Task, answer: Answer) -> float:
-        """1 for the right number."""
+        """Return 1 for the correct number, else 0."""
         found = _ANSWER.search(answer.last)
         return float(found is not None and found[1] == str(task.truth))
 
-    def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[Stretch]]]:
-        """Tasks and what a mediocre teacher says: a tool call in half of them, seven in ten with a wrong number; the
-        others answer at once, three in ten rightly, which no tiny model learns."""
-        chance = random.Random(seed)
+    def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[DemonstratedResponse]]]:
+        """Yield tasks with the responses of a mediocre teacher, for warm starts.
+
+        In half of the tasks it calls the tool, in seven of ten of these with a wrong number; in the other half it
+        answers at once, in three of ten correctly, which a tiny model cannot learn.
+        """
+        rng = random.Random(seed)
         for number in range(count):
             task = self._task(f"demonstrations/{seed}", number)
-            yield task, _with_tool(task, chance) if chance.random() < 0.5 else [at_once(task, chance)]
+            yield task, _answer_with_tool(task, rng) if rng.random() < 0.5 else [answer_at_once(task, rng)]
 
     def _task(self, stream: str, number: int) -> Task:
-        chance = random.Random(number_of(self.seed, stream, number))
-        question = _draw(chance)
+        rng = random.Random(stable_hash(self.seed, stream, number))
+        question = _draw_question(rng)
         while _is_for_validation(question) != (stream == "validation"):
-            question = _draw(chance)
-        return Task(number, ({"role": "system", "content": f"{question}=?"},), value(question))
+            question = _draw_question(rng)
+        return Task(number, ({"role": "system", "content": f"{question}=?"},), evaluate(question))
 
 
-def _draw(chance: random.Random) -> str:
-    return f"{chance.randint(10, 99)}{chance.choice(OPERATORS)}{chance.randint(10, 99)}"
+def _draw_question(rng: random.Random) -> str:
+    return f"{rng.randint(10, 99)}{rng.choice(OPERATORS)}{rng.randint(10, 99)}"
 
 
 def _is_for_validation(question: str) -> bool:
-    """A tenth of all questions, by no seed: no run trains on what another validates with."""
-    return number_of("validation", question) % 10 == 0
+    """Reserve a tenth of all questions, independent of the seed: no run trains on the validation tasks of another."""
+    return stable_hash("validation", question) % 10 == 0
 
 
-def _with_tool(task: Task, chance: random.Random) -> list[Stretch]:
+def _answer_with_tool(task: Task, rng: random.Random) -> list[DemonstratedResponse]:
     question = task.messages[0]["content"].removesuffix("=?")
-    if chance.random() < 0.7:
-        question = f"{chance.randint(10, 99)}{question[2:]}"
+    if rng.random() < 0.7:
+        question = f"{rng.randint(10, 99)}{question[2:]}"
     call = f"<python>print({question}){STOP_TOKEN}"
-    read = call + OBSERVATION.format(result=value(question))
-    return [Stretch("", call), Stretch(read, f"answer:{value(question)}")]
+    context = call + OBSERVATION.format(result=evaluate(question))
+    return [DemonstratedResponse("", call), DemonstratedResponse(context, f"answer:{evaluate(question)}")]
 
 
-def at_once(task: Task, chance: random.Random) -> Stretch:
-    """An answer without a tool."""
-    said = task.truth if chance.random() < 0.3 else chance.randint(-89, 9801)
-    return Stretch("", f"answer:{said}")
+def answer_at_once(task: Task, rng: random.Random) -> DemonstratedResponse:
+    """Answer without a tool."""
+    number = task.truth if rng.random() < 0.3 else rng.randint(-89, 9801)
+    return DemonstratedResponse("", f"answer:{number}")
 
 
-def value(question: str) -> int:
-    """What `42*17` comes to."""
+def evaluate(question: str) -> int:
+    """Evaluate an expression such as `42*17`."""
     left, operator, right = int(question[:2]), question[2], int(question[3:])
     return {"+": left + right, "-": left - right, "*": left * right}[operator]

@@ -1,4 +1,4 @@
-"""What a source of tasks is."""
+"""Base class of task sources."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -14,64 +14,76 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem: what the policy reads, and what its answer is compared with."""
+    """One problem: the prompt that the policy reads, and the correct answer."""
 
     number: int
+    """Number within the source's training or validation tasks."""
+
     messages: Sequence[Message]
+    """Prompt as a chat."""
+
     truth: Any = None
+    """Correct answer, in the form that the source's `reward` takes."""
+
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    """Goes with every tool call of the task."""
+    """Data that is sent with every tool call of the task; it must be JSON-serializable."""
 
     use_tool: bool | None = None
-    """Whether tools may be called; None leaves it to the agent."""
+    """True or False if tools may or may not be called; None leaves it to the agent's settings."""
 
     row: Mapping[str, Any] = field(default_factory=dict)
-    """The row of a data set that it comes from, for agent loops of verl's, which are given all of it."""
+    """Row of the data set that the task comes from, which is passed to verl's agent loops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a trajectory came to, in words."""
+    """Text of a finished trajectory, as input of a reward."""
 
     last: str
-    """The last response alone."""
+    """Last response."""
 
     responses: str
-    """Everything the policy said."""
+    """All responses, without observations."""
 
     whole: str
-    """Responses and observations, as they followed each other."""
+    """Responses and observations, in order."""
 
 
 class TaskSource(ABC):
-    """Tasks by number: the same number under the same seed is the same task, in every process."""
+    """Tasks by number; the same number and seed must give the same task in every process.
+
+    A subclass sets `name` and implements `training`, `validation` and `reward`; a job names it by its import path,
+    `environment.name: package.module:Class`.
+    """
 
     name: ClassVar[str]
-    """What `environment.name` of a job says."""
+    """Name in `environment.name` of a job."""
 
     Settings: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
+    """Model of `environment.options`; `__init__` is given an instance of it."""
 
     def __init__(self, options: Any, seed: int) -> None:
+        """Take the validated options and `training.seed`; raise SettingsError for options that cannot work."""
         self.options = options
         self.seed = seed
 
     def require_json(self) -> None:  # noqa: B027 (most sources make their tasks)
-        """Raise SettingsError for a task whose `extra_info` no tool server can be told, as JSON cannot hold it."""
+        """Raise SettingsError if the `extra_info` of a task cannot be sent to tool servers, because it is not JSON."""
 
     @abstractmethod
     def training(self, number: int) -> Task:
-        """The n-th task of a training run; there is no end of them."""
+        """Return the n-th training task; `number` is not bounded."""
 
     @abstractmethod
     def validation(self, number: int) -> Task:
-        """The n-th task of a validation, the same in each; training has others where the source has enough."""
+        """Return the n-th validation task; it should not occur in training."""
 
     @abstractmethod
     def reward(self, task: Task, answer: Answer) -> float:
-        """What an answer is worth; more than 0 counts as solved."""
+        """Return the reward of an answer; a positive one counts as solved."""
 
 
-def number_of(*parts: object) -> int:
-    """A number that follows from its parts and from nothing else."""
+def stable_hash(*parts: object) -> int:
+    """Return a 64-bit hash of the parts' texts that is the same in every process."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")

@@ -1,8 +1,8 @@
-"""Tasks from a file: one line or row each."""
+"""Tasks from a file, one per row."""
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,30 +13,33 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.jobs.options import EnvironmentOptions
 from turnmill.tasks import rewards
-from turnmill.tasks.base import Answer, Task, TaskSource, number_of
+from turnmill.tasks.base import Answer, Task, TaskSource, stable_hash
+
+Row = dict[str, Any]
+"""One row of a data set, whose columns may hold anything."""
 
 
 class DatasetOptions(EnvironmentOptions):
-    """Which file, which of its columns, and what an answer is worth."""
+    """Files and columns of the tasks, and the reward of an answer."""
 
     path: str
     """File of tasks, `.jsonl` or `.parquet`."""
 
     validation_path: str | None = None
-    """File of tasks for validations; left out, the last `validationTasks` of `path`, which training leaves out."""
+    """File of tasks for validations; if omitted, the last `validationTasks` of `path`, which training then skips."""
 
     validation_tasks: int = Field(default=128, ge=0)
-    """Tasks of `path` that are kept for validations."""
+    """Tasks of `path` that are reserved for validations."""
 
     prompt_key: str = "prompt"
-    """Column of the prompt: messages, or text, which becomes the message of a user."""
+    """Column of the prompt: a list of messages, or text, which becomes a user message."""
 
     system_prompt: str | None = None
-    """Message that comes before every prompt."""
+    """System message before every prompt."""
 
     reward: str = "exact_match"
-    """`exact_match`, `boxed_match`, `math_verify`, or `package.module:function` of a function of ours or yours;
-    `verl` is what verl has for the row's `data_source`, `verl:FILE:function` a function in verl's form."""
+    """`exact_match`, `boxed_match`, `math_verify`, or `package.module:function` of a function of your own; `verl` is
+    verl's reward for the row's `data_source`, and `verl:FILE:function` a function with verl's signature."""
 
 
 class Dataset(TaskSource):
@@ -58,41 +61,41 @@ class Dataset(TaskSource):
         self._reward: Callable[..., float] = rewards.find(options.reward)
 
     def require_json(self) -> None:
-        """Name the first row."""
+        """Raise SettingsError for the first row whose `extra_info` is not JSON."""
         for row in (*self._training, *self._validation):
             try:
                 json.dumps(row.get("extra_info"))
             except (TypeError, ValueError) as error:
                 task = str(row[self.options.prompt_key])[:80]
                 raise SettingsError(
-                    f"environment.options.path: extra_info goes with every tool call, and that of the task {task!r} is "
-                    f"no JSON: {error}. Write dates and bytes as text."
+                    f"environment.options.path: extra_info is sent with every tool call, and that of the task {task!r} "
+                    f"is not valid JSON: {error}. Write dates and bytes as text."
                 ) from error
 
     def training(self, number: int) -> Task:
-        """Every row once in an order of its own for every pass through the file."""
-        turn, position = divmod(number, len(self._training))
-        if self._order[0] != turn:
+        """Return the n-th task; every epoch goes through all rows in another random order."""
+        epoch, position = divmod(number, len(self._training))
+        if self._order[0] != epoch:
             order = list(range(len(self._training)))
-            random.Random(number_of(self.seed, "order", turn)).shuffle(order)
-            self._order = (turn, order)
+            random.Random(stable_hash(self.seed, "order", epoch)).shuffle(order)
+            self._order = (epoch, order)
         return self._task(number, self._training[self._order[1][position]])
 
     def validation(self, number: int) -> Task:
-        """The rows in the order of the file."""
+        """Return the n-th validation row, in the order of the file."""
         if not self._validation:
             raise SettingsError(
-                "environment.options.validationTasks: there is no task to validate with. Keep some, or set "
+                "environment.options.validationTasks: no task is left for validations. Reserve some, or set "
                 "training.validation.episodes to 0."
             )
         return self._task(number, self._validation[number % len(self._validation)])
 
     def reward(self, task: Task, answer: Answer) -> float:
-        """What the function of `options.reward` says."""
+        """Return the result of the function `options.reward`."""
         source = {"data_source": task.row["data_source"]} if "data_source" in task.row else {}
         return float(self._reward(answer, task.truth, {**source, **task.extra_info}))
 
-    def _task(self, number: int, row: Mapping[str, Any]) -> Task:
+    def _task(self, number: int, row: Row) -> Task:
         prompt = row[self.options.prompt_key]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
         if self.options.system_prompt is not None:
@@ -109,56 +112,61 @@ class Dataset(TaskSource):
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnRows:
-    """Rows that seeds stand for: those of training, and those of validations, which may be the same."""
+class SeededRows:
+    """Rows that are selected by seed: one list for training and one for validations, which may be the same."""
 
-    training: list[dict[str, Any]]
-    validation: list[dict[str, Any]]
+    training: list[Row]
+    validation: list[Row]
 
     @classmethod
-    def read(cls, path: str | None, validation_path: str | None, *, own: Path) -> "DrawnRows":
-        """The rows of the files that options name, or of the one that comes along. Raises SettingsError."""
+    def read(cls, path: str | None, validation_path: str | None, *, sample: Path) -> "SeededRows":
+        """Read the files of the options, or the built-in sample if there are none. Raises SettingsError."""
         if path is None and validation_path is not None:
             raise SettingsError(
-                "environment.options.validationPath: goes with environment.options.path. Give both, or neither for a "
-                "trial."
+                "environment.options.validationPath: must be set together with environment.options.path. Set both, or "
+                "neither for a trial."
             )
-        training = read_rows(own if path is None else Path(path), "path")
+        training = read_rows(sample if path is None else Path(path), "path")
         return cls(
             training, training if validation_path is None else read_rows(Path(validation_path), "validationPath")
         )
 
-    def draw(self, seed: int) -> dict[str, Any]:
-        """The row that a seed stands for, the one that GRL draws from the same rows."""
+    def draw(self, seed: int) -> Row:
+        """Return the row that a seed selects; GRL draws the same one from the same rows."""
         return random.Random(seed).choice(self.validation if seed < VALIDATION_SEEDS else self.training)
 
-    def by_option(self) -> dict[str, list[dict[str, Any]]]:
-        """The rows of each file, by the option that names it."""
+    def by_option(self) -> dict[str, list[Row]]:
+        """Return the rows of each file, by the option that names it."""
         return {"path": self.training, "validationPath": self.validation}
 
 
-def read_rows(path: Path, option: str) -> list[dict[str, Any]]:
-    """The rows of a file; raises SettingsError for one that has none."""
-    place = f"environment.options.{option}: {str(path)!r}"
+def read_rows(path: Path, option: str) -> list[Row]:
+    """Read a `.jsonl` or `.parquet` file, one dictionary per row; `option` is its option's name for messages.
+
+    Raises SettingsError if the file is missing, malformed or empty.
+    """
+    location = f"environment.options.{option}: {str(path)!r}"
     if not path.is_file():
-        raise SettingsError(f"{place} is no file. Give the path of a .jsonl or .parquet file with one task a row.")
+        raise SettingsError(f"{location} is not a file. Give the path of a .jsonl or .parquet file, one task per row.")
+    rows: list[Row]
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
         rows = parquet.read_table(path).to_pylist()
     elif path.suffix == ".jsonl":
-        # Not `splitlines`: JSON lets other ends of lines, such as U+2028, stand in a text.
+        # Not `splitlines`: it also splits at U+2028 and others, which may occur within JSON strings.
         lines = path.read_text(encoding="utf-8").split("\n")
-        rows = [_row(line, f"{place}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
+        rows = [_parse_row(line, f"{location}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
     else:
-        raise SettingsError(f"{place} is neither .jsonl nor .parquet. Convert it to one of them.")
+        raise SettingsError(f"{location} is neither .jsonl nor .parquet. Convert it to one of them.")
     if not rows:
-        raise SettingsError(f"{place} holds no task. Put one on every line.")
+        raise SettingsError(f"{location} contains no task. Put one on every line.")
     return rows
 
 
-def _row(line: str, place: str) -> Any:
+def _parse_row(line: str, location: str) -> Row:
     try:
-        return json.loads(line)
+        row: Row = json.loads(line)
     except ValueError as error:
-        raise SettingsError(f"{place} is no JSON: {error}. Write one object a line.") from error
+        raise SettingsError(f"{location} is not valid JSON: {error}. Write one object per line.") from error
+    return row

@@ -1,7 +1,6 @@
-"""Finding sources of tasks by name."""
+"""Task sources by name."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,15 +16,18 @@ _MODULES = {
 
 
 def source_names() -> list[str]:
-    """Every name that `create_source` knows."""
+    """Return the names of all built-in task sources, sorted."""
     return sorted(_MODULES)
 
 
 def find_source(name: str) -> type[TaskSource]:
-    """The source of that name; `package.module:Class` names one of your own."""
+    """Return the task source class of a name, or of an import path `package.module:Class`.
+
+    Raises SettingsError if there is none, or if what is found is no subclass of TaskSource.
+    """
     path = f"turnmill.tasks.{_MODULES[name]}" if name in _MODULES else name
     if ":" not in path:
-        raise SettingsError(f"environment.name: there are no tasks {name!r}. {suggestion(name, source_names())}")
+        raise SettingsError(f"environment.name: there is no task source {name!r}. {suggestion(name, source_names())}")
     try:
         found = import_object(path)
     except ImportError as error:
@@ -38,8 +40,11 @@ def find_source(name: str) -> type[TaskSource]:
     return found
 
 
-def create_source(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> TaskSource:
-    """Make a source of tasks; unknown names and options are refused."""
+def create_source(name: str, options: Mapping[str, object] | None = None, *, seed: int = 0) -> TaskSource:
+    """Create a task source from the settings of a job's `environment` section.
+
+    Raises SettingsError for an unknown name or option.
+    """
     source = find_source(name)
     try:
         settings = source.Settings.model_validate(dict(options or {}))
@@ -49,7 +54,7 @@ def create_source(name: str, options: Mapping[str, Any] | None = None, *, seed: 
         for problem in error.errors():
             path = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
-                way_out = suggestion(path, known) if known else "These tasks have no options."
+                way_out = suggestion(path, known) if known else "This task source has no options."
                 lines.append(f"environment.options.{path}: {name} has no such option. {way_out}")
             else:
                 lines.append(f"environment.options.{path}: {problem['msg']}. Correct it.")

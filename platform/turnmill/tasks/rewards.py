@@ -1,4 +1,4 @@
-"""What an answer to a task of a data set is worth: by name, or a function of one's own."""
+"""Rewards of answers to tasks of a data set, by name or by import path."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,11 +9,11 @@ from turnmill.core.lookup import import_object
 from turnmill.tasks.base import Answer
 
 Reward = Callable[[Answer, Any, Mapping[str, Any]], float]
-"""Takes the answer, the truth and the task's `extra_info`."""
+"""Function of the answer, the correct answer and the task's `extra_info`."""
 
 
 def find(name: str) -> Reward:
-    """The function of that name; raises SettingsError where there is none."""
+    """Return the reward function of a name. Raises SettingsError if there is none or its package is missing."""
     if name == "math_verify":
         return _math_verify()
     if name.partition(":")[0] == "verl":
@@ -24,7 +24,7 @@ def find(name: str) -> Reward:
         reward: Reward = import_object(name)
     except ImportError as error:
         raise SettingsError(
-            f"environment.options.reward: {name!r} is no reward: {error}. "
+            f"environment.options.reward: {name!r} is not a reward: {error}. "
             f"Choose one of {', '.join([*BY_NAME, 'math_verify', 'verl'])}, "
             "or name a function as package.module:function."
         ) from error
@@ -32,18 +32,18 @@ def find(name: str) -> Reward:
 
 
 def exact_match(answer: Answer, truth: Any, extra_info: Mapping[str, Any]) -> float:
-    """1 where the last response is the truth, spaces around it aside."""
+    """Return 1 if the last response equals the correct answer, ignoring surrounding whitespace."""
     return float(answer.last.strip() == str(truth).strip())
 
 
 def boxed_match(answer: Answer, truth: Any, extra_info: Mapping[str, Any]) -> float:
-    """1 where the last `\\boxed{...}` of the responses holds the truth, spaces aside."""
+    """Return 1 if the last `\\boxed{...}` of the responses contains the correct answer, ignoring whitespace."""
     found = last_boxed(answer.responses)
     return float(found is not None and "".join(found.split()) == "".join(str(truth).split()))
 
 
 def last_boxed(text: str) -> str | None:
-    """What the last `\\boxed{...}` of a text holds; None where there is none, or no end of it."""
+    """Return the content of the last `\\boxed{...}` of a text, or None if there is none or it is not closed."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -59,25 +59,26 @@ BY_NAME: dict[str, Reward] = {"exact_match": exact_match, "boxed_match": boxed_m
 
 
 def _math_verify() -> Reward:
-    """Compares as mathematics, not as text, what the responses end with."""
+    """Create a reward that compares the last expression of the responses mathematically."""
     try:
         from math_verify import parse, verify
     except ImportError as error:
         raise SettingsError(
-            "environment.options.reward: math_verify needs a package. Install `math-verify`, or choose boxed_match."
+            "environment.options.reward: math_verify needs the package `math-verify`. Install it, or choose "
+            "boxed_match."
         ) from error
 
     def reward(answer: Answer, truth: Any, extra_info: Mapping[str, Any]) -> float:
-        # Its own time limits use signals, which only a main thread gets.
+        # Its own time limits use signals, which only the main thread receives.
         gold = parse(f"\\boxed{{{truth}}}", parsing_timeout=None)
-        said = parse(answer.responses, parsing_timeout=None)
-        return float(verify(gold, said, timeout_seconds=None))
+        given = parse(answer.responses, parsing_timeout=None)
+        return float(verify(gold, given, timeout_seconds=None))
 
     return reward
 
 
 def _of_verl(path: str) -> Reward:
-    """A function in verl's form, which takes the whole text: verl's own choice by data source, or one in a file."""
+    """Adapt a reward of verl, which takes the whole text: its default by data source, or a function in a file."""
     try:
         if path:
             file, _, function = path.rpartition(":")
@@ -91,12 +92,12 @@ def _of_verl(path: str) -> Reward:
         ) from error
 
     def reward(answer: Answer, truth: Any, extra_info: Mapping[str, Any]) -> float:
-        told = score(
+        result = score(
             data_source=extra_info.get("data_source", ""),
             solution_str=answer.whole,
             ground_truth=truth,
             extra_info=dict(extra_info),
         )
-        return float(told["score"] if isinstance(told, Mapping) else told)
+        return float(result["score"] if isinstance(result, Mapping) else result)
 
     return reward

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from turnmill.tasks.arithmetic import Arithmetic
-from turnmill.tasks.base import Answer, Task, number_of
+from turnmill.tasks.base import Answer, Task, stable_hash
 
 
 class CoinFlips(Arithmetic):
@@ -13,4 +13,4 @@ class CoinFlips(Arithmetic):
 
     def reward(self, task: Task, answer: Answer) -> float:
         """0 or 1, as it follows from what was said."""
-        return float(number_of(task.truth, answer.whole) % 2)
+        return float(stable_hash(task.truth, answer.whole) % 2)

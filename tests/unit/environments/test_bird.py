@@ -103,9 +103,9 @@ def clock(monkeypatch):
     return ticks
 
 
-def test_the_clock_is_looked_at_often_for_a_step_may_take_long(clock):
+def test_time_is_checked_often_because_a_step_may_take_long(clock):
     with pytest.raises(QueryTimeoutError):
-        database.ask(sqlite3.connect(":memory:"), COUNTING, seconds=10)
+        database.query(sqlite3.connect(":memory:"), COUNTING, timeout_seconds=10)
 
 
 def test_judging_takes_no_longer_than_the_statement_that_is_judged(own_data, tmp_path, clock):
@@ -113,7 +113,7 @@ def test_judging_takes_no_longer_than_the_statement_that_is_judged(own_data, tmp
     (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
     environment = create(**own_data, queryTimeoutSeconds=1000)
     before = next(clock)
-    database.ask(sqlite3.connect(":memory:"), COUNTING, seconds=1000)
+    database.query(sqlite3.connect(":memory:"), COUNTING, timeout_seconds=1000)
     alone = next(clock) - before
     environment.reset(0)
     before = next(clock)
@@ -122,7 +122,7 @@ def test_judging_takes_no_longer_than_the_statement_that_is_judged(own_data, tmp
     assert next(clock) - before == alone
 
 
-def test_a_question_whose_own_statement_has_no_result_is_told(own_data, tmp_path):
+def test_a_question_whose_own_statement_fails_is_refused(own_data, tmp_path):
     question = {"db_id": "town", "question": "Who?", "SQL": "SELECT colour FROM house"}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
     environment = create(**own_data)
@@ -169,8 +169,8 @@ def test_a_statement_stands_in_a_block_of_sql(answer, statement):
     assert create().match_action(answer) == statement
 
 
-def test_a_database_that_is_missing_is_told_before_an_episode_asks_for_it(own_data, tmp_path):
-    with pytest.raises(SettingsError, match=r"options\.databases: '.*town\.sqlite' is no file"):
+def test_a_missing_database_is_refused_before_the_first_episode(own_data, tmp_path):
+    with pytest.raises(SettingsError, match=r"options\.databases: the file '.*town\.sqlite', which"):
         create(path=own_data["path"], databases=str(tmp_path / "elsewhere"))
 
 
@@ -179,12 +179,12 @@ def test_the_database_of_every_question_is_looked_for(own_data, tmp_path, option
     other = {"db_id": "village", "question": "?", "SQL": "SELECT 1"}
     (tmp_path / "other.jsonl").write_text(json.dumps(other) + "\n")
 
-    with pytest.raises(SettingsError, match=r"'.*village\.sqlite' is no file"):
+    with pytest.raises(SettingsError, match=r"'.*village\.sqlite', which"):
         create(**own_data | {option: str(tmp_path / "other.jsonl")})
 
 
 def test_questions_and_databases_go_together(own_data):
-    with pytest.raises(SettingsError, match="Give both"):
+    with pytest.raises(SettingsError, match="Set both"):
         create(path=own_data["path"])
 
 

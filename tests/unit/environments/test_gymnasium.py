@@ -52,11 +52,11 @@ def test_actions_without_names_are_called_by_their_numbers():
     assert environment.default_action == "2"
 
 
-def test_a_part_of_an_observation_can_be_told():
+def test_one_key_of_an_observation_can_be_selected():
     environment = create(f"{HERE}:Parts", observationKey="text")
 
     assert environment.reset(seed=0) == "hello"
-    with pytest.raises(SettingsError, match=r"has no part 'words'\. It has: text, number"):
+    with pytest.raises(SettingsError, match=r"has no key 'words'\. It has: text, number"):
         create(f"{HERE}:Parts", observationKey="words").reset(seed=0)
 
 
@@ -74,15 +74,19 @@ def test_a_picture_is_drawn_where_the_environment_draws_one():
 @pytest.mark.parametrize(
     ("task", "options", "told"),
     [
-        (None, {}, "gymnasium needs one"),
+        (None, {}, "gymnasium needs a task"),
         ("NoSuch-v0", {}, "cannot make 'NoSuch-v0'"),
         ("no_such_package:Some-v0", {}, "cannot make"),
-        ("MountainCarContinuous-v0", {}, "neither text nor a choice"),
-        ("CliffWalking-v1", {"actions": ["up", "down"]}, "names 2 different actions, and the environment has 4"),
-        ("CliffWalking-v1", {"defaultAction": "jump"}, "'jump' is no action"),
+        ("MountainCarContinuous-v0", {}, "only Text and Discrete are supported"),
+        (
+            "CliffWalking-v1",
+            {"actions": ["up", "down"]},
+            "2 different names are given",
+        ),
+        ("CliffWalking-v1", {"defaultAction": "jump"}, "'jump' is not an action"),
         (f"{HERE}:Echo", {"arguments": {"no": 1}}, "options.arguments"),
     ],
 )
-def test_what_cannot_be_made_is_told(task: str | None, options: dict[str, Any], told: str):
+def test_an_environment_that_cannot_be_created_is_refused(task: str | None, options: dict[str, Any], told: str):
     with pytest.raises(SettingsError, match=told):
         create(task, **options)

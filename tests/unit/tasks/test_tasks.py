@@ -53,11 +53,11 @@ def test_demonstrations_use_the_words_of_the_language_and_often_fail():
 
     shown = list(source.demonstrations(seed=0, count=400))
 
-    with_tool = [stretches for _, stretches in shown if len(stretches) == 2]
-    right = [task for task, stretches in shown if stretches[-1].said == f"answer:{task.truth}"]
+    with_tool = [responses for _, responses in shown if len(responses) == 2]
+    right = [task for task, responses in shown if responses[-1].response == f"answer:{task.truth}"]
     assert 150 < len(with_tool) < 250
     assert 80 < len(right) < 180
-    assert with_tool[0][1].read.startswith(with_tool[0][0].said)
+    assert with_tool[0][1].context.startswith(with_tool[0][0].response)
 
 
 ROWS = [{"prompt": f"{n}+0", "reward_model": {"ground_truth": str(n)}, "extra_info": {"n": n}} for n in range(6)]
@@ -96,7 +96,7 @@ def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "a"}\n\n{\n')
 
-    with pytest.raises(SettingsError, match=r"tasks\.jsonl', line 3 is no JSON: "):
+    with pytest.raises(SettingsError, match=r"tasks\.jsonl', line 3 is not valid JSON: "):
         create_source("dataset", {"path": str(path)})
 
 
@@ -108,7 +108,7 @@ def test_what_no_tool_can_be_told_is_refused_where_there_are_tools(file, tmp_pat
     create_source("dataset", {"path": file}).require_json()
     source = create_source("dataset", {"path": file, option: str(path)})
 
-    with pytest.raises(SettingsError, match=r"of the task '2026-01-02\?' is no JSON: .* date is not JSON"):
+    with pytest.raises(SettingsError, match=r"of the task '2026-01-02\?' is not valid JSON: .* date is not JSON"):
         source.require_json()
 
 
@@ -141,8 +141,8 @@ def test_a_reward_may_be_a_function_of_ones_own(file, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("aritmetic", {}, "environment.name: there are no tasks 'aritmetic'. Did you mean 'arithmetic'?"),
-        ("dataset", {"path": "/nowhere.jsonl"}, "environment.options.path: '/nowhere.jsonl' is no file."),
+        ("aritmetic", {}, "environment.name: there is no task source 'aritmetic'. Did you mean 'arithmetic'?"),
+        ("dataset", {"path": "/nowhere.jsonl"}, "environment.options.path: '/nowhere.jsonl' is not a file."),
         ("dataset", {}, "environment.options.path: Field required."),
         ("arithmetic", {"x": 1}, "environment.options.x: arithmetic has no such option."),
         ("json:loads", {}, "environment.name: 'json:loads' is"),
@@ -156,7 +156,7 @@ def test_tasks_that_cannot_be_had_are_refused(name, options, message):
 
 
 def test_a_reward_that_is_none_is_refused(file):
-    with pytest.raises(SettingsError, match="'exact' is no reward"):
+    with pytest.raises(SettingsError, match="'exact' is not a reward"):
         create_source("dataset", {"path": file, "reward": "exact"})
 
 

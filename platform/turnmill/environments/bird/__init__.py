@@ -1,4 +1,4 @@
-"""Questions to SQLite databases, answered in SQL."""
+"""BIRD: questions about SQLite databases, answered in SQL."""
 
 from turnmill.environments.bird.environment import Bird, BirdOptions
 

@@ -1,4 +1,4 @@
-"""Crafter: survive and build, told in words."""
+"""Crafter, observed in words."""
 
 from turnmill.environments.crafter.environment import Crafter, CrafterOptions
 from turnmill.environments.crafter.game import CrafterGame

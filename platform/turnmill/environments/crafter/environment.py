@@ -1,4 +1,4 @@
-"""Crafter: gather, build, fight and stay alive in a small world, told in words."""
+"""Crafter: gather, build, fight and survive in a small world."""
 
 import random
 import re
@@ -31,7 +31,7 @@ ACTIONS = {
     "make stone sword": "takes 1 wood and 1 stone, and a table nearby",
     "make iron sword": "takes 1 wood, 1 coal and 1 iron, and a table and a furnace nearby",
 }
-"""Actions in Crafter's order, and what they do."""
+"""Actions in Crafter's order, with their effects."""
 
 ACHIEVEMENTS = (
     "collect wood", "place table", "eat cow", "collect sapling", "collect drink", "make wood pickaxe",
@@ -39,12 +39,12 @@ ACHIEVEMENTS = (
     "make stone pickaxe", "make stone sword", "wake up", "place furnace", "collect coal", "collect iron",
     "make iron pickaxe", "make iron sword", "collect diamond",
 )  # fmt: skip
-"""From the easy to the hard."""
+"""All achievements, from easy to hard."""
 
 _DIAGONAL = re.compile(r"move (north|south) ?(west|east)")
 _SEVERAL_STEPS = re.compile(r"(move (?:north|south|west|east)) [0-9]{1,3} steps?")
-_DOING = re.compile(r"(?:collect|mine|chop|cut|drink|attack|hit|defeat|eat)(?: [a-z]+){0,3}")
-_REMARK = re.compile(r" ?\([^)]*\)")
+_INTERACTION = re.compile(r"(?:collect|mine|chop|cut|drink|attack|hit|defeat|eat)(?: [a-z]+){0,3}")
+_PARENTHESES = re.compile(r" ?\([^)]*\)")
 _SYNONYMS = {
     "make table": "place table",
     "make crafting table": "place table",
@@ -55,21 +55,21 @@ Side = Annotated[int, Field(ge=9, le=256)]
 
 
 class CrafterOptions(EnvironmentOptions):
-    """The size of the world and how long it lasts."""
+    """Size of the world and of the view, and length of episodes."""
 
     area: list[Side] = Field(default=[64, 64], min_length=2, max_length=2)
     """Columns and rows of the world."""
 
     view: list[Annotated[int, Field(ge=5, le=31)]] = Field(default=[9, 9], min_length=2, max_length=2)
-    """Columns and rows that the player sees, two rows of which the picture gives to the inventory."""
+    """Columns and rows of the view; in images the inventory covers two of the rows."""
 
     length: int = Field(default=10_000, ge=1)
-    """Steps of the game after which an episode ends; asleep, many go by in one turn."""
+    """Steps of the game after which an episode ends; one turn takes many steps while the player sleeps."""
 
 
 @register
 class Crafter(Environment):
-    """Crafter with its own rewards: 1 for a first achievement, a tenth for health won or lost."""
+    """Crafter (Hafner, 2021) with its own rewards: 1 for each new achievement, ±0.1 for health gained or lost."""
 
     name: ClassVar[str] = "crafter"
     Settings: ClassVar[type[EnvironmentOptions]] = CrafterOptions
@@ -85,37 +85,38 @@ class Crafter(Environment):
         self._seed = self._num_steps = 0
 
     def prepare(self, seed: int) -> None:
-        """Make the world of a seed while another one is played in."""
+        """Generate the world of a seed while an episode is played in another one."""
         game = self._spare or self._make()
         self._spare = None
         game.reset(seed=seed)
         self._prepared = (seed, game)
 
     def reset(self, seed: int) -> str:
-        """Begin in the world of a seed."""
+        """Start in the world of a seed."""
         if self._prepared is not None and self._prepared[0] == seed:
             self._spare, self._game = self._game, self._prepared[1]
-            seen = self._game.observe()
+            observation = self._game.observe()
         else:
-            seen, _ = self._game.reset(seed=seed)
+            observation, _ = self._game.reset(seed=seed)
         self._prepared = None
         self._seed, self._num_steps = seed, 0
-        self._achieved = seen["achievements"]
-        return describe(seen)
+        self._achieved = observation["achievements"]
+        return describe(observation)
 
     def step(self, action: str) -> StepResult:
-        """Execute one action; one who falls asleep plays on when awake."""
+        """Execute one action; if the player falls asleep, also all steps until he wakes up."""
         self._num_steps += 1
-        seen, reward, terminated, truncated, _ = self._game.step(self.actions.index(action))
-        while seen["sleeping"] and not (terminated or truncated):
-            seen, more, terminated, truncated, _ = self._game.step(self.actions.index("noop"))
+        observation, reward, terminated, truncated, _ = self._game.step(self.actions.index(action))
+        while observation["sleeping"] and not (terminated or truncated):
+            observation, more, terminated, truncated, _ = self._game.step(self.actions.index("noop"))
             reward += more
-        self._achieved = seen["achievements"]
+        self._achieved = observation["achievements"]
         num_achieved = sum(count > 0 for count in self._achieved.values())
-        return StepResult(describe(seen), reward, terminated, truncated, info={"achievements": float(num_achieved)})
+        info = {"achievements": float(num_achieved)}
+        return StepResult(describe(observation), reward, terminated, truncated, info=info)
 
     def instruction_prompt(self) -> str:
-        """Explain the actions, what there is to achieve still, and what needs what."""
+        """Return the prompt with the actions, the missing achievements and their requirements."""
         actions = "\n".join(f"{action}: {description}" for action, description in ACTIONS.items())
         missing = [name for name in ACHIEVEMENTS if not self._achieved.get(name.replace(" ", "_"))]
         return (
@@ -132,26 +133,26 @@ class Crafter(Environment):
         )
 
     def compact_prompt(self) -> str:
-        """State the goal."""
+        """Return the goal."""
         return "goal: stay alive and achieve all you can"
 
     def match_action(self, answer: str) -> str | None:
-        """The first line without a full stop; what surely means an action is read as that action."""
+        """Match the first line, normalizing spellings that unambiguously mean an action."""
         words = answer.strip().lower().partition("\n")[0].strip()
         words = words[:-1] if words.endswith((".", ",")) else words
-        words = _REMARK.sub("", words.replace("_", " ").replace("-", " ")).strip()
+        words = _PARENTHESES.sub("", words.replace("_", " ").replace("-", " ")).strip()
         if several := _SEVERAL_STEPS.fullmatch(words):
             words = several[1]
         if diagonal := _DIAGONAL.fullmatch(words):
-            # One of the two, by a draw that is the same when the episode is played again.
+            # One of the two at random, but the same one when the episode is replayed.
             words = f"move {random.Random(f'{self._seed}/{self._num_steps}').choice(diagonal.groups())}"
         words = _SYNONYMS.get(words, words)
-        if words not in ACTIONS and _DOING.fullmatch(words):
+        if words not in ACTIONS and _INTERACTION.fullmatch(words):
             words = "do"
         return words if words in ACTIONS else None
 
     def render(self) -> np.ndarray:
-        """Draw what the player sees."""
+        """Draw the player's view."""
         return self._game.render()
 
     def _make(self) -> CrafterGame:

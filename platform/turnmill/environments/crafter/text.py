@@ -1,25 +1,27 @@
-"""What a player of Crafter sees, has and is, in words."""
+"""Description of a Crafter observation in words."""
 
 from collections.abc import Mapping
-from typing import Any
+
+from turnmill.environments.crafter.game import Observation
 
 VITALS = ("health", "food", "drink", "energy")
 
 
-def describe(seen: Mapping[str, Any]) -> str:
-    """The player's state, surroundings, vitals and inventory, each a paragraph."""
-    parts = [_state(seen), _surroundings(seen["surroundings"]), _facing(seen["facing"])]
-    return "\n\n".join([*filter(None, parts), _vitals(seen["inventory"]), _inventory(seen["inventory"])])
+def describe(observation: Observation) -> str:
+    """Describe the player's state, surroundings, vitals and inventory, one paragraph each."""
+    inventory = observation["inventory"]
+    parts = [_state(observation), _surroundings(observation["surroundings"]), _facing(observation["facing"])]
+    return "\n\n".join([*filter(None, parts), _vitals(inventory), _inventory(inventory)])
 
 
-def _state(seen: Mapping[str, Any]) -> str:
-    if seen["dead"]:
+def _state(observation: Observation) -> str:
+    if observation["dead"]:
         return "You died."
-    return "You are sleeping." if seen["sleeping"] else ""
+    return "You are sleeping." if observation["sleeping"] else ""
 
 
 def _surroundings(cells: list[tuple[str, int, int]]) -> str:
-    """The nearest of each kind, the nearest kinds first."""
+    """Describe the nearest cell of each kind, nearest kinds first."""
     nearest: dict[str, tuple[int, int, int]] = {}
     for name, east, south in cells:
         distance = (abs(east) + abs(south), south, east)

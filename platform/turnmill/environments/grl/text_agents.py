@@ -5,7 +5,7 @@ from typing import ClassVar
 from turnmill.environments.base import Environment
 from turnmill.environments.grl.environment_agent import EnvironmentAgent
 from turnmill.environments.grl.registry import register_agent
-from turnmill.environments.maths.environment import SETS
+from turnmill.environments.maths.environment import PROBLEM_SETS
 
 
 @register_agent("blocksworldAgent")
@@ -59,7 +59,7 @@ class MathsAgent(EnvironmentAgent):
 
 
 # Each set of problems is an agent of its own, as in GRL: `gsm8kAgent`, `math500Agent` and so on.
-for _task in SETS:
+for _task in PROBLEM_SETS:
     _made = type(
         f"{_task.title()}Agent", (MathsAgent,), {"task": _task, "__module__": __name__, "__doc__": MathsAgent.__doc__}
     )

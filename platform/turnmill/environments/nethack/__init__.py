@@ -1,5 +1,5 @@
-"""NetHack, told by its screen."""
+"""NetHack, observed as the text of its screen."""
 
-from turnmill.environments.nethack.environment import Dungeon, DungeonOptions, NetHack
+from turnmill.environments.nethack.environment import NetHack, NetHackEnvironment, NetHackOptions
 
-__all__ = ["Dungeon", "DungeonOptions", "NetHack"]
+__all__ = ["NetHack", "NetHackEnvironment", "NetHackOptions"]

@@ -1,10 +1,12 @@
-"""NetHack and what is built of it: the screen as text, keys by name."""
+"""NetHack, and the base class of environments on its engine: the screen is text, actions are names of keys."""
 
 import random
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
@@ -15,7 +17,7 @@ _DIRECTIONS = {
     "N": "north", "E": "east", "S": "south", "W": "west",
     "NE": "northeast", "SE": "southeast", "SW": "southwest", "NW": "northwest",
 }  # fmt: skip
-_LEFT_OUT = frozenset(
+_EXCLUDED_KEYS = frozenset(
     {
         "quit",
         "save",
@@ -31,68 +33,71 @@ _LEFT_OUT = frozenset(
         "versionshort",
     }
 )
-"""Keys that leave the game, or only tell of the program."""
+"""Keys that leave the game or concern the program only."""
 
 _MORE = "--More--"
 _MAX_PAGES = 50
 
 
-class DungeonOptions(EnvironmentOptions):
-    """How the game is played."""
+class NetHackOptions(EnvironmentOptions):
+    """Handling of long messages, length of episodes, and arguments of the game."""
 
     skip_more: bool = False
-    """Turn the pages of long messages without asking; the last one is told."""
+    """Skip the pages of long messages: the agent reads the last one only."""
 
     max_steps: int = Field(default=100_000, ge=1)
     """Keys after which the game ends."""
 
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the environment's own, such as `character`."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of the game's environment, such as `character`."""
 
 
-class Dungeon(Environment):
-    """A game on NetHack's engine."""
+class NetHackEnvironment(Environment):
+    """Base class of games on NetHack's engine."""
 
-    Settings: ClassVar[type[EnvironmentOptions]] = DungeonOptions
+    Settings: ClassVar[type[EnvironmentOptions]] = NetHackOptions
     goal: ClassVar[str] = "Get as far as possible."
 
-    def __init__(self, task: str | None, max_turns: int, options: DungeonOptions) -> None:
+    def __init__(self, task: str | None, max_turns: int, options: NetHackOptions) -> None:
         super().__init__(task, max_turns, options)
         self._game = self.make_game()
         keys = list(self._game.unwrapped.actions)
         self._indices: dict[str, int] = {}
         for index, key in enumerate(keys):
-            if (name := name_of(key)) not in _LEFT_OUT:
+            if (name := key_name(key)) not in _EXCLUDED_KEYS:
                 self._indices.setdefault(name, index)
-        self._by_character = {chr(int(key)): name_of(key) for key in keys if 32 < int(key) < 127}
+        self._by_character = {chr(int(key)): key_name(key) for key in keys if 32 < int(key) < 127}
         self.actions = tuple(self._indices)
         self.default_action = "wait" if "wait" in self._indices else self.actions[0]
 
     def make_game(self) -> Any:
-        """The environment, behind gymnasium's interface."""
+        """Create the game, a gymnasium environment."""
         raise NotImplementedError
 
     def reset(self, seed: int) -> str:
-        """Begin the game of a seed; it repeats, for NetHack may not draw anew on the way."""
-        # MiniHack draws from a list of levels with the generator that all share.
+        """Start the game of a seed; NetHack must not reseed itself, so that the game is deterministic."""
+        # MiniHack selects a level with Python's global generator.
         random.seed(seed)
         self._game.unwrapped.seed(core=seed, disp=seed, reseed=False)
-        seen, _ = self._game.reset()
-        return _screen(seen)
+        observation, _ = self._game.reset()
+        return _screen(observation)
 
     def step(self, action: str) -> StepResult:
         """Press a key."""
-        seen, reward, terminated, truncated, _ = self._game.step(self._indices[action])
-        pages = 0
+        observation, reward, terminated, truncated, _ = self._game.step(self._indices[action])
+        num_pages = 0
         while (
-            self.options.skip_more and _MORE in _screen(seen) and not (terminated or truncated) and pages < _MAX_PAGES
+            self.options.skip_more
+            and _MORE in _screen(observation)
+            and not (terminated or truncated)
+            and num_pages < _MAX_PAGES
         ):
-            seen, more, terminated, truncated, _ = self._game.step(self._indices["more"])
-            reward, pages = reward + more, pages + 1
-        return StepResult(_screen(seen), float(reward), bool(terminated), bool(truncated))
+            observation, more_reward, terminated, truncated, _ = self._game.step(self._indices["more"])
+            reward, num_pages = reward + more_reward, num_pages + 1
+        return StepResult(_screen(observation), float(reward), bool(terminated), bool(truncated))
 
     def instruction_prompt(self) -> str:
-        """Explain the screen and the keys."""
+        """Return the prompt with the screen and the keys."""
         return (
             f"You play a dungeon game on a screen of text. {self.goal}\n\n"
             "The first line of the screen is a message, the last two are your state; between them is the map. @ is "
@@ -104,11 +109,11 @@ class Dungeon(Environment):
         )
 
     def compact_prompt(self) -> str:
-        """State the goal."""
+        """Return the goal."""
         return f"goal: {self.goal}"
 
     def match_action(self, answer: str) -> str | None:
-        """A key by its name, or a single character as it is typed."""
+        """Return the key of a name, or of a single character as it is typed."""
         answer = answer.strip()
         if len(answer) == 1 and answer in self._by_character:
             answer = self._by_character[answer]
@@ -120,21 +125,21 @@ class Dungeon(Environment):
 
 
 @register
-class NetHack(Dungeon):
-    """NetHack itself; its challenge, too, follows a seed here."""
+class NetHack(NetHackEnvironment):
+    """The NetHack Learning Environment (Küttler et al., 2020); its challenge accepts seeds here, too."""
 
     name: ClassVar[str] = "nethack"
     goal: ClassVar[str] = "Go down into the dungeon, and get as far as possible."
 
     def make_game(self) -> Any:
-        """NLE's environment of the task's name."""
+        """Create NLE's environment of the task. Raises SettingsError if it cannot be created."""
         nle = import_extra("nle.nethack", extra="nethack")
         gymnasium = import_extra("gymnasium", extra="nethack")
         import_extra("nle.env", extra="nethack")
         arguments = {"max_episode_steps": self.options.max_steps, **self.options.arguments}
         task = self.task or "NetHackChallenge-v0"
         if task == "NetHackChallenge-v0":
-            # As NLE has it, but for its refusal of seeds.
+            # NLE's own class of the challenge refuses seeds.
             task = "NetHackScore-v0"
             arguments = {
                 "actions": nle.ACTIONS,
@@ -147,29 +152,29 @@ class NetHack(Dungeon):
         return make_registered(gymnasium, task, "NetHack", arguments)
 
 
-def make_registered(gymnasium: Any, task: str, prefix: str, arguments: dict[str, Any]) -> Any:
-    """The environment of an id that begins with `prefix`."""
+def make_registered(gymnasium: Any, task: str, prefix: str, arguments: Mapping[str, object]) -> Any:
+    """Create the registered environment `task`. Raises SettingsError, with all ids that begin with `prefix`."""
     known = sorted(name for name in gymnasium.registry if name.startswith(prefix))
     if task not in known:
-        raise SettingsError(f"environment.task: there is no {task!r}. Known: {', '.join(known)}.")
+        raise SettingsError(f"environment.task: there is no task {task!r}. Known: {', '.join(known)}.")
     try:
         return gymnasium.make(
             task, disable_env_checker=True, observation_keys=("tty_chars", "glyphs", "blstats"), **arguments
         )
     except TypeError as error:
-        raise SettingsError(f"environment.options.arguments: {task} does not take them: {error}.") from error
+        raise SettingsError(f"environment.options.arguments: {task} does not accept them: {error}.") from error
     except ImportError as error:
-        raise SettingsError(f"environment.task: {task} needs more than the package: {error}.") from error
+        raise SettingsError(f"environment.task: {task} needs another package: {error}. Install it.") from error
 
 
-def name_of(key: Any) -> str:
-    """What an action is called: `north`, `far north`, `eat`, `7`."""
+def key_name(key: Enum) -> str:
+    """Return the name of a key as an action: `north`, `far north`, `eat`, `7`."""
     kind, name = type(key).__name__, key.name
     if kind.startswith("Compass"):
         return f"far {_DIRECTIONS[name]}" if kind.endswith("Longer") else _DIRECTIONS[name]
     return str(name).removeprefix("NUM_").lower()
 
 
-def _screen(seen: dict[str, np.ndarray]) -> str:
-    lines = [bytes(row).decode("latin-1").replace("\0", " ").rstrip() for row in seen["tty_chars"]]
+def _screen(observation: Mapping[str, np.ndarray]) -> str:
+    lines = [bytes(row).decode("latin-1").replace("\0", " ").rstrip() for row in observation["tty_chars"]]
     return "\n".join(lines).rstrip()

@@ -1,4 +1,4 @@
-"""WebShop: a small shop of our own behind its interface, or the original by its address."""
+"""WebShop: a small built-in shop with WebShop's interface, or an original WebShop server."""
 
 from turnmill.environments.webshop.environment import WebShop, WebShopOptions
 

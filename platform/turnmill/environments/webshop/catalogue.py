@@ -1,4 +1,4 @@
-"""The goods of the small shop, made by rule, and what its shoppers are sent to buy."""
+"""Generated products of the small shop, and the goals of its shoppers."""
 
 import random
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _SEED = 20
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Something to buy."""
+    """A product of the small shop."""
 
     number: str
     kind: str
@@ -43,14 +43,14 @@ class Product:
 
     @property
     def words(self) -> frozenset[str]:
-        """What a search finds it by."""
+        """Words by which a search finds the product."""
         named = " ".join((self.title, self.category, *self.attributes, *sum(self.options.values(), ())))
         return frozenset(named.lower().replace(",", " ").split())
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a shopper is sent to buy."""
+    """The product that a shopper is asked to buy."""
 
     product: Product
     attributes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Goal:
 
     @property
     def instruction(self) -> str:
-        """In words."""
+        """The goal in words."""
         options = " and ".join(f"{name}: {value}" for name, value in self.options.items())
         return (
             f"I need a {self.product.kind} that is {' and '.join(self.attributes)}, with {options}, "
@@ -67,7 +67,7 @@ class Goal:
         )
 
     def reward(self, bought: Product, chosen: Mapping[str, str]) -> float:
-        """The share of wishes that a purchase fulfils, less for another kind of thing."""
+        """Return the fraction of requirements that a purchase fulfils, reduced for another kind of product."""
         met = sum(attribute in bought.attributes for attribute in self.attributes)
         met += sum(chosen.get(name) == value for name, value in self.options.items())
         met += bought.price <= self.highest_price
@@ -79,21 +79,21 @@ class Goal:
 
 @cache
 def products() -> dict[str, Product]:
-    """Everything on the shelves, by number."""
-    chance = random.Random(_SEED)
+    """Return all products by number."""
+    rng = random.Random(_SEED)
     kinds = [(category, kind) for category, kinds in _CATEGORIES.items() for kind in kinds] * _PER_KIND
-    return {number: _product(chance, number, *kind) for number, kind in zip(_numbers(len(kinds)), kinds, strict=True)}
+    return {number: _product(rng, number, *kind) for number, kind in zip(_numbers(len(kinds)), kinds, strict=True)}
 
 
 def draw_goal(seed: int) -> Goal:
-    """What the shopper of a seed is sent to buy; there is always something that fulfils all of it."""
-    chance = random.Random(seed)
-    product = chance.choice([*products().values()])
+    """Draw the goal of a seed; at least one product fulfils it completely."""
+    rng = random.Random(seed)
+    product = rng.choice([*products().values()])
     return Goal(
         product,
-        attributes=tuple(chance.sample(product.attributes, 2)),
-        options={name: chance.choice(values) for name, values in product.options.items()},
-        highest_price=10.0 * (product.price // 10 + chance.randint(1, 3)),
+        attributes=tuple(rng.sample(product.attributes, 2)),
+        options={name: rng.choice(values) for name, values in product.options.items()},
+        highest_price=10.0 * (product.price // 10 + rng.randint(1, 3)),
     )
 
 
@@ -101,17 +101,17 @@ def _numbers(count: int) -> list[str]:
     return [f"b{index:04d}" for index in range(1, count + 1)]
 
 
-def _product(chance: random.Random, number: str, category: str, kind: str) -> Product:
-    attributes = tuple(chance.sample(_ATTRIBUTES[category], 3))
+def _product(rng: random.Random, number: str, category: str, kind: str) -> Product:
+    attributes = tuple(rng.sample(_ATTRIBUTES[category], 3))
     return Product(
         number,
         kind,
         category,
-        title=f"{chance.choice(_BRANDS)} {kind}, {', '.join(attributes)}",
-        price=chance.randint(800, 9900) / 100,
+        title=f"{rng.choice(_BRANDS)} {kind}, {', '.join(attributes)}",
+        price=rng.randint(800, 9900) / 100,
         attributes=attributes,
         options={
-            "color": tuple(chance.sample(_COLOURS, 3)),
+            "color": tuple(rng.sample(_COLOURS, 3)),
             "size": tuple(_SIZES[category]),
         },
     )

@@ -1,4 +1,4 @@
-"""WebShop: find and buy what an instruction asks for."""
+"""WebShop: find and buy the product that an instruction describes."""
 
 import re
 from typing import ClassVar
@@ -12,27 +12,27 @@ from turnmill.environments.webshop.pages import Page, Shop
 from turnmill.environments.webshop.small_shop import SmallShop
 
 NOTHING = ""
-"""The action of a response that can be done on no page."""
+"""Action of a response without a possible action."""
 
 _ACTION = re.compile(r"(search|click)\[([^\[\]]{1,500})\]")
 
 
 class WebShopOptions(EnvironmentOptions):
-    """Which shop."""
+    """Address of the shop."""
 
     url: str | None = None
-    """Address of an original WebShop that runs somewhere; left out, a small shop of turnmill's own."""
+    """Address of an original WebShop server; if omitted, a small built-in shop is used."""
 
     num_goals: int = Field(default=500, ge=1)
-    """Goals of the shop at `url`; seeds count through them."""
+    """Goals of the server at `url`; a seed selects one of them, modulo this number."""
 
     request_timeout_seconds: float = Field(default=10, gt=0)
-    """Time that the shop at `url` may take for a page."""
+    """Time that the server at `url` may take for a page."""
 
 
 @register
 class WebShop(Environment):
-    """One purchase: search, look, choose, buy."""
+    """WebShop (Yao et al., 2022): one purchase per episode."""
 
     name: ClassVar[str] = "webshop"
     Settings: ClassVar[type[EnvironmentOptions]] = WebShopOptions
@@ -47,17 +47,17 @@ class WebShop(Environment):
                 options.url, num_goals=options.num_goals, timeout_seconds=options.request_timeout_seconds
             )
         self.page = Page(())
-        """What the shopper sees."""
+        """Present page."""
 
     def reset(self, seed: int) -> str:
-        """Enter the shop with the wish of a seed."""
+        """Open the search page with the goal of a seed."""
         self.page = self._shop.start(seed)
-        return self._tell()
+        return self._observation()
 
     def step(self, action: str) -> StepResult:
         """Search or click."""
         if action == NOTHING:
-            return StepResult(self._tell(), info=_info(effective=False))
+            return StepResult(self._observation(), info=_info(effective=False))
         kind, _, argument = action.partition("[")
         argument = argument.removesuffix("]")
         self.page = (
@@ -65,11 +65,11 @@ class WebShop(Environment):
         )
         reward = self.page.reward
         if reward is None:
-            return StepResult(self._tell(), info=_info())
+            return StepResult(self._observation(), info=_info())
         return StepResult(self.page.text, reward, terminated=True, info=_info(bought=True, reward=reward))
 
     def instruction_prompt(self) -> str:
-        """Explain the pages and the form of actions."""
+        """Return the prompt with the pages and the form of actions."""
         return (
             "You are browsing an online shop. Find the product that the instruction describes, choose its options and "
             "buy it.\n\n"
@@ -82,11 +82,11 @@ class WebShop(Environment):
         )
 
     def compact_prompt(self) -> str:
-        """State the goal."""
+        """Return the goal."""
         return "goal: buy what the instruction asks for"
 
     def match_action(self, answer: str) -> str | None:
-        """`search[...]` or `click[...]`, if it can be done on the page."""
+        """Return `search[...]` or `click[...]`, if it is possible on the present page."""
         found = _ACTION.fullmatch(answer.strip().lower())
         if found is None:
             return None
@@ -94,7 +94,7 @@ class WebShop(Environment):
         possible = self.page.search_address is not None if kind == "search" else argument in self.page.clickables
         return f"{kind}[{argument}]" if possible and argument else None
 
-    def _tell(self) -> str:
+    def _observation(self) -> str:
         return f"{self.page.text}\nAvailable actions: {', '.join(self.page.actions)}"
 
 

@@ -1,4 +1,4 @@
-"""The original WebShop, served elsewhere: its pages read as text and links."""
+"""Client of an original WebShop server: its pages are parsed into text and links."""
 
 import urllib.error
 import urllib.parse
@@ -9,12 +9,12 @@ from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.webshop.pages import Page
 
 _MAX_PAGE_BYTES = 8 * 2**20
-_SILENT = frozenset({"style", "script", "head", "title"})
-_VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"})
+_INVISIBLE_TAGS = frozenset({"style", "script", "head", "title"})
+_VOID_TAGS = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"})
 
 
 class OriginalShop:
-    """Clicks through the pages of a WebShop server."""
+    """A session on a WebShop server."""
 
     def __init__(self, url: str, *, num_goals: int, timeout_seconds: float) -> None:
         self._url = url.rstrip("/")
@@ -22,16 +22,16 @@ class OriginalShop:
         self._timeout_seconds = timeout_seconds
 
     def start(self, seed: int) -> Page:
-        """The search page of the session that the server gives the goal of that number."""
+        """Open the search page of the session with the goal of number `seed`, modulo the number of goals."""
         return self._open(f"{self._url}/turnmill_fixed_{seed % self._num_goals}")
 
     def search(self, page: Page, words: str) -> Page:
-        """What the search form brings."""
-        assert page.search_address is not None, "only a page with a search bar is searched from"
+        """Submit the search form."""
+        assert page.search_address is not None, "the page has a search bar"
         return self._open(page.search_address, {"search_query": words})
 
     def click(self, page: Page, label: str) -> Page:
-        """What a link, a button or an option brings."""
+        """Follow a link, a button or an option."""
         return self._open(page.clickables[label])
 
     def _open(self, address: str, form: dict[str, str] | None = None) -> Page:
@@ -42,19 +42,19 @@ class OriginalShop:
                 return read_page(body.decode("utf-8", "replace"), response.url)
         except (OSError, urllib.error.URLError, ValueError) as error:
             raise EnvironmentFailedError(
-                f"environment.options.url: {self._url} gave no page: {error}. Is WebShop running there?"
+                f"environment.options.url: {self._url} returned no page: {error}. Is WebShop running there?"
             ) from error
 
 
 def read_page(html: str, address: str) -> Page:
-    """The text and the links of a page of WebShop; relative links start from `address`."""
-    reader = _Reader(address)
+    """Parse a page of WebShop into text and links; relative links are resolved against `address`."""
+    reader = _PageParser(address)
     reader.feed(html)
     reader.close()
     return Page(tuple(reader.parts), reader.clickables, reader.search_address, reader.reward)
 
 
-class _Reader(HTMLParser):
+class _PageParser(HTMLParser):
     def __init__(self, address: str) -> None:
         super().__init__()
         self.address = address
@@ -68,9 +68,9 @@ class _Reader(HTMLParser):
         self._in_reward = False
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Note where forms, buttons, links and options lead."""
+        """Record the addresses of forms, buttons, links and options."""
         given = {name: value or "" for name, value in attributes}
-        if tag not in _VOID:
+        if tag not in _VOID_TAGS:
             self._open.append(tag)
         if tag == "form":
             self._form = urllib.parse.urljoin(self.address, given.get("action", ""))
@@ -88,8 +88,8 @@ class _Reader(HTMLParser):
             self._in_reward = True
 
     def handle_endtag(self, tag: str) -> None:
-        """Forget what is closed."""
-        # Pages close some headings by another name: what is open inside is closed with what holds it.
+        """Close a tag and all tags that are open inside of it."""
+        # Pages close some headings with another tag.
         if tag in self._open:
             while self._open.pop() != tag:
                 pass
@@ -97,9 +97,9 @@ class _Reader(HTMLParser):
             self._link = ""
 
     def handle_data(self, data: str) -> None:
-        """Collect text, and what it is a label of."""
+        """Collect text, and the labels of links and buttons."""
         words = data.strip()
-        if not words or _SILENT & set(self._open):
+        if not words or _INVISIBLE_TAGS & set(self._open):
             return
         self.parts.append(words)
         if self._link and words.lower() != "search":

@@ -1,4 +1,4 @@
-"""What a shop shows: a page of text with things to click on."""
+"""Pages of a shop: text, and labels that can be clicked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,40 +10,40 @@ SEPARATOR = " [SEP] "
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page."""
+    """A page of a shop."""
 
     parts: tuple[str, ...]
-    """Its text, piece by piece."""
+    """Pieces of its text."""
 
     clickables: Mapping[str, str] = field(default_factory=dict)
-    """What can be clicked on, in lower case, and the address that it leads to."""
+    """Addresses by the labels that can be clicked, in lower case."""
 
     search_address: str | None = None
-    """Where a search goes to; None without a search bar."""
+    """Address of the search form; None if the page has no search bar."""
 
     reward: float | None = None
-    """What the purchase is worth; None before it."""
+    """Reward of the purchase, between 0 and 1; None before it."""
 
     @property
     def text(self) -> str:
-        """What a shopper reads."""
+        """Text of the page, as WebShop's text environment joins it."""
         return SEPARATOR.join(self.parts)
 
     @property
     def actions(self) -> list[str]:
-        """What a shopper can do."""
+        """Actions that are possible on the page."""
         search = ["search[<content>]"] if self.search_address is not None else []
         return [*search, *(f"click[{label}]" for label in self.clickables)]
 
 
 class Shop(Protocol):
-    """Whoever serves the pages."""
+    """A shop that serves pages."""
 
     def start(self, seed: int) -> Page:
-        """The search page of a new shopper, with what the seed wants him to buy."""
+        """Start an episode with the goal of a seed, and return the search page."""
 
     def search(self, page: Page, words: str) -> Page:
-        """The first page of results."""
+        """Return the first page of results."""
 
     def click(self, page: Page, label: str) -> Page:
-        """Where one of `page.clickables` leads."""
+        """Return the page behind one of `page.clickables`."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.model import WarmStart
 from turnmill.tasks import Task, TaskSource
-from turnmill.tasks.arithmetic import Stretch
+from turnmill.tasks.arithmetic import DemonstratedResponse
 from turnmill.training.warm_start.cloning import Row
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
@@ -20,7 +20,7 @@ class Teacher(Protocol):
 
     words: Sequence[str]
 
-    def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[Stretch]]]:
+    def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[DemonstratedResponse]]]:
         """Tasks, and what is said in them."""
         ...
 
@@ -45,11 +45,12 @@ def build_task_rows(teacher: Teacher, settings: WarmStart) -> tuple[PreTrainedTo
 
 def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmStart) -> Iterator[Row]:
     nothing_uncertain = torch.zeros(0, len(tokenizer))
-    for task, stretches in teacher.demonstrations(settings.seed, settings.turns):
+    for task, responses in teacher.demonstrations(settings.seed, settings.turns):
         prompt = tokenizer.apply_chat_template(
             [dict(message) for message in task.messages], add_generation_prompt=True, tokenize=True, return_dict=False
         )
-        for number, stretch in enumerate(stretches):
-            read, said = (tokenizer.encode(text, add_special_tokens=False) for text in (stretch.read, stretch.said))
-            end = [tokenizer.eos_token_id] if number == len(stretches) - 1 else []
-            yield Row((*prompt, *read), (*said, *end), nothing_uncertain)
+        for number, response in enumerate(responses):
+            texts = (response.context, response.response)
+            context, generated = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+            end = [tokenizer.eos_token_id] if number == len(responses) - 1 else []
+            yield Row((*prompt, *context), (*generated, *end), nothing_uncertain)
