@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.failure import Failure
+from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.verlog.episode_loop import EpisodeLoop
 from turnmill.testing.agent_loops import SAMPLING, Table, job_of
@@ -20,7 +21,7 @@ class EpisodeTable(Table):
         super().__init__(EpisodeLoop, run_dir, script, job)
 
     async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
-        """One episode: its rows, or a Failure."""
+        """One episode: its rows, or a EpisodeFailure."""
         return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
 
 
@@ -38,8 +39,8 @@ def table(tmp_path) -> Callable[..., EpisodeTable]:
     return make
 
 
-def told(rows: list[Any]) -> dict[str, Any]:
-    return dict(rows[-1].extra_fields["trajectory"])
+def summary(rows: list[Any]) -> EpisodeSummary:
+    return decode(rows[-1].episode_summary, EpisodeSummary)
 
 
 async def test_an_episode_is_played_to_its_end_with_a_row_for_each_turn(table):
@@ -47,20 +48,20 @@ async def test_an_episode_is_played_to_its_end_with_a_row_for_each_turn(table):
 
     rows = await at.play(task=1, sample=2, step=3)
 
-    assert [row.facts.reward for row in rows] == [0, -0.1, 1.0]
+    assert [row.metadata.reward for row in rows] == [0, -0.1, 1.0]
     assert [float(row.as_dict()["rm_scores"].sum()) for row in rows] == pytest.approx([0, -0.1, 1.0])
-    assert told(rows)["name"] == at.logged()[0].episode == "t3-1-2"
-    assert told(rows)["sampled"] == b"".join(pack_tokens(row.response_ids) for row in rows)
-    assert (told(rows)["reward"], told(rows)["success"], told(rows)["stop_reason"]) == (0.9, True, "completed")
-    assert told(rows)["figures"]["valid_action"] == pytest.approx(2 / 3)
-    assert [turn.turn for turn in at.logged()] == [0, 1, 2]
+    assert summary(rows).episode_id == at.logged()[0].episode == "t3-1-2"
+    assert summary(rows).sampled_tokens == b"".join(pack_tokens(row.response_ids) for row in rows)
+    assert (summary(rows).reward, summary(rows).success, summary(rows).stop_reason) == (0.9, True, "completed")
+    assert summary(rows).metrics["valid_action"] == pytest.approx(2 / 3)
+    assert [row.episode_summary for row in rows[:-1]] == [b""] * (len(rows) - 1)
 
 
 async def test_an_episode_ends_at_its_turn_limit(table):
     rows = await table([LOOK] * 3, max_turns=2).play()
 
     assert len(rows) == 2
-    assert (told(rows)["stop_reason"], told(rows)["success"]) == ("max_turns", False)
+    assert (summary(rows).stop_reason, summary(rows).success) == ("max_turns", False)
 
 
 async def test_the_episodes_of_a_task_begin_alike_and_are_sampled_differently(table):
@@ -68,7 +69,7 @@ async def test_the_episodes_of_a_task_begin_alike_and_are_sampled_differently(ta
 
     rows = [await at.play(task=task, sample=sample) for task, sample in ((0, 0), (0, 1), (1, 0), (0, 0))]
 
-    first, second, other, again = ([row.extra_fields["state"] for row in each] for each in rows)
+    first, second, other, again = (summary(each).row_states for each in rows)
     assert first == second == again != other
     seeds = [request.sampling_params["seed"] for request in at.policy.requests]
     assert seeds[0] == seeds[3]
@@ -79,7 +80,7 @@ async def test_a_turn_carries_the_state_that_it_began_in(table):
     # Looking is counted; the state after it is another one.
     rows = await table([LOOK, LOOK, WIN]).play()
 
-    assert len({row.extra_fields["state"] for row in rows}) == 3
+    assert len(set(summary(rows).row_states)) == 3
 
 
 async def test_an_episode_that_something_around_it_breaks_has_no_rows(table):
@@ -87,19 +88,16 @@ async def test_an_episode_that_something_around_it_breaks_has_no_rows(table):
 
     failure = await at.play(task=1)
 
-    assert isinstance(failure, Failure)
-    assert (failure.name, failure.cause, failure.num_turns) == ("t1-1-0", "environment", 1)
+    assert isinstance(failure, EpisodeFailure)
+    assert (failure.episode_id, failure.cause, failure.num_turns) == ("t1-1-0", "environment", 1)
     assert [turn.stop_reason for turn in at.logged()] == [None, "failed"]
 
 
-async def test_an_episode_of_a_validation_is_told_in_one_row(table):
+async def test_an_episode_of_a_validation_is_one_row(table):
     at = table([LOOK, WIN])
 
     (row,) = await at.play(validate=True)
 
-    assert told([row]) == {
-        "reward": 1.0,
-        "success": True,
-        "figures": {"num_turns": 2, "valid_action": 1.0, "failures": 0},
-    }
+    assert (summary([row]).reward, summary([row]).success, summary([row]).num_turns) == (1.0, True, 2)
+    assert (summary([row]).metrics["valid_action"], summary([row]).metrics["failures"]) == (1.0, 0)
     assert len(at.logged(validation=True)) == 2

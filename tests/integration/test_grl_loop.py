@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from turnmill.core.errors import SettingsError
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.environments.base import VALIDATION_SEEDS
-from turnmill.rollout.failure import Failure
-from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.rows import verl_rows
 from turnmill.rollout.journal import StoreJournal
+from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable, grl_job
 from turnmill.testing.agents import counting, say
@@ -46,7 +48,7 @@ def learned(row: Any) -> str:
 
 def foreign(episode: Any) -> int:
     rows = ((row.response_ids, row.response_mask) for row in verl_rows(episode))
-    return count_unsampled_tokens(rows, episode.told()["sampled"])
+    return count_unsampled_tokens(rows, episode.summary().sampled_tokens)
 
 
 async def test_an_episode_is_one_conversation_in_one_row(table):
@@ -102,24 +104,26 @@ async def test_turns_end_where_their_scores_are_placed(table):
     episode = await at.play()
 
     (row,) = verl_rows(episode)
-    told = EpisodeSummary.read(row.extra_fields["trajectory"])
-    assert (told.rewards, told.penalties) == ((1.0, 3.0), (-0.1, 0.0))
-    ends = [TOKENIZER.decode(row.response_ids[: token + 1]) for _, token in told.places]
+    summary = decode(row.episode_summary, GrlEpisodeSummary)
+    assert (summary.turn_rewards, summary.turn_penalties) == ((1.0, 3.0), (-0.1, 0.0))
+    ends = [TOKENIZER.decode(row.response_ids[: token + 1]) for _, token in summary.response_ends]
     assert [end.endswith(f"</answer>{END}") for end in ends] == [True, True]
-    assert told.places[-1] == (0, len(row.response_ids) - 1)
-    texts = [TOKENIZER.decode(row.response_ids[end + 1 - length : end + 1]) for _, _, end, length in told.responses]
+    assert summary.response_ends[-1] == (0, len(row.response_ids) - 1)
+    texts = [
+        TOKENIZER.decode(row.response_ids[place.end + 1 - place.num_tokens : place.end + 1])
+        for place in summary.responses
+    ]
     assert texts == [say("1", "fly") + END, THREE]
 
 
-async def test_what_is_told_names_group_kind_and_figures(table):
+async def test_the_summary_has_the_group_the_kind_and_the_metrics_of_the_agent(table):
     at = table([THREE])
 
-    told = (await at.play(group=1)).told()
+    summary = (await at.play(group=1)).summary()
 
-    episode = EpisodeSummary.read(told)
-    assert (episode.group, episode.tag) == (1, "counter")
-    assert episode.metrics["counter/success"] == 1.0
-    assert (told["success"], told["reward"], told["own_scores"]) == (True, 3.0, True)
+    assert (summary.group, summary.tag) == (1, "counter")
+    assert summary.agent_metrics["counter/success"] == 1.0
+    assert (summary.success, summary.reward, summary.row_rewards) == (True, 3.0, True)
 
 
 async def test_responses_may_be_put_into_their_form_as_grl_does(table):
@@ -172,7 +176,7 @@ async def test_a_conversation_that_grows_too_long_goes_on_in_a_row_of_its_own(ta
     rows = verl_rows(episode)
     assert len(rows) == 3
     assert all(len(request.prompt_ids) <= 300 for request in at.policy.requests)
-    assert [row for row, _ in EpisodeSummary.read(episode.told()).places] == [0, 1, 2]
+    assert [row for row, _ in episode.summary().response_ends] == [0, 1, 2]
     assert "".join(map(learned, rows)) == ONE + ONE + THREE
     assert foreign(episode) == 0
 
@@ -209,7 +213,7 @@ async def test_a_first_prompt_that_is_cut_is_the_prompt_of_its_row_whatever_is_l
     assert row.prompt_ids
     assert [*row.prompt_ids, *row.response_ids] == [*at.policy.requests[0].prompt_ids, *TOKENIZER.encode(THREE)]
     assert len(at.policy.requests[0].prompt_ids) == 100
-    assert [place for place, _ in EpisodeSummary.read(episode.told()).places] == [0]
+    assert [place for place, _ in episode.summary().response_ends] == [0]
 
 
 @pytest.mark.parametrize("mask", ["assistant", "after_system"])
@@ -240,7 +244,7 @@ async def test_an_agent_that_breaks_costs_its_episode_alone(table, how: str):
 
     failure = await at.play()
 
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EpisodeFailure)
     assert failure.cause == "environment"
     (record,) = at.logged()
     assert (record.stop_reason, record.environment_name) == ("failed", "counter")
@@ -402,5 +406,6 @@ async def test_an_episode_carries_on_from_its_last_turn_in_another_process(table
 
     assert len(second.policy.requests) == 3 - (turn - 1)
     assert episode.conversation.rows == wanted.conversation.rows
-    assert EpisodeSummary.read(episode.told()) == EpisodeSummary.read(wanted.told())
+    names_and_times = {"episode_id": "", "seconds": {}}
+    assert replace(episode.summary(), **names_and_times) == replace(wanted.summary(), **names_and_times)
     assert (episode.stop_reason, episode.num_turns) == ("max_turns", 3)

@@ -8,7 +8,8 @@ import pytest
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
+from turnmill.rollout.queue_payload import encode
 from turnmill.testing.agent_loops import grl_job
 from turnmill.testing.row_queue import RowQueue
 from turnmill.training.batches import trajectory as trajectory_batch
@@ -38,18 +39,28 @@ def job(**agent: Any) -> AgentTrainingJob:
 def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalties: tuple[float, ...] = ()) -> None:
     """An episode of one row, in which every turn takes three tokens, the last two of them said."""
     places = tuple((0, 3 * number + 2) for number in range(len(turns)))
-    told = EpisodeSummary(
-        group, "counter", turns, penalties or (0.0,) * len(turns), places, {"counter/success": 1.0}, (2,) * len(turns)
+    summary = GrlEpisodeSummary(
+        episode_id=f"t1-{group}-{member}",
+        reward=sum(turns),
+        stop_reason="completed",
+        success=True,
+        num_turns=len(turns),
+        metrics={"valid_action": 1.0},
+        group=group,
+        tag="counter",
+        turn_rewards=turns,
+        turn_penalties=penalties or (0.0,) * len(turns),
+        response_ends=places,
+        response_lengths=(2,) * len(turns),
+        agent_metrics={"counter/success": 1.0},
     )
-    figures = {"name": f"t1-{group}-{member}", "reward": sum(turns), "success": True, "stop_reason": "completed",
-               "figures": {"valid_action": 1.0}}  # fmt: skip
     length = 3 * len(turns)
     queue.add(
         f"group{group}_{member}_0",
         responses=[0] * length,
         rm_scores=[0.0] * length,
         advantages=[float(token) for token in range(length)],
-        extra_fields={"trajectory": figures | told.as_field()},
+        episode_summary=encode(summary),
     )
 
 
@@ -82,7 +93,7 @@ def test_turns_may_have_scores_of_their_own(queue):
     assert scores(queue) == {"group1_0_0": [0, 0, -2.5, 0, 0, 6.0], "group1_1_0": [0, 0, -4.0]}
 
 
-def test_figures_are_of_all_episodes_of_the_step(queue):
+def test_metrics_are_of_all_episodes_of_the_step(queue):
     two_groups(queue)
     made = trainer()
 

@@ -13,12 +13,12 @@ from verl.tools import function_tool
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from turnmill.core.errors import SettingsError
-from turnmill.rollout.failure import Failure
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END, TOKENIZER
-from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job
+from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job, summary_of
 from turnmill.testing.policies import LOG_PROB
 from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.training.agent_kinds import agent_kind
@@ -112,7 +112,7 @@ async def test_functions_are_tools_with_and_without_a_name_sync_and_async(table:
 
     assert '<tool_response>\n{"text": "HEY"}\n</tool_response>' in played.prompts[1]
     assert "<tool_response>\nbye\n</tool_response>" in played.prompts[2]
-    assert row.extra_fields["trajectory"]["figures"]["tool_avg_loud"] == 1
+    assert summary_of(row).metrics["tool_avg_loud"] == 1
 
 
 def test_two_tools_of_one_name_are_refused(table: Make, tmp_path: Path):
@@ -130,7 +130,7 @@ async def test_calls_beyond_the_limit_of_a_response_are_dropped(table: Make):
 
     assert played.prompts[1].count("<tool_response>") == 2
     assert "two" in played.prompts[1].rpartition("<tool_response>")[2]
-    assert row.extra_fields["trajectory"]["figures"]["num_tool_calls"] == 2
+    assert summary_of(row).metrics["num_tool_calls"] == 2
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ async def test_a_trajectory_ends_at_its_limit_of_turns(table: Make, limit: Any, 
     (row,) = await played.play()
 
     assert len(played.policy.requests) == num_responses
-    assert row.extra_fields["trajectory"]["stop_reason"] == "max_turns"
+    assert summary_of(row).stop_reason == "max_turns"
     assert played.logged()[-1].stop_detail == detail
 
 
@@ -210,7 +210,7 @@ async def test_a_trajectory_ends_where_what_a_tool_answers_does_not_fit(table: M
     (row,) = await played.play()
 
     assert text(played, row) == said
-    assert row.extra_fields["trajectory"]["stop_reason"] == "max_tokens"
+    assert summary_of(row).stop_reason == "max_tokens"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ async def test_a_response_that_fills_its_room_is_cut_off_unless_it_ends_there(ta
     (row,) = await played.play()
 
     assert text(played, row) == said
-    assert (row.extra_fields["trajectory"]["stop_reason"], played.logged()[-1].stop_detail) == end
+    assert (summary_of(row).stop_reason, played.logged()[-1].stop_detail) == end
 
 
 async def test_a_call_that_fills_its_room_ends_the_trajectory(table: Make):
@@ -235,7 +235,7 @@ async def test_a_call_that_fills_its_room_ends_the_trajectory(table: Make):
 
     (row,) = await played.play()
 
-    assert row.extra_fields["trajectory"]["stop_reason"] == "max_tokens"
+    assert summary_of(row).stop_reason == "max_tokens"
 
 
 # ---- tokens ----
@@ -253,9 +253,7 @@ async def test_only_what_the_policy_said_is_learned_and_it_read_these_very_token
     assert [LOG_PROB * mask for mask in row.response_mask] == row.response_logprobs
     second = played.policy.requests[1]
     assert list(second.prompt_ids) == (row.prompt_ids + row.response_ids)[: len(second.prompt_ids)]
-    assert (
-        count_unsampled_tokens([(row.response_ids, row.response_mask)], row.extra_fields["trajectory"]["sampled"]) == 0
-    )
+    assert count_unsampled_tokens([(row.response_ids, row.response_mask)], summary_of(row).sampled_tokens) == 0
 
 
 async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
@@ -306,7 +304,7 @@ async def test_tokens_that_the_template_spells_otherwise_are_warned_of(
 
     expected = f"Inconsistent training and inference tokenization detected ({mode})"
     assert [record for record in caplog.messages if record.startswith(expected)] == caplog.messages[: int(warns)]
-    assert row.extra_fields["trajectory"]["figures"].get("tokenization_differences", 0) == warns
+    assert summary_of(row).metrics.get("tokenization_differences", 0) == warns
     assert learned(played, row) == said + END + DONE
 
 
@@ -322,7 +320,7 @@ async def test_the_policy_may_read_what_inference_would_show_it_and_learns_from_
     assert (learned(played, first), learned(played, second)) == (said + END, answer + END)
     assert played.tokenizer.decode(second.prompt_ids) == played.prompts[1]
     rows = [(row.response_ids, row.response_mask) for row in (first, second)]
-    assert count_unsampled_tokens(rows, second.extra_fields["trajectory"]["sampled"]) == 0
+    assert count_unsampled_tokens(rows, summary_of(second).sampled_tokens) == 0
 
 
 async def test_what_was_said_counts_where_the_context_that_is_spelled_anew_leaves_no_room(table: Make):
@@ -373,7 +371,7 @@ async def test_the_default_loop_is_that_of_the_job(table: Make):
     (row,) = await played.play()
 
     assert "Tools:" not in played.prompts[0]
-    assert len(played.policy.requests) == row.extra_fields["trajectory"]["figures"]["num_turns"] == 1
+    assert len(played.policy.requests) == summary_of(row).metrics["num_turns"] == 1
 
 
 async def test_loops_of_ones_own_come_from_a_file_and_may_return_several_outputs(table: Make, tmp_path: Path):
@@ -396,7 +394,7 @@ async def test_a_loop_that_tells_no_finite_reward_fails_the_trajectory(table: Ma
 
     failure = await played.play()
 
-    assert (type(failure), failure.cause) == (Failure, "reward")
+    assert (type(failure), failure.cause) == (EpisodeFailure, "reward")
 
 
 async def test_a_loop_that_breaks_ends_its_own_trajectory_alone(table: Make, tmp_path: Path):
@@ -406,7 +404,7 @@ async def test_a_loop_that_breaks_ends_its_own_trajectory_alone(table: Make, tmp
 
     outcomes = [await played.play(task=task) for task in range(2)]
 
-    (failure,) = (outcome for outcome in outcomes if isinstance(outcome, Failure))
+    (failure,) = (outcome for outcome in outcomes if isinstance(outcome, EpisodeFailure))
     assert failure.cause == "agent_loop"
     assert "'breaks' broke: ZeroDivisionError" in failure.message
     assert len([outcome for outcome in outcomes if isinstance(outcome, list)]) == 1
@@ -428,7 +426,7 @@ async def test_a_tool_that_reaches_nobody_ends_the_trajectory_or_is_told(table: 
 
     assert len(played.policy.requests) == num_asked
     if failure == "fail":
-        assert isinstance(outcome, Failure)
+        assert isinstance(outcome, EpisodeFailure)
         assert outcome.cause == "tool_connection"
         assert played.logged()[-1].failed_cause == "tool_connection"
     else:
@@ -442,7 +440,7 @@ async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_pa
 
     outcome = await played.play()
 
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, EpisodeFailure)
     assert outcome.cause == "tool_timeout"
 
 
@@ -531,7 +529,7 @@ async def test_a_reward_that_is_no_finite_number_fails_the_trajectory(table: Mak
 
     failure = await played.play()
 
-    assert (type(failure), failure.cause) == (Failure, "reward")
+    assert (type(failure), failure.cause) == (EpisodeFailure, "reward")
 
 
 # ---- files ----

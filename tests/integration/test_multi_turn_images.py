@@ -11,7 +11,7 @@ import transfer_queue
 from PIL import Image
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-from turnmill.rollout.failure import Failure
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import ConversationTable, conversation_job
 from turnmill.testing.trial_tools import CAMERA_FILE
@@ -143,7 +143,7 @@ async def test_a_picture_outside_a_list_is_a_mistake_of_the_tool(table):
 async def test_videos_of_tools_end_the_trajectory(table):
     failure = await table([photograph("film"), DONE]).play()
 
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EpisodeFailure)
     assert "Multimedia type 'video' is not currently supported" in failure.message
 
 
@@ -153,7 +153,7 @@ async def test_a_model_that_reads_text_alone_refuses_pictures(table, tmp_path):
 
     failure = await played.play()
 
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EpisodeFailure)
     assert failure.cause == "agent_loop"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END
-from turnmill.testing.conversations import ConversationTable, conversation_job
+from turnmill.testing.conversations import ConversationTable, conversation_job, summary_of
 from turnmill.testing.policies import Request
 from turnmill.testing.trial_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
 from turnmill.testing.vision import tiny_vision_model
@@ -77,7 +77,7 @@ async def test_what_was_said_and_answered_before_is_not_asked_for_again(attempt:
     assert [note for note in Scales.notes if note.startswith("execute")] == [
         f"execute {{'weight': {weight}}}" for weight in WEIGHTS
     ]
-    figures = row.extra_fields["trajectory"]["figures"]
+    figures = summary_of(row).metrics
     assert (figures["turns_carried_on"], figures["num_turns"], figures["num_tool_calls"]) == (turn, 3, 2)
     assert row.extra_fields["tool_rewards"] == [0.5, 0.5]
 
@@ -105,7 +105,7 @@ async def test_calls_of_one_response_that_are_answered_at_once_are_all_kept(atte
     await second.worker.close()
     assert len(executed) == 2
     assert [note for note in Scales.notes if note.startswith("execute")] == executed
-    assert row.extra_fields["trajectory"]["figures"]["num_tool_calls"] == 2
+    assert summary_of(row).metrics["num_tool_calls"] == 2
 
 
 async def test_an_answer_that_was_under_way_is_asked_for_again(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
@@ -161,4 +161,4 @@ async def test_a_trajectory_begins_anew_where_the_job_asks_in_other_words(attemp
     await second.worker.close()
     assert len(second.policy.requests) == 3
     assert "Unknown function 'weigh'" in second.prompts[1]
-    assert row.extra_fields["trajectory"]["figures"]["num_turns"] == 3
+    assert summary_of(row).metrics["num_turns"] == 3

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from turnmill.core.errors import StoreUnavailableError
-from turnmill.core.trajectory import in_full
+from turnmill.core.trajectory import EpisodeFailure, complete_turns
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.failure import Failure
 from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
@@ -85,16 +84,18 @@ async def test_a_trajectory_carries_on_from_its_last_turn_in_another_process(att
 
     await dies(attempt(CrashingAt(turn)))
     second = attempt(script)
-    outcome = await second.play()
+    result = await second.play()
 
-    assert outcome.rows == wanted.rows
-    assert (outcome.stop_reason, outcome.detail, outcome.num_turns) == ("completed", wanted.detail, 4)
+    assert result.rows == wanted.rows
+    assert (result.summary.stop_reason, result.detail, result.summary.num_turns) == ("completed", wanted.detail, 4)
     assert len(second.policy.requests) == 4 - turn
     assert [call["action"] for call in server.calls] == calls
     assert len({call["trajectory"] for call in server.calls}) == 1
-    assert outcome.figures["turns_carried_on"] == turn
+    assert result.summary.metrics["turns_carried_on"] == turn
     counted = ("num_tool_calls", "valid_action", "valid_traj", "per_action_length", "turn_0_action_logp")
-    assert {name: outcome.figures[name] for name in counted} == {name: wanted.figures[name] for name in counted}
+    assert {name: result.summary.metrics[name] for name in counted} == {
+        name: wanted.summary.metrics[name] for name in counted
+    }
 
 
 async def test_a_call_that_was_under_way_is_made_again_as_it_was(attempt, server):
@@ -108,23 +109,27 @@ async def test_a_call_that_was_under_way_is_made_again_as_it_was(attempt, server
     await dies(first)
     # Asked again it would say something else.
     second = attempt(lambda request: script(request).replace("<py>0", "<py>9"))
-    outcome = await second.play()
+    result = await second.play()
 
     first_call, again, *_ = server.calls
     assert again == first_call
     assert again["action"] == "<py>0</py>"
     assert len(second.policy.requests) == 3
     assert "<py>9" not in "".join(second.prompts)
-    assert outcome.num_turns == 4
+    assert result.summary.num_turns == 4
 
 
 async def test_a_trajectory_that_had_ended_is_not_played_again(attempt):
     wanted = await attempt(script).play()
     second = attempt(script)
 
-    outcome = await second.play()
+    result = await second.play()
 
-    assert (outcome.rows, outcome.stop_reason, outcome.detail) == (wanted.rows, wanted.stop_reason, wanted.detail)
+    assert (result.rows, result.summary.stop_reason, result.detail) == (
+        wanted.rows,
+        wanted.summary.stop_reason,
+        wanted.detail,
+    )
     assert second.policy.requests == []
 
 
@@ -134,9 +139,9 @@ async def test_steps_after_the_first_of_an_attempt_begin_from_the_prompt(attempt
     second = attempt(script)
 
     await second.play(step=1)
-    outcome = await second.play(step=2)
+    result = await second.play(step=2)
 
-    assert outcome.figures["turns_carried_on"] == 0
+    assert result.summary.metrics["turns_carried_on"] == 0
     assert len(second.policy.requests) == 8
     # What tools remember of the one that was left is not its own.
     assert left not in {call["trajectory"] for call in server.calls[2:]}
@@ -149,7 +154,7 @@ async def test_what_is_in_flight_can_be_read_from_the_store(attempt, store):
     journal = TrajectoryJournal.from_url(store.url, first.folder.run_name())
     (trajectory,) = await journal.live(deadline=deadline_in(5))
 
-    turns = in_full(trajectory.turns)
+    turns = complete_turns(trajectory.turns)
     assert [turn.observation for turn in turns] == ["[0]", "[1]"]
     assert turns[0].log_probs == (-0.5,) * len(turns[0].response_ids)
     await journal.close()
@@ -167,12 +172,12 @@ async def test_a_process_that_was_overtaken_leaves_everything_to_the_other(attem
 
     failure = await process.play()
 
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EpisodeFailure)
     assert "is played elsewhere" in failure.message
     await process.loop.close()
     assert server.finished == []
-    outcome = await attempt(script).play()
-    assert outcome.figures["turns_carried_on"] == 2
+    result = await attempt(script).play()
+    assert result.summary.metrics["turns_carried_on"] == 2
 
 
 async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(attempt, server, monkeypatch):
@@ -191,9 +196,9 @@ async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(a
     (before,) = {call["trajectory"] for call in server.calls}
     server.calls.clear()
 
-    outcome = await attempt(script).play()
+    result = await attempt(script).play()
 
-    assert outcome.figures["turns_carried_on"] == 0
+    assert result.summary.metrics["turns_carried_on"] == 0
     assert before not in {call["trajectory"] for call in server.calls}
 
 
@@ -202,7 +207,7 @@ async def test_a_store_that_is_gone_costs_what_would_have_been_kept_and_nothing_
     with EmbeddedStore() as gone:
         process = attempt(script, at=gone)
 
-    outcome = await process.play()
+    result = await process.play()
 
-    assert outcome.stop_reason == "completed"
+    assert result.summary.stop_reason == "completed"
     assert process.loop.journal.num_failed_writes > 0

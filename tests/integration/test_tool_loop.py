@@ -14,13 +14,13 @@ from aiohttp import web
 from pyarrow import parquet
 
 from turnmill.core.errors import SettingsError, ToolCallError
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
-from turnmill.rollout.failure import Failure
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
-from turnmill.rollout.tool_agent.rows import Outcome, verl_rows
+from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
 from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import LOG_PROB
@@ -53,33 +53,33 @@ async def server() -> AsyncIterator[HttpTools]:
         yield tools
 
 
-def text_of(outcome: Outcome) -> str:
-    return "".join(TOKENIZER.decode(row.response.ids) for row in outcome.rows)
+def text_of(result: EpisodeResult) -> str:
+    return "".join(TOKENIZER.decode(row.response.ids) for row in result.rows)
 
 
-def learned(outcome: Outcome) -> str:
+def learned(result: EpisodeResult) -> str:
     """The text of the tokens that are learned from."""
-    row = verl_rows(outcome, log_probs=True)[0]
+    row = verl_rows(result, log_probs=True)[0]
     return TOKENIZER.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
 
 
 async def test_a_response_with_a_stop_token_is_done_and_its_observation_follows_it(table, server):
     play = table([CALL, ANSWER], server)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert text_of(outcome) == f"{CALL}[2]{ANSWER}"
-    assert learned(outcome) == CALL + ANSWER
+    assert text_of(result) == f"{CALL}[2]{ANSWER}"
+    assert learned(result) == CALL + ANSWER
     assert [call["action"] for call in server.calls] == [CALL]
-    assert (outcome.stop_reason, outcome.detail) == ("completed", "model_chose_to_finish")
+    assert (result.summary.stop_reason, result.detail) == ("completed", "model_chose_to_finish")
 
 
 async def test_a_response_ends_with_its_stop_token_even_where_the_engine_went_on(table, server):
     play = table([f"{CALL} and <py>2", ANSWER], server)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert text_of(outcome) == f"{CALL}[2]{ANSWER}"
+    assert text_of(result) == f"{CALL}[2]{ANSWER}"
     assert [call["action"] for call in server.calls] == [CALL]
     assert [len(turn.log_probs or ()) for turn in play.logged()] == [
         len(TOKENIZER.encode(said, add_special_tokens=False)) for said in (CALL, ANSWER)
@@ -89,9 +89,9 @@ async def test_a_response_ends_with_its_stop_token_even_where_the_engine_went_on
 async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server):
     play = table([CALL, ANSWER], server)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    (row,) = outcome.rows
+    (row,) = result.rows
     first, second = play.policy.requests
     said = len(TOKENIZER.encode(CALL, add_special_tokens=False))
     observed = len("[2]")
@@ -102,10 +102,12 @@ async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server)
     )
 
 
-def foreign(outcome: Outcome) -> int:
+def foreign(result: EpisodeResult) -> int:
     """Trained tokens that the monitor does not find in what was sampled."""
-    rows = verl_rows(outcome, log_probs=True)
-    return count_unsampled_tokens(((row.response_ids, row.response_mask) for row in rows), outcome.sampled)
+    rows = verl_rows(result, log_probs=True)
+    return count_unsampled_tokens(
+        ((row.response_ids, row.response_mask) for row in rows), result.summary.sampled_tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,15 +116,15 @@ def foreign(outcome: Outcome) -> int:
      {"rollingWithPrompt": True, "maxTurns": 5, "maxResponseLength": 30}, {"maskOverlongLoss": True}],
 )  # fmt: skip
 async def test_trained_tokens_are_the_sampled_tokens_and_the_monitor_says_so(table, server, agent):
-    outcome = await table([CALL, CALL, CALL, ANSWER, ANSWER, ANSWER, ANSWER], server, **agent).play()
+    result = await table([CALL, CALL, CALL, ANSWER, ANSWER, ANSWER, ANSWER], server, **agent).play()
 
-    assert foreign(outcome) == 0
+    assert foreign(result) == 0
 
 
 async def test_the_monitor_counts_tokens_that_nobody_sampled(table, server):
-    outcome = await table([CALL, ANSWER], server, maskObservations=False).play()
+    result = await table([CALL, ANSWER], server, maskObservations=False).play()
 
-    assert foreign(outcome) == len(outcome.rows[0].response)
+    assert foreign(result) == len(result.rows[0].response)
 
 
 async def test_a_trajectory_tells_what_it_spent_its_time_on(table):
@@ -131,31 +133,31 @@ async def test_a_trajectory_tells_what_it_spent_its_time_on(table):
         return "[2]"
 
     async with HttpTools(slowly) as server:
-        outcome = await table([CALL, ANSWER], server).play()
+        result = await table([CALL, ANSWER], server).play()
 
-    assert set(outcome.seconds) == {"generation", "tools", "loop"}
-    assert outcome.seconds["tools"] >= 0.05
-    assert all(seconds >= 0 for seconds in outcome.seconds.values())
+    assert set(result.summary.seconds) == {"generation", "tools", "loop"}
+    assert result.summary.seconds["tools"] >= 0.05
+    assert all(seconds >= 0 for seconds in result.summary.seconds.values())
 
 
 @pytest.mark.parametrize("agent", [{"enableAgent": False}, {"maxTurns": 0}])
 async def test_without_tools_there_is_one_response_and_no_call(table, server, agent):
     play = table([CALL], server, **agent)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert (outcome.num_turns, len(server.calls)) == (1, 0)
+    assert (result.summary.num_turns, len(server.calls)) == (1, 0)
     assert len(play.policy.requests) == 1
 
 
 async def test_an_agent_that_is_switched_off_asks_no_server_at_all(table, server):
     play = table([CALL], server, enableAgent=False)
 
-    outcome = await play.play()
+    result = await play.play()
     await play.loop.close()
 
     assert server.bodies == []
-    assert outcome.detail.startswith("no_tool-")
+    assert result.detail.startswith("no_tool-")
     assert "stop" not in play.policy.requests[0].sampling_params
 
 
@@ -163,31 +165,31 @@ async def test_an_agent_that_is_switched_off_asks_no_server_at_all(table, server
 async def test_a_trajectory_has_so_many_calls_and_one_more_response(table, server, turns):
     play = table(lambda _: CALL, server, maxTurns=turns)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert (len(server.calls), outcome.num_turns) == (turns, turns + 1)
-    assert (outcome.stop_reason, outcome.detail) == ("max_turns", "max_turns_reached")
+    assert (len(server.calls), result.summary.num_turns) == (turns, turns + 1)
+    assert (result.summary.stop_reason, result.detail) == ("max_turns", "max_turns_reached")
 
 
 async def test_a_validation_has_limits_of_its_own(table, server):
     play = table(lambda _: CALL, server, maxTurns=1, valMaxTurns=2, valMaxResponseLength=200)
 
-    outcome = await play.play(validate=True)
+    result = await play.play(validate=True)
 
     assert len(server.calls) == 2
     assert play.policy.requests[0].sampling_params["max_tokens"] == 200
-    assert outcome.num_turns == 3
+    assert result.summary.num_turns == 3
 
 
 async def test_the_first_turns_call_a_tool_whatever_they_say(table, server):
     play = table([f"hm{END}", ANSWER], server, minTurns=1)
 
-    outcome = await play.play()
+    result = await play.play()
 
     assert [call["action"] for call in server.calls] == ["hm</py>"]
-    assert text_of(outcome) == f"hm</py>[2]{ANSWER}"
+    assert text_of(result) == f"hm</py>[2]{ANSWER}"
     # Nobody sampled the stop token.
-    assert learned(outcome) == f"hm{ANSWER}"
+    assert learned(result) == f"hm{ANSWER}"
 
 
 async def test_stop_tokens_come_from_a_file_too(table, server, tmp_path):
@@ -229,10 +231,10 @@ async def test_in_a_chat_observations_are_turns_of_the_template(table, server):
 async def test_a_response_without_an_end_gets_one_in_front_of_the_observation(table, server):
     play = table([CALL, ANSWER], server, enableMtrl=True)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert text_of(outcome) == f"{CALL}{END}<usr>[2]{END}<ast>{ANSWER}"
-    assert learned(outcome) == CALL + ANSWER
+    assert text_of(result) == f"{CALL}{END}<usr>[2]{END}<ast>{ANSWER}"
+    assert learned(result) == CALL + ANSWER
 
 
 async def test_observations_may_have_a_wrapping_of_their_own_and_another_role(table, server):
@@ -281,9 +283,9 @@ async def test_special_tokens_in_an_observation_are_text(table):
     async with HttpTools(lambda call: f"a{END}b") as server:
         play = table([CALL, ANSWER], server)
 
-        outcome = await play.play()
+        result = await play.play()
 
-    (row,) = outcome.rows
+    (row,) = result.rows
     observed = [t for t, mask in zip(row.response.ids, row.response.mask, strict=True) if not mask]
     assert TOKENIZER.eos_token_id not in observed
 
@@ -292,10 +294,10 @@ async def test_prompts_are_spelled_the_same_while_observations_are_spelled(table
     async with HttpTools(lambda call: f"a{END}b" * 20) as server:
         play = table(lambda r: ANSWER if "a<" in r.prompt else CALL, server, maxObsLength=400)
 
-        outcomes = await asyncio.gather(*(play.play(sample=sample) for sample in range(200)))
+        results = await asyncio.gather(*(play.play(sample=sample) for sample in range(200)))
 
     assert len({request.prompt for request in play.policy.requests}) == 2
-    assert len({outcome.rows[0].prompt_ids for outcome in outcomes}) == 1
+    assert len({result.rows[0].prompt_ids for result in results}) == 1
 
 
 async def test_a_response_has_at_most_its_own_limit_and_what_is_left(table, server):
@@ -311,19 +313,19 @@ async def test_a_full_context_ends_the_trajectory(table):
     async with HttpTools(lambda call: "x" * 40) as server:
         play = table([CALL], server, maxResponseLength=30)
 
-        outcome = await play.play()
+        result = await play.play()
 
-    assert (outcome.stop_reason, outcome.detail) == ("max_tokens", "max_response_length_reached")
-    assert text_of(outcome) == (CALL + "x" * 40)[:30]
+    assert (result.summary.stop_reason, result.detail) == ("max_tokens", "max_response_length_reached")
+    assert text_of(result) == (CALL + "x" * 40)[:30]
 
 
 async def test_the_last_tokens_are_learned_from_where_the_job_says_so(table):
     async with HttpTools(lambda call: "x" * 40) as server:
         play = table([CALL], server, maxResponseLength=30, truncateResponseSide="right")
 
-        outcome = await play.play()
+        result = await play.play()
 
-    (row,) = outcome.rows
+    (row,) = result.rows
     assert TOKENIZER.decode(row.response.ids) == (CALL + "x" * 40)[-30:]
     assert TOKENIZER.decode(row.prompt_ids).endswith((CALL + "x" * 40)[:-30])
 
@@ -331,43 +333,43 @@ async def test_the_last_tokens_are_learned_from_where_the_job_says_so(table):
 async def test_a_row_keeps_the_end_of_a_long_prompt_and_the_policy_reads_all_of_it(table, server):
     play = table([CALL, ANSWER], server, maxStartLength=3)
 
-    outcome = await play.play()
+    result = await play.play()
 
     assert len(play.policy.requests[0].prompt_ids) > 3
-    assert outcome.rows[0].prompt_ids == play.policy.requests[0].prompt_ids[-3:]
+    assert result.rows[0].prompt_ids == play.policy.requests[0].prompt_ids[-3:]
 
 
 async def test_a_full_context_rolls_over_its_oldest_turns_where_the_job_says_so(table, server):
     calls = [f"<py>{n}</py>" for n in range(5)]
     play = table([*calls, ANSWER], server, rollingWithPrompt=True, maxTurns=5, maxResponseLength=30)
 
-    outcome = await play.play()
+    result = await play.play()
 
     assert len(server.calls) == 5
-    assert len(outcome.rows) > 1
+    assert len(result.rows) > 1
     prompt = play.policy.requests[0].prompt
     assert all(request.prompt.startswith(prompt) for request in play.policy.requests)
     assert "<py>0</py>" not in play.policy.requests[-1].prompt
     # Every response is learned from once, after exactly what the policy had read.
-    rows = verl_rows(outcome, log_probs=True)
+    rows = verl_rows(result, log_probs=True)
     said = "".join(
         TOKENIZER.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
         for row in rows
     )
     assert said == "".join(calls) + ANSWER
     read = {request.prompt_ids for request in play.policy.requests}
-    assert all(row.prompt_ids in read for row in outcome.rows)
-    assert {row.reward_score for row in rows} == {outcome.reward}
+    assert all(row.prompt_ids in read for row in result.rows)
+    assert {row.reward_score for row in rows} == {result.summary.reward}
 
 
 async def test_a_tool_may_be_called_before_the_first_response(table, server):
     play = table([ANSWER], server, callToolFirst=True)
 
-    outcome = await play.play()
+    result = await play.play()
 
     assert [call["action"] for call in server.calls] == [""]
-    assert text_of(outcome) == f"[2]{ANSWER}"
-    assert outcome.figures["valid_action"] == 1.0
+    assert text_of(result) == f"[2]{ANSWER}"
+    assert result.summary.metrics["valid_action"] == 1.0
 
 
 async def test_further_tokens_may_end_a_response(table, server):
@@ -398,10 +400,10 @@ async def test_observations_are_learned_from_only_where_the_job_says_so(table, s
 async def test_what_was_not_finished_is_left_out_of_the_loss_where_the_job_says_so(table, server):
     play = table(lambda _: CALL, server, maskOverlongLoss=True)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert learned(outcome) == ""
-    assert outcome.figures["no_loss_on_traj"] == 1.0
+    assert learned(result) == ""
+    assert result.summary.metrics["no_loss_on_traj"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -421,10 +423,10 @@ async def test_what_was_not_finished_is_left_out_of_the_loss_where_the_job_says_
 async def test_a_response_that_fills_its_room_is_cut_off_unless_it_ends_there(table, server, agent, said, end):
     play = table([said], server, maxResponseLength=10, maskOverlongLoss=True, **agent)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert (outcome.stop_reason, outcome.detail) == end
-    assert learned(outcome) == (said if end[0] == "completed" else "")
+    assert (result.summary.stop_reason, result.detail) == end
+    assert learned(result) == (said if end[0] == "completed" else "")
 
 
 @pytest.mark.parametrize(("said", "masked"), [(f"no idea{END}", True), (f"\\boxed{{2}}{END}", False)])
@@ -474,10 +476,10 @@ async def test_every_call_of_a_trajectory_has_a_name_of_its_own(table, server):
 async def test_a_call_after_an_empty_response_is_a_call_of_its_own(table, server):
     play = table([END, END, ANSWER], server, minTurns=2, maxTurns=2)
 
-    outcome = await play.play()
+    result = await play.play()
 
     assert [(call["action"], call["call_id"]) for call in server.calls] == [("</py>", "turn-0"), ("</py>", "turn-1")]
-    assert outcome.num_turns == 3
+    assert result.summary.num_turns == 3
 
 
 async def test_no_control_character_is_sent(table, server):
@@ -506,13 +508,13 @@ async def test_a_tool_ends_a_trajectory(table):
     async with HttpTools(lambda call: {"obs": "bye", "reward": 0.5, "metrics": {"lines": 3}}, done=True) as server:
         play = table([CALL], server, maxTurns=5)
 
-        outcome = await play.play()
+        result = await play.play()
 
-    assert (outcome.stop_reason, outcome.detail) == ("completed", "tool_signaled_done")
-    assert outcome.figures["per_reward_from_tool"] == 0.5
-    assert outcome.figures["tool_avg_lines"] == 3
+    assert (result.summary.stop_reason, result.detail) == ("completed", "tool_signaled_done")
+    assert result.summary.metrics["per_reward_from_tool"] == 0.5
+    assert result.summary.metrics["tool_avg_lines"] == 3
     # What a tool thinks of an action is logged, and no more.
-    assert outcome.reward == 0.0
+    assert result.summary.reward == 0.0
 
 
 def dead_port() -> str:
@@ -526,7 +528,7 @@ async def test_a_dead_server_ends_the_trajectory_as_failed_and_nothing_of_it_is_
 
     failure = await play.play()
 
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EpisodeFailure)
     assert failure.cause == "tool_connection"
     *_, last = play.logged()
     assert (last.stop_reason, last.failed_cause) == ("failed", "tool_connection")
@@ -537,9 +539,9 @@ async def test_a_dead_server_ends_the_trajectory_as_failed_and_nothing_of_it_is_
 async def test_another_server_does_what_a_dead_one_cannot(table, server):
     play = table([CALL, ANSWER], f"{dead_port()},{server.url}/get_observation")
 
-    outcomes = [await play.play(sample=sample) for sample in range(1)]
+    results = [await play.play(sample=sample) for sample in range(1)]
 
-    assert [outcome.stop_reason for outcome in outcomes] == ["completed"]
+    assert [result.summary.stop_reason for result in results] == ["completed"]
 
 
 async def test_a_server_that_hangs_leaves_time_for_another(table, server):
@@ -547,9 +549,9 @@ async def test_a_server_that_hangs_leaves_time_for_another(table, server):
         hanging.may_answer.clear()
         play = table(lambda r: ANSWER if "[" in r.prompt else CALL, f"{hanging.url},{server.url}", toolCallTimeout=2.0)
 
-        outcomes = await asyncio.gather(*(play.play(sample=sample) for sample in range(2)))
+        results = await asyncio.gather(*(play.play(sample=sample) for sample in range(2)))
 
-    assert [text_of(outcome) for outcome in outcomes] == [f"{CALL}[2]{ANSWER}"] * 2
+    assert [text_of(result) for result in results] == [f"{CALL}[2]{ANSWER}"] * 2
     # The same call, by the same name: done before or done again, it takes effect once.
     assert hanging.calls[0]["call_id"] == "turn-0"
 
@@ -591,9 +593,9 @@ async def test_a_failure_that_passes_costs_nothing(table):
     async with HttpTools(lambda call: next(answers)) as server:
         play = table([CALL, ANSWER], server)
 
-        outcome = await play.play()
+        result = await play.play()
 
-    assert text_of(outcome) == f"{CALL}[2]{ANSWER}"
+    assert text_of(result) == f"{CALL}[2]{ANSWER}"
     assert len({call["call_id"] for call in server.calls}) == 1
 
 
@@ -618,11 +620,11 @@ async def test_a_pause_that_outlasts_a_calls_time_is_followed_by_no_other_try(mo
 async def test_errors_become_observations_where_the_job_says_so(table):
     play = table([CALL], dead_port(), toolCallMaxRetries=0, onToolFailure="text")
 
-    outcome = await play.play()
+    result = await play.play()
 
-    assert isinstance(outcome, Outcome)
-    assert "Tool server connection error: " in text_of(outcome)
-    assert (outcome.detail, outcome.figures["tool_call_success"]) == ("tool_signaled_done", 0.0)
+    assert isinstance(result, EpisodeResult)
+    assert "Tool server connection error: " in text_of(result)
+    assert (result.detail, result.summary.metrics["tool_call_success"]) == ("tool_signaled_done", 0.0)
 
 
 async def test_an_engine_that_gives_no_token_fails_the_trajectory(table, server):
@@ -646,17 +648,17 @@ async def test_a_reward_that_cannot_be_told_fails_the_trajectory(table, server, 
 async def test_responses_are_spelled_anew_where_the_job_says_so(table, server):
     play = table([CALL, ANSWER], server, retokenization=True)
 
-    outcome = await play.play()
+    result = await play.play()
 
-    (row,) = outcome.rows
+    (row,) = result.rows
     assert len(row.response.ids) == len(row.response.mask) == len(row.response.log_probs)
-    assert outcome.figures["retokenization_diff"] == 0.0
+    assert result.summary.metrics["retokenization_diff"] == 0.0
 
 
 async def test_log_probs_are_left_out_where_the_job_says_so(table, server):
-    outcome = await table([CALL, ANSWER], server).play()
+    result = await table([CALL, ANSWER], server).play()
 
-    assert verl_rows(outcome, log_probs=False)[0].response_logprobs is None
+    assert verl_rows(result, log_probs=False)[0].response_logprobs is None
 
 
 async def test_the_same_task_is_played_from_the_same_seeds_in_every_attempt(table, server):
@@ -672,13 +674,17 @@ async def test_the_same_task_is_played_from_the_same_seeds_in_every_attempt(tabl
 async def test_a_trajectory_is_logged_turn_by_turn(table, server):
     play = table([CALL, ANSWER], server)
 
-    outcome = await play.play()
+    result = await play.play()
 
     first, last = play.logged()
     assert (first.action, first.observation, first.done) == (CALL, "[2]", False)
-    assert (last.reward, last.stop_reason, last.stop_detail) == (outcome.reward, "completed", "model_chose_to_finish")
+    assert (last.reward, last.stop_reason, last.stop_detail) == (
+        result.summary.reward,
+        "completed",
+        "model_chose_to_finish",
+    )
     assert first.prompt_ids + first.response_ids + first.observation_ids + last.response_ids == (
-        outcome.rows[0].prompt_ids + outcome.rows[0].response.ids
+        result.rows[0].prompt_ids + result.rows[0].response.ids
     )
     assert (first.environment_name, last.environment_name) == ("arithmetic", "")
     assert first.seconds.keys() == {"generation", "tools"}
@@ -714,17 +720,17 @@ WITH_TOOLS = {
 }
 
 
-async def test_a_trajectory_has_the_figures_of_verl_tool(table, server):
-    outcome = await table([CALL, ANSWER], server).play()
+async def test_an_episode_has_the_metrics_of_verl_tool(table, server):
+    result = await table([CALL, ANSWER], server).play()
 
-    assert outcome.figures.keys() >= EVERY_TRAJECTORY | WITH_TOOLS
-    assert outcome.figures["tool_processing_time_sec"] == 0.004
-    assert outcome.figures["response_await_time_sec"] > 0
+    assert result.summary.metrics.keys() >= EVERY_TRAJECTORY | WITH_TOOLS
+    assert result.summary.metrics["tool_processing_time_sec"] == 0.004
+    assert result.summary.metrics["response_await_time_sec"] > 0
 
 
-def advantages_of(played: dict[str, Outcome]) -> dict[str, float]:
+def advantages_of(played: dict[str, EpisodeResult]) -> dict[str, float]:
     keys = list(played)
-    scores_RG = torch.tensor([[0.0, played[key].reward] for key in keys])
+    scores_RG = torch.tensor([[0.0, played[key].summary.reward] for key in keys])
     rows = Rows(keys, torch.full((len(keys),), 2), torch.ones_like(scores_RG), scores_RG, scores_RG)
     found_RG, _ = trajectory_algorithm_of(Grpo()).advantages(rows)
     return dict(zip(keys, found_RG[:, 0].tolist(), strict=True))
@@ -754,10 +760,10 @@ async def test_calls_that_fail_by_force_change_nothing_for_the_other_trajectorie
         play.policy.requests.clear()
         disturbed = {key: await play.play(sample=sample) for key, sample in names.items()}
 
-    survivors = {key: outcome for key, outcome in disturbed.items() if isinstance(outcome, Outcome)}
+    survivors = {key: result for key, result in disturbed.items() if isinstance(result, EpisodeResult)}
     assert 0.1 < 1 - len(survivors) / len(names) < 0.2
-    assert len({outcome.reward for outcome in survivors.values()}) == 2
+    assert len({result.summary.reward for result in survivors.values()}) == 2
     wanted, found = advantages_of({key: undisturbed[key] for key in survivors}), advantages_of(survivors)
     assert max(abs(wanted[key] - found[key]) for key in survivors) < 1e-6
     assert not any("out of order" in prompt or "503" in prompt for prompt in play.prompts)
-    assert all(outcome.rows == undisturbed[key].rows for key, outcome in survivors.items())
+    assert all(result.rows == undisturbed[key].rows for key, result in survivors.items())

@@ -6,7 +6,9 @@ import torch
 from PIL import Image
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.turn_loop import MAX_FAILURES_IN_A_ROW
 from turnmill.testing.agent_loops import TOKENIZER, TurnTable, job_of
@@ -41,8 +43,16 @@ async def table(tmp_path) -> AsyncIterator[Callable[..., TurnTable]]:
         await each.loop.close()
 
 
-def facts(rows: list[Any], name: str) -> list[float]:
-    return [getattr(row.facts, name) for row in rows]
+def turns(rows: list[Any], name: str) -> list[Any]:
+    """A field of the turns of a segment, without its bootstrap row."""
+    assert all(isinstance(row.metadata, TurnMetadata) for row in rows[:-1])
+    return [getattr(row.metadata, name) for row in rows[:-1]]
+
+
+def segment(rows: list[Any]) -> SegmentMetadata:
+    """What the bootstrap row tells."""
+    assert isinstance(rows[-1].metadata, SegmentMetadata)
+    return rows[-1].metadata
 
 
 def prompt_of(row: Any) -> str:
@@ -55,10 +65,9 @@ async def test_a_segment_is_so_many_turns_and_one_bootstrap_row(table):
     rows = await at.play()
 
     assert len(rows) == 3 + 1
-    assert facts(rows, "bootstrap") == [0, 0, 0, 1]
-    assert facts(rows, "time") == [0, 1, 2, 3]
-    assert facts(rows, "reward") == [0, -0.1, 0, 0]
-    assert facts(rows, "valid") == [1, 0, 1, 1]
+    assert segment(rows).failure_causes == ()
+    assert turns(rows, "reward") == [0, -0.1, 0]
+    assert turns(rows, "valid") == [True, False, True]
     assert [row.response_mask for row in rows] == [[1] * 12, [1] * 11, [1] * 12, [0]]
 
 
@@ -78,9 +87,9 @@ async def test_rows_carry_a_digest_of_what_was_sampled_and_the_time_it_took(tabl
 
     *rows, bootstrap = await at.play()
 
-    assert facts(rows, "sampled") == [token_checksum(row.response_ids) for row in rows]
-    assert bootstrap.facts.tools_seconds > 0
-    assert bootstrap.facts.generation_seconds >= 0
+    assert [row.metadata.sampled_checksum for row in rows] == [token_checksum(row.response_ids) for row in rows]
+    assert bootstrap.metadata.seconds["tools"] > 0
+    assert bootstrap.metadata.seconds["generation"] >= 0
 
 
 async def test_a_turn_is_logged_with_its_environment_and_its_time(table):
@@ -93,8 +102,8 @@ async def test_a_turn_is_logged_with_its_environment_and_its_time(table):
     assert first.seed == second.seed != third.seed
     assert 0 < first.asked_at < second.asked_at
     assert all(turn.seconds["tools"] > 0 for turn in (first, second, third))
-    assert facts(rows, "episode")[:3] == [0, 0, 1]
-    assert facts(rows, "turn")[:3] == [0, 1, 0]
+    assert turns(rows, "episode_id") == ["t0-0", "t0-0", "t0-1"]
+    assert turns(rows, "turn") == [0, 1, 0]
 
 
 async def test_a_slot_carries_its_episode_on_to_the_next_segment(table):
@@ -114,9 +123,9 @@ async def test_after_the_end_of_an_episode_the_next_one_begins_afresh(table):
     rows = await at.play()
 
     first, second, third, bootstrap = map(prompt_of, rows)
-    assert facts(rows, "done") == [0, 1, 0, 0]
-    assert facts(rows, "episode_length") == [0, 2, 0, 0]
-    assert facts(rows, "episode_reward")[1] == 1
+    assert turns(rows, "done") == [False, True, False]
+    assert turns(rows, "episode_length") == [0, 2, 0]
+    assert turns(rows, "episode_reward")[1] == 1
     assert "step 1" in second
     assert "step 0" in third
     # Nothing is remembered of the episode before, and another one is played.
@@ -130,8 +139,8 @@ async def test_a_turn_limit_ends_an_episode_without_success(table):
 
     rows = await at.play()
 
-    assert facts(rows, "done") == [0, 1, 0, 0]
-    assert facts(rows, "truncated") == [0, 1, 0, 0]
+    assert turns(rows, "done") == [False, True, False]
+    assert turns(rows, "truncated") == [False, True, False]
     assert [turn.stop_reason for turn in at.logged()] == [None, "max_turns", None]
 
 
@@ -142,7 +151,6 @@ async def test_turns_of_an_episode_whose_environment_dies_are_never_learned_from
 
     said = [TOKENIZER.decode(row.response_ids) for row in rows[:-1]]
     assert said == [WIN, LOOK, "ACTION: fly"]
-    assert facts(rows, "time") == [0, 1, 2, 3]
     # The second episode died after one turn: the third begins where its turns were.
     assert "step 0" in prompt_of(rows[1])
     assert prompt_of(rows[1]) != at.prompts[1]
@@ -153,8 +161,7 @@ async def test_a_failure_is_counted_and_logged(table):
 
     rows = await at.play()
 
-    assert facts(rows, "failures") == [0, 0, 0, 1]
-    assert facts(rows, "inference_failures") == [0, 0, 0, 0]
+    assert segment(rows).failure_causes == ("environment",)
     (failed,) = [turn for turn in at.logged() if turn.failed_cause]
     assert (failed.episode, failed.stop_reason, failed.failed_cause) == ("t0-1", "failed", "environment")
     assert "exit code 3" in failed.observation
@@ -169,7 +176,7 @@ async def test_turns_learned_from_in_an_earlier_segment_do_not_count_against_the
 
     assert len(rows) == 3 + 1
     assert "step 0" in prompt_of(rows[0])
-    assert facts(rows, "failures")[-1] == 1
+    assert segment(rows).failure_causes == ("environment",)
 
 
 async def test_an_answer_without_a_token_fails_the_episode_and_not_the_run(table):
@@ -178,8 +185,7 @@ async def test_an_answer_without_a_token_fails_the_episode_and_not_the_run(table
     rows = await at.play()
 
     assert len(rows) == 3 + 1
-    assert facts(rows, "inference_failures")[-1] == 1
-    assert facts(rows, "failures")[-1] == 1
+    assert segment(rows).failure_causes == ("inference",)
 
 
 async def test_an_environment_that_always_dies_ends_the_run(table):
@@ -203,19 +209,19 @@ async def test_failures_with_whole_episodes_between_them_do_not_end_the_run(tabl
 
     rows = await at.play()
 
-    assert facts(rows, "failures")[-1] == MAX_FAILURES_IN_A_ROW + 1
-    assert facts(rows, "done")[:-1] == [1] * (MAX_FAILURES_IN_A_ROW + 1)
+    assert len(segment(rows).failure_causes) == MAX_FAILURES_IN_A_ROW + 1
+    assert turns(rows, "done") == [1] * (MAX_FAILURES_IN_A_ROW + 1)
 
 
-async def test_a_validation_episode_is_one_row_with_the_figures_of_all_its_turns(table):
+async def test_a_validation_episode_is_one_row_with_the_metrics_of_all_its_turns(table):
     at = table([LOOK, "ACTION: fly", WIN])
 
     (row,) = await at.play(4, slot=7, validate=True)
 
-    found = row.facts
-    assert (found.slot, found.done, found.reward, found.episode_length) == (7, 1, 1, 3)
-    assert found.episode_reward == pytest.approx(0.9)
-    assert found.valid == pytest.approx(2 / 3)
+    found = decode(row.episode_summary, EpisodeSummary)
+    assert (found.episode_id, found.success, found.num_turns) == ("v7-0", True, 3)
+    assert found.reward == pytest.approx(0.9)
+    assert found.metrics["valid_action"] == pytest.approx(2 / 3)
     assert [(turn.episode, turn.turn, turn.step) for turn in at.logged(validation=True)] == [
         ("v7-0", 0, 4),
         ("v7-0", 1, 4),
@@ -253,7 +259,8 @@ async def test_a_validation_episode_whose_environment_dies_is_played_again(table
     (row,) = await at.play(validate=True)
 
     assert at.prompts[2:] == at.prompts[:2]
-    assert (row.facts.episode_length, row.facts.failures, row.facts.reward) == (2, 1, 1)
+    found = decode(row.episode_summary, EpisodeSummary)
+    assert (found.num_turns, found.metrics["failures"], found.reward) == (2, 1, 1)
     logged = [(turn.episode, turn.turn, turn.failed_cause) for turn in at.logged(validation=True)]
     assert logged == [("v0-0", 0, None), ("v0-0", 1, "environment"), ("v0-0", 0, None), ("v0-0", 1, None)]
 
@@ -286,8 +293,8 @@ async def test_plans_and_second_thoughts_of_a_response_are_measured(table):
 
     rows = await at.play()
 
-    assert rows[0].facts.plan_length > rows[1].facts.plan_length
-    assert rows[0].facts.backtrack_length > rows[1].facts.backtrack_length == 0
+    assert rows[0].metadata.plan_length > rows[1].metadata.plan_length
+    assert rows[0].metadata.backtrack_length > rows[1].metadata.backtrack_length == 0
 
 
 async def test_verl_gets_each_reward_on_the_last_token_of_its_own_turn(table):

@@ -14,10 +14,11 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import get_kl_controller
 
+from turnmill.core.trajectory import SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.rollout.verlog.rows import TurnFacts
+from turnmill.rollout.queue_payload import TURN_METADATA, encode
 from turnmill.testing.jobs import job
 from turnmill.testing.models import model_without_weights
 from turnmill.testing.row_queue import RowQueue
@@ -139,7 +140,7 @@ def add(queue: RowQueue, rows: dict[Place, Row], *, with_reference: bool) -> Non
             "prompts": torch.zeros(row.num_prompt, dtype=torch.long),
             "responses": torch.zeros(row.num_response, dtype=torch.long),
             "response_mask": torch.full((row.num_response,), int(is_turn)),
-            "turn_facts": facts(place).tensor(),
+            TURN_METADATA: encode(metadata(place)),
         }
         if is_turn:
             fields |= {"rm_scores": doubles([0.0] * (row.num_response - 1) + [row.score])}
@@ -149,8 +150,10 @@ def add(queue: RowQueue, rows: dict[Place, Row], *, with_reference: bool) -> Non
         queue.add(key_of(place), **fields)
 
 
-def facts(place: Place) -> TurnFacts:
-    return TurnFacts(done=place in ENDS, truncated=place in TRUNCATED, bootstrap=place[1] == NUM_TURNS)
+def metadata(place: Place) -> TurnMetadata | SegmentMetadata:
+    if place[1] == NUM_TURNS:
+        return SegmentMetadata()
+    return TurnMetadata(done=place in ENDS, truncated=place in TRUNCATED)
 
 
 def doubles(values: list[float]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnmill.core.errors import SettingsError
-from turnmill.core.trajectory import Turn, in_full
+from turnmill.core.trajectory import Turn, complete_turns
 from turnmill.trajectories.address import JournalAddress, with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
@@ -55,13 +55,13 @@ def render_trajectories(
 
 def render_trajectory(trajectory: JournaledTrajectory) -> RenderableType:
     """One trajectory, turn by turn."""
-    turns = in_full(trajectory.turns)
+    turns = complete_turns(trajectory.turns)
     title = Text.assemble((trajectory.name, "bold"), f"  in flight, attempt {trajectory.attempt}, {len(turns)} turns")
     return Group(title, *(part for index, turn in enumerate(turns) for part in _turn_parts(index, turn)))
 
 
 def _row(trajectory: JournaledTrajectory, now: float) -> tuple[str | Text, ...]:
-    turns = in_full(trajectory.turns)
+    turns = complete_turns(trajectory.turns)
     last = turns[-1] if turns else None
     return (
         Text(trajectory.name),

@@ -1,10 +1,8 @@
-"""The record of an episode: its turns, their tokens and rewards, and why it ended."""
+"""Records of turns and episodes: what the agent loops leave for learning, metrics, the log and the store."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
-
-from turnmill.core.errors import EpisodeError
 
 StopReason = Literal["completed", "max_turns", "max_tokens", "timeout", "failed"]
 """Why an episode ended."""
@@ -17,32 +15,32 @@ class Turn:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     log_probs: tuple[float, ...] = ()
-    """Of the response tokens under the policy that sampled them; empty where the engine gave none."""
+    """Log-probs of the response tokens under the policy that generated them; empty where the engine gave none."""
 
     observation_ids: tuple[int, ...] = ()
-    """Tokens that follow the response in the same context and that nobody sampled."""
+    """Tokens that follow the response in the same context and that no policy generated."""
 
     prompt_text: str = ""
     response_text: str = ""
     observation: str = ""
     action: str = ""
-    """What the environment executed: the default action where the response held none."""
+    """The action that was executed: the environment's default where the response held none."""
 
     valid: bool = True
     reward: float = 0.0
     done: bool = False
     policy_version: int = 0
     unanswered: bool = False
-    """Whether its tool was still to be called when it was kept; the whole turn follows it."""
+    """True if the turn was stored before its tool was called; the complete turn follows it."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What else was measured of this turn, such as `plan_length`."""
+    """Further metrics of this turn, such as `plan_length`."""
 
     asked_at: float = 0.0
-    """When the policy was asked, in seconds since 1970; 0 where nobody looked."""
+    """When the policy was asked, in seconds since 1970; 0 where unknown."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """What its time went to, by what was waited for."""
+    """Time spent waiting for generation and for tools."""
 
     def __post_init__(self) -> None:
         if self.log_probs and len(self.log_probs) != len(self.response_ids):
@@ -52,71 +50,91 @@ class Turn:
             )
 
 
-def in_full(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Turns as they were kept, without those that stand there once more in full; the last one may be unanswered."""
+def complete_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return stored turns without the unanswered ones that a complete one follows; the last may be unanswered."""
     return tuple(turn for turn in turns[:-1] if not turn.unanswered) + tuple(turns[-1:])
 
 
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """One episode from its first prompt to its stop reason."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSummary:
+    """What learning and metrics need to know of an episode that did not fail, beside the tokens of its rows."""
 
     episode_id: str
-    environment: str
-    task: str
-    seed: int
-    turns: tuple[Turn, ...]
+    reward: float
     stop_reason: StopReason
-    failure_cause: str | None = None
-    """The kind of infrastructure that failed; None unless the stop reason is `timeout` or `failed`."""
+    success: bool
+    num_turns: int
+    num_rows: int = 1
+    policy_versions: tuple[int, int] = (0, 0)
+    """The oldest and the newest policy that generated its tokens."""
 
-    failure_message: str | None = None
+    sampled_tokens: bytes = b""
+    """Every token as the engine generated it, packed by `token_integrity.pack_tokens`."""
 
-    @classmethod
-    def from_error(
-        cls,
-        error: EpisodeError | TimeoutError,
-        *,
-        episode_id: str,
-        environment: str,
-        task: str,
-        seed: int,
-        turns: tuple[Turn, ...] = (),
-    ) -> "Trajectory":
-        """Record an episode that infrastructure ended, with the turns that came before."""
-        timed_out = isinstance(error, TimeoutError)
-        return cls(
-            episode_id=episode_id,
-            environment=environment,
-            task=task,
-            seed=seed,
-            turns=turns,
-            stop_reason="timeout" if timed_out else "failed",
-            failure_cause="timeout" if isinstance(error, TimeoutError) else error.cause,
-            failure_message=str(error) or type(error).__name__,
-        )
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time spent on generation, on tools and in the loop itself."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics by their names, without the prefix `turnmill/tool/`."""
+
+    row_rewards: bool = False
+    """True if each row has rewards of its own; else every row repeats the reward of the episode."""
+
+    row_states: tuple[str, ...] = ()
+    """Digest of the environment's state before each row, where each row is a turn."""
 
     @property
-    def num_turns(self) -> int:
-        """How often the policy answered."""
-        return len(self.turns)
+    def rows_are_turns(self) -> bool:
+        """True if each row is one turn."""
+        return bool(self.row_states)
 
-    @property
-    def num_response_tokens(self) -> int:
-        """How many tokens the policy generated."""
-        return sum(len(turn.response_ids) for turn in self.turns)
 
-    @property
-    def reward(self) -> float:
-        """The sum of the turns' rewards."""
-        return sum(turn.reward for turn in self.turns)
+@dataclass(frozen=True, slots=True)
+class EpisodeFailure:
+    """An episode that infrastructure ended, and not the policy: it is counted and never learned from."""
 
-    @property
-    def failed(self) -> bool:
-        """Whether infrastructure, and not the policy, ended it: such a trajectory is never learned from."""
-        return self.failure_cause is not None
+    episode_id: str
+    cause: str
+    """The kind of infrastructure that failed."""
 
-    @property
-    def success(self) -> bool:
-        """Whether the last turn was rewarded."""
-        return not self.failed and bool(self.turns) and self.turns[-1].reward > 0
+    message: str
+    num_turns: int
+    seconds: Mapping[str, float]
+    """Time spent on generation, on tools and in the loop itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnMetadata:
+    """What learning and metrics need to know of a turn that is a row of its own, beside its tokens."""
+
+    episode_id: str = ""
+    turn: int = 0
+    """Its number in the episode, from 0."""
+
+    reward: float = 0.0
+    done: bool = False
+    truncated: bool = False
+    """True if the limit of turns ended the episode with this turn."""
+
+    valid: bool = True
+    plan_length: float = 0.0
+    backtrack_length: float = 0.0
+    episode_length: int = 0
+    """Turns of the episode that ended with this turn; 0 where it goes on."""
+
+    episode_reward: float = 0.0
+    """Sum of the rewards of the episode up to this turn."""
+
+    sampled_checksum: int = 0
+    """`token_integrity.token_checksum` of the tokens as the engine generated them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentMetadata:
+    """What metrics need to know of one slot's turns of a step; its bootstrap row carries it."""
+
+    failure_causes: tuple[str, ...] = ()
+    """The kind of infrastructure that failed, for each episode that failed."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time spent on generation, on tools and in the loop itself."""

@@ -9,8 +9,9 @@ from typing import Any
 import ray
 from tensordict import TensorDict
 
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs import AgentTrainingJob
-from turnmill.rollout.failure import Failure, put_failure
+from turnmill.rollout.failure import put_failure
 from turnmill.rollout.worker import LoopManager, LoopWorker
 
 
@@ -22,7 +23,7 @@ class TrajectoryWorker(LoopWorker):
         self.limit: asyncio.Semaphore | nullcontext[None] = nullcontext()
 
     @abstractmethod
-    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
+    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> EpisodeFailure | list[Any]:
         """One trajectory: its rows, or what ended it. Whatever it raises ends the run."""
 
     async def allow(self, at_once: int) -> None:
@@ -33,7 +34,7 @@ class TrajectoryWorker(LoopWorker):
         """A trajectory, once there is room for it."""
         async with self.limit:
             played = await self.play(sampling_params, validate=validate, **row)
-        if isinstance(played, Failure):
+        if isinstance(played, EpisodeFailure):
             await put_failure(played, validate=validate, **row)
         else:
             await self._agent_loop_postprocess(played, validate, **row)

@@ -78,7 +78,7 @@ class ToolTable(Table):
         super().__init__(ToolLoop, run_dir, script, job, tool_server_url=url, **more)
 
     async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
-        """One trajectory: its Outcome or Failure."""
+        """Return the EpisodeResult of one trajectory, or its EpisodeFailure."""
         return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
 
 
@@ -91,7 +91,7 @@ class GrlTable(Table):
     async def play(
         self, *, group: int = 0, member: int = 0, step: int = 1, validate: bool = False, lockstep: Any = None
     ) -> Any:
-        """One episode: a GrlEpisode or a Failure."""
+        """Return one episode that was played, or its EpisodeFailure."""
         return await self.loop.run(
             SAMPLING, index=group, session_id=member, global_steps=step, validate=validate, lockstep=lockstep
         )

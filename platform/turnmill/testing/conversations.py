@@ -7,11 +7,14 @@ from omegaconf import OmegaConf
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
+from turnmill.core.trajectory import EpisodeSummary
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.multi_turn.worker_mixin import ConversationPlayer
+from turnmill.rollout.queue_payload import decode
+from turnmill.rollout.rows import EpisodeRow
 from turnmill.testing.agent_loops import SAMPLING, job_of
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
 from turnmill.training.verl.config import build_verl_config
@@ -43,6 +46,11 @@ THINKS = """
 
 FORGETS = THINKS.replace("loop.index0 < asked.last and", "not loop.last and")
 """One that leaves the reasoning of all but the last message out, in the manner of QwQ and DeepSeek-R1."""
+
+
+def summary_of(row: EpisodeRow) -> EpisodeSummary:
+    """Return the summary of the episode that a row carries to the trainer."""
+    return decode(row.episode_summary, EpisodeSummary)
 
 
 class _Worker(ConversationPlayer, AgentLoopWorker):
@@ -77,7 +85,7 @@ class ConversationTable:
     async def play(
         self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False, **row: Any
     ) -> Any:  # fmt: skip
-        """One trajectory: its rows, or its Failure."""
+        """Return the rows of one trajectory, or its EpisodeFailure."""
         given = {"index": task, "session_id": sample, "global_steps": step, "uid": f"task{task}"} | row
         return await self.worker.play(SAMPLING, validate=validate, **given)
 

@@ -1,14 +1,14 @@
 """DAPO's dynamic sampling: tasks whose trajectories all have the same reward make room for others."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from turnmill.core.trajectory import EpisodeSummary
 from turnmill.training.advantages.index import group_of
-from turnmill.training.batches.trajectory import DROPPED, Dropped, rewards_of_groups, split, told_trajectories
+from turnmill.training.batches.trajectory import DROPPED, Dropped, fetch_summaries, rewards_of_groups, split
 from turnmill.training.dataset import select
 from turnmill.training.replay_buffers import StepReplayBuffer
 
@@ -39,7 +39,7 @@ class FilteringBuffer(ReplayBuffer):
             # Nothing was found: what there is is learned from as it is, which moves nothing.
             return joined(kept, dropped), metrics
         if dropped.keys:
-            kept.extra_info[DROPPED] = Dropped(num_tasks(dropped), told_by(dropped))
+            kept.extra_info[DROPPED] = Dropped(num_tasks(dropped), fetch_summaries(dropped, EpisodeSummary))
             tq.kv_clear(keys=dropped.keys, partition_id=partition_id)
         return kept, metrics
 
@@ -53,16 +53,10 @@ def sift(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
     parts = split(batch)
     if not parts.survivors.keys:
         return batch, parts.survivors
-    rewards = rewards_of_groups(parts.survivors.keys, told_by(parts.survivors))
+    rewards = rewards_of_groups(parts.survivors.keys, fetch_summaries(parts.survivors, EpisodeSummary))
     failed = set(parts.failed.keys)
     teaches = [key in failed or len(rewards[group_of(key)]) > 1 for key in batch.keys]
     return select(batch, teaches), select(batch, [not each for each in teaches])
-
-
-def told_by(batch: KVBatchMeta) -> tuple[Mapping[str, Any], ...]:
-    """What the agent loop tells of each trajectory in a batch of rows."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    return told_trajectories(batch.keys, data["extra_fields"])
 
 
 def num_tasks(batch: KVBatchMeta) -> int:

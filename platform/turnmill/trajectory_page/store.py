@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnmill.core.trajectory import Turn, in_full
+from turnmill.core.trajectory import Turn, complete_turns
 from turnmill.observability.trajectory_log import TurnRecord
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import StoreClient, deadline_in
@@ -96,7 +96,7 @@ def key_of(run: str, name: str) -> str:
 
 
 def _summary(run: str, trajectory: JournaledTrajectory) -> Summary:
-    turns = in_full(trajectory.turns)
+    turns = complete_turns(trajectory.turns)
     key = key_of(run, trajectory.name)
     digest = hashlib.blake2b(key.encode("utf-8", errors="replace"), digest_size=7).digest()
     versions = [turn.policy_version for turn in turns] or [0]
@@ -136,7 +136,7 @@ def _number(value: Any) -> int:
 
 def turn_records(trajectory: JournaledTrajectory) -> list[TurnRecord]:
     """The turns of a trajectory as the log would have them."""
-    turns: Sequence[Turn] = in_full(trajectory.turns)
+    turns: Sequence[Turn] = complete_turns(trajectory.turns)
     return [_record(trajectory, number, turn, last=number == len(turns) - 1) for number, turn in enumerate(turns)]
 
 

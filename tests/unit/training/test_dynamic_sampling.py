@@ -3,13 +3,20 @@ from typing import Any
 import pytest
 from transfer_queue import KVBatchMeta
 
+from turnmill.core.trajectory import EpisodeSummary
 from turnmill.rollout.failure import FAILED
+from turnmill.rollout.queue_payload import EPISODE_SUMMARY, encode
 from turnmill.training import dynamic_sampling
+from turnmill.training.batches import trajectory
 from turnmill.training.batches.trajectory import Dropped, split
 from turnmill.training.dynamic_sampling import DROPPED_TASKS, FILLED, FilteringBuffer
 
 ROWS: dict[str, float] = {}
 """The rewards of the rows that stand in the queue."""
+
+
+def summary(reward: float) -> EpisodeSummary:
+    return EpisodeSummary(episode_id="t", reward=reward, stop_reason="completed", success=reward > 0, num_turns=1)
 
 
 class Queue:
@@ -19,7 +26,7 @@ class Queue:
         self.cleared: list[str] = []
 
     def kv_batch_get(self, *, keys: list[str], **_: Any) -> dict[str, Any]:
-        return {"extra_fields": [{"trajectory": {"reward": ROWS[key]}} for key in keys]}
+        return {EPISODE_SUMMARY: [encode(summary(ROWS[key])) for key in keys]}
 
     def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
         self.cleared += keys
@@ -56,6 +63,7 @@ class Buffer(FilteringBuffer, Groups):
 def queue(monkeypatch) -> Queue:
     queue = Queue()
     monkeypatch.setattr(dynamic_sampling, "tq", queue)
+    monkeypatch.setattr(trajectory, "tq", queue)
     return queue
 
 
@@ -103,7 +111,7 @@ def test_failed_trajectories_are_counted_whatever_becomes_of_their_task(queue):
 
     # The survivor of the first task has nothing to be compared with.
     assert (len(parts.survivors.keys), len(parts.failed.keys)) == (4, 1)
-    assert parts.dropped == Dropped(num_tasks=1, trajectories=({"reward": 1.0},))
+    assert parts.dropped == Dropped(num_tasks=1, summaries=(summary(1.0),))
     assert (parts.num_trajectories, parts.failed_ratio) == (6, 1 / 6)
 
 

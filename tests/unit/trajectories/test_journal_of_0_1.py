@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnmill.core.trajectory import in_full
+from turnmill.core.trajectory import complete_turns
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.packing import pack_turn, unpack_turn
@@ -35,8 +35,12 @@ def journal() -> TrajectoryJournal:
 async def test_a_finished_trajectory_is_read_with_its_turns_and_its_end(journal):
     found = await journal.read("t1-0-0", deadline=deadline_in(10))
 
-    assert [turn.response_text for turn in in_full(found.turns)] == ["<py>0</py>", "<py>1</py>", "answer:2<|im_end|>"]
-    assert [turn.observation for turn in in_full(found.turns)] == ["[0]", "[1]", ""]
+    assert [turn.response_text for turn in complete_turns(found.turns)] == [
+        "<py>0</py>",
+        "<py>1</py>",
+        "answer:2<|im_end|>",
+    ]
+    assert [turn.observation for turn in complete_turns(found.turns)] == ["[0]", "[1]", ""]
     assert found.turns[-1].done
     assert (found.finished, found.attempt) == (True, 2)
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import SettingsError
-from turnmill.core.trajectory import StopReason, Turn, in_full
+from turnmill.core.trajectory import StopReason, Turn, complete_turns
 from turnmill.environments.grl.world import AgentView
 from turnmill.environments.runtime.episode import ActionResult
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.jobs.grl_agent import AgentGroup
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.grl.conversation import Conversation
-from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens
@@ -59,7 +59,7 @@ class GrlEpisode:
         """Play to the end, from the last turn that the journal has. Raises EpisodeError where it cannot go on."""
         begun = await self._loop.journal.open(self)
         self.trajectory_id = begun.trajectory_id
-        turns = [turn for turn in in_full(begun.turns) if not turn.unanswered]
+        turns = [turn for turn in complete_turns(begun.turns) if not turn.unanswered]
         results = await self._begin([turn.response_text for turn in turns])
         for turn, result in zip(turns, results, strict=True):
             await self._hear_prompt()
@@ -201,28 +201,33 @@ class GrlEpisode:
         """The sum over all turns, penalties included."""
         return sum(turn.reward for turn in self.turns) + sum(view.penalty for view in self.views[1:])
 
-    def told(self) -> dict[str, Any]:
-        """What travels to the trainer beside the rows."""
-        metrics = self.views[-1].metrics
-        episode = EpisodeSummary(
+    def summary(self) -> GrlEpisodeSummary:
+        """Return what travels to the trainer beside the rows."""
+        agent_metrics, num_turns = self.views[-1].metrics, self.num_turns
+        assert self.stop_reason is not None
+        return GrlEpisodeSummary(
+            episode_id=self.name,
+            reward=self.reward,
+            stop_reason=self.stop_reason,
+            success=agent_metrics.get(f"{self.group.agent.name}/success", 0.0) > 0,
+            num_turns=num_turns,
+            num_rows=len(self.conversation.rows),
+            policy_versions=(
+                min(int(turn.metrics["oldest_version"]) for turn in self.turns),
+                max(turn.policy_version for turn in self.turns),
+            ),
+            sampled_tokens=self._sampled,
+            seconds=self.timing.elapsed_seconds(),
+            metrics={
+                "num_turns": float(num_turns),
+                "valid_action": sum(turn.valid for turn in self.turns) / num_turns,
+            },
+            row_rewards=True,
             group=self.task.number,
             tag=self.group.agent.name,
-            rewards=tuple(turn.reward for turn in self.turns),
-            penalties=tuple(view.penalty for view in self.views[1:]),
-            places=tuple(self.conversation.places),
-            lengths=tuple(self.conversation.lengths),
-            metrics=metrics,
+            turn_rewards=tuple(turn.reward for turn in self.turns),
+            turn_penalties=tuple(view.penalty for view in self.views[1:]),
+            response_ends=tuple(self.conversation.places),
+            response_lengths=tuple(self.conversation.lengths),
+            agent_metrics=agent_metrics,
         )
-        num_turns = float(self.num_turns)
-        return {
-            "name": self.name,
-            "reward": self.reward,
-            "success": metrics.get(f"{self.group.agent.name}/success", 0.0) > 0,
-            "stop_reason": self.stop_reason,
-            "num_rows": len(self.conversation.rows),
-            "own_scores": True,
-            "sampled": self._sampled,
-            "seconds": self.timing.elapsed_seconds(),
-            "figures": {"num_turns": num_turns, "valid_action": sum(t.valid for t in self.turns) / num_turns},
-            **episode.as_field(),
-        }

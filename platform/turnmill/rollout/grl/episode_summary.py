@@ -1,54 +1,48 @@
-"""What the agent loop tells the trainer of an episode, beside its rows."""
+"""Summary of an episode of a GRL agent: what makes its scores, by turn."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-KEY = "grl"
+from turnmill.core.trajectory import EpisodeSummary
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeSummary:
-    """An episode by its turns."""
+class ResponsePlace:
+    """Where a turn's response stands in the rows of its episode."""
+
+    turn: int
+    row: int
+    end: int
+    """Position of its last token in the row's response."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrlEpisodeSummary(EpisodeSummary):
+    """An episode of a GRL agent; its rows are scored among all episodes of a step."""
 
     group: int
-    """Which group it belongs to; all of a group begin in the same state."""
+    """Number of its group; all episodes of a group begin in the same state."""
 
     tag: str
-    """What its kind of agent is called."""
+    """Name of its kind of agent."""
 
-    rewards: tuple[float, ...]
-    """Of every turn."""
+    turn_rewards: tuple[float, ...]
+    turn_penalties: tuple[float, ...]
+    """0 for a turn without a mistake."""
 
-    penalties: tuple[float, ...]
-    """Of every turn; 0 where there was no mistake."""
-
-    places: tuple[tuple[int, int], ...]
+    response_ends: tuple[tuple[int, int], ...]
     """Row and response token with which each turn ends."""
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """The agent's figures, by its tag."""
-
-    lengths: tuple[int, ...] = ()
+    response_lengths: tuple[int, ...] = ()
     """Tokens of each turn's response."""
 
+    agent_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that the agent reports, named `tag/metric`."""
+
     @property
-    def responses(self) -> Iterator[tuple[int, int, int, int]]:
-        """Every turn's number, the row of its response, its last token there, and how many tokens it has."""
-        for turn, ((row, end), length) in enumerate(zip(self.places, self.lengths, strict=True)):
-            yield turn, row, end, length
-
-    def as_field(self) -> dict[str, Any]:
-        """The entry that travels with the rows."""
-        return {KEY: asdict(self)}
-
-    @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "EpisodeSummary":
-        """The episode in what travelled with a row."""
-        found = dict(told[KEY])
-        places = tuple((int(row), int(token)) for row, token in found.pop("places"))
-        return cls(places=places, **{name: _frozen(value) for name, value in found.items()})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    def responses(self) -> Iterator[ResponsePlace]:
+        """The place of every turn's response."""
+        for turn, ((row, end), length) in enumerate(zip(self.response_ends, self.response_lengths, strict=True)):
+            yield ResponsePlace(turn, row, end, length)

@@ -11,6 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError
 from turnmill.core.seeds import VALIDATION_SEEDS
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.environments.grl.world import NAME, options_of
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
@@ -19,7 +20,6 @@ from turnmill.jobs.grl_agent import AgentGroup, NamedAgent
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.failure import Failure
 from turnmill.rollout.generation import generate, routing_key, sampling_seed
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
@@ -55,7 +55,7 @@ class GrlLoop(AgentLoopBase):
         validate: bool = False,
         lockstep: Lockstep | None = None,
         **_: Any,
-    ) -> GrlEpisode | Failure:
+    ) -> GrlEpisode | EpisodeFailure:
         """Play one episode of one group."""
         name = EpisodeId(int(global_steps), int(index), int(session_id), validate)
         group, seed = self._group_and_seed(name)
@@ -63,7 +63,7 @@ class GrlLoop(AgentLoopBase):
         try:
             await episode.play(lockstep)
         except EpisodeError as error:
-            failure = Failure(
+            failure = EpisodeFailure(
                 episode.name, error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds()
             )
             await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
@@ -138,7 +138,7 @@ class GrlLoop(AgentLoopBase):
         """Close the connections."""
         await self.journal.close()
 
-    def _record(self, episode: GrlEpisode, failure: Failure | None = None) -> None:
+    def _record(self, episode: GrlEpisode, failure: EpisodeFailure | None = None) -> None:
         last = len(episode.turns) - 1
         records = [
             self._turn_record(

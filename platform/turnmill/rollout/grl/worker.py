@@ -5,7 +5,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from turnmill.rollout.failure import Failure
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.loop import GrlLoop
 from turnmill.rollout.grl.rows import verl_rows
@@ -51,7 +51,7 @@ class GrlLoopWorker(TrajectoryWorker):
                 # Where verl gives up before it begins, the others must not wait for it.
                 seats.lockstep.leave(seats.free)
 
-    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
+    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> EpisodeFailure | list[Any]:
         """One episode of a group."""
         seats = self._seats.get(row["uid"])
         if seats is None:
@@ -60,9 +60,9 @@ class GrlLoopWorker(TrajectoryWorker):
         with seats.lockstep.taking_part():
             return await self._play(sampling_params, validate=validate, lockstep=seats.lockstep, **row)
 
-    async def _play(self, sampling_params: dict[str, Any], **row: Any) -> Failure | list[Any]:
+    async def _play(self, sampling_params: dict[str, Any], **row: Any) -> EpisodeFailure | list[Any]:
         played = await self.grl_loop.run(sampling_params, **row)
-        return played if isinstance(played, Failure) else list(verl_rows(played))
+        return played if isinstance(played, EpisodeFailure) else list(verl_rows(played))
 
     async def close(self) -> None:
         """Close connections."""

@@ -5,13 +5,16 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.trajectory_log import TurnRecord
 from turnmill.rollout.multi_turn.episode import Call, Conversation
+from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.rows import EpisodeRow
 from turnmill.tasks import Answer
 
 
-def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, reward: float) -> list[AgentLoopOutput]:
-    """A loop's outputs as rows of one batch: all have the same columns, whatever loop they come from."""
+def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, reward: float) -> list[EpisodeRow]:
+    """Return a loop's outputs as rows of one batch, with the same columns whatever loop they come from."""
     oldest, newest = conversation.policy_versions
     more = outputs[-1].extra_fields
     common: dict[str, Any] = {
@@ -20,18 +23,23 @@ def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, rewa
         "reward_extra_info": dict(more.get("reward_extra_info") or {}),
         "min_global_steps": oldest,
         "max_global_steps": newest,
-        "trajectory": {
-            "name": conversation.name,
-            "reward": reward,
-            "stop_reason": conversation.stop_reason,
-            "num_rows": len(outputs),
-            "sampled": conversation.sampled,
-            "seconds": conversation.timing.elapsed_seconds(),
-            "figures": conversation.figures.read(),
-        },
     }
+    summary = encode(
+        EpisodeSummary(
+            episode_id=conversation.name,
+            reward=reward,
+            stop_reason=conversation.stop_reason,
+            success=reward > 0,
+            num_turns=len(conversation.generations),
+            num_rows=len(outputs),
+            policy_versions=(oldest, newest),
+            sampled_tokens=conversation.sampled,
+            seconds=conversation.timing.elapsed_seconds(),
+            metrics=conversation.figures.read(),
+        )
+    )
     return [
-        AgentLoopOutput(
+        EpisodeRow(
             prompt_ids=output.prompt_ids,
             response_ids=output.response_ids,
             response_mask=output.response_mask,
@@ -41,6 +49,7 @@ def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, rewa
             num_turns=output.num_turns,
             metrics=output.metrics,
             extra_fields=dict(common),
+            episode_summary=summary,
         )
         for output in outputs
     ]

@@ -4,15 +4,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry, register
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, _agent_loop_registry, register
 
 from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.lookup import suggestion
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.failure import Failure
 from turnmill.rollout.journal import Journal
 from turnmill.rollout.multi_turn.dataset_fields import loop_input
 from turnmill.rollout.multi_turn.episode import CURRENT, Conversation
@@ -21,6 +21,7 @@ from turnmill.rollout.multi_turn.loop import MultiTurnLoop
 from turnmill.rollout.multi_turn.rows import answer_of, measure, records_of, rows_of
 from turnmill.rollout.multi_turn.tools import watched
 from turnmill.rollout.rewards import compute_reward, require_finite
+from turnmill.rollout.rows import EpisodeRow
 from turnmill.tasks import Task, create_source
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class ConversationPlayer:
 
     async def play(
         self, sampling_params: dict[str, Any], *, validate: bool, **row: Any
-    ) -> Failure | list[AgentLoopOutput]:
+    ) -> EpisodeFailure | list[EpisodeRow]:
         """One trajectory of one task: its rows, or what ended it."""
         step, position, sample = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
         conversation = Conversation(
@@ -79,7 +80,7 @@ class ConversationPlayer:
 
     async def _play(
         self, conversation: Conversation, sampling_params: dict[str, Any], row: dict[str, Any]
-    ) -> list[AgentLoopOutput]:
+    ) -> list[EpisodeRow]:
         await conversation.begin()
         await self._run_loop(conversation, sampling_params, row)
         conversation.require_sound()
@@ -131,8 +132,8 @@ class ConversationPlayer:
         answer = answer_of(conversation, conversation.outputs, self.tokenizer)
         return await compute_reward(answer, conversation.task, source, episode_name=conversation.name)
 
-    async def _failed(self, conversation: Conversation, error: EpisodeError) -> Failure:
-        failure = Failure(
+    async def _failed(self, conversation: Conversation, error: EpisodeError) -> EpisodeFailure:
+        failure = EpisodeFailure(
             conversation.name,
             error.cause,
             str(error),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
-from turnmill.core.trajectory import StopReason, Turn, in_full
+from turnmill.core.trajectory import EpisodeSummary, StopReason, Turn, complete_turns
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import MAX_TURNS_WITH_METRICS, EpisodeMetrics
 from turnmill.rollout.generation import is_truncated
@@ -17,7 +17,7 @@ from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
 from turnmill.rollout.tool_agent.client import ToolAnswer, ToolRequest
 from turnmill.rollout.tool_agent.context import Context
-from turnmill.rollout.tool_agent.rows import Outcome
+from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.tool_agent.stop_tokens import find_action
 from turnmill.tasks import Answer, Task
 
@@ -122,7 +122,7 @@ class Episode:
         )
         begun = await self._loop.journal.open(self)
         self.trajectory_id = begun.trajectory_id
-        await self._carry_on(in_full(begun.turns))
+        await self._carry_on(complete_turns(begun.turns))
         if self._agent.call_tool_first and self.may_call_tools and not self.turns:
             await self._call_before_the_first_turn()
         while self._end is None:
@@ -419,8 +419,8 @@ class Episode:
         whole = decode(self._context.ids[len(self.prompt_ids) :], skip_special_tokens=True)
         return Answer(last=said[-1] if said else "", responses="".join(said), whole=whole)
 
-    def outcome(self, reward: float) -> Outcome:
-        """The rows and figures of a trajectory that has ended."""
+    def result(self, reward: float) -> EpisodeResult:
+        """Return the summary and the rows of an episode that has ended."""
         assert self._end is not None
         finished = self._end.reason == "completed"
         void = not self.figures.total("valid_action") and not any(
@@ -428,21 +428,21 @@ class Episode:
         )
         learned = not (self._agent.mask_overlong_loss and not finished) and not (self._agent.mask_void_traj and void)
         self._measure_whole(finished=finished, void=void, learned=learned)
-        versions = self._versions or [0]
+        versions, rows = self._versions or [0], self._context.rows()
         self.learned = learned
-        return Outcome(
-            name=self.name,
-            rows=self._context.rows(),
+        summary = EpisodeSummary(
+            episode_id=self.name,
             reward=reward,
             stop_reason=self._end.reason,
-            detail=self._end.detail,
+            success=reward > 0,
             num_turns=self._num_responses,
-            learned=learned,
+            num_rows=len(rows),
             policy_versions=(min(versions), max(versions)),
-            sampled=self._sampled,
+            sampled_tokens=self._sampled,
             seconds=self.timing.elapsed_seconds(),
-            figures=self.figures.read(),
+            metrics=self.figures.read(),
         )
+        return EpisodeResult(summary, rows, self._end.detail, learned)
 
     def _measure_response(self, number: int, said: Said) -> None:
         self.figures.add("per_action_length", len(said.tokens))

@@ -9,18 +9,18 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError, OvertakenError, SettingsError
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.failure import Failure
 from turnmill.rollout.generation import generate, routing_key, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import compute_reward
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
-from turnmill.rollout.tool_agent.rows import Outcome
+from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.tool_agent.stop_tokens import stop_tokens_of
 from turnmill.tasks import Task, TaskSource, create_source
 
@@ -79,7 +79,7 @@ class ToolLoop(AgentLoopBase):
         global_steps: int,
         validate: bool = False,
         **_: Any,
-    ) -> Outcome | Failure:
+    ) -> EpisodeResult | EpisodeFailure:
         """Play one trajectory of one task."""
         position, step, sample = int(index), int(global_steps), int(session_id)
         task = self._task(position, step, validate=validate)
@@ -87,24 +87,26 @@ class ToolLoop(AgentLoopBase):
         episode = Episode(name, task, self, self._limits(validate=validate), sampling_params)
         overtaken = False
         try:
-            outcome = await self._play(episode)
+            result = await self._play(episode)
         except EpisodeError as error:
             overtaken = isinstance(error, OvertakenError)
-            failure = Failure(str(name), error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds())
+            failure = EpisodeFailure(
+                str(name), error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds()
+            )
             await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
             self._record_failure(episode, failure, step, validate=validate)
             return failure
         finally:
             if not overtaken:
                 self._release(episode)
-        self._record(episode, outcome, step, validate=validate)
+        self._record(episode, result, step, validate=validate)
         self.folder.beat()
-        return outcome
+        return result
 
-    async def _play(self, episode: Episode) -> Outcome:
+    async def _play(self, episode: Episode) -> EpisodeResult:
         prompt_ids = await self.ct_build_initial_tokens([dict(message) for message in episode.task.messages])
         await episode.play(prompt_ids)
-        return episode.outcome(await self._reward(episode))
+        return episode.result(await self._reward(episode))
 
     async def _reward(self, episode: Episode) -> float:
         source = self.validation_source if episode.validate else self.source
@@ -180,21 +182,21 @@ class ToolLoop(AgentLoopBase):
             await self.tools.close()
         await self.journal.close()
 
-    def _record(self, episode: Episode, outcome: Outcome, step: int, *, validate: bool) -> None:
+    def _record(self, episode: Episode, result: EpisodeResult, step: int, *, validate: bool) -> None:
         last = len(episode.turns) - 1
         records = [
             self._turn_record(
                 episode, step, number,
-                reward=outcome.reward if number == last else 0.0,
+                reward=result.summary.reward if number == last else 0.0,
                 done=number == last,
-                stop_reason=outcome.stop_reason if number == last else None,
-                stop_detail=outcome.detail if number == last else "",
+                stop_reason=result.summary.stop_reason if number == last else None,
+                stop_detail=result.detail if number == last else "",
             )
             for number in range(len(episode.turns))
         ]  # fmt: skip
         self.log.append(records, validation=validate)
 
-    def _record_failure(self, episode: Episode, failure: Failure, step: int, *, validate: bool) -> None:
+    def _record_failure(self, episode: Episode, failure: EpisodeFailure, step: int, *, validate: bool) -> None:
         turns = [self._turn_record(episode, step, number) for number in range(len(episode.turns))]
         facts = self._facts(episode, step, len(turns))
         end = TurnRecord.of_failure(failure.cause, failure.message, **facts)

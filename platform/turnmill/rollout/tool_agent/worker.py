@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from turnmill.rollout.failure import Failure
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.journal import create_journal
 from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.tool_agent.rows import verl_rows
@@ -20,12 +20,12 @@ class ToolLoopWorker(TrajectoryWorker):
             journal=create_journal(config),
         )
 
-    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
+    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> EpisodeFailure | list[Any]:
         """One trajectory of one task."""
-        outcome = await self.tool_loop.run(sampling_params, validate=validate, **row)
-        if isinstance(outcome, Failure):
-            return outcome
-        return list(verl_rows(outcome, log_probs=self.job.spec.tool_agent.logprobs))
+        result = await self.tool_loop.run(sampling_params, validate=validate, **row)
+        if isinstance(result, EpisodeFailure):
+            return result
+        return list(verl_rows(result, log_probs=self.job.spec.tool_agent.logprobs))
 
     async def close(self) -> None:
         """Release trajectories and close connections."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from turnmill.rollout.failure import Failure
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
 from turnmill.rollout.verlog.episode_loop import EpisodeLoop
 
@@ -14,7 +14,7 @@ class EpisodeLoopWorker(TrajectoryWorker):
         super().__init__(config, *args, **kwargs)
         self.episode_loop = EpisodeLoop(**self.loop_arguments(config))
 
-    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> Failure | list[Any]:
+    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> EpisodeFailure | list[Any]:
         """One episode of one task."""
         return await self.episode_loop.run(sampling_params, validate=validate, **row)
 

@@ -1,137 +1,106 @@
-"""Rows for verl: one per turn, with the facts about the turn that learning needs."""
+"""Rows for verl, one per turn, with the metadata of the turn that learning needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from pydantic import Field
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from turnmill.core.trajectory import Turn
-
-if TYPE_CHECKING:
-    from turnmill.rollout.verlog.slot import Slot
-
-
-@dataclass(frozen=True, slots=True)
-class TurnFacts:
-    """What a row says of its turn, as numbers: they travel as one tensor, in the order of these fields."""
-
-    slot: float = 0.0
-    time: float = 0.0
-    reward: float = 0.0
-    done: float = 0.0
-    valid: float = 1.0
-    bootstrap: float = 0.0
-    plan_length: float = 0.0
-    backtrack_length: float = 0.0
-    episode_length: float = 0.0
-    episode_reward: float = 0.0
-    truncated: float = 0.0
-    failures: float = 0.0
-    inference_failures: float = 0.0
-    sampled: float = 0.0
-    """Digest of the tokens as the engine gave them."""
-
-    generation_seconds: float = 0.0
-    tools_seconds: float = 0.0
-    loop_seconds: float = 0.0
-    """Of the whole segment, in its bootstrap row."""
-
-    episode: float = 0.0
-    """Its number among the slot's."""
-
-    turn: float = 0.0
-    """Its number in the episode."""
-
-    def tensor(self) -> torch.Tensor:
-        """All fields, shape (facts,)."""
-        return torch.tensor([float(value) for value in asdict(self).values()], dtype=torch.float64)
-
-
-FACTS = {field.name: position for position, field in enumerate(fields(TurnFacts))}
-"""Where each fact stands in the tensor."""
+from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, Turn, TurnMetadata
+from turnmill.rollout.queue_payload import TURN_METADATA, encode
+from turnmill.rollout.token_integrity import pack_tokens
+from turnmill.rollout.verlog.slot import Slot
 
 
 class TurnRow(AgentLoopOutput):
     """A turn as verl's agent loops return it; its reward is its own and is not overwritten by a later turn's."""
 
-    facts: TurnFacts
+    metadata: TurnMetadata | SegmentMetadata = Field(exclude=True)
+    episode_summary: bytes = b""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that verl stores, and `turn_facts`."""
-        fields_ = super().as_dict()
-        fields_.pop("facts", None)
-        scores = torch.zeros_like(fields_["response_mask"], dtype=torch.float32)
-        scores[-1] = self.facts.reward
-        return {**fields_, "rm_scores": scores, "turn_facts": self.facts.tensor()}
+        """Return the columns of the queue: those of verl, and the metadata."""
+        columns = super().as_dict()
+        scores = torch.zeros_like(columns["response_mask"], dtype=torch.float32)
+        if isinstance(self.metadata, TurnMetadata):
+            scores[-1] = self.metadata.reward
+        return {**columns, "rm_scores": scores, TURN_METADATA: encode(self.metadata)}
 
 
-def turn_row(
-    turn: Turn, *, slot: "Slot", time: int, episode: Sequence[Turn] = (), failures: Sequence[str] = ()
-) -> TurnRow:
-    """The row of a turn; with `episode`, the row that stands for a whole validation episode."""
-    facts = TurnFacts(
-        slot=slot.index,
-        time=time,
+def turn_row(turn: Turn, *, slot: Slot) -> TurnRow:
+    """Return the row of the turn that the slot has just played."""
+    metadata = TurnMetadata(
+        episode_id=slot.episode_name,
+        turn=slot.turn,
         reward=turn.reward,
         done=turn.done,
-        valid=sum(t.valid for t in episode) / len(episode) if episode else turn.valid,
+        truncated=slot.stop_reason(turn) == "max_turns",
+        valid=turn.valid,
         plan_length=turn.metrics.get("plan_length", 0.0),
         backtrack_length=turn.metrics.get("backtrack_length", 0.0),
-        episode_length=len(episode) or (slot.turn + 1 if turn.done else 0),
-        episode_reward=sum(t.reward for t in episode) if episode else slot.reward,
-        truncated=slot.stop_reason(turn) == "max_turns",
-        failures=len(failures),
-        inference_failures=sum(cause == "inference" for cause in failures),
-        sampled=turn.metrics.get("sampled", 0.0),
-        episode=slot.episode,
-        turn=slot.turn,
+        episode_length=slot.turn + 1 if turn.done else 0,
+        episode_reward=slot.reward,
+        sampled_checksum=int(turn.metrics.get("sampled", 0)),
     )
-    return _row(list(turn.prompt_ids), list(turn.response_ids), 1, list(turn.log_probs), facts, turn)
-
-
-def bootstrap_row(
-    prompt_ids: list[int],
-    filler_id: int,
-    *,
-    slot: "Slot",
-    time: int,
-    failures: Sequence[str],
-    seconds: Mapping[str, float],
-) -> TurnRow:
-    """The prompt after the last turn; one token that nobody sampled stands where a response would.
-
-    `seconds` is what the segment spent its time on.
-    """
-    facts = TurnFacts(
-        slot=slot.index,
-        time=time,
-        bootstrap=1,
-        failures=len(failures),
-        inference_failures=sum(cause == "inference" for cause in failures),
-        **{f"{part}_seconds": value for part, value in seconds.items()},
-    )
-    return _row(prompt_ids, [filler_id], 0, [0.0], facts, None)
-
-
-def _row(
-    prompt_ids: list[int],
-    response_ids: list[int],
-    mask: int,
-    log_probs: list[float],
-    facts: TurnFacts,
-    turn: Turn | None,
-) -> TurnRow:
-    version = turn.policy_version if turn else 0
-    oldest = int(turn.metrics.get("min_policy_version", version)) if turn else 0
+    version = turn.policy_version
+    oldest = int(turn.metrics.get("min_policy_version", version))
     return TurnRow(
-        prompt_ids=prompt_ids,
-        response_ids=response_ids,
-        response_mask=[mask] * len(response_ids),
-        response_logprobs=log_probs,
+        prompt_ids=list(turn.prompt_ids),
+        response_ids=list(turn.response_ids),
+        response_mask=[1] * len(turn.response_ids),
+        response_logprobs=list(turn.log_probs),
         num_turns=1,
         metrics=AgentLoopMetrics(),
         extra_fields={"reward_extra_info": {}, "min_global_steps": oldest, "max_global_steps": version},
-        facts=facts,
+        metadata=metadata,
+    )
+
+
+def bootstrap_row(
+    prompt_ids: list[int], filler_id: int, *, failure_causes: Sequence[str], seconds: Mapping[str, float]
+) -> TurnRow:
+    """Return the row of the prompt after a segment's last turn; `filler_id` stands where a response would.
+
+    `failure_causes` and `seconds` are those of the whole segment.
+    """
+    return TurnRow(
+        prompt_ids=prompt_ids,
+        response_ids=[filler_id],
+        response_mask=[0],
+        response_logprobs=[0.0],
+        num_turns=1,
+        metrics=AgentLoopMetrics(),
+        extra_fields={"reward_extra_info": {}, "min_global_steps": 0, "max_global_steps": 0},
+        metadata=SegmentMetadata(failure_causes=tuple(failure_causes), seconds=dict(seconds)),
+    )
+
+
+def episode_summary(
+    turns: Sequence[Turn], *, slot: Slot, row_states: Sequence[str] = (), num_failures: int | None = None
+) -> EpisodeSummary:
+    """Return the summary of an episode whose turns are rows of their own.
+
+    `num_failures` counts how often a validation had to play the episode again.
+    """
+    stop_reason = slot.stop_reason(turns[-1])
+    assert stop_reason is not None
+    metrics = {
+        "num_turns": float(len(turns)),
+        "valid_action": sum(turn.valid for turn in turns) / len(turns),
+        "plan_length": sum(turn.metrics.get("plan_length", 0.0) for turn in turns) / len(turns),
+        "backtrack_length": sum(turn.metrics.get("backtrack_length", 0.0) for turn in turns) / len(turns),
+    }
+    return EpisodeSummary(
+        episode_id=slot.episode_name,
+        reward=sum(turn.reward for turn in turns),
+        stop_reason=stop_reason,
+        success=turns[-1].reward > 0,
+        num_turns=len(turns),
+        num_rows=len(turns),
+        sampled_tokens=b"".join(pack_tokens(turn.response_ids) for turn in turns),
+        seconds=slot.timing.elapsed_seconds(),
+        metrics=metrics if num_failures is None else metrics | {"failures": float(num_failures)},
+        row_rewards=True,
+        row_states=tuple(row_states),
     )

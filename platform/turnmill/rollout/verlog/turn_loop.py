@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.generation import generate, sampling_seed
+from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import token_checksum
-from turnmill.rollout.verlog.rows import TurnRow, bootstrap_row, turn_row
+from turnmill.rollout.verlog.rows import TurnRow, bootstrap_row, episode_summary, turn_row
 from turnmill.rollout.verlog.slot import EpisodePlan, Slot
 
 MAX_FAILURES_IN_A_ROW = 3
@@ -81,19 +81,16 @@ class TurnLoop(AgentLoopBase):
                     await slot.abandon()
                     continue
                 failed_in_a_row = 0 if turn.done else failed_in_a_row
-                rows.append(turn_row(turn, slot=slot, time=len(rows)))
+                rows.append(turn_row(turn, slot=slot))
                 self._record(slot, turn, step)
                 slot.finish_turn()
             last = await self._bootstrap(slot, step, failures)
-            rows = [replace_time(row, time) for time, row in enumerate(rows)]
             return [
                 *rows,
                 bootstrap_row(
                     last,
                     self.tokenizer.eos_token_id,
-                    slot=slot,
-                    time=len(rows),
-                    failures=failures,
+                    failure_causes=failures,
                     seconds=slot.timing.elapsed_seconds(),
                 ),
             ]
@@ -163,7 +160,7 @@ class TurnLoop(AgentLoopBase):
         )
 
     async def _validate(self, index: int, sampling_params: dict[str, Any], step: int) -> TurnRow:
-        """One whole episode, in one row: its last turn, with the episode's figures."""
+        """Play one whole episode; return its last turn as a row with the summary of the episode."""
         validation = self.job.spec.training.validation
         slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index))
         try:
@@ -188,7 +185,9 @@ class TurnLoop(AgentLoopBase):
         self.log.append(self._turn_records(slot, turns, step), validation=True)
         if slot.index < self.job.spec.training.validation.render_episodes:
             await self._render(slot, step)
-        return turn_row(turns[-1], slot=slot, time=0, episode=turns, failures=failures)
+        row = turn_row(turns[-1], slot=slot)
+        row.episode_summary = encode(episode_summary(turns, slot=slot, num_failures=len(failures)))
+        return row
 
     async def _render(self, slot: Slot, step: int) -> None:
         path = self.folder.episodes / f"validation-{step:06d}-{slot.index}.gif"
@@ -228,12 +227,6 @@ class TurnLoop(AgentLoopBase):
             "environment_name": self.job.spec.environment.label if number == 0 else "",
             "seed": slot.seed,
         }
-
-
-def replace_time(row: TurnRow, time: int) -> TurnRow:
-    """The row at another time of its segment."""
-    row.facts = replace(row.facts, time=time)
-    return row
 
 
 def _give_up_after_too_many(failed_in_a_row: int, error: EpisodeError) -> None:

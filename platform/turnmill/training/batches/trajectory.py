@@ -1,4 +1,4 @@
-"""A step's trajectories: those that can be learned from, those that failed, and what they say of the step.
+"""A step's trajectories: those that can be learned from with their rows, and those that failed.
 
 Axes: R rows, G response tokens, K trajectories; a trajectory whose context rolled over has several rows.
 """
@@ -6,7 +6,8 @@ Axes: R rows, G response tokens, K trajectories; a trajectory whose context roll
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 import transfer_queue as tq
@@ -15,48 +16,55 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
-from turnmill.rollout.failure import FAILED
+from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
+from turnmill.rollout.failure import FAILED, FAILURE
+from turnmill.rollout.queue_payload import EPISODE_SUMMARY, decode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.training.advantages.index import group_of, row_number, trajectory_of
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.dataset import select
 
+Summary = TypeVar("Summary", bound=EpisodeSummary)
+
 DROPPED = "dropped"
-"""Where a batch tells what it went without."""
+"""Key of a batch's `extra_info` with its `Dropped` tasks."""
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Tasks that made room for others: all of their trajectories had the same reward."""
+    """Tasks that were replaced by others because all of their trajectories had the same reward."""
 
     num_tasks: int = 0
-    trajectories: tuple[Mapping[str, Any], ...] = ()
-    """What the agent loop tells of each trajectory."""
+    summaries: tuple[EpisodeSummary, ...] = ()
+    """Of each trajectory."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A batch as it came, taken apart."""
+    """The trajectories of a batch by what became of them."""
 
     survivors: KVBatchMeta
     failed: KVBatchMeta
     dropped: Dropped = Dropped()
 
+    @cached_property
+    def failures(self) -> tuple[EpisodeFailure, ...]:
+        """The failed trajectories."""
+        return tuple(decode(tag[FAILURE], EpisodeFailure) for tag in self.failed.tags)
+
     @property
     def causes(self) -> Counter[str]:
-        """How many trajectories failed, by what broke."""
-        return Counter(str(tag["cause"]) for tag in self.failed.tags)
+        """Number of failed trajectories by cause."""
+        return Counter(failure.cause for failure in self.failures)
 
     @property
     def num_trajectories(self) -> int:
-        """Trajectories that ended, one way or another."""
-        return (
-            len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + len(self.dropped.trajectories)
-        )
+        """Number of trajectories that ended, one way or another."""
+        return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + len(self.dropped.summaries)
 
     @property
     def failed_ratio(self) -> float:
-        """Share of them that failed."""
+        """Share of the trajectories that failed."""
         return len(self.failed.keys) / max(1, self.num_trajectories)
 
     def require_few_failures(self, limit: float, what: str) -> None:
@@ -64,7 +72,7 @@ class Split:
         if self.survivors.keys and self.failed_ratio <= limit:
             return
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
-        message = self.failed.tags[0]["message"] if self.failed.tags else ""
+        message = self.failures[0].message if self.failures else ""
         raise RunFailedError(
             f"{what}: {len(self.failed.keys)} of {self.num_trajectories} trajectories failed ({causes}); "
             f"training.maxFailedRatio is {limit:g}. One of them: {message} "
@@ -74,14 +82,14 @@ class Split:
 
 
 def split(batch: KVBatchMeta) -> Split:
-    """Take failed trajectories out: they have a key and a tag, and no row."""
+    """Separate failed trajectories, which have a key and a tag but no row, from the others."""
     failed = [tag.get("status") == FAILED for tag in batch.tags]
     dropped = batch.extra_info.get(DROPPED, Dropped())
     return Split(select(batch, [not f for f in failed]), select(batch, failed), dropped)
 
 
 def last_rows(keys: Sequence[str]) -> list[int]:
-    """The position of each trajectory's last row, in the order in which the trajectories come."""
+    """Return the position of each trajectory's last row, in the order in which the trajectories come."""
     last: dict[str, int] = {}
     for position, key in enumerate(keys):
         known = last.get(trajectory_of(key))
@@ -101,25 +109,22 @@ class TrajectoryBatch:
     ref_log_probs_RG: Tensor | None
     prompt_lengths_R: Tensor
     response_lengths_R: Tensor
-    trajectories: tuple[Mapping[str, Any], ...]
-    """What the agent loop tells of each trajectory."""
+    summaries: tuple[EpisodeSummary, ...]
+    """Of each trajectory."""
 
-    num_foreign_tokens: int = 0
+    num_unsampled_tokens: int = 0
     """Trained tokens that are not those which the engine sampled."""
 
     values_RG: Tensor | None = None
-    """What a critic says."""
-
-    states_R: tuple[str, ...] = ()
-    """What each row's turn began with, where rows are turns."""
+    """The critic's values."""
 
     @classmethod
     def read(cls, meta: KVBatchMeta, *, with_reference: bool, with_values: bool = False) -> "TrajectoryBatch":
         """Fetch a step's rows."""
-        fields = ["prompts", "responses", "response_mask", "rm_scores", "old_log_probs", "extra_fields"]
+        fields = ["prompts", "responses", "response_mask", "rm_scores", "old_log_probs", EPISODE_SUMMARY]
         fields += ["ref_log_prob"] * with_reference + ["values"] * with_values
         data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=fields)
-        trajectories = told_trajectories(meta.keys, data["extra_fields"])
+        summaries = read_summaries(meta.keys, data[EPISODE_SUMMARY], EpisodeSummary)
         return cls(
             meta=meta,
             mask_RG=_padded(data["response_mask"]),
@@ -128,38 +133,50 @@ class TrajectoryBatch:
             ref_log_probs_RG=_padded(data["ref_log_prob"]) if with_reference else None,
             prompt_lengths_R=data["prompts"].offsets().diff(),
             response_lengths_R=data["responses"].offsets().diff(),
-            trajectories=trajectories,
-            num_foreign_tokens=_count_foreign(meta.keys, data["responses"], data["response_mask"], trajectories),
+            summaries=summaries,
+            num_unsampled_tokens=_count_unsampled(meta.keys, data["responses"], data["response_mask"], summaries),
             values_RG=_padded(data["values"]) if with_values else None,
-            states_R=tuple(str(_plain(value).get("state", "")) for value in data["extra_fields"]),
         )
 
     def with_rewards(self, rewards_RG: Tensor) -> Rows:
-        """What advantages are made of."""
+        """Return what advantages are estimated from."""
         return Rows(
             keys=self.meta.keys,
             lengths_R=self.response_lengths_R,
             mask_RG=self.mask_RG,
             scores_RG=self.scores_RG,
             rewards_RG=rewards_RG,
-            own_scores=all(told.get("own_scores", False) for told in self.trajectories),
+            own_scores=all(summary.row_rewards for summary in self.summaries),
             values_RG=self.values_RG,
             states_R=self.states_R,
         )
 
+    @property
+    def states_R(self) -> tuple[str, ...]:  # noqa: N802 (named for its axis)
+        """The state before each row; empty where rows are no turns."""
+        return tuple(
+            summary.row_states[row_number(key)] if summary.rows_are_turns else ""
+            for key, summary in zip(self.meta.keys, self._summaries_R, strict=True)
+        )
+
+    @property
+    def _summaries_R(self) -> list[EpisodeSummary]:  # noqa: N802 (named for its axis)
+        """The summary of each row's trajectory."""
+        names = [trajectory_of(key) for key in self.meta.keys]
+        of_trajectory = dict(zip((names[row] for row in last_rows(self.meta.keys)), self.summaries, strict=True))
+        return [of_trajectory[name] for name in names]
+
     def by_trajectory(self, values_R: Tensor) -> dict[str, float]:
-        """A value of each trajectory, which all of its rows have, by the trajectory's name."""
+        """Return a value that all rows of a trajectory share, by the id of its episode."""
         values_K = values_R[last_rows(self.meta.keys)].tolist()
-        return {told["name"]: value for told, value in zip(self.trajectories, values_K, strict=True)}
+        return {summary.episode_id: value for summary, value in zip(self.summaries, values_K, strict=True)}
 
     def by_turn(self, values_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
-        """The values of the tokens of every turn, where turns are rows, with episode and number of the turn."""
-        last = (trajectory_of(self.meta.keys[row]) for row in last_rows(self.meta.keys))
-        told_of = dict(zip(last, self.trajectories, strict=True))
-        lengths = self.response_lengths_R.tolist()
-        for key, values_G, length in zip(self.meta.keys, values_RG, lengths, strict=True):
-            if (told := told_of[trajectory_of(key)]).get("turn_rows"):
-                yield told["name"], row_number(key), values_G[:length].tolist()
+        """Return episode id, number and token values of every turn, where rows are turns."""
+        rows = zip(self.meta.keys, self._summaries_R, values_RG, self.response_lengths_R.tolist(), strict=True)
+        for key, summary, values_G, length in rows:
+            if summary.rows_are_turns:
+                yield summary.episode_id, row_number(key), values_G[:length].tolist()
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
         """Put advantages, returns and rewards where verl's updates and its metrics look for them."""
@@ -180,36 +197,37 @@ def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tens
     )
 
 
-def told_trajectories(keys: Sequence[str], extra_fields: Iterable[Any]) -> tuple[Mapping[str, Any], ...]:
-    """What the agent loop tells of each trajectory, once for each."""
-    told = [_plain(value)["trajectory"] for value in extra_fields]
-    return tuple(told[row] for row in last_rows(keys))
+def read_summaries(keys: Sequence[str], column: Iterable[object], kind: type[Summary]) -> tuple[Summary, ...]:
+    """Return the summary of each trajectory from its last row, in the order in which the trajectories come."""
+    values = list(column)
+    return tuple(decode(values[row], kind) for row in last_rows(keys))
 
 
-def _plain(extra_fields: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = getattr(extra_fields, "data", extra_fields)
-    return found
+def fetch_summaries(batch: KVBatchMeta, kind: type[Summary]) -> tuple[Summary, ...]:
+    """Fetch the summary of each trajectory of a batch from the queue."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[EPISODE_SUMMARY])
+    return read_summaries(batch.keys, data[EPISODE_SUMMARY], kind)
 
 
-def _count_foreign(
-    keys: Sequence[str], responses: Tensor, masks: Tensor, trajectories: Sequence[Mapping[str, Any]]
-) -> int:
+def _count_unsampled(keys: Sequence[str], responses: Tensor, masks: Tensor, summaries: Sequence[EpisodeSummary]) -> int:
     ids, mask = responses.unbind(), masks.unbind()
     rows_of: dict[str, list[int]] = {}
     for row in sorted(range(len(keys)), key=lambda row: row_number(keys[row])):
         rows_of.setdefault(trajectory_of(keys[row]), []).append(row)
     names = [trajectory_of(keys[row]) for row in last_rows(keys)]
     return sum(
-        count_unsampled_tokens(((ids[row].tolist(), mask[row].tolist()) for row in rows_of[name]), told["sampled"])
-        for name, told in zip(names, trajectories, strict=True)
+        count_unsampled_tokens(
+            ((ids[row].tolist(), mask[row].tolist()) for row in rows_of[name]), summary.sampled_tokens
+        )
+        for name, summary in zip(names, summaries, strict=True)
     )
 
 
-def rewards_of_groups(keys: Sequence[str], trajectories: Sequence[Mapping[str, Any]]) -> dict[str, set[float]]:
-    """The different rewards of each group's trajectories."""
+def rewards_of_groups(keys: Sequence[str], summaries: Sequence[EpisodeSummary]) -> dict[str, set[float]]:
+    """Return the different rewards of each group's trajectories."""
     rewards: dict[str, set[float]] = {}
-    for row, told in zip(last_rows(keys), trajectories, strict=True):
-        rewards.setdefault(group_of(keys[row]), set()).add(told["reward"])
+    for row, summary in zip(last_rows(keys), summaries, strict=True):
+        rewards.setdefault(group_of(keys[row]), set()).add(summary.reward)
     return rewards
 
 

@@ -1,65 +1,63 @@
-"""What a step's trajectories say of it."""
+"""Metrics of a step's trajectories."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.training.batches.rewards import reward_quantiles
 from turnmill.training.batches.trajectory import Split, TrajectoryBatch, rewards_of_groups
 
 
-def uniform_groups_ratio(
-    keys: Sequence[str], trajectories: Sequence[Mapping[str, Any]], *, num_dropped: int = 0
-) -> float:
-    """Share of the groups in which every trajectory has the same reward; so had those that were dropped."""
-    kept = [float(len(found) == 1) for found in rewards_of_groups(keys, trajectories).values()]
+def uniform_groups_ratio(keys: Sequence[str], summaries: Sequence[EpisodeSummary], *, num_dropped: int = 0) -> float:
+    """Return the share of groups in which all trajectories have the same reward, dropped groups included."""
+    kept = [float(len(found) == 1) for found in rewards_of_groups(keys, summaries).values()]
     return _mean([*kept, *[1.0] * num_dropped])
 
 
-def rollout_metrics(trajectories: Sequence[Mapping[str, Any]], parts: Split, at_once: int) -> dict[str, float]:
-    """What a step's trajectories spent their time on, and how many were in flight at once."""
-    seconds = [told["seconds"] for told in trajectories] + [tag["seconds"] for tag in parts.failed.tags]
+def rollout_metrics(summaries: Sequence[EpisodeSummary], parts: Split, at_once: int) -> dict[str, float]:
+    """Return the seconds that a step's trajectories spent on each part, and how many were in flight at once."""
+    seconds = [summary.seconds for summary in summaries] + [failure.seconds for failure in parts.failures]
     metrics = {f"{ROLLOUT}{part}": sum(spent[part] for spent in seconds) for part in IN_FLIGHT}
     return metrics | {SLOTS: float(min(len(seconds), at_once))}
 
 
 def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) -> dict[str, float]:
-    """What trajectories say of a step: all that did not fail, and for turns and tokens those that are learned from."""
-    played = (*batch.trajectories, *parts.dropped.trajectories)
+    """Return the metrics of all trajectories that did not fail; turns and tokens are of those that are trained on."""
+    played = (*batch.summaries, *parts.dropped.summaries)
     metrics = {
-        "turnmill/turns": sum(t["figures"]["num_turns"] for t in batch.trajectories),
+        "turnmill/turns": float(sum(each.num_turns for each in batch.summaries)),
         "turnmill/trajectories": float(len(played)),
         "turnmill/prompt_tokens": float(batch.prompt_lengths_R.sum()),
         "turnmill/response_tokens": float(batch.mask_RG.sum()),
-        "turnmill/success": _mean(map(_solved, played)),
-        "turnmill/reward_mean": _mean(t["reward"] for t in played),
-        "turnmill/episode_length": _mean(t["figures"]["num_turns"] for t in played),
+        "turnmill/success": _mean(each.success for each in played),
+        "turnmill/reward_mean": _mean(each.reward for each in played),
+        "turnmill/episode_length": _mean(each.num_turns for each in played),
     }
-    reasons = Counter(t["stop_reason"] for t in played)
+    reasons = Counter(each.stop_reason for each in played)
     metrics |= {f"turnmill/episodes/{reason}": float(count) for reason, count in reasons.items()}
     metrics["turnmill/episodes/failed"] = float(len(parts.failed.keys))
     metrics["turnmill/failed_ratio"] = parts.failed_ratio
-    metrics |= reward_quantiles(torch.tensor([float(t["reward"]) for t in played]))
+    metrics |= reward_quantiles(torch.tensor([each.reward for each in played]))
     metrics["turnmill/uniform_groups_ratio"] = uniform_groups_ratio(
-        batch.meta.keys, batch.trajectories, num_dropped=parts.dropped.num_tasks
+        batch.meta.keys, batch.summaries, num_dropped=parts.dropped.num_tasks
     )
-    metrics["turnmill/token_mismatches"] = float(batch.num_foreign_tokens)
+    metrics["turnmill/token_mismatches"] = float(batch.num_unsampled_tokens)
     metrics |= rollout_metrics(played, parts, at_once)
     metrics |= {f"turnmill/failures/{cause}": float(count) for cause, count in parts.causes.items()}
-    valid = [t["figures"]["valid_action"] for t in played if "valid_action" in t["figures"]]
+    valid = [each.metrics["valid_action"] for each in played if "valid_action" in each.metrics]
     if valid:
         metrics["turnmill/valid_action_ratio"] = _mean(valid)
-    return metrics | figure_metrics(played)
+    return metrics | agent_metrics(played)
 
 
-def figure_metrics(trajectories: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean, greatest and least of every figure, over the trajectories that have it."""
+def agent_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Return mean, maximum and minimum of every metric, over the trajectories that have it."""
     values: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        for name, value in trajectory["figures"].items():
+    for summary in summaries:
+        for name, value in summary.metrics.items():
             values.setdefault(name, []).append(float(value))
     metrics: dict[str, float] = {}
     for name, found in sorted(values.items()):
@@ -68,27 +66,24 @@ def figure_metrics(trajectories: Sequence[Mapping[str, Any]]) -> dict[str, float
     return metrics
 
 
-def validation_metrics(trajectories: Sequence[Mapping[str, Any]], parts: Split) -> dict[str, float]:
-    """Averages over the trajectories of a validation that did not fail."""
-    figures = [trajectory["figures"] for trajectory in trajectories]
+def validation_metrics(summaries: Sequence[EpisodeSummary], *, num_failed: int = 0) -> dict[str, float]:
+    """Return averages over the episodes of a validation that did not fail."""
+    found = [summary.metrics for summary in summaries]
     metrics = {
-        "validation/episodes": float(len(trajectories)),
-        "validation/success": _mean(map(_solved, trajectories)),
-        "validation/reward": _mean(t["reward"] for t in trajectories),
-        "validation/episode_length": _mean(f["num_turns"] for f in figures),
+        "validation/episodes": float(len(summaries)),
+        "validation/success": _mean(summary.success for summary in summaries),
+        "validation/reward": _mean(summary.reward for summary in summaries),
+        "validation/episode_length": _mean(summary.num_turns for summary in summaries),
         # Those that were played again, and those that were not.
-        "validation/failures": sum(f.get("failures", 0.0) for f in figures) + float(len(parts.failed.keys)),
+        "validation/failures": sum(each.get("failures", 0.0) for each in found) + float(num_failed),
     }
-    if any("num_tool_calls" in f for f in figures):
-        metrics["validation/tool_use"] = _mean(f.get("num_tool_calls", 0.0) > 0 for f in figures)
-    if any("valid_action" in f for f in figures):
-        metrics["validation/valid_action_ratio"] = _mean(f["valid_action"] for f in figures if "valid_action" in f)
+    if any("num_tool_calls" in each for each in found):
+        metrics["validation/tool_use"] = _mean(each.get("num_tool_calls", 0.0) > 0 for each in found)
+    if any("valid_action" in each for each in found):
+        metrics["validation/valid_action_ratio"] = _mean(
+            each["valid_action"] for each in found if "valid_action" in each
+        )
     return metrics
-
-
-def _solved(told: Mapping[str, Any]) -> bool:
-    """Whether a trajectory ended well: by its last reward where it tells, else by its reward."""
-    return bool(told.get("success", told["reward"] > 0))
 
 
 def _mean(values: Iterable[float]) -> float:

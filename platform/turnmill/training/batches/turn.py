@@ -1,13 +1,13 @@
-"""A step's rows in the order of time, and what they say of the episodes in them.
+"""A step's turns in the order of time, and their metrics.
 
 Axes: R rows (time-major: row = time * segments + segment; the last ones are the bootstrap rows), G response tokens,
 padded by one slot where there is room.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from statistics import fmean
 
 import torch
 import transfer_queue as tq
@@ -15,11 +15,11 @@ from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
+from turnmill.core.trajectory import SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
+from turnmill.rollout.queue_payload import TURN_METADATA, decode
 from turnmill.rollout.token_integrity import token_checksum
-from turnmill.rollout.verlog.rows import FACTS
-from turnmill.rollout.verlog.slot import episode_name
 from turnmill.training.batches.rewards import reward_quantiles
 
 
@@ -30,44 +30,50 @@ class TurnBatch:
     meta: KVBatchMeta
     """The rows in the order of time, bootstrap rows last."""
 
-    num_segments: int
-    num_turns: int
-    """Rows that are turns; the rest are bootstrap rows."""
+    turns: tuple[TurnMetadata, ...]
+    segments: tuple[SegmentMetadata, ...]
+    """Of the bootstrap rows."""
 
-    facts_RF: Tensor
     mask_RG: Tensor
     values_RG: Tensor
     num_slots_R: Tensor
     response_lengths_R: Tensor
     prompt_lengths_R: Tensor
     scores_RG: Tensor
-    """Of the turns alone, like the two that follow."""
+    """Of the turns alone, as are the two that follow."""
 
     old_log_probs_RG: Tensor
     ref_log_probs_RG: Tensor
 
-    num_foreign_tokens: int = 0
+    num_unsampled_tokens: int = 0
     """Trained tokens that are not those which the engine sampled."""
 
     @property
-    def dones_R(self) -> Tensor:  # noqa: N802 (named for its axis)
-        """1 where an episode ended."""
-        return self.facts_RF[:, FACTS["done"]]
+    def num_turns(self) -> int:
+        """Number of rows that are turns; the rest are bootstrap rows."""
+        return len(self.turns)
 
-    def fact(self, name: str) -> Tensor:
-        """One fact of every turn, bootstrap rows left out."""
-        return self.facts_RF[: self.num_turns, FACTS[name]]
+    @property
+    def num_segments(self) -> int:
+        """Number of slots that played a segment."""
+        return len(self.segments)
+
+    @property
+    def dones_R(self) -> Tensor:  # noqa: N802 (named for its axis)
+        """1 where an episode ended, and 0 in bootstrap rows."""
+        dones = [float(turn.done) for turn in self.turns]
+        return torch.tensor(dones + [0.0] * self.num_segments, dtype=torch.float64)
 
     @classmethod
     def read(cls, batch: KVBatchMeta, job: AgentTrainingJob) -> "TurnBatch":
-        """Fetch a step's rows and put them in order."""
+        """Fetch a step's rows and put them in the order of time."""
         meta, num_segments = in_order_of_time(batch)
         turns_per_segment = len(meta.keys) // num_segments - 1
         num_turns = num_segments * turns_per_segment
         common = tq.kv_batch_get(
             keys=meta.keys,
             partition_id=meta.partition_id,
-            select_fields=["prompts", "responses", "response_mask", "slot_values", "turn_facts"],
+            select_fields=["prompts", "responses", "response_mask", "slot_values", TURN_METADATA],
         )
         fields = ["rm_scores", "old_log_probs"]
         with_reference = job.spec.kl.coefficient > 0
@@ -80,11 +86,12 @@ class TurnBatch:
         num_slots = common["slot_values"].offsets().diff()
         width = int(num_slots.max())
         padded = {name: _pad(turns[name], width) for name in turns.keys()}  # noqa: SIM118 (a TensorDict)
+        metadata = list(common[TURN_METADATA])
+        played = tuple(decode(value, TurnMetadata) for value in metadata[:num_turns])
         return cls(
             meta=meta,
-            num_segments=num_segments,
-            num_turns=num_turns,
-            facts_RF=as_matrix(common["turn_facts"]),
+            turns=played,
+            segments=tuple(decode(value, SegmentMetadata) for value in metadata[num_turns:]),
             mask_RG=_pad(common["response_mask"], width),
             values_RG=_pad(common["slot_values"], width),
             num_slots_R=num_slots,
@@ -93,7 +100,7 @@ class TurnBatch:
             scores_RG=padded["rm_scores"],
             old_log_probs_RG=padded["old_log_probs"],
             ref_log_probs_RG=padded.get("ref_log_prob", padded["old_log_probs"]),
-            num_foreign_tokens=count_unsampled_tokens(common, num_turns),
+            num_unsampled_tokens=count_unsampled_tokens(common["responses"], common["response_mask"], played),
         )
 
     def with_bootstrap_rows(self, x_RG: Tensor) -> Tensor:
@@ -101,11 +108,10 @@ class TurnBatch:
         return torch.cat([x_RG, x_RG.new_zeros(self.num_segments, x_RG.shape[1])])
 
     def token_advantages(self, advantages_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
-        """The advantages of the response tokens of each turn, with its episode and its number."""
-        names = zip(self.fact("slot").tolist(), self.fact("episode").tolist(), self.fact("turn").tolist(), strict=True)
+        """Return the advantages of the response tokens of each turn, with its episode and its number."""
         lengths = self.response_lengths_R[: self.num_turns].tolist()
-        for (slot, episode, turn), length, values in zip(names, lengths, advantages_RG.tolist(), strict=False):
-            yield episode_name("training", int(slot), int(episode)), int(turn), values[:length]
+        for turn, length, values in zip(self.turns, lengths, advantages_RG.tolist(), strict=False):
+            yield turn.episode_id, turn.turn, values[:length]
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
         """Put the advantages and returns of the turns where verl's updates look for them."""
@@ -133,66 +139,51 @@ def in_order_of_time(batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
     return meta, len({segment for _, segment, _ in parsed})
 
 
-def count_unsampled_tokens(columns: TensorDict, num_turns: int) -> int:
-    """Tokens of the turns whose checksum is not that of what was sampled."""
-    facts_RF = as_matrix(columns["turn_facts"])
-    rows = zip(columns["responses"].unbind(), columns["response_mask"].unbind(), facts_RF, strict=True)
-    foreign = 0
-    for ids, mask, facts_F in islice(rows, num_turns):
+def count_unsampled_tokens(responses: Tensor, masks: Tensor, turns: Sequence[TurnMetadata]) -> int:
+    """Count the trained tokens of the turns whose checksum is not that of the sampled tokens."""
+    unsampled = 0
+    # Bootstrap rows come after the turns.
+    for ids, mask, turn in zip(responses.unbind(), masks.unbind(), turns, strict=False):
         trained = ids[mask.bool()].tolist()
-        foreign += len(trained) if token_checksum(trained) != int(facts_F[FACTS["sampled"]]) else 0
-    return foreign
+        unsampled += len(trained) if token_checksum(trained) != turn.sampled_checksum else 0
+    return unsampled
 
 
-def turn_metrics(turns: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
-    """What the turns of a step say of the episodes in them; success and length are of the episodes that ended."""
-    ended = turns.fact("done") > 0
-    truncated = turns.fact("truncated") > 0
-    rewards = turns.fact("reward")
-    failures = float(turns.facts_RF[:, FACTS["failures"]].sum())
-    inference = float(turns.facts_RF[:, FACTS["inference_failures"]].sum())
-    mask_RG = turns.mask_RG[: turns.num_turns]
-    metrics: dict[str, Any] = {
-        "turnmill/turns": turns.num_turns,
-        "turnmill/prompt_tokens": float(turns.prompt_lengths_R[: turns.num_turns].sum()),
+def turn_metrics(batch: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
+    """Return the metrics of a step's turns; success and length are of the episodes that ended."""
+    turns = batch.turns
+    ended = [turn for turn in turns if turn.done]
+    truncated = sum(turn.truncated for turn in ended)
+    causes = Counter(cause for segment in batch.segments for cause in segment.failure_causes)
+    mask_RG = batch.mask_RG[: batch.num_turns]
+    metrics: dict[str, float] = {
+        "turnmill/turns": batch.num_turns,
+        "turnmill/prompt_tokens": float(batch.prompt_lengths_R[: batch.num_turns].sum()),
         "turnmill/response_tokens": float(mask_RG.sum()),
-        "turnmill/turn_reward_mean": rewards.mean().item(),
+        "turnmill/turn_reward_mean": fmean(turn.reward for turn in turns),
         "turnmill/token_reward_mean": (rewards_RG * mask_RG).sum(1).mean().item(),
-        "turnmill/valid_action_ratio": turns.fact("valid").mean().item(),
-        "turnmill/plan_length": turns.fact("plan_length").mean().item(),
-        "turnmill/backtrack_length": turns.fact("backtrack_length").mean().item(),
-        "turnmill/episodes/completed": float((ended & ~truncated).sum()),
-        "turnmill/episodes/max_turns": float((ended & truncated).sum()),
-        "turnmill/episodes/failed": failures,
-        "turnmill/failures/inference": inference,
-        "turnmill/failures/environment": failures - inference,
-        "turnmill/token_mismatches": turns.num_foreign_tokens,
-        SLOTS: turns.num_segments,
-        **{f"{ROLLOUT}{part}": float(turns.facts_RF[:, FACTS[f"{part}_seconds"]].sum()) for part in IN_FLIGHT},
+        "turnmill/valid_action_ratio": fmean(turn.valid for turn in turns),
+        "turnmill/plan_length": fmean(turn.plan_length for turn in turns),
+        "turnmill/backtrack_length": fmean(turn.backtrack_length for turn in turns),
+        "turnmill/episodes/completed": float(len(ended) - truncated),
+        "turnmill/episodes/max_turns": float(truncated),
+        "turnmill/episodes/failed": float(causes.total()),
+        "turnmill/failures/inference": float(causes["inference"]),
+        "turnmill/failures/environment": float(causes.total() - causes["inference"]),
+        "turnmill/token_mismatches": batch.num_unsampled_tokens,
+        SLOTS: batch.num_segments,
+        **{f"{ROLLOUT}{part}": sum(segment.seconds.get(part, 0.0) for segment in batch.segments) for part in IN_FLIGHT},
     }
-    if bool(ended.any()):
-        metrics["turnmill/success"] = (rewards[ended] > 0).double().mean().item()
-        metrics["turnmill/episode_length"] = turns.fact("episode_length")[ended].mean().item()
-        metrics["turnmill/reward_mean"] = turns.fact("episode_reward")[ended].mean().item()
-        metrics |= reward_quantiles(turns.fact("episode_reward")[ended])
+    if ended:
+        metrics["turnmill/success"] = fmean(turn.reward > 0 for turn in ended)
+        metrics["turnmill/episode_length"] = fmean(turn.episode_length for turn in ended)
+        metrics["turnmill/reward_mean"] = fmean(turn.episode_reward for turn in ended)
+        metrics |= reward_quantiles(torch.tensor([turn.episode_reward for turn in ended]))
     return metrics
 
 
-def validation_metrics(facts_RF: Tensor) -> dict[str, float]:
-    """Averages over whole episodes, one row each."""
-    column = {name: facts_RF[:, position] for name, position in FACTS.items()}
-    return {
-        "validation/episodes": float(facts_RF.shape[0]),
-        "validation/success": (column["reward"] > 0).double().mean().item(),
-        "validation/reward": column["episode_reward"].mean().item(),
-        "validation/episode_length": column["episode_length"].mean().item(),
-        "validation/valid_action_ratio": column["valid"].mean().item(),
-        "validation/failures": column["failures"].sum().item(),
-    }
-
-
 def as_matrix(x: Tensor) -> Tensor:
-    """Rows of equal length, which the TransferQueue hands out as a nested tensor."""
+    """Return rows of equal length, which the TransferQueue hands out as a nested tensor, as a matrix."""
     return x.to_padded_tensor(0) if x.is_nested else x
 
 

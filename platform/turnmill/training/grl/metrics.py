@@ -1,48 +1,46 @@
-"""What a step's and a validation's episodes say, by the names that GRL logs them under."""
+"""Metrics of a step's and a validation's episodes, by the names that GRL logs them under."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.training.batches.rewards import reward_quantiles
 
 
-def step_metrics(told: Sequence[Mapping[str, Any]], episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """Of all episodes of a step, those too that are not learned from; turns and tokens are of those that are."""
+def step_metrics(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, float]:
+    """Return the metrics of all episodes of a step, those too that are not trained on."""
     return {
-        "turnmill/trajectories": float(len(told)),
-        "turnmill/success": _mean(float(each["success"]) for each in told),
-        "turnmill/reward_mean": _mean(each["reward"] for each in told),
-        "turnmill/episode_length": _mean(len(episode.rewards) for episode in episodes),
-        "turnmill/valid_action_ratio": _mean(each["figures"]["valid_action"] for each in told),
+        "turnmill/trajectories": float(len(summaries)),
+        "turnmill/success": _mean(each.success for each in summaries),
+        "turnmill/reward_mean": _mean(each.reward for each in summaries),
+        "turnmill/episode_length": _mean(each.num_turns for each in summaries),
+        "turnmill/valid_action_ratio": _mean(each.metrics["valid_action"] for each in summaries),
         **{
             f"turnmill/episodes/{reason}": float(count)
-            for reason, count in Counter(each["stop_reason"] for each in told).items()
+            for reason, count in Counter(each.stop_reason for each in summaries).items()
         },
-        **reward_quantiles(torch.tensor([float(each["reward"]) for each in told])),
-        **{f"train/{name}": value for name, value in figures_by_tag(episodes).items()},
+        **reward_quantiles(torch.tensor([each.reward for each in summaries])),
+        **{f"train/{name}": value for name, value in metrics_by_tag(summaries).items()},
     }
 
 
-def environment_metrics(told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of a validation: the figures of each kind of agent, and the mean score."""
-    episodes = [EpisodeSummary.read(each) for each in told]
+def environment_metrics(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, float]:
+    """Return the metrics of a validation by kind of agent, and the mean score."""
     return {
-        **{f"val-env/{name}": value for name, value in figures_by_tag(episodes).items()},
-        "val-env/test_score/unknown": _mean(each["reward"] for each in told),
+        **{f"val-env/{name}": value for name, value in metrics_by_tag(summaries).items()},
+        "val-env/test_score/unknown": _mean(each.reward for each in summaries),
     }
 
 
-def figures_by_tag(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """The sum of each figure, divided by the number of agents of its tag."""
-    sizes = Counter(episode.tag for episode in episodes)
+def metrics_by_tag(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, float]:
+    """Return the sum of each of the agents' metrics, divided by the number of agents of its tag."""
+    sizes = Counter(each.tag for each in summaries)
     sums: dict[str, float] = {}
-    for episode in episodes:
-        for name, value in episode.metrics.items():
-            sums[name] = sums.get(name, 0.0) + value / sizes[episode.tag]
+    for each in summaries:
+        for name, value in each.agent_metrics.items():
+            sums[name] = sums.get(name, 0.0) + value / sizes[each.tag]
     return sums
 
 

@@ -1,24 +1,26 @@
-"""What GRL makes of the rewards of a step: normalised among their like, with penalties, and placed on tokens.
+"""Scores of a step's episodes as GRL has them: normalised rewards with penalties, placed on tokens.
 
 Axes: K trajectories, J turns of a trajectory, R rows, G response tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from turnmill.jobs.grl_agent import RewardNormalization
-from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 
 MIN_STD = 1e-6
 CLIP = (-1.0, 3.0)
 
+Group = TypeVar("Group", bound=Hashable)
 
-def normalise(rewards_K: Tensor, groups_K: Sequence[Any], method: str) -> Tensor:
-    """Rewards against those of their group; a group without deviation, or of one, is worth 0 where it is divided by."""
+
+def normalise(rewards_K: Tensor, groups_K: Sequence[Hashable], method: str) -> Tensor:
+    """Return rewards relative to their group; 0 where a deviation of nothing would be divided by."""
     if method == "identity":
         return rewards_K.clone()
     normalised_K = torch.zeros_like(rewards_K)
@@ -33,12 +35,12 @@ def normalise(rewards_K: Tensor, groups_K: Sequence[Any], method: str) -> Tensor
 
 
 def deviation(values: Tensor) -> float:
-    """The unbiased standard deviation; 0 of a single value."""
+    """Return the unbiased standard deviation; 0 of a single value."""
     return float(values.std(unbiased=True)) if len(values) > 1 else 0.0
 
 
-def _members(groups_K: Sequence[Any]) -> dict[Any, list[int]]:
-    members: dict[Any, list[int]] = {}
+def _members(groups_K: Sequence[Group]) -> dict[Group, list[int]]:
+    members: dict[Group, list[int]] = {}
     for position, group in enumerate(groups_K):
         members.setdefault(group, []).append(position)
     return members
@@ -49,23 +51,23 @@ class Scores:
     """The scores of a step's trajectories."""
 
     turns_K: tuple[Tensor, ...]
-    """Of each turn of each trajectory, normalised and with its penalty, shape (turns,)."""
+    """Scores of each trajectory's turns, normalised and with penalties, shape (turns,)."""
 
     raw_K: Tensor
-    """Sums with penalties, before anything is normalised."""
+    """Sums with penalties, before normalisation."""
 
     @property
     def sums_K(self) -> Tensor:  # noqa: N802 (named for its axis)
-        """Of whole trajectories."""
+        """Scores of whole trajectories."""
         return torch.stack([turns.sum() for turns in self.turns_K])
 
     @classmethod
-    def of(cls, episodes: Sequence[EpisodeSummary], settings: RewardNormalization) -> "Scores":
-        """What trajectories are worth, compared as the settings say; penalties come after that."""
-        rewards_KJ = [torch.tensor(episode.rewards, dtype=torch.float64) for episode in episodes]
-        penalties_KJ = [torch.tensor(episode.penalties, dtype=torch.float64) for episode in episodes]
+    def of(cls, episodes: Sequence[GrlEpisodeSummary], settings: RewardNormalization) -> "Scores":
+        """Return scores normalised as the settings say; penalties are added after that."""
+        rewards_KJ = [torch.tensor(episode.turn_rewards, dtype=torch.float64) for episode in episodes]
+        penalties_KJ = [torch.tensor(episode.turn_penalties, dtype=torch.float64) for episode in episodes]
         sums_K = torch.stack([rewards.sum() for rewards in rewards_KJ])
-        groups_K = [_compared_with(episode, settings.grouping) for episode in episodes]
+        groups_K = [_comparison_group(episode, settings.grouping) for episode in episodes]
         normalised_K = normalise(sums_K, groups_K, settings.method)
         scales_K = _scales(sums_K, groups_K, settings.method)
         turns_K = [
@@ -77,12 +79,12 @@ class Scores:
         return cls(tuple(turns_K), sums_K + torch.stack([penalties.sum() for penalties in penalties_KJ]))
 
 
-def _compared_with(episode: EpisodeSummary, grouping: str) -> Any:
+def _comparison_group(episode: GrlEpisodeSummary, grouping: str) -> Hashable:
     return {"state": episode.group, "inductive": episode.tag, "batch": 0}[grouping]
 
 
-def _scales(sums_K: Tensor, groups_K: Sequence[Any], method: str) -> Tensor:
-    """What normalisation multiplies rewards by; the rest of it is shared by a trajectory's turns."""
+def _scales(sums_K: Tensor, groups_K: Sequence[Hashable], method: str) -> Tensor:
+    """Return the factor that normalisation multiplies rewards by; its offset is shared by a trajectory's turns."""
     scales_K = torch.ones_like(sums_K)
     if method in ("mean_std", "asym_clip"):
         for members in _members(groups_K).values():
@@ -93,14 +95,14 @@ def _scales(sums_K: Tensor, groups_K: Sequence[Any], method: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which groups of a step are learned from."""
+    """The groups of a step that are trained on."""
 
     kept: frozenset[int]
     metrics: Mapping[str, float]
 
     @classmethod
     def of(cls, raw_K: Tensor, groups_K: Sequence[int], *, ratio: float, kind: str) -> "Choice":
-        """The groups whose trajectories differ most in worth (`std`), or least (`std_rev`); one at least."""
+        """Return the groups whose rewards deviate most (`std`), or least (`std_rev`); one at least."""
         spread = {group: deviation(raw_K[members]) for group, members in _members(groups_K).items()}
         best_first = sorted(spread, key=lambda group: (-spread[group] if kind == "std" else spread[group], group))
         kept = best_first[: max(1, int(ratio * len(spread)))]
@@ -115,7 +117,7 @@ class Choice:
 
 
 def _group_metrics(name: str, values: Sequence[Tensor]) -> dict[str, float]:
-    """Means over groups of the deviation, the greatest and the mean within each."""
+    """Return means over groups of the standard deviation, maximum and mean within each."""
     return {
         f"rollout/{name}_std": sum(map(deviation, values)) / len(values),
         f"rollout/{name}_max": sum(float(found.max()) for found in values) / len(values),
@@ -124,17 +126,17 @@ def _group_metrics(name: str, values: Sequence[Tensor]) -> dict[str, float]:
 
 
 def place(
-    turns_K: Sequence[Tensor], episodes: Sequence[EpisodeSummary], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
+    turns_K: Sequence[Tensor], episodes: Sequence[GrlEpisodeSummary], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
     shape: tuple[int, int], lengths_R: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """Scores on tokens, shape (rows, response tokens): each turn's at its last token, or their sum at the very end.
+    """Return token scores, shape (rows, response tokens): each turn's at its last token, or their sum at the very end.
 
     `rows_K` are the positions of each trajectory's rows, in order.
     """
     scores_RG = torch.zeros(shape, dtype=torch.float32)
     for turns, episode, rows in zip(turns_K, episodes, rows_K, strict=True):
         if by_turn:
-            for score, (row, token) in zip(turns.tolist(), episode.places, strict=True):
+            for score, (row, token) in zip(turns.tolist(), episode.response_ends, strict=True):
                 scores_RG[rows[row], token] += score
         else:
             scores_RG[rows[-1], lengths_R[rows[-1]] - 1] = float(turns.sum())

@@ -11,11 +11,12 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.jobs.grl_agent import AgentGroup
-from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.worker import GROUP_SIZE
 from turnmill.rollout.llm_client import StickyClient
+from turnmill.rollout.queue_payload import EPISODE_SUMMARY
 from turnmill.training.advantages.index import TrajectoryIndex
-from turnmill.training.batches.trajectory import put_ragged, split, told_trajectories
+from turnmill.training.batches.trajectory import fetch_summaries, put_ragged, read_summaries, split
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.dataset import select
 from turnmill.training.grl.metrics import environment_metrics, step_metrics
@@ -53,10 +54,9 @@ class GrlTrainer(TrajectoryTrainer):
         """Give trajectories their scores, and keep the groups that the filter keeps."""
         agent = self.job.spec.grl_agent
         data = tq.kv_batch_get(
-            keys=survivors.keys, partition_id=survivors.partition_id, select_fields=["responses", "extra_fields"]
+            keys=survivors.keys, partition_id=survivors.partition_id, select_fields=["responses", EPISODE_SUMMARY]
         )
-        told = told_trajectories(survivors.keys, data["extra_fields"])
-        episodes = [EpisodeSummary.read(each) for each in told]
+        episodes = read_summaries(survivors.keys, data[EPISODE_SUMMARY], GrlEpisodeSummary)
         scores = Scores.of(episodes, agent.reward_normalization)
         choice = Choice.of(
             scores.raw_K,
@@ -72,11 +72,11 @@ class GrlTrainer(TrajectoryTrainer):
             lengths_R=rows.lengths_R,
         )  # fmt: skip
         put_ragged(survivors, {"rm_scores": placed_RG}, lengths_R)
-        self._step_metrics = {**choice.metrics, **step_metrics(told, episodes)}
+        self._step_metrics = {**choice.metrics, **step_metrics(episodes)}
         return self._keep(survivors, episodes, rows, choice)
 
     def _keep(
-        self, survivors: KVBatchMeta, episodes: Sequence[EpisodeSummary], rows: TrajectoryIndex, choice: Choice
+        self, survivors: KVBatchMeta, episodes: Sequence[GrlEpisodeSummary], rows: TrajectoryIndex, choice: Choice
     ) -> KVBatchMeta:
         kept = [False] * len(survivors.keys)
         for episode, rows_of_it in zip(episodes, rows.rows_K, strict=True):
@@ -96,15 +96,19 @@ class GrlTrainer(TrajectoryTrainer):
 
     def _keep_advantages_of_turns(self, batch: KVBatchMeta) -> None:
         """Those of every response's tokens, for whoever looks at trajectories."""
-        fields = ["advantages", "extra_fields"]
+        fields = ["advantages", EPISODE_SUMMARY]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         advantages_R = data["advantages"].unbind()
         rows = TrajectoryIndex.of(batch.keys, data["advantages"].offsets().diff())
-        told = told_trajectories(batch.keys, data["extra_fields"])
+        summaries = read_summaries(batch.keys, data[EPISODE_SUMMARY], GrlEpisodeSummary)
         found = (
-            (str(each["name"]), turn, advantages_R[rows_of_it[row]][end + 1 - length : end + 1].tolist())
-            for each, rows_of_it in zip(told, rows.rows_K, strict=True)
-            for turn, row, end, length in EpisodeSummary.read(each).responses
+            (
+                summary.episode_id,
+                place.turn,
+                advantages_R[rows_of_it[place.row]][place.end + 1 - place.num_tokens : place.end + 1].tolist(),
+            )
+            for summary, rows_of_it in zip(summaries, rows.rows_K, strict=True)
+            for place in summary.responses
         )
         self.trajectory_log.append_token_advantages(self.global_steps, found)
 
@@ -119,10 +123,8 @@ class GrlTrainer(TrajectoryTrainer):
         parts = split(batch)
         self._require_whole(parts, agent.validation_steps * sum(group.size for group in agent.validation_groups))
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
-        kept = parts.survivors
-        data = tq.kv_batch_get(keys=kept.keys, partition_id="val", select_fields=["extra_fields"])
-        told = told_trajectories(kept.keys, data["extra_fields"])
-        return validation_metrics(told, parts) | environment_metrics(told)
+        summaries = fetch_summaries(parts.survivors, GrlEpisodeSummary)
+        return validation_metrics(summaries, num_failed=len(parts.failed.keys)) | environment_metrics(summaries)
 
 
 class GrlTrainerSync(GrlTrainer, PPOTrainerSync):

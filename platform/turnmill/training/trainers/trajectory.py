@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import StickyClient
 from turnmill.training.advantages.rows import mean_over_trajectories
@@ -27,9 +28,9 @@ from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.batches.trajectory import (
     Split,
     TrajectoryBatch,
+    fetch_summaries,
     put_ragged,
     split,
-    told_trajectories,
 )
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics, validation_metrics
 from turnmill.training.dataset import rows_as_columns, select
@@ -149,9 +150,7 @@ class TrajectoryTrainer(RunTrainer):
         parts = split(batch)
         self._require_whole(parts, num_episodes)
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
-        kept = parts.survivors
-        data = tq.kv_batch_get(keys=kept.keys, partition_id="val", select_fields=["extra_fields"])
-        return validation_metrics(told_trajectories(kept.keys, data["extra_fields"]), parts)
+        return validation_metrics(fetch_summaries(parts.survivors, EpisodeSummary), num_failed=len(parts.failed.keys))
 
 
 def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:

@@ -17,10 +17,13 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import StickyClient
 from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
-from turnmill.training.batches.turn import TurnBatch, as_matrix, turn_metrics, validation_metrics
+from turnmill.training.batches.trajectory import fetch_summaries
+from turnmill.training.batches.trajectory_metrics import validation_metrics
+from turnmill.training.batches.turn import TurnBatch, turn_metrics
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
 from turnmill.training.dataset import select
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
@@ -228,8 +231,7 @@ class TurnTrainer(RunTrainer):
                 f"See {self.run_dir / 'logs'}.",
                 "rollout",
             )
-        data = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["turn_facts"])
-        return validation_metrics(as_matrix(data["turn_facts"]))
+        return validation_metrics(fetch_summaries(batch, EpisodeSummary))
 
     def _slot_states(self) -> tuple[Any, ...]:
         return tuple(self.agent_loop_manager.snapshot(self.global_steps))

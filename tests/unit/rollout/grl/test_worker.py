@@ -9,7 +9,7 @@ import transfer_queue
 from omegaconf import OmegaConf
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from turnmill.rollout.failure import Failure
+from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.worker import GROUP_SIZE, GrlLoopWorker
 from turnmill.testing.agent_loops import grl_job
@@ -23,13 +23,13 @@ class TwoTurns:
     def __init__(self) -> None:
         self.begun: list[int] = []
 
-    async def run(self, sampling_params: Any, *, lockstep: Lockstep | None, **_: Any) -> Failure:
+    async def run(self, sampling_params: Any, *, lockstep: Lockstep | None, **_: Any) -> EpisodeFailure:
         """Two turns."""
         for turn in (1, 2):
             if lockstep is not None:
                 await lockstep.wait()
             self.begun.append(turn)
-        return Failure("episode", "environment", "", 2, {})
+        return EpisodeFailure("episode", "environment", "", 2, {})
 
 
 def worker(turns: str) -> GrlLoopWorker:

@@ -1,11 +1,11 @@
 import random
-from typing import Any
 
 import pytest
 import torch
 from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
 from turnmill.jobs.trajectory_algorithms import (
     Dapo,
     GigPo,
@@ -14,18 +14,21 @@ from turnmill.jobs.trajectory_algorithms import (
     Rloo,
     TrajectoryAlgorithm,
 )
-from turnmill.rollout.failure import FAILED
+from turnmill.rollout.failure import FAILED, FAILURE
+from turnmill.rollout.queue_payload import encode
 from turnmill.training.advantages.gae import outcome_advantages
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
-from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, split
-from turnmill.training.batches.trajectory_metrics import figure_metrics, trajectory_metrics
+from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, read_summaries, split
+from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
     """A step as the TransferQueue hands it out; failed trajectories are keys with a cause."""
     tags = [
-        {"status": FAILED, "cause": failed[key], "message": "broke"} if key in failed else {"status": "success"}
+        {"status": FAILED, FAILURE: encode(EpisodeFailure(key, failed[key], "broke", 1, {}))}
+        if key in failed
+        else {"status": "success"}
         for key in keys
     ]
     return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
@@ -124,10 +127,12 @@ def test_a_step_of_nothing_but_failures_ends_the_run_whatever_the_limit():
         split(batch(keys, dict.fromkeys(keys, "tool_timeout"))).require_few_failures(1.0, "Step 1")
 
 
-def test_figures_are_told_by_mean_greatest_and_least():
-    told = figure_metrics([{"figures": {"num_turns": 1}}, {"figures": {"num_turns": 3, "valid_action": 1}}])
+def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
+    found = agent_metrics(
+        [summary(metrics={"num_turns": 1.0}), summary(metrics={"num_turns": 3.0, "valid_action": 1.0})]
+    )
 
-    assert told == {
+    assert found == {
         "turnmill/tool/num_turns/mean": 2.0,
         "turnmill/tool/num_turns/max": 3.0,
         "turnmill/tool/num_turns/min": 1.0,
@@ -137,29 +142,55 @@ def test_figures_are_told_by_mean_greatest_and_least():
     }
 
 
-def test_values_of_rows_are_told_by_the_names_of_their_trajectories():
+def test_values_of_rows_are_returned_by_the_ids_of_their_episodes():
     keys = ["uid0_0_0", "uid0_1_0", "uid0_0_1"]
-    nothing_RG = torch.zeros(3, 1)
-    rows = TrajectoryBatch(
-        batch(keys, {}), nothing_RG, nothing_RG, nothing_RG, None, torch.ones(3), torch.ones(3),
-        trajectories=({"name": "t1-0-0"}, {"name": "t1-0-1"}),
-    )  # fmt: skip
+    rows = rows_of(keys, [summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1")])
 
     assert rows.by_trajectory(torch.tensor([1.0, -1.0, 1.0])) == {"t1-0-0": 1.0, "t1-0-1": -1.0}
 
 
-def told(reward: float = 0.0, generation: float = 1.0, sampled: bytes = b"") -> dict[str, Any]:
-    return {
-        "name": "t",
-        "reward": reward,
-        "stop_reason": "completed",
-        "seconds": {"generation": generation, "tools": 2.0, "loop": 0.5},
-        "figures": {"num_turns": 1.0},
-        "sampled": sampled,
-    }
+def test_rows_that_are_turns_have_the_states_and_the_numbers_of_their_turns():
+    keys = ["uid0_0_1", "uid0_1_0", "uid0_0_0"]
+    turns = summary(episode_id="t1-0-0", row_states=("first", "second"))
+    rows = rows_of(keys, [turns, summary(episode_id="t1-0-1")])
+
+    assert rows.states_R == ("second", "", "first")
+    assert list(rows.by_turn(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))) == [
+        ("t1-0-0", 1, [1.0, 2.0]),
+        ("t1-0-0", 0, [5.0, 6.0]),
+    ]
 
 
-def rows_of(keys: list[str], trajectories: list[dict[str, Any]]) -> TrajectoryBatch:
+def test_summaries_are_read_from_the_last_row_of_each_trajectory():
+    whole, other = summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1", reward=1.0)
+
+    found = read_summaries(["a_0_0", "a_1_0", "a_0_1"], [b"", encode(other), encode(whole)], EpisodeSummary)
+
+    assert found == (whole, other)
+
+
+def summary(
+    reward: float = 0.0,
+    *,
+    generation: float = 1.0,
+    num_turns: int = 1,
+    metrics: dict[str, float] | None = None,
+    episode_id: str = "t",
+    row_states: tuple[str, ...] = (),
+) -> EpisodeSummary:
+    return EpisodeSummary(
+        episode_id=episode_id,
+        reward=reward,
+        stop_reason="completed",
+        success=reward > 0,
+        num_turns=num_turns,
+        seconds={"generation": generation, "tools": 2.0, "loop": 0.5},
+        metrics={"num_turns": float(num_turns)} if metrics is None else metrics,
+        row_states=row_states,
+    )
+
+
+def rows_of(keys: list[str], summaries: list[EpisodeSummary]) -> TrajectoryBatch:
     ones_RG, lengths_R = torch.ones(len(keys), 2), torch.full((len(keys),), 2)
     return TrajectoryBatch(
         batch(keys, {}),
@@ -169,19 +200,19 @@ def rows_of(keys: list[str], trajectories: list[dict[str, Any]]) -> TrajectoryBa
         None,
         lengths_R,
         lengths_R,
-        tuple(trajectories),
-        num_foreign_tokens=3,
+        tuple(summaries),
+        num_unsampled_tokens=3,
     )
 
 
-def metrics_of(keys: list[str], trajectories: list[dict[str, Any]]) -> dict[str, float]:
-    return trajectory_metrics(rows_of(keys, trajectories), split(batch(keys, {})), at_once=len(keys))
+def metrics_of(keys: list[str], summaries: list[EpisodeSummary]) -> dict[str, float]:
+    return trajectory_metrics(rows_of(keys, summaries), split(batch(keys, {})), at_once=len(keys))
 
 
-def test_the_spread_of_rewards_is_told():
+def test_reward_quantiles_are_logged():
     keys = step(tasks=1, samples=11)
 
-    metrics = metrics_of(keys, [told(reward / 10) for reward in range(11)])
+    metrics = metrics_of(keys, [summary(reward / 10) for reward in range(11)])
 
     told_quantiles = [metrics[f"turnmill/reward_quantile/{q}"] for q in ("0.1", "0.5", "0.9")]
     assert told_quantiles == pytest.approx([0.1, 0.5, 0.9])
@@ -191,7 +222,7 @@ def test_groups_of_one_reward_are_counted():
     keys = step(tasks=3, samples=2)
     rewards = [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
 
-    metrics = metrics_of(keys, [told(reward) for reward in rewards])
+    metrics = metrics_of(keys, [summary(reward) for reward in rewards])
 
     assert metrics["turnmill/uniform_groups_ratio"] == pytest.approx(2 / 3)
 
@@ -199,9 +230,10 @@ def test_groups_of_one_reward_are_counted():
 def test_the_time_of_failed_trajectories_counts_with_that_of_the_others():
     keys = step(tasks=1, samples=3)
     parts = split(batch(keys, {keys[2]: "tool_timeout"}))
-    parts.failed.tags[0]["seconds"] = {"generation": 1.0, "tools": 60.0, "loop": 0.0}
+    failure = EpisodeFailure("t", "tool_timeout", "broke", 1, {"generation": 1.0, "tools": 60.0, "loop": 0.0})
+    parts.failed.tags[0][FAILURE] = encode(failure)
 
-    metrics = trajectory_metrics(rows_of(keys[:2], [told(), told(generation=4.0)]), parts, at_once=2)
+    metrics = trajectory_metrics(rows_of(keys[:2], [summary(), summary(generation=4.0)]), parts, at_once=2)
 
     assert metrics["turnmill/rollout_seconds/generation"] == 6.0
     assert metrics["turnmill/rollout_seconds/tools"] == 64.0
@@ -209,13 +241,13 @@ def test_the_time_of_failed_trajectories_counts_with_that_of_the_others():
     assert metrics["turnmill/rollout_slots"] == 2.0
 
 
-def test_what_made_room_for_others_counts_among_what_was_played():
+def test_dropped_trajectories_count_among_those_that_were_played():
     keys = step(tasks=1, samples=2)
-    solved = told(1.0, generation=3.0) | {"figures": {"num_turns": 5.0}}
+    solved = summary(1.0, generation=3.0, num_turns=5)
     kept = batch(keys, {})
-    kept.extra_info[DROPPED] = Dropped(num_tasks=3, trajectories=(solved,) * 6)
+    kept.extra_info[DROPPED] = Dropped(num_tasks=3, summaries=(solved,) * 6)
 
-    metrics = trajectory_metrics(rows_of(keys, [told(1.0), told(0.0)]), split(kept), at_once=2)
+    metrics = trajectory_metrics(rows_of(keys, [summary(1.0), summary(0.0)]), split(kept), at_once=2)
 
     assert metrics["turnmill/trajectories"] == 8
     assert metrics["turnmill/success"] == metrics["turnmill/reward_mean"] == 7 / 8
@@ -230,9 +262,9 @@ def test_what_made_room_for_others_counts_among_what_was_played():
     assert metrics["turnmill/response_tokens"] == 4
 
 
-def test_tokens_that_nobody_sampled_are_told():
+def test_unsampled_tokens_are_logged():
     keys = step(tasks=1, samples=2)
 
-    metrics = metrics_of(keys, [told(), told()])
+    metrics = metrics_of(keys, [summary(), summary()])
 
     assert metrics["turnmill/token_mismatches"] == 3.0

@@ -2,40 +2,29 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
+from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, TurnMetadata
 from turnmill.rollout.token_integrity import token_checksum
-from turnmill.rollout.verlog.rows import TurnFacts
-from turnmill.training.batches.turn import (
-    TurnBatch,
-    count_unsampled_tokens,
-    in_order_of_time,
-    turn_metrics,
-    validation_metrics,
-)
+from turnmill.training.batches.trajectory_metrics import validation_metrics
+from turnmill.training.batches.turn import TurnBatch, count_unsampled_tokens, in_order_of_time, turn_metrics
 
 
 def meta(*keys: str) -> KVBatchMeta:
     return KVBatchMeta(partition_id="train", keys=list(keys), tags=[{"key": key} for key in keys])
 
 
-def matrix(facts: list[TurnFacts]) -> torch.Tensor:
-    return torch.stack([each.tensor() for each in facts])
-
-
-def batch(facts: list[TurnFacts], bootstrap: list[TurnFacts]) -> TurnBatch:
+def batch(turns: list[TurnMetadata], segments: list[SegmentMetadata]) -> TurnBatch:
     """Turns with responses of two tokens, and their bootstrap rows."""
-    rows = len(facts) + len(bootstrap)
+    rows = len(turns) + len(segments)
     mask_RG = torch.ones(rows, 3, dtype=torch.long)
     mask_RG[:, 2] = 0
-    mask_RG[len(facts) :] = 0
-    scores_RG = torch.zeros(len(facts), 3)
+    mask_RG[len(turns) :] = 0
+    scores_RG = torch.zeros(len(turns), 3)
     return TurnBatch(
         meta=meta(*(str(i) for i in range(rows))),
-        num_segments=len(bootstrap),
-        num_turns=len(facts),
-        facts_RF=matrix(facts + bootstrap),
+        turns=tuple(turns),
+        segments=tuple(segments),
         mask_RG=mask_RG,
         values_RG=torch.zeros(rows, 3),
         num_slots_R=torch.full((rows,), 3),
@@ -63,10 +52,10 @@ def test_names_of_segments_may_hold_underscores():
 
 
 def test_success_and_length_are_those_of_the_episodes_that_ended():
-    solved = TurnFacts(reward=1.0, done=1, episode_length=4, episode_reward=0.9)
-    lost = TurnFacts(reward=-0.1, done=1, truncated=1, valid=0, episode_length=16, episode_reward=-0.3)
-    going_on = TurnFacts(reward=-0.1, valid=0, episode_reward=-0.1)
-    turns = batch([solved, lost, going_on, replace(going_on, valid=1, reward=0)], [TurnFacts(bootstrap=1)] * 2)
+    solved = TurnMetadata(reward=1.0, done=True, episode_length=4, episode_reward=0.9)
+    lost = TurnMetadata(reward=-0.1, done=True, truncated=True, valid=False, episode_length=16, episode_reward=-0.3)
+    going_on = TurnMetadata(reward=-0.1, valid=False, episode_reward=-0.1)
+    turns = batch([solved, lost, going_on, replace(going_on, valid=True, reward=0)], [SegmentMetadata()] * 2)
 
     metrics = turn_metrics(turns, turns.scores_RG)
 
@@ -79,9 +68,9 @@ def test_success_and_length_are_those_of_the_episodes_that_ended():
 
 
 def test_plans_and_second_thoughts_are_averaged_over_turns_and_no_bootstrap_row():
-    thoughtful = TurnFacts(plan_length=30, backtrack_length=5)
-    brief = TurnFacts(plan_length=12)
-    turns = batch([thoughtful, brief, brief, brief], [TurnFacts(bootstrap=1)] * 2)
+    thoughtful = TurnMetadata(plan_length=30, backtrack_length=5)
+    brief = TurnMetadata(plan_length=12)
+    turns = batch([thoughtful, brief, brief, brief], [SegmentMetadata()] * 2)
 
     metrics = turn_metrics(turns, turns.scores_RG)
 
@@ -90,7 +79,10 @@ def test_plans_and_second_thoughts_are_averaged_over_turns_and_no_bootstrap_row(
 
 
 def test_failures_stand_in_the_bootstrap_rows_and_are_told_by_cause():
-    turns = batch([TurnFacts()] * 2, [TurnFacts(bootstrap=1, failures=3, inference_failures=1), TurnFacts(bootstrap=1)])
+    turns = batch(
+        [TurnMetadata()] * 2,
+        [SegmentMetadata(failure_causes=("environment", "inference", "environment")), SegmentMetadata()],
+    )
 
     metrics = turn_metrics(turns, turns.scores_RG)
 
@@ -100,7 +92,7 @@ def test_failures_stand_in_the_bootstrap_rows_and_are_told_by_cause():
 
 
 def test_bootstrap_rows_count_for_no_turn_and_no_token():
-    turns = batch([TurnFacts()] * 4, [TurnFacts(bootstrap=1, valid=0)] * 2)
+    turns = batch([TurnMetadata()] * 4, [SegmentMetadata()] * 2)
 
     metrics = turn_metrics(turns, turns.scores_RG)
 
@@ -110,13 +102,13 @@ def test_bootstrap_rows_count_for_no_turn_and_no_token():
 
 
 def test_a_step_in_which_no_episode_ended_tells_no_success():
-    turns = batch([TurnFacts()] * 2, [TurnFacts(bootstrap=1)])
+    turns = batch([TurnMetadata()] * 2, [SegmentMetadata()])
 
     assert "turnmill/success" not in turn_metrics(turns, turns.scores_RG)
 
 
 def test_rewards_are_followed_by_a_zero_row_for_each_bootstrap_row():
-    turns = batch([TurnFacts()] * 2, [TurnFacts(bootstrap=1)] * 2)
+    turns = batch([TurnMetadata()] * 2, [SegmentMetadata()] * 2)
 
     rewards_RG = turns.with_bootstrap_rows(torch.ones(2, 3))
 
@@ -124,10 +116,16 @@ def test_rewards_are_followed_by_a_zero_row_for_each_bootstrap_row():
 
 
 def test_a_validation_averages_over_whole_episodes():
-    solved = TurnFacts(reward=1.0, done=1, valid=0.5, episode_length=4, episode_reward=0.9, failures=1)
-    lost = TurnFacts(reward=0.0, done=1, truncated=1, valid=1.0, episode_length=16, episode_reward=-0.3)
+    solved = EpisodeSummary(
+        episode_id="v0-0", reward=0.9, stop_reason="completed", success=True, num_turns=4,
+        metrics={"valid_action": 0.5, "failures": 1.0},
+    )  # fmt: skip
+    lost = EpisodeSummary(
+        episode_id="v1-0", reward=-0.3, stop_reason="max_turns", success=False, num_turns=16,
+        metrics={"valid_action": 1.0, "failures": 0.0},
+    )  # fmt: skip
 
-    assert validation_metrics(matrix([solved, lost])) == pytest.approx(
+    assert validation_metrics([solved, lost]) == pytest.approx(
         {
             "validation/episodes": 2,
             "validation/success": 0.5,
@@ -140,8 +138,8 @@ def test_a_validation_averages_over_whole_episodes():
 
 
 def test_the_time_of_segments_adds_up_over_them():
-    of_segment = TurnFacts(bootstrap=1, generation_seconds=3.0, tools_seconds=2.0, loop_seconds=0.5)
-    turns = batch([TurnFacts(), TurnFacts()], [of_segment, of_segment])
+    of_segment = SegmentMetadata(seconds={"generation": 3.0, "tools": 2.0, "loop": 0.5})
+    turns = batch([TurnMetadata(), TurnMetadata()], [of_segment, of_segment])
 
     metrics = turn_metrics(turns, torch.zeros(2, 3))
 
@@ -152,27 +150,25 @@ def test_the_time_of_segments_adds_up_over_them():
 
 
 def test_turns_of_other_tokens_than_were_sampled_are_counted_in_tokens():
-    facts = [
-        TurnFacts(sampled=token_checksum([5, 6])),
-        TurnFacts(sampled=token_checksum([5, 7])),
-        TurnFacts(bootstrap=1),
+    turns = [
+        TurnMetadata(sampled_checksum=token_checksum([5, 6])),
+        TurnMetadata(sampled_checksum=token_checksum([5, 7])),
     ]
-    columns = {
-        "responses": torch.nested.as_nested_tensor(
-            [torch.tensor([5, 6])] * 2 + [torch.tensor([9])], layout=torch.jagged
-        ),
-        "response_mask": torch.nested.as_nested_tensor(
-            [torch.tensor([1, 1])] * 2 + [torch.tensor([0])], layout=torch.jagged
-        ),
-        "turn_facts": matrix(facts),
-    }
+    responses = torch.nested.as_nested_tensor([torch.tensor([5, 6])] * 2 + [torch.tensor([9])], layout=torch.jagged)
+    masks = torch.nested.as_nested_tensor([torch.tensor([1, 1])] * 2 + [torch.tensor([0])], layout=torch.jagged)
 
-    assert count_unsampled_tokens(TensorDict(columns, batch_size=3), num_turns=2) == 2
+    assert count_unsampled_tokens(responses, masks, turns) == 2
 
 
-def test_token_advantages_bear_the_names_of_their_turns():
-    turns = batch([TurnFacts(slot=3, episode=1, turn=4), TurnFacts(slot=5)], [TurnFacts()])
+def test_token_advantages_have_the_ids_of_their_episodes():
+    turns = batch([TurnMetadata(episode_id="t3-1", turn=4), TurnMetadata(episode_id="t5-0")], [SegmentMetadata()])
 
     advantages = list(turns.token_advantages(torch.tensor([[0.5, -0.5, 9.0], [1.0, 2.0, 9.0]])))
 
     assert advantages == [("t3-1", 4, [0.5, -0.5]), ("t5-0", 0, [1.0, 2.0])]
+
+
+def test_an_episode_goes_on_in_the_row_of_a_turn_that_is_not_its_last():
+    turns = batch([TurnMetadata(done=True), TurnMetadata()], [SegmentMetadata()])
+
+    assert turns.dones_R.tolist() == [1, 0, 0]

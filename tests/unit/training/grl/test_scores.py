@@ -1,10 +1,13 @@
 """What becomes of rewards: rows 114 and 116 to 118 of the table of features."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from turnmill.jobs.grl_agent import RewardNormalization
-from turnmill.rollout.grl.episode_summary import EpisodeSummary
+from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
+from turnmill.rollout.queue_payload import decode, encode
 from turnmill.training.grl.scores import Choice, Scores, normalise, place
 
 FOUR = [10.9, -1.0, -0.5, 9.9]
@@ -14,9 +17,13 @@ def rewards(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def episode(*turns: float, group: int = 0, tag: str = "a", penalties: tuple[float, ...] = ()) -> EpisodeSummary:
-    places = tuple((0, 3 * (number + 1) - 1) for number in range(len(turns)))
-    return EpisodeSummary(group, tag, turns, penalties or (0.0,) * len(turns), places)
+def episode(*turns: float, group: int = 0, tag: str = "a", penalties: tuple[float, ...] = ()) -> GrlEpisodeSummary:
+    penalties = penalties or (0.0,) * len(turns)
+    return GrlEpisodeSummary(
+        episode_id="t", reward=sum(turns) + sum(penalties), stop_reason="completed", success=True,
+        num_turns=len(turns), group=group, tag=tag, turn_rewards=turns, turn_penalties=penalties,
+        response_ends=tuple((0, 3 * (number + 1) - 1) for number in range(len(turns))),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_a_sum_is_placed_at_the_end_and_turn_scores_where_turns_end():
 
 
 def test_turns_of_several_rows_find_their_own():
-    told = EpisodeSummary(0, "a", (1.0, 2.0), (0.0, 0.0), ((0, 1), (1, 0)))
+    told = replace(episode(1.0, 2.0), response_ends=((0, 1), (1, 0)))
 
     placed = place([rewards(1.0, 2.0)], [told], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
 
@@ -143,7 +150,7 @@ def test_the_filter_tells_of_all_groups_and_of_those_it_keeps():
     )
 
 
-def test_what_is_told_of_an_episode_survives_the_way():
-    told = EpisodeSummary(3, "a", (1.0,), (-0.1,), ((0, 4),), {"a/success": 1.0})
+def test_a_summary_comes_out_of_the_queue_as_it_went_in():
+    summary = replace(episode(1.0, group=3, penalties=(-0.1,)), agent_metrics={"a/success": 1.0})
 
-    assert EpisodeSummary.read(told.as_field()) == told
+    assert decode(encode(summary), GrlEpisodeSummary) == summary

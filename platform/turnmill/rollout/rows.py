@@ -1,0 +1,37 @@
+"""Rows of an episode as verl's agent loops return them."""
+
+from collections.abc import Sequence
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from turnmill.core.trajectory import EpisodeSummary
+from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.tokens import Row
+
+
+class EpisodeRow(AgentLoopOutput):
+    """A row with the summary of its episode, which becomes a column of the queue."""
+
+    episode_summary: bytes
+
+
+def episode_rows(
+    rows: Sequence[Row], summary: EpisodeSummary, *, trained: bool = True, log_probs: bool = True
+) -> list[EpisodeRow]:
+    """Return the rows of an episode; all of them have its reward. Nothing is learned unless `trained`."""
+    encoded = encode(summary)
+    oldest, newest = summary.policy_versions
+    return [
+        EpisodeRow(
+            prompt_ids=list(row.prompt_ids),
+            response_ids=list(row.response.ids),
+            response_mask=list(row.response.mask) if trained else [0] * len(row.response),
+            response_logprobs=list(row.response.log_probs) if log_probs else None,
+            reward_score=summary.reward,
+            num_turns=summary.num_turns,
+            metrics=AgentLoopMetrics(),
+            extra_fields={"reward_extra_info": {}, "min_global_steps": oldest, "max_global_steps": newest},
+            episode_summary=encoded,
+        )
+        for row in rows
+    ]
