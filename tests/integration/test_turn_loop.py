@@ -164,7 +164,7 @@ async def test_a_failure_is_counted_and_logged(table):
     assert segment(rows).failure_causes == ("environment",)
     (failed,) = [turn for turn in at.logged() if turn.failed_cause]
     assert (failed.episode, failed.stop_reason, failed.failed_cause) == ("t0-1", "failed", "environment")
-    assert "exit code 3" in failed.observation
+    assert "exited with code 3" in failed.observation
     assert failed.reward == 0
 
 
@@ -191,7 +191,7 @@ async def test_an_answer_without_a_token_fails_the_episode_and_not_the_run(table
 async def test_an_environment_that_always_dies_ends_the_run(table):
     at = table([HURT] * MAX_FAILURES_IN_A_ROW, on_step="exits")
 
-    with pytest.raises(RunFailedError, match=r"3 episodes in a row failed.*exit code 3") as error:
+    with pytest.raises(RunFailedError, match=r"3 episodes in a row failed.*exited with code 3") as error:
         await at.play()
 
     assert error.value.cause == "environment"
