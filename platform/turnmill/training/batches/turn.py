@@ -178,7 +178,7 @@ def turn_metrics(batch: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
         metrics["turnmill/success"] = fmean(turn.reward > 0 for turn in ended)
         metrics["turnmill/episode_length"] = fmean(turn.episode_length for turn in ended)
         metrics["turnmill/reward_mean"] = fmean(turn.episode_reward for turn in ended)
-        metrics |= reward_quantiles(torch.tensor([turn.episode_reward for turn in ended]))
+        metrics |= reward_quantiles(torch.tensor([turn.episode_reward for turn in ended], dtype=torch.float64))
     return metrics
 
 
