@@ -8,8 +8,8 @@ import json
 import statistics
 import time
 
-from turnmill.testing.kubernetes import Namespace, fresh_namespace, wait_for
-from turnmill.testing.team_release import TOOL_SERVER, Caller, TeamRelease, team_release
+from support.kubernetes import Namespace, fresh_namespace, wait_for
+from support.team_release import TOOL_SERVER, Caller, TeamRelease, team_release
 
 URL = f"http://{TOOL_SERVER}:5000"
 LATENCY = """

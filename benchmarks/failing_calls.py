@@ -11,9 +11,9 @@ from pathlib import Path
 
 from runs import Measured, measure, table
 
-from turnmill.testing.faulty_proxy import ERROR_TEXT, FaultyProxy
-from turnmill.testing.server_process import ServerProcess
-from turnmill.testing.survivors import Played
+from support.faulty_proxy import ERROR_TEXT, FaultyProxy
+from support.server_process import ServerProcess
+from support.survivors import Played
 
 EXAMPLE = Path("manifests/examples/tool-arithmetic-cpu.yaml")
 # What turnmill and verl-tool tell of calls that fail.

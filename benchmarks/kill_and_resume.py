@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runs import EXAMPLE, measure, table
 
-from turnmill.testing.whole_runs import WholeRun
+from support.whole_runs import WholeRun
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 from runs import table
 
-from turnmill.testing.jobs import job
-from turnmill.testing.kubernetes import Namespace, fresh_namespace
-from turnmill.testing.operator_process import OperatorProcess, operator_process
-from turnmill.testing.ray_jobs import raw_team
+from support.jobs import job
+from support.kubernetes import Namespace, fresh_namespace
+from support.operator_process import OperatorProcess, operator_process
+from support.ray_jobs import raw_team
 from turnmill_operator.api import JOBS, ApiClient
 
 RESOURCES = ("agenttrainingjobs", "rayjobs", "events")

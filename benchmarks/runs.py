@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnmill.testing.whole_runs import WholeRun
+from support.whole_runs import WholeRun
 
 EXAMPLE = Path("manifests/examples/babyai-goto-cpu.yaml")
 SAMPLE_SECONDS = 3.0

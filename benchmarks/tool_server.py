@@ -23,7 +23,7 @@ import psutil
 from runs import table
 from tool_servers import Load, load, serving
 
-from turnmill.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 from turnmill.trajectories.embedded import EmbeddedStore
 
 KINDS = ("python_code", "bash_terminal")

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from runs import table
 
-from turnmill.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 from turnmill.trajectories.embedded import EmbeddedStore
 
 PORTS = (18561, 18562)

@@ -14,7 +14,7 @@ import aiohttp
 import redis
 from runs import table
 
-from turnmill.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 from turnmill.trajectories.embedded import EmbeddedStore
 
 TURNS = 10

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from turnmill.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 ACTIONS: dict[str, Callable[[int], str]] = {
     "python_code": lambda turn: f"<python>print({turn} + 1)</python>",

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 from runs import table
 
-from turnmill.testing.long_log import write_long_log
+from support.long_log import write_long_log
 
 LISTS = {
     "first list": "/",

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from support import promql
+from support.programs import find_program, why_no_program
 from turnmill.observability.dashboards.foreign import PYTHON
 from turnmill.observability.prometheus import RunFacts, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.testing import promql
-from turnmill.testing.programs import find_program, why_no_program
 from turnmill_operator import metrics as operator_metrics
 
 ROOT = Path(__file__).parents[2]

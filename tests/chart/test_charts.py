@@ -10,9 +10,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from turnmill.jobs.resources import ray_resource
-from turnmill.jobs.team import parse_team
-from turnmill.testing.charts import (
+from support.charts import (
     CHARTS,
     OPERATOR,
     TEAM,
@@ -23,7 +21,9 @@ from turnmill.testing.charts import (
     try_helm,
     values_files,
 )
-from turnmill.testing.programs import find_program, why_no_program
+from support.programs import find_program, why_no_program
+from turnmill.jobs.resources import ray_resource
+from turnmill.jobs.team import parse_team
 
 ROOT = CHARTS.parent
 CASES = [(chart, file) for chart in (OPERATOR, TEAM) for file in (None, *values_files(chart))]

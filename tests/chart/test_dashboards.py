@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
+from support import promql
 from turnmill.observability.dashboards.board import CLUSTER, OPERATOR, RAY, RUN, TOOL_SERVER, Board, Panel, Query
 from turnmill.observability.dashboards.boards import BOARDS
 from turnmill.observability.dashboards.foreign import FOREIGN, KUBE_STATE, KUBERAY, PYTHON, VLLM
@@ -18,7 +19,6 @@ from turnmill.observability.dashboards.foreign import RAY as RAY_SERIES
 from turnmill.observability.dashboards.grafana import to_json
 from turnmill.observability.prometheus import RunFacts, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.testing import promql
 from turnmill_operator import metrics as operator_metrics
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.testing.kubernetes import Namespace, fresh_namespace, why_no_cluster
-from turnmill.testing.team_jobs import Team, operated_team
+from support.kubernetes import Namespace, fresh_namespace, why_no_cluster
+from support.team_jobs import Team, operated_team
 
 HERE = Path(__file__).parent
 PREFIX = os.environ.get("TURNMILL_E2E_PREFIX", "e2e")

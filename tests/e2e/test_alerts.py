@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from turnmill.testing.kubernetes import Namespace, wait_for
+from support.kubernetes import Namespace, wait_for
 
 ALERTS = Path(__file__).parents[2] / "manifests" / "alerts"
 PROMETHEUS = "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from support.jobs import RULE_BREAKERS, TOOL_RULE_BREAKERS, job, tool_job
+from support.kubernetes import Namespace, fresh_namespace
+from support.team_jobs import install_definition
 from turnmill.jobs import JobError, Problem, parse_job
 from turnmill.jobs.rules import FIXED, RULES, Rule
 from turnmill.jobs.yaml_file import parse_yaml
-from turnmill.testing.jobs import RULE_BREAKERS, TOOL_RULE_BREAKERS, job, tool_job
-from turnmill.testing.kubernetes import Namespace, fresh_namespace
-from turnmill.testing.team_jobs import install_definition
 
 ROOT = Path(__file__).parents[2]
 

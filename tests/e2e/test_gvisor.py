@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.testing.kubernetes import Namespace, fresh_namespace
-from turnmill.testing.programs import why_no_program
-from turnmill.testing.team_release import TeamRelease, pod, team_release
+from support.kubernetes import Namespace, fresh_namespace
+from support.programs import why_no_program
+from support.team_release import TeamRelease, pod, team_release
 
 ATTACKS = Path(__file__).parents[1] / "integration" / "sandboxes"
 UNCOUNTED = ["writes too much into files without a name"]

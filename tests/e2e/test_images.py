@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from turnmill.testing.kubernetes import Namespace, wait_for
+from support.kubernetes import Namespace, wait_for
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from turnmill.testing.charts import CHARTS, OPERATOR, PROMETHEUS_API, TEAM, pod_templates, render, values_files
-from turnmill.testing.kubeconform import find_invalid, write_schemas
-from turnmill.testing.kubernetes import Namespace, fresh_namespace
-from turnmill.testing.programs import why_no_program
-from turnmill.testing.team_jobs import install_definition
+from support.charts import CHARTS, OPERATOR, PROMETHEUS_API, TEAM, pod_templates, render, values_files
+from support.kubeconform import find_invalid, write_schemas
+from support.kubernetes import Namespace, fresh_namespace
+from support.programs import why_no_program
+from support.team_jobs import install_definition
 
 MANIFESTS = CHARTS.parent / "manifests"
 MODES = ("enforce", "warn")

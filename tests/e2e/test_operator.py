@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from turnmill.testing.jobs import job
-from turnmill.testing.kubernetes import Namespace, fresh_namespace, wait_for
-from turnmill.testing.operator_process import OperatorProcess, operator_process
-from turnmill.testing.ray_jobs import pod_template, raw_team
-from turnmill.testing.team_jobs import install_definition
-from turnmill.testing.toxiproxy import Toxiproxy, toxiproxy_server
+from support.jobs import job
+from support.kubernetes import Namespace, fresh_namespace, wait_for
+from support.operator_process import OperatorProcess, operator_process
+from support.ray_jobs import pod_template, raw_team
+from support.team_jobs import install_definition
+from support.toxiproxy import Toxiproxy, toxiproxy_server
 from turnmill_operator.api import JOBS, RAY_JOBS, ApiClient
 
 # No pod of these is ever made.

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.testing.boards import needs_gpus, queries_of_operator, queries_of_ray, unseen
-from turnmill.testing.charts import OPERATOR, TEAM, helm
-from turnmill.testing.kubernetes import is_ready, wait_for
-from turnmill.testing.prometheus import prometheus_of_cluster
-from turnmill.testing.team_jobs import OPERATOR_PODS, RELEASE_OF_OPERATOR, SubmittedJob, Team
-from turnmill.testing.team_release import RELEASE, STORE, TOOL_SERVER_PODS
+from support.boards import needs_gpus, queries_of_operator, queries_of_ray, unseen
+from support.charts import OPERATOR, TEAM, helm
+from support.kubernetes import is_ready, wait_for
+from support.prometheus import prometheus_of_cluster
+from support.team_jobs import OPERATOR_PODS, RELEASE_OF_OPERATOR, SubmittedJob, Team
+from support.team_release import RELEASE, STORE, TOOL_SERVER_PODS
 
 pytestmark = pytest.mark.timeout(1800)
 

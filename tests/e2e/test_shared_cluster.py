@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from turnmill.testing.kubernetes import Namespace, is_ready, wait_for
-from turnmill.testing.programs import why_no_program
-from turnmill.testing.team_release import RELEASE, team_release
+from support.kubernetes import Namespace, is_ready, wait_for
+from support.programs import why_no_program
+from support.team_release import RELEASE, team_release
 
 SHARED = {"trainer.sharedCluster.enabled": True, "toolServer.enabled": False}
 MISSING = why_no_program("helm")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from turnmill.testing.kubernetes import fresh_namespace, wait_for
-from turnmill.testing.programs import why_no_program
-from turnmill.testing.prometheus import prometheus_of_cluster
-from turnmill.testing.team_release import (
+from support.kubernetes import fresh_namespace, wait_for
+from support.programs import why_no_program
+from support.prometheus import prometheus_of_cluster
+from support.team_release import (
     RAY_LABELS,
     STORE,
     TOOL_SERVER,

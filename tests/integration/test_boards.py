@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from turnmill.testing.boards import needs_gpus, queries_of_tool_servers, queries_on_runs, unseen
-from turnmill.testing.programs import find_program, why_no_program
-from turnmill.testing.prometheus import Prometheus
-from turnmill.testing.server_process import ServerProcess, eventually
-from turnmill.testing.toxiproxy import free_port
-from turnmill.testing.whole_runs import TOOL_JOB, WholeRun
+from support.boards import needs_gpus, queries_of_tool_servers, queries_on_runs, unseen
+from support.programs import find_program, why_no_program
+from support.prometheus import Prometheus
+from support.server_process import ServerProcess, eventually
+from support.toxiproxy import free_port
+from support.whole_runs import TOOL_JOB, WholeRun
 
 pytestmark = pytest.mark.skipif(why_no_program("prometheus") is not None, reason=why_no_program("prometheus") or "")
 

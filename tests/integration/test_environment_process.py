@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.server_process import alive
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.runtime.fork_server import ForkServer
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
-from turnmill.testing.server_process import alive
 
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
 
@@ -27,7 +27,7 @@ class ProcessFactory:
         self.created: list[EnvironmentProcess] = []
 
     def hostile(self, *, step_seconds: float = 60.0, reset_seconds: float = 60.0, **options: str) -> EnvironmentProcess:
-        settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=10, options=options)
+        settings = WorkerSettings(name="support.environments:Hostile", max_turns=10, options=options)
         return self.create(settings, step_seconds=step_seconds, reset_seconds=reset_seconds)
 
     def create(
@@ -66,7 +66,7 @@ async def processes(fork_server: ForkServer) -> AsyncIterator[ProcessFactory]:
 
 def test_a_fork_server_that_is_slow_is_waited_for():
     server = ForkServer()
-    settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=10)
+    settings = WorkerSettings(name="support.environments:Hostile", max_turns=10)
     _, first = server.fork(settings)
     assert server.pid is not None
     slow = psutil.Process(server.pid)
@@ -221,7 +221,7 @@ def group_of(pid: int) -> int | None:
 
 async def test_an_environment_that_takes_too_much_memory_fails(processes):
     settings = WorkerSettings(
-        name="turnmill.testing.environments:Hostile",
+        name="support.environments:Hostile",
         options={"on_step": "takes_memory"},
         memory_limit_bytes=512 * 2**20,
     )
@@ -234,7 +234,7 @@ async def test_an_environment_that_takes_too_much_memory_fails(processes):
 
 async def test_an_environment_that_leaks_fails_when_it_has_taken_what_it_may(processes):
     settings = WorkerSettings(
-        name="turnmill.testing.environments:Hostile",
+        name="support.environments:Hostile",
         max_turns=1000,
         options={"on_step": "leaks"},
         memory_limit_bytes=512 * 2**20,
@@ -423,7 +423,7 @@ async def test_a_prepared_reset_is_the_one_that_was_asked_for(processes, name):
 
 
 async def test_an_episode_is_carried_on_and_drawn_however_long_it_is(processes):
-    settings = WorkerSettings(name="turnmill.testing.environments:Hostile", max_turns=100)
+    settings = WorkerSettings(name="support.environments:Hostile", max_turns=100)
     process = processes.create(settings, max_reply_bytes=1000)
 
     restored = await process.restore(2, [LOOK] * 20)

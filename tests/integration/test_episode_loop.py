@@ -30,7 +30,7 @@ def table(tmp_path) -> Callable[..., EpisodeTable]:
     def make(script: Any, *, max_turns: int = 20, **options: str) -> EpisodeTable:
         job = job_of(
             {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32, "groupSize": 4},
-            {"name": "turnmill.testing.environments:Hostile", "count": 4, "options": options},
+            {"name": "support.environments:Hostile", "count": 4, "options": options},
             algorithm={"type": "gigpo"},
             tasksPerStep=2,
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.testing.whole_runs import WholeRun
+from support.whole_runs import WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

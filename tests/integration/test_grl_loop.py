@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from support.agents import counting, say
+from support.grl_jobs import grl_job
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.environments.base import VALIDATION_SEEDS
@@ -16,8 +18,7 @@ from turnmill.rollout.grl.rows import verl_rows
 from turnmill.rollout.journal import StoreJournal
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
-from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable, grl_job
-from turnmill.testing.agents import counting, say
+from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable
 from turnmill.testing.policies import LOG_PROB
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
@@ -218,7 +219,7 @@ async def test_a_first_prompt_that_is_cut_is_the_prompt_of_its_row_whatever_is_l
 
 @pytest.mark.parametrize("mask", ["assistant", "after_system"])
 async def test_a_later_prompt_that_is_too_long_by_itself_ends_the_episode(table, mask):
-    forgetful = counting() | {"agentType": "turnmill.testing.agents:Forgetful"}
+    forgetful = counting() | {"agentType": "support.agents:Forgetful"}
     first = table([THREE], forgetful)
     limit = len((await first.play()).turns[0].prompt_ids)
     at = table([say("1" * 60) + END, THREE], forgetful, maxPromptLength=limit, truncation="error", lossMask=mask)
@@ -229,7 +230,7 @@ async def test_a_later_prompt_that_is_too_long_by_itself_ends_the_episode(table,
 
 
 async def test_an_agent_that_forgets_has_a_row_for_every_turn(table):
-    at = table([ONE, THREE], counting() | {"agentType": "turnmill.testing.agents:Forgetful"})
+    at = table([ONE, THREE], counting() | {"agentType": "support.agents:Forgetful"})
 
     episode = await at.play()
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from support.grl_jobs import grl_job
+from support.row_queue import RowQueue
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import encode
-from turnmill.testing.agent_loops import grl_job
-from turnmill.testing.row_queue import RowQueue
 from turnmill.training.batches import trajectory as trajectory_batch
 from turnmill.training.grl import trainer as grl_trainer
 from turnmill.training.grl.trainer import GrlTrainer, Groups
@@ -121,7 +121,7 @@ def test_advantages_are_kept_by_turn(queue, tmp_path):
 
 
 def test_rows_of_groups_stand_in_place_of_a_data_set():
-    agents = [{"name": name, "agentType": "turnmill.testing.agents:Counter"} for name in "ab"]
+    agents = [{"name": name, "agentType": "support.agents:Counter"} for name in "ab"]
     groups = Groups(grl_job(*agents, agentGroupNum=[1, 2], agentGroupSize=[4, 3]).spec.grl_agent.training_groups)
 
     assert [(groups[n]["index"], groups[n]["__rollout_n__"]) for n in range(4)] == [(0, 4), (1, 3), (2, 3), (3, 4)]

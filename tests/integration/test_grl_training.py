@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.whole_runs import WholeRun
 from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.testing.whole_runs import WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -12,15 +12,15 @@ import transfer_queue
 from verl.tools import function_tool
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
+from support import trial_loops
+from support.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.token_integrity import count_unsampled_tokens
-from turnmill.testing import trial_loops
 from turnmill.testing.agent_loops import END, TOKENIZER
 from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job, summary_of
 from turnmill.testing.policies import LOG_PROB
-from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.agent_kinds.multi_turn import existing_file
 
@@ -350,8 +350,8 @@ async def test_without_it_the_policy_reads_its_reasoning_again(table: Make):
 
 
 OWN_LOOPS = """
-- {name: twice, _target_: turnmill.testing.trial_loops.Twice, word: again}
-- {name: breaks, _target_: turnmill.testing.trial_loops.Breaks}
+- {name: twice, _target_: support.trial_loops.Twice, word: again}
+- {name: breaks, _target_: support.trial_loops.Breaks}
 """
 
 
@@ -447,7 +447,7 @@ async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_pa
 # ---- managers ----
 
 
-@pytest.mark.parametrize("name", ["turnmill.testing.trial_loops.Sorted", "turnmill.testing.trial_loops.SortedOfVerl"])
+@pytest.mark.parametrize("name", ["support.trial_loops.Sorted", "support.trial_loops.SortedOfVerl"])
 def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
     manager = manager_class(name)
 
@@ -457,7 +457,7 @@ def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
 
 
 def test_the_manager_of_a_job_is_the_one_it_names(tmp_path: Path):
-    named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="turnmill.testing.trial_loops.Sorted")
+    named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.trial_loops.Sorted")
 
     default = conversation_job(tmp_path / "tasks.jsonl")
 
@@ -468,8 +468,8 @@ def test_the_manager_of_a_job_is_the_one_it_names(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("turnmill.testing.trial_loops.Twice", "is no manager of verl's"),
-        ("turnmill.testing.trial_loops.Gone", "names no class"),
+        ("support.trial_loops.Twice", "is no manager of verl's"),
+        ("support.trial_loops.Gone", "names no class"),
     ],
 )
 def test_a_manager_that_is_none_is_a_mistake_in_the_job(name: str, message: str):

@@ -11,11 +11,11 @@ import transfer_queue
 from PIL import Image
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
+from support.trial_tools import CAMERA_FILE
+from support.vision import VisionModel, tiny_vision_model
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import ConversationTable, conversation_job
-from turnmill.testing.trial_tools import CAMERA_FILE
-from turnmill.testing.vision import VisionModel, tiny_vision_model
 
 DONE = f"It is done{END}"
 IMAGE = "<|vision_start|><|image_pad|><|image_pad|><|image_pad|><|image_pad|><|vision_end|>"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from support.trial_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
+from support.vision import tiny_vision_model
 from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END
 from turnmill.testing.conversations import ConversationTable, conversation_job, summary_of
 from turnmill.testing.policies import Request
-from turnmill.testing.trial_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
-from turnmill.testing.vision import tiny_vision_model
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
 

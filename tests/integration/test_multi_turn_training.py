@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from support.whole_runs import WholeRun
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
-from turnmill.testing.whole_runs import WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

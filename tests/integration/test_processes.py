@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from support.server_process import alive
 from turnmill.core.errors import SettingsError
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.runs import processes
 from turnmill.runs.processes import clean_up_after, end_marked, find_marked, owned
-from turnmill.testing.server_process import alive
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = (

@@ -14,9 +14,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from support.whole_runs import WholeRun
 from turnmill.jobs import load_job
 from turnmill.observability.run_folder import RunFolder
-from turnmill.testing.whole_runs import WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.server_process import eventually
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
@@ -15,7 +16,6 @@ from turnmill.runs import services as module
 from turnmill.runs.processes import Owner
 from turnmill.runs.services import ToolServerProcess, services
 from turnmill.testing.agent_loops import tool_job
-from turnmill.testing.server_process import eventually
 from turnmill.trajectories.embedded import EmbeddedStore
 
 SERVER = """

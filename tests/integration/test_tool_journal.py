@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from support.http_tools import HttpTools
 from turnmill.core.errors import StoreUnavailableError
 from turnmill.core.trajectory import EpisodeFailure, complete_turns
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
-from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import Request, ScriptedPolicy
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore

@@ -13,6 +13,7 @@ import torch
 from aiohttp import web
 from pyarrow import parquet
 
+from support.http_tools import HttpTools
 from turnmill.core.errors import SettingsError, ToolCallError
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
@@ -22,7 +23,6 @@ from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, pa
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
-from turnmill.testing.http_tools import HttpTools
 from turnmill.testing.policies import LOG_PROB
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from support.faulty_proxy import ERROR_TEXT, FaultyProxy
+from support.server_process import ServerProcess, descendants, kill_now
+from support.survivors import Played
+from support.whole_runs import TOOL_JOB, Attempt, WholeRun
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeRecord, TrajectoryLog
 from turnmill.runs import processes
-from turnmill.testing.faulty_proxy import ERROR_TEXT, FaultyProxy
-from turnmill.testing.server_process import ServerProcess, descendants, kill_now
-from turnmill.testing.survivors import Played
-from turnmill.testing.whole_runs import TOOL_JOB, Attempt, WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TURNS = 4
-TALLIED = f"""{{type: tool, toolType: "turnmill.testing.tool_server:Tally", stopTokens: ["</python>"], groupSize: 4,
+TALLIED = f"""{{type: tool, toolType: "support.tool_server:Tally", stopTokens: ["</python>"], groupSize: 4,
   minTurns: {TURNS}, maxTurns: {TURNS}, maxPromptLength: 32, maxResponseLength: 112, maxActionLength: 8,
   maxObsLength: 8, toolCallMaxRetries: 20}}"""
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from support.whole_runs import WholeRun
 from turnmill.runs import processes
-from turnmill.testing.whole_runs import WholeRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

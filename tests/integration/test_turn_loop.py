@@ -21,7 +21,7 @@ def job(*, turns: int, max_turns: int, render_episodes: int, **options: str) -> 
     """One environment that counts, and plays `turns` turns a step."""
     return job_of(
         {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32},
-        {"name": "turnmill.testing.environments:Hostile", "count": 1, "options": options},
+        {"name": "support.environments:Hostile", "count": 1, "options": options},
         turnsPerStep=turns,
         validation={"episodes": 2, "renderEpisodes": render_episodes},
     )

@@ -14,14 +14,14 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import get_kl_controller
 
+from support.jobs import job
+from support.models import model_without_weights
+from support.row_queue import RowQueue
 from turnmill.core.trajectory import SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.queue_payload import TURN_METADATA, encode
-from turnmill.testing.jobs import job
-from turnmill.testing.models import model_without_weights
-from turnmill.testing.row_queue import RowQueue
 from turnmill.training.batches import turn as turn_batch
 from turnmill.training.trainers import turn as turn_trainer
 from turnmill.training.trainers.base import RunTrainer

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support.whole_runs import WholeRun
 from turnmill.cli.main import main
 from turnmill.environments import create
-from turnmill.testing.whole_runs import WholeRun
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial-environment.md"
 

@@ -7,9 +7,9 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+from support.models import model_without_weights
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
-from turnmill.testing.models import model_without_weights
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer

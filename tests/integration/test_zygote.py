@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from support.server_process import alive, eventually
 from turnmill.runs.zygote import Zygote
 from turnmill.runs.zygote.launcher import CLIENT
-from turnmill.testing.server_process import alive, eventually
 
 SECONDS = 60
 

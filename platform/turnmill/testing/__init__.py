@@ -1,1 +1,1 @@
-"""Fakes and scripted policies for tests; nothing else imports this."""
+"""Fakes for the tests of environments, tools and agent loops, by their authors; no other code imports them."""

@@ -12,7 +12,6 @@ from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.grl.loop import GrlLoop
 from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.verlog.turn_loop import TurnLoop
-from turnmill.testing.agents import counting
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
 from turnmill.training.agent_kinds import agent_kind
 
@@ -95,15 +94,6 @@ class GrlTable(Table):
         return await self.loop.run(
             SAMPLING, index=group, session_id=member, global_steps=step, validate=validate, lockstep=lockstep
         )
-
-
-def grl_job(*agents: dict[str, Any], **agent: Any) -> AgentTrainingJob:
-    """A job of one step with agents in GRL's manner."""
-    return job_of(
-        {"type": "grl", "agents": list(agents or (counting(),)), "agentGroupNum": [2], "agentGroupSize": [2]} | agent,
-        None,
-        algorithm={"type": "ppo"},
-    )
 
 
 def job_of(

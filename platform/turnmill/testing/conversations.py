@@ -70,7 +70,7 @@ class ConversationTable:
         journal: Journal | None = None,
         model: Any = None,
     ) -> None:
-        """`model`: one of `turnmill.testing.vision`, which reads images; a policy that reads text needs none."""
+        """`model`: one of `support.vision`, which reads images; a policy that reads text needs none."""
         self.tokenizer = model.tokenizer if model else character_tokenizer()
         self.tokenizer.chat_template = template
         self.policy = model.policy(script) if model else ScriptedPolicy(self.tokenizer, script)

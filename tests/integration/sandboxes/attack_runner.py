@@ -24,10 +24,10 @@ from pathlib import Path
 
 from attack_programs import ATTACKS, BRIEF, NOBODY, POD, PREAMBLE, Attack, Result
 
+from support import container
 from turnmill.sandboxes.base import Command, Limits, Python, SandboxTask
 from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.sandboxes.syscall_numbers import number_of
-from turnmill.testing import container
 
 BARE_SECONDS = 60
 LOOKS = 100

@@ -11,10 +11,10 @@ import secrets
 import sys
 from pathlib import Path
 
+from support import container
 from turnmill.sandboxes.base import MIB, Function, Limits, SandboxTask
 from turnmill.sandboxes.confinement import FIRST_USER, NUM_USERS
 from turnmill.sandboxes.fork import ForkSandbox
-from turnmill.testing import container
 from turnmill.tools.sandboxed.parts import pack, unpack
 
 LIMITS = Limits(seconds=4, cpu_seconds=2, memory_bytes=256 * MIB, file_bytes=8 * MIB, processes=24, output_bytes=MIB)

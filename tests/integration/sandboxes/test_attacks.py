@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from turnmill.testing import container
+from support import container
 
 HERE = Path(__file__).parent
 SECONDS = 300

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.testing import container
+from support import container
 
 RUNNER = Path(__file__).parent / "persistent_worker_runner.py"
 SECONDS = 300

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from turnmill.testing.contained_tests import bring_loopback_up, can_contain, inside, run_contained
-from turnmill.testing.server_process import NewServer, ServerProcess
+from support.contained_tests import bring_loopback_up, can_contain, inside, run_contained
+from support.server_process import NewServer, ServerProcess
 from turnmill.trajectories.embedded import EmbeddedStore
 
 TOOLS = '''

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import CHECKS
 
-from turnmill.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 GOOD = {
     "trajectory_ids": ["t", "u"],

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from turnmill.testing.server_process import NewServer, ServerProcess
+from support.server_process import NewServer, ServerProcess
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import redis
 
-from turnmill.testing.server_process import NewServer, ServerProcess, alive, eventually
+from support.server_process import NewServer, ServerProcess, alive, eventually
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from turnmill.testing.server_process import NewServer, ServerProcess, alive, eventually
+from support.server_process import NewServer, ServerProcess, alive, eventually
 
 CALL = '<python>print("hello", 6 * 7)</python>'
 

@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from support.code_services import CodeServices
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
-from turnmill.testing.code_services import CodeServices
 from turnmill.testing.tool_calls import Dialogue, make_tool
 
 XML = """<piston>

@@ -7,9 +7,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from support.web_site import WebSite
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.testing.tool_calls import Dialogue, make_tool
-from turnmill.testing.web_site import WebSite
 
 PAGES = [
     {"title": "Mill", "link": "http://mill.example", "snippet": "It grinds.", "position": 1},

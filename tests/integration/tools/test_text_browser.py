@@ -7,10 +7,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from support.web_site import WebSite
 from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.testing.tool_calls import Dialogue, make_tool
-from turnmill.testing.web_site import WebSite
 
 HOME = """<html><head><title>The Mill</title><style>p {color: red}</style></head><body>
 <h1>Welcome</h1><p>We grind <a href="/grain">grain</a> and <a href="wheat.html"><b>wheat</b></a>.</p>

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from support.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.testing.tool_calls import Dialogue, make_tool
-from turnmill.testing.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

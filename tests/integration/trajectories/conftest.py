@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from turnmill.testing.contained_tests import bring_loopback_up, can_contain, inside, run_contained
-from turnmill.testing.programs import CLUSTER
-from turnmill.testing.toxiproxy import Link, Toxiproxy, toxiproxy_server
+from support.contained_tests import bring_loopback_up, can_contain, inside, run_contained
+from support.programs import CLUSTER
+from support.toxiproxy import Link, Toxiproxy, toxiproxy_server
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore

@@ -15,8 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from support.server_process import alive
 from turnmill.core.errors import SettingsError, StoreUnavailableError, ToolUnavailableError
-from turnmill.testing.server_process import alive
 from turnmill.trajectories.embedded import EmbeddedStore, find_server
 
 OWNER = """

@@ -171,7 +171,7 @@ def test_check_refuses_an_environment_that_nobody_knows(capsys):
     assert "spec.environment.name: there is no environment 'babyay'. Did you mean 'babyai'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("tasks", "code"), [("turnmill.testing.tasks:CoinFlips", 0), ("dataset", 2)])
+@pytest.mark.parametrize(("tasks", "code"), [("support.tasks:CoinFlips", 0), ("dataset", 2)])
 def test_tasks_that_demonstrate_can_be_warm_started_whoever_wrote_them(capsys, tasks, code):
     agent = "{type: tool, stopTokens: ['</python>']}"
     overrides = ["algorithm={type: grpo}", f"agent={agent}", f"environment={{name: '{tasks}'}}", "training={steps: 1}"]

@@ -6,7 +6,7 @@ import pytest
 from turnmill import environments
 from turnmill.core.errors import SettingsError
 
-HERE = "turnmill.testing.gymnasium_environments"
+HERE = "support.gymnasium_environments"
 
 
 def create(task: str | None, **options: object) -> environments.Environment:

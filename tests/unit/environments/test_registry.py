@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from support.environments import Hostile
 from turnmill import environments
 from turnmill.core.errors import SettingsError
 from turnmill.environments import registry
-from turnmill.testing.environments import Hostile
 
 
 def test_every_name_can_be_found():
@@ -32,19 +32,19 @@ def test_an_option_of_the_wrong_type_is_refused_with_its_value():
 
 
 def test_a_class_can_be_named_by_its_path():
-    environment = environments.create("turnmill.testing.environments:Hostile", max_turns=3)
+    environment = environments.create("support.environments:Hostile", max_turns=3)
 
     assert isinstance(environment, Hostile)
 
 
-@pytest.mark.parametrize("path", ["no.such.module:Class", "turnmill.testing.environments:Nobody", "json:dumps", ":"])
+@pytest.mark.parametrize("path", ["no.such.module:Class", "support.environments:Nobody", "json:dumps", ":"])
 def test_a_path_to_no_environment_is_refused(path):
     with pytest.raises(SettingsError, match=re.escape(path)):
         environments.create(path)
 
 
 def test_an_installed_package_offers_environments_by_entry_point(monkeypatch):
-    point = EntryPoint("hostile", "turnmill.testing.environments:Hostile", registry.ENTRY_POINT_GROUP)
+    point = EntryPoint("hostile", "support.environments:Hostile", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "_entry_points", lambda: [point])
 
     assert environments.find("hostile") is Hostile

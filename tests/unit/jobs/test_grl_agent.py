@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from support.jobs import GRL_RULE_BREAKERS, grl_job
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.rules import RULES
-from turnmill.testing.jobs import GRL_RULE_BREAKERS, grl_job
 
 
 def agent_of(**changes: Any) -> GrlAgent:

@@ -3,9 +3,7 @@ from typing import Any
 
 import pytest
 
-from turnmill.jobs import AgentTrainingJob, JobError, parse_job
-from turnmill.jobs.rules import RULES
-from turnmill.testing.jobs import (
+from support.jobs import (
     GRL_RULE_BREAKERS,
     JOB,
     RULE_BREAKERS,
@@ -14,6 +12,8 @@ from turnmill.testing.jobs import (
     job,
     tool_job,
 )
+from turnmill.jobs import AgentTrainingJob, JobError, parse_job
+from turnmill.jobs.rules import RULES
 
 
 def refused(data: dict[str, Any]) -> list[str]:

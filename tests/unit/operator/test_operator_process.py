@@ -7,7 +7,7 @@ from typing import Any
 import kopf
 import pytest
 
-from turnmill.testing.ray_jobs import NAMESPACE, raw_job, raw_ray_job, raw_team
+from support.ray_jobs import NAMESPACE, raw_job, raw_ray_job, raw_team
 from turnmill_operator import metrics, operator_process, watches
 from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, ApiError, Resource
 from turnmill_operator.operator_process import Operator, Settings

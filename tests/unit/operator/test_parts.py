@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from support.ray_jobs import NAMESPACE, START, at, raw_job, raw_ray_job
 from turnmill.jobs.status import JobProgress, JobStatus
-from turnmill.testing.ray_jobs import NAMESPACE, START, at, raw_job, raw_ray_job
 from turnmill_operator.api import ApiError, Resource
 from turnmill_operator.cache import Cache
 from turnmill_operator.events import build_event, event_for

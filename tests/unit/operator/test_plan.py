@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from support.ray_jobs import START, UID, at, pod_template, raw_job, raw_ray_job, raw_team, stamp
 from turnmill.jobs.status import JobProgress, JobStatus
-from turnmill.testing.ray_jobs import START, UID, at, pod_template, raw_job, raw_ray_job, raw_team, stamp
 from turnmill_operator.desired import desired
 from turnmill_operator.plan import Plan
 from turnmill_operator.status import find_condition

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turnmill.testing.ray_jobs import NAMESPACE, KubeRayDouble, pod_template, raw_job, raw_ray_job, raw_team
+from support.ray_jobs import NAMESPACE, KubeRayDouble, pod_template, raw_job, raw_ray_job, raw_team
 from turnmill_operator.api import BATCH_JOBS, JOBS, RAY_JOBS, ApiClient, ApiError, Resource
 from turnmill_operator.cache import Cache
 from turnmill_operator.reconciler import Reconciler

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from support.ray_jobs import UID, pod_template, raw_job, raw_team
 from turnmill.jobs import parse_job
-from turnmill.testing.ray_jobs import UID, pod_template, raw_job, raw_team
 from turnmill_operator.placement import Placement, place
 from turnmill_operator.resources import build_clean_up, build_ray_job
 from turnmill_operator.views import job_view, team_view

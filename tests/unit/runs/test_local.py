@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.jobs import job
 from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
 from turnmill.observability.run_folder import RunFolder
@@ -15,7 +16,6 @@ from turnmill.runs import processes
 from turnmill.runs.local import RAY_RETRIES, _parent_of_sockets, _restore, _with_retries
 from turnmill.runs.preparation import finishing
 from turnmill.runs.watch import watch
-from turnmill.testing.jobs import job
 from turnmill.training.recorder import ATTEMPT
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from support.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
 from turnmill.core.errors import StoreUnavailableError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.testing.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
 from turnmill.tool_server.app import Worker, build_app
 from turnmill.tool_server.calls import CallExecutor
 from turnmill.tool_server.settings import ServerSettings

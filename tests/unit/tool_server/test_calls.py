@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
+from support.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
 from turnmill.core.errors import SandboxError, StaleClaimError, StoreUnavailableError, ToolError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.testing.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
 from turnmill.tool_server.call_result import CallResult
 from turnmill.tool_server.calls import Action, CallExecutor
 from turnmill.tool_server.tool_set import ToolSet

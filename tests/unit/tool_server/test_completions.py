@@ -8,10 +8,10 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import CHECKS
 
+from support.model_server import ScriptedModel
+from support.tool_server import Count, Echo, MemoryStore, Raising, tool_context
 from turnmill.core.errors import ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.testing.model_server import ScriptedModel
-from turnmill.testing.tool_server import Count, Echo, MemoryStore, Raising, tool_context
 from turnmill.tool_server.app import Worker, build_app
 from turnmill.tool_server.calls import CallExecutor
 from turnmill.tool_server.completion_loop import CompletionLoop

@@ -2,7 +2,7 @@ from typing import ClassVar
 
 import pytest
 
-from turnmill.testing.tool_server import Count, Echo, tool_context
+from support.tool_server import Count, Echo, tool_context
 from turnmill.tool_server.tool_set import ToolSet
 from turnmill.tools.base import Tool
 

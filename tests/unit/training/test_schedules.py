@@ -7,8 +7,8 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from support.jobs import TOOL_JOB, job
 from turnmill.jobs import AgentTrainingJob
-from turnmill.testing.jobs import TOOL_JOB, job
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.trajectory import TrajectoryTrainer

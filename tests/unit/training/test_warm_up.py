@@ -8,8 +8,8 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import get_kl_controller
 
+from support.jobs import job
 from turnmill.jobs import AgentTrainingJob
-from turnmill.testing.jobs import job
 from turnmill.training.trainers import turn as trainer
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.turn import TurnTrainer

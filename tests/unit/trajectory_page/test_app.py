@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from support.long_log import write_long_log
 from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.environments.rendering import write_gif
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
-from turnmill.testing.long_log import write_long_log
 from turnmill.trajectory_page.app import create_app
 from turnmill.trajectory_page.source import RunSource, open_source
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from support.long_log import write_long_log
 from turnmill.observability import atomic_files
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog, TurnRecord, decode_turn
-from turnmill.testing.long_log import write_long_log
 from turnmill.trajectory_page.files import LogReader, Reading
 from turnmill.trajectory_page.index import Index, open_index
 from turnmill.trajectory_page.summary import Summary

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from support.agents import Counter, say
 from turnmill.environments.grl import EnvOutput
 from turnmill.environments.grl.answers import read_answer
-from turnmill.testing.agents import Counter, say
 
 
 def agent(**config: Any) -> Counter:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.environments import Hostile, HostileOptions
 from turnmill import environments
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.runtime.episode import TurnEnvironment
-from turnmill.testing.environments import Hostile, HostileOptions
 
 _WORDS = ["THINK:", "ACTION:", "action:", "Action", "turn", "left", "go forward", "drop", ".", "_", "\n"]
 _CHATTER = st.lists(st.sampled_from(_WORDS))

@@ -9,10 +9,10 @@ import transfer_queue
 from omegaconf import OmegaConf
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from support.grl_jobs import grl_job
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.grl.worker import GROUP_SIZE, GrlLoopWorker
-from turnmill.testing.agent_loops import grl_job
 
 ROLLOUT = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from support.agents import Counter
 from turnmill.core.errors import SettingsError
 from turnmill.environments.grl import register_agent
 from turnmill.grl import AgentTrainer
 from turnmill.jobs import JobError
-from turnmill.testing.agents import Counter
 from turnmill.training.grl.config import job_data
 
 # As in the documentation of AgentTrainer, with a model and a number of steps.
@@ -144,7 +144,7 @@ def test_an_agent_of_the_user_s_is_found_by_others_by_its_path():
 
     agent = job_data(changed(simple={"agent_type": "theirCounter", "agent_config": {}}))["spec"]["agent"]
 
-    assert agent["agents"][0]["agentType"] == "turnmill.testing.agents:Counter"
+    assert agent["agents"][0]["agentType"] == "support.agents:Counter"
 
 
 @pytest.mark.parametrize(

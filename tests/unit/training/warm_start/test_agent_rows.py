@@ -65,7 +65,7 @@ def test_kinds_of_agents_take_turns():
 @pytest.mark.parametrize(
     "agent",
     [
-        NamedAgent(name="a", agent_type="turnmill.testing.agents:Counter"),
+        NamedAgent(name="a", agent_type="support.agents:Counter"),
         NamedAgent(name="a", agent_type="gsm8kAgent"),
         NamedAgent(name="a", agent_type="sokobanAgent", agent_config=AgentConfig(enable_think=False)),
     ],

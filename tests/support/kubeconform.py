@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnmill.testing.kubernetes import Namespace
-from turnmill.testing.programs import find_program
+from support.kubernetes import Namespace
+from support.programs import find_program
 
 FILE = "{{ .ResourceKind }}-{{ .Group }}-{{ .ResourceAPIVersion }}.json"
 KINDS = "x-kubernetes-group-version-kind"

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from support import promql
+from support.prometheus import PrometheusApi
 from turnmill.observability.dashboards.board import OPERATOR, Query
 from turnmill.observability.dashboards.boards import BOARDS
 from turnmill.observability.dashboards.foreign import RAY
-from turnmill.testing import promql
-from turnmill.testing.prometheus import PrometheusApi
 
 
 def queries_on_runs() -> list[Query]:

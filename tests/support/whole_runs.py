@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from support.server_process import kill_now
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
-from turnmill.testing.server_process import kill_now
 
 TOOL_JOB = """
 apiVersion: turnmill.dev/v1alpha1
@@ -25,7 +25,7 @@ spec:
   agent:
     {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
      maxActionLength: 16, maxObsLength: 16, toolCallMaxRetries: 20}
-  environment: {name: "turnmill.testing.tasks:CoinFlips"}
+  environment: {name: "support.tasks:CoinFlips"}
   algorithm: {type: grpo, kl: {coefficient: 0.01}, minibatchTasks: 2}
   training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
   resources: {device: cpu}

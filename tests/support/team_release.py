@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from turnmill.testing.charts import TEAM, helm, options, try_helm
-from turnmill.testing.kubernetes import Namespace, wait_for
+from support.charts import TEAM, helm, options, try_helm
+from support.kubernetes import Namespace, wait_for
 
 RELEASE = "team"
 CPU_VALUES = TEAM / "ci" / "cpu-values.yaml"

@@ -12,8 +12,8 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from turnmill.testing.kubernetes import Namespace
-from turnmill.testing.toxiproxy import free_port
+from support.kubernetes import Namespace
+from support.toxiproxy import free_port
 
 START_SECONDS = 30.0
 

@@ -41,7 +41,7 @@ class Forgetful(Counter):
 def counting(**config: Any) -> dict[str, Any]:
     """What a job says of an agent that counts."""
     settings = {"maxTurns": 3, "maxActionsAllTurns": 4, "maxActionsPerTurn": 2} | config
-    return {"name": "counter", "agentType": "turnmill.testing.agents:Counter", "agentConfig": settings}
+    return {"name": "counter", "agentType": "support.agents:Counter", "agentConfig": settings}
 
 
 def say(*actions: str, thought: str = "hm") -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from turnmill.testing.programs import find_program
+from support.programs import find_program
 
-CHARTS = Path(__file__).parents[3] / "charts"
+CHARTS = Path(__file__).parents[2] / "charts"
 TEAM, OPERATOR = CHARTS / "turnmill-team", CHARTS / "turnmill"
 PROMETHEUS_API = "monitoring.coreos.com/v1"
 

@@ -8,7 +8,7 @@ from verl.tools.schemas import ToolResponse
 
 SCALES_FILE = """
 tools:
-  - class_name: turnmill.testing.trial_tools.Scales
+  - class_name: support.trial_tools.Scales
     config: {type: native, unit: lb}
     tool_schema:
       type: function
@@ -24,7 +24,7 @@ tools:
 
 CAMERA_FILE = """
 tools:
-  - class_name: turnmill.testing.trial_tools.Camera
+  - class_name: support.trial_tools.Camera
     config: {type: native}
     tool_schema:
       type: function

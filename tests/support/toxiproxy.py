@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from turnmill.testing.programs import find_program
+from support.programs import find_program
 
 PROGRAM = "toxiproxy-server"
 START_SECONDS = 10.0

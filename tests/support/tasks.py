@@ -9,7 +9,7 @@ from turnmill.tasks.base import Answer, Task, stable_hash
 class CoinFlips(Arithmetic):
     """Arithmetic in which every other answer is worth something, whatever the policy has learned."""
 
-    name: ClassVar[str] = "turnmill.testing.tasks:CoinFlips"
+    name: ClassVar[str] = "support.tasks:CoinFlips"
 
     def reward(self, task: Task, answer: Answer) -> float:
         """0 or 1, as it follows from what was said."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from turnmill.testing.web_site import WebSite
+from support.web_site import WebSite
 
 
 class CodeServices(WebSite):

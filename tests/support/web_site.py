@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from turnmill.testing.loopback_site import LoopbackSite
+from support.loopback_site import LoopbackSite
 
 Handler = Callable[[web.Request], web.StreamResponse]
 

@@ -139,7 +139,7 @@ class Tally(Tool):
     Setting TALLY_FILE: where each call leaves its trajectory, so that others see what is under way.
     """
 
-    name: ClassVar[str] = "turnmill.testing.tool_server:Tally"
+    name: ClassVar[str] = "support.tool_server:Tally"
     stateful: ClassVar[bool] = True
     seconds = 0.4
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support import charts
+from support.charts import helm, options, try_helm
+from support.kubernetes import Namespace, wait_for
+from support.team_release import RELEASE, STORE, pod, team_release
 from turnmill.jobs.yaml_file import parse_yaml
-from turnmill.testing import charts
-from turnmill.testing.charts import helm, options, try_helm
-from turnmill.testing.kubernetes import Namespace, wait_for
-from turnmill.testing.team_release import RELEASE, STORE, pod, team_release
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CRD_NAME = "agenttrainingjobs.turnmill.dev"
 CRD = ROOT / "manifests" / "crds" / f"{CRD_NAME}.yaml"
 RELEASE_OF_OPERATOR = "turnmill"

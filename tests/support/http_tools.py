@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from turnmill.testing.loopback_site import LoopbackSite
+from support.loopback_site import LoopbackSite
 
 Answer = str | Mapping[str, Any] | web.Response | Exception
 """An observation, a whole response, or an error: the connection is cut."""
