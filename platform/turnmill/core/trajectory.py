@@ -55,6 +55,28 @@ def complete_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(turn for turn in turns[:-1] if not turn.unanswered) + tuple(turns[-1:])
 
 
+@dataclass(frozen=True, slots=True)
+class TrajectoryMetadata:
+    """What the store knows of a trajectory from its beginning."""
+
+    step: int = 0
+    task: int = 0
+    trajectory_id: str = ""
+    """Its id at tool servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryOutcome:
+    """How a trajectory ended."""
+
+    stop_reason: StopReason = "completed"
+    detail: str = ""
+    """The stop reason in the words of the agent loop."""
+
+    cause: str | None = None
+    """The kind of infrastructure that failed, if the stop reason is `failed`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSummary:
     """What learning and metrics need to know of an episode that did not fail, beside the tokens of its rows."""

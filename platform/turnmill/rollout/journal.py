@@ -1,12 +1,12 @@
 """Journals: where the turns of episodes in flight are kept outside the process that plays them."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from turnmill.core.errors import OvertakenError, StaleClaimError, StoreError
-from turnmill.core.trajectory import Turn
+from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.verl_types import RunConfig
 from turnmill.tasks import Task
@@ -15,7 +15,6 @@ from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
 STORE_SECONDS, DELETE_SECONDS = 10.0, 1.0
-TRAJECTORY_ID = "trajectory_id"
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Journal(Protocol):
         """Record a finished turn."""
         ...
 
-    async def finish(self, episode: EpisodeInFlight, outcome: Mapping[str, object]) -> None:
+    async def finish(self, episode: EpisodeInFlight, outcome: TrajectoryOutcome) -> None:
         """Mark an episode as finished."""
         ...
 
@@ -71,7 +70,7 @@ class NoJournal:
     async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
         """Do nothing."""
 
-    async def finish(self, episode: EpisodeInFlight, outcome: Mapping[str, object]) -> None:
+    async def finish(self, episode: EpisodeInFlight, outcome: TrajectoryOutcome) -> None:
         """Do nothing."""
 
     async def close(self) -> None:
@@ -117,14 +116,14 @@ class StoreJournal:
         self._incomplete.discard(episode.name)
         self._trajectories[episode.name] = trajectory
         self.num_resumed += bool(trajectory.turns)
-        return ResumedEpisode(str(trajectory.metadata[TRAJECTORY_ID]), trajectory.turns)
+        return ResumedEpisode(trajectory.metadata.trajectory_id, trajectory.turns)
 
     async def _resume_or_begin(self, episode: EpisodeInFlight) -> JournaledTrajectory:
         deadline = deadline_in(STORE_SECONDS)
         trajectory = await self._journal.open(episode.name, deadline=deadline)
         if trajectory.turns:
             return trajectory
-        metadata = {"step": episode.step, "task": episode.task.number, TRAJECTORY_ID: episode.trajectory_id}
+        metadata = TrajectoryMetadata(episode.step, episode.task.number, episode.trajectory_id)
         return await self._journal.open(episode.name, metadata=metadata, deadline=deadline)
 
     async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
@@ -146,14 +145,14 @@ class StoreJournal:
             self._incomplete.add(episode.name)
             self._count_failed_write(episode, error)
 
-    async def finish(self, episode: EpisodeInFlight, outcome: Mapping[str, object]) -> None:
+    async def finish(self, episode: EpisodeInFlight, outcome: TrajectoryOutcome) -> None:
         """Mark an episode as finished, or delete it if it failed: it is then tried again from its first turn."""
         await self._delete_incomplete()
         trajectory = self._trajectories.pop(episode.name, None)
         if trajectory is None or trajectory.finished:
             return
         try:
-            if outcome.get("stop_reason") == "failed":
+            if outcome.stop_reason == "failed":
                 await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             else:
                 await self._journal.finish(trajectory, outcome, deadline=deadline_in(STORE_SECONDS))

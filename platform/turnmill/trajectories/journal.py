@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-import msgpack
-
 from turnmill.core.errors import StaleClaimError, StoreFullError
-from turnmill.core.trajectory import Turn
+from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories import scripts
 from turnmill.trajectories.client import StoreClient
 from turnmill.trajectories.keys import Keys
-from turnmill.trajectories.packing import pack_turn, unpack_turn
+from turnmill.trajectories.packing import pack, unpack
 from turnmill.trajectories.settings import StoreSettings
 
 OPEN = scripts.load("journal_open")
@@ -28,11 +26,11 @@ class JournaledTrajectory:
     name: str
     attempt: int
     turns: tuple[Turn, ...] = ()
-    metadata: Mapping[str, object] = field(default_factory=dict)
-    """Facts given to `open`, such as the task, the step or the seed."""
+    metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
+    """Given to `open`."""
 
-    outcome: Mapping[str, object] | None = None
-    """Facts given to `finish`, such as the stop reason; None while the trajectory is in flight."""
+    outcome: TrajectoryOutcome | None = None
+    """Given to `finish`; None while the trajectory is in flight."""
 
     updated_at: int = 0
     """Time of the last write, in seconds since 1970 by the store's clock."""
@@ -49,10 +47,10 @@ class TrajectoryJournal:
     An agent loop opens its trajectory, gets the turns stored so far, carries on after them, appends each turn when it
     ends, and finishes the trajectory:
 
-        trajectory = await journal.open(name, metadata={"task": task}, deadline=deadline_in(10))
+        trajectory = await journal.open(name, metadata=TrajectoryMetadata(step, task), deadline=deadline_in(10))
         for turn in ...:    # after trajectory.turns
             trajectory = await journal.append(trajectory, turn, deadline=deadline_in(10))
-        await journal.finish(trajectory, {"stop_reason": "completed"}, deadline=deadline_in(10))
+        await journal.finish(trajectory, TrajectoryOutcome("completed"), deadline=deadline_in(10))
 
     Every operation is idempotent and raises StoreUnavailableError at its deadline.
 
@@ -89,7 +87,7 @@ class TrajectoryJournal:
             await self.open(trajectory.name, deadline=deadline)
 
     async def open(
-        self, name: str, *, metadata: Mapping[str, object] | None = None, deadline: float
+        self, name: str, *, metadata: TrajectoryMetadata | None = None, deadline: float
     ) -> JournaledTrajectory:
         """Begin a trajectory, or take it over with its turns: the process that had it open can no longer write.
 
@@ -98,7 +96,7 @@ class TrajectoryJournal:
         await self._require_latest_attempt(deadline)
         arguments = (
             secrets.token_hex(8),
-            _pack(metadata) if metadata is not None else b"",
+            pack(metadata) if metadata is not None else b"",
             self._milliseconds(finished=False),
             self._attempt or 0,
         )
@@ -110,7 +108,7 @@ class TrajectoryJournal:
 
     async def append(self, trajectory: JournaledTrajectory, turn: Turn, *, deadline: float) -> JournaledTrajectory:
         """Store the trajectory's next turn. Raises StaleClaimError if another attempt has opened the trajectory."""
-        arguments = (trajectory.attempt, len(trajectory.turns), pack_turn(turn), self._milliseconds(finished=False))
+        arguments = (trajectory.attempt, len(trajectory.turns), pack(turn), self._milliseconds(finished=False))
         answer, *rest = await self._client.run(
             APPEND,
             self._keys.journal(trajectory.name),
@@ -128,10 +126,10 @@ class TrajectoryJournal:
         return replace(trajectory, turns=(*trajectory.turns, turn))
 
     async def finish(
-        self, trajectory: JournaledTrajectory, outcome: Mapping[str, object], *, deadline: float
+        self, trajectory: JournaledTrajectory, outcome: TrajectoryOutcome, *, deadline: float
     ) -> JournaledTrajectory:
         """Mark a trajectory finished: it can be read for `finished_seconds` and then expires."""
-        arguments = (trajectory.attempt, _pack(outcome), self._milliseconds(finished=True))
+        arguments = (trajectory.attempt, pack(outcome), self._milliseconds(finished=True))
         answer, *rest = await self._client.run(
             FINISH, self._keys.journal(trajectory.name), *arguments, deadline=deadline
         )
@@ -191,16 +189,11 @@ def _decode(name: str, fields: Mapping[bytes, bytes], turns: list[bytes]) -> Jou
     return JournaledTrajectory(
         name=name,
         attempt=int(fields[b"attempt"]),
-        turns=tuple(unpack_turn(turn) for turn in turns),
-        metadata=msgpack.unpackb(fields[b"about"]) if b"about" in fields else {},
-        outcome=msgpack.unpackb(fields[b"finished"]) if b"finished" in fields else None,
+        turns=tuple(unpack(Turn, turn) for turn in turns),
+        metadata=unpack(TrajectoryMetadata, fields[b"about"]) if b"about" in fields else TrajectoryMetadata(),
+        outcome=unpack(TrajectoryOutcome, fields[b"finished"]) if b"finished" in fields else None,
         updated_at=int(fields[b"updated"]),
     )
-
-
-def _pack(value: Mapping[str, object]) -> bytes:
-    packed: bytes = msgpack.packb(dict(value))
-    return packed
 
 
 def _refusal(trajectory: JournaledTrajectory, answer: str, rest: list[bytes]) -> StaleClaimError:

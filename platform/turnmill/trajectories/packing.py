@@ -1,13 +1,14 @@
-"""Turns as bytes: tokens and log-probs as arrays, everything else as msgpack."""
+"""Records of the store as bytes: tokens and log-probs as arrays, everything else as msgpack."""
 
 import sys
 from array import array
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TypeVar
 
 import msgpack
 
-from turnmill.core.trajectory import Turn
+from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 
 INTEGERS = 1
 """msgpack extension type: little-endian 32-bit integers without sign."""
@@ -16,26 +17,32 @@ FLOATS = 2
 """msgpack extension type: little-endian 64-bit floating-point numbers."""
 
 _TYPECODES = {INTEGERS: "I", FLOATS: "d"}
-_FIELDS = frozenset(field.name for field in fields(Turn))
+_FIELDS: dict[type, frozenset[str]] = {
+    kind: frozenset(field.name for field in fields(kind)) for kind in (Turn, TrajectoryMetadata, TrajectoryOutcome)
+}
 
 
-def pack_turn(turn: Turn) -> bytes:
-    """A turn as bytes; equal turns make equal bytes."""
-    values = {name: _packable(getattr(turn, name)) for name in sorted(_FIELDS)}
+Record = TypeVar("Record", Turn, TrajectoryMetadata, TrajectoryOutcome)
+
+
+def pack(record: Record) -> bytes:
+    """Return a record as bytes; equal records make equal bytes."""
+    values = {name: _packable(getattr(record, name)) for name in sorted(_FIELDS[type(record)])}
     # A policy may write anything, also halves of surrogate pairs.
     packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
     return packed
 
 
-def unpack_turn(data: bytes) -> Turn:
-    """The turn that `pack_turn` packed; fields that this version does not know are left out."""
+def unpack(kind: type[Record], data: bytes) -> Record:
+    """Return the record that `pack` packed; fields that this version does not know are left out."""
     values = msgpack.unpackb(data, ext_hook=_numbers, unicode_errors="surrogatepass")
-    return Turn(**{name: value for name, value in values.items() if name in _FIELDS})
+    names = _FIELDS[kind]
+    return kind(**{name: value for name, value in values.items() if name in names})
 
 
-def _packable(value: Any) -> Any:
+def _packable(value: object) -> object:
     if not isinstance(value, tuple):
-        return dict(sorted(value.items())) if hasattr(value, "items") else value
+        return dict(sorted(value.items())) if isinstance(value, Mapping) else value
     kind = FLOATS if any(isinstance(number, float) for number in value) else INTEGERS
     numbers = array(_TYPECODES[kind], value)
     if sys.byteorder == "big":
@@ -43,7 +50,7 @@ def _packable(value: Any) -> Any:
     return msgpack.ExtType(kind, numbers.tobytes())
 
 
-def _numbers(kind: int, data: bytes) -> tuple[Any, ...]:
+def _numbers(kind: int, data: bytes) -> tuple[int | float, ...]:
     numbers = array(_TYPECODES[kind])
     numbers.frombytes(data)
     if sys.byteorder == "big":

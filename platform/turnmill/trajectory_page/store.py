@@ -100,7 +100,7 @@ def _summary(run: str, trajectory: JournaledTrajectory) -> Summary:
     key = key_of(run, trajectory.name)
     digest = hashlib.blake2b(key.encode("utf-8", errors="replace"), digest_size=7).digest()
     versions = [turn.policy_version for turn in turns] or [0]
-    step = _number(trajectory.metadata.get("step"))
+    step = trajectory.metadata.step
     prompt = b"".join(token.to_bytes(4, "big") for turn in turns[:1] for token in turn.prompt_ids)
     return Summary(
         # Those of the log are counted upwards.
@@ -109,8 +109,8 @@ def _summary(run: str, trajectory: JournaledTrajectory) -> Summary:
         run=run,
         kind=IN_FLIGHT,
         name=trajectory.name,
-        environment=str(trajectory.metadata.get("environment", "")),
-        number=_number(trajectory.metadata.get("task")),
+        environment="",
+        number=trajectory.metadata.task,
         task=hashlib.blake2b(prompt or key.encode("utf-8", errors="replace"), digest_size=8).digest(),
         first_step=step,
         last_step=step,
@@ -127,11 +127,7 @@ def _summary(run: str, trajectory: JournaledTrajectory) -> Summary:
 
 
 def _reason(trajectory: JournaledTrajectory) -> str:
-    return str((trajectory.outcome or {}).get("stop_reason", "completed"))
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return trajectory.outcome.stop_reason if trajectory.outcome else "completed"
 
 
 def turn_records(trajectory: JournaledTrajectory) -> list[TurnRecord]:
@@ -145,10 +141,10 @@ def _record(trajectory: JournaledTrajectory, number: int, turn: Turn, *, last: b
     return TurnRecord.of(
         turn,
         episode=trajectory.name,
-        environment=_number(trajectory.metadata.get("task")),
+        environment=trajectory.metadata.task,
         turn=number,
-        step=_number(trajectory.metadata.get("step")),
+        step=trajectory.metadata.step,
         done=ended,
         stop_reason=_reason(trajectory) if ended else None,
-        stop_detail=str((trajectory.outcome or {}).get("detail", "")) if ended else "",
+        stop_detail=trajectory.outcome.detail if last and trajectory.outcome else "",
     )

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from turnmill.core.errors import StaleClaimError, StoreFullError
-from turnmill.core.trajectory import Turn
+from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal
 from turnmill.trajectories.settings import StoreSettings
@@ -31,14 +31,16 @@ def soon():
 
 async def test_a_restarted_agent_loop_carries_on_after_the_last_turn(new_journal):
     before = new_journal()
-    trajectory = await before.open("step-3/prompt-1/sample-0", metadata={"task": "goto", "seed": 5}, deadline=soon())
+    trajectory = await before.open(
+        "step-3/prompt-1/sample-0", metadata=TrajectoryMetadata(step=3, task=5), deadline=soon()
+    )
     for turn in (FIRST, SECOND):
         trajectory = await before.append(trajectory, turn, deadline=soon())
 
     after = await new_journal().open("step-3/prompt-1/sample-0", deadline=soon())
 
     assert after.turns == trajectory.turns == (FIRST, SECOND)
-    assert after.metadata == {"task": "goto", "seed": 5}
+    assert after.metadata == TrajectoryMetadata(step=3, task=5)
     assert after.attempt == trajectory.attempt + 1
 
 
@@ -50,7 +52,7 @@ async def test_an_agent_loop_whose_trajectory_was_taken_over_can_no_longer_write
     with pytest.raises(StaleClaimError, match="attempt 2 has it open"):
         await journal.append(stale, FIRST, deadline=soon())
     with pytest.raises(StaleClaimError):
-        await journal.finish(stale, {}, deadline=soon())
+        await journal.finish(stale, TrajectoryOutcome(), deadline=soon())
 
     assert (await journal.read("trajectory", deadline=soon())).turns == ()
 
@@ -77,7 +79,7 @@ async def test_a_different_turn_at_the_same_index_is_refused(new_journal):
 async def test_live_returns_the_trajectories_in_flight(new_journal):
     journal = new_journal()
     over = await journal.open("over {1}", deadline=soon())
-    await journal.finish(over, {"stop_reason": "completed"}, deadline=soon())
+    await journal.finish(over, TrajectoryOutcome("completed"), deadline=soon())
     await journal.append(await journal.open("in flight *", deadline=soon()), FIRST, deadline=soon())
 
     live = await journal.live(deadline=soon())
@@ -89,19 +91,19 @@ async def test_live_returns_the_trajectories_in_flight(new_journal):
 async def test_a_finished_trajectory_keeps_its_outcome_and_takes_no_more_turns(new_journal):
     journal = new_journal()
     trajectory = await journal.open("trajectory", deadline=soon())
-    await journal.finish(trajectory, {"stop_reason": "completed"}, deadline=soon())
+    await journal.finish(trajectory, TrajectoryOutcome("completed"), deadline=soon())
 
     with pytest.raises(StaleClaimError, match="it is finished"):
         await journal.append(trajectory, FIRST, deadline=soon())
 
-    assert (await journal.open("trajectory", deadline=soon())).outcome == {"stop_reason": "completed"}
+    assert (await journal.open("trajectory", deadline=soon())).outcome == TrajectoryOutcome("completed")
 
 
 async def test_a_finished_trajectory_expires(new_journal):
     journal = new_journal(StoreSettings(finished_seconds=0.05))
     trajectory = await journal.open("trajectory", deadline=soon())
     trajectory = await journal.append(trajectory, FIRST, deadline=soon())
-    await journal.finish(trajectory, {}, deadline=soon())
+    await journal.finish(trajectory, TrajectoryOutcome(), deadline=soon())
 
     async with asyncio.timeout(10):
         while await journal.names(deadline=soon()):  # noqa: ASYNC110 (it is Redis that expires them)
@@ -162,7 +164,7 @@ async def test_a_stale_attempt_at_the_run_cannot_write_to_its_open_trajectories(
     with pytest.raises(StaleClaimError):
         await stale.append(trajectory, SECOND, deadline=soon())
     with pytest.raises(StaleClaimError):
-        await stale.finish(trajectory, {"stop_reason": "completed"}, deadline=soon())
+        await stale.finish(trajectory, TrajectoryOutcome("completed"), deadline=soon())
     with pytest.raises(StaleClaimError):
         await stale.delete("sample-0", deadline=soon())
 

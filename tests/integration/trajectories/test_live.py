@@ -3,7 +3,7 @@ import stat
 import pytest
 
 from turnmill.cli.main import main
-from turnmill.core.trajectory import Turn
+from turnmill.core.trajectory import TrajectoryOutcome, Turn
 from turnmill.trajectories.address import FILE, JournalAddress
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal
@@ -20,7 +20,7 @@ async def run_dir(tmp_path, redis_url, request):
     trajectory = await journal.open("step-1.in-flight", deadline=deadline_in(10))
     await journal.append(trajectory, TURN, deadline=deadline_in(10))
     over = await journal.open("step-1.over", deadline=deadline_in(10))
-    await journal.finish(over, {"stop_reason": "completed"}, deadline=deadline_in(10))
+    await journal.finish(over, TrajectoryOutcome("completed"), deadline=deadline_in(10))
     await journal.close()
     return tmp_path
 

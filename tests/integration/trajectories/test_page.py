@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from turnmill.core.errors import StoreUnavailableError
-from turnmill.core.trajectory import Turn
+from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.trajectories.address import JournalAddress
@@ -40,14 +40,14 @@ def source(redis_url: str) -> Iterator[StoreSource]:
 
 
 async def play(journal: TrajectoryJournal, name: str, *turns: Turn) -> JournaledTrajectory:
-    trajectory = await journal.open(name, metadata={"step": 7, "task": 12}, deadline=deadline_in(5))
+    trajectory = await journal.open(name, metadata=TrajectoryMetadata(7, 12), deadline=deadline_in(5))
     for turn in turns:
         trajectory = await journal.append(trajectory, turn, deadline=deadline_in(5))
     return trajectory
 
 
 async def finish(journal: TrajectoryJournal, trajectory: JournaledTrajectory) -> None:
-    await journal.finish(trajectory, {"stop_reason": "completed", "detail": "well said"}, deadline=deadline_in(5))
+    await journal.finish(trajectory, TrajectoryOutcome("completed", "well said"), deadline=deadline_in(5))
 
 
 def shown(source: Source, run: str) -> dict[str, Summary]:

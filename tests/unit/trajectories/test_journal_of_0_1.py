@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from turnmill.core.trajectory import complete_turns
+from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn, complete_turns
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal
-from turnmill.trajectories.packing import pack_turn, unpack_turn
+from turnmill.trajectories.packing import pack, unpack
 
 STORED = json.loads((Path(__file__).parent / "data" / "journal-0.1.json").read_text())
 """The values in Redis by their keys, in base64: of a trajectory that finished and of one in flight."""
@@ -42,7 +42,9 @@ async def test_a_finished_trajectory_is_read_with_its_turns_and_its_end(journal)
     ]
     assert [turn.observation for turn in complete_turns(found.turns)] == ["[0]", "[1]", ""]
     assert found.turns[-1].done
-    assert (found.finished, found.attempt) == (True, 2)
+    assert found.metadata == TrajectoryMetadata(step=1, task=0, trajectory_id="run-0.1-a15a8ddd-t1-0-0-f592f31b")
+    assert found.outcome == TrajectoryOutcome("completed", "model_chose_to_finish")
+    assert found.attempt == 2
 
 
 async def test_a_trajectory_in_flight_is_read_up_to_its_last_turn(journal):
@@ -62,4 +64,4 @@ def test_turns_are_written_as_version_0_1_wrote_them():
     kept = [base64.b64decode(turn) for key, of in STORED.items() if of["type"] == "list" for turn in of["value"]]
 
     assert len(kept) == 9
-    assert all(pack_turn(unpack_turn(turn)) == turn for turn in kept)
+    assert all(pack(unpack(Turn, turn)) == turn for turn in kept)

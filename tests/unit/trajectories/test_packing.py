@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnmill.core.trajectory import Turn
-from turnmill.trajectories.packing import pack_turn, unpack_turn
+from turnmill.trajectories.packing import pack, unpack
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=8).map(tuple)
 numbers = st.floats(allow_nan=False)
@@ -29,21 +29,21 @@ def turns(draw):
 
 @given(turns())
 def test_a_turn_comes_back_as_it_was(turn):
-    assert unpack_turn(pack_turn(turn)) == turn
+    assert unpack(Turn, pack(turn)) == turn
 
 
 @given(turns())
 def test_equal_turns_make_equal_bytes(turn):
-    assert pack_turn(unpack_turn(pack_turn(turn))) == pack_turn(turn)
+    assert pack(unpack(Turn, pack(turn))) == pack(turn)
 
 
 def test_log_probs_keep_every_bit():
     turn = Turn(prompt_ids=(), response_ids=(1,), log_probs=(-0.1234567890123456789,))
 
-    assert unpack_turn(pack_turn(turn)).log_probs == turn.log_probs
+    assert unpack(Turn, pack(turn)).log_probs == turn.log_probs
 
 
 def test_what_another_version_wrote_beside_is_left_out():
-    packed = msgpack.unpackb(pack_turn(Turn(prompt_ids=(), response_ids=())), strict_map_key=False)
+    packed = msgpack.unpackb(pack(Turn(prompt_ids=(), response_ids=())), strict_map_key=False)
 
-    assert unpack_turn(msgpack.packb(packed | {"of tomorrow": 1})) == Turn(prompt_ids=(), response_ids=())
+    assert unpack(Turn, msgpack.packb(packed | {"of tomorrow": 1})) == Turn(prompt_ids=(), response_ids=())

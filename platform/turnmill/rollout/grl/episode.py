@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import SettingsError
-from turnmill.core.trajectory import StopReason, Turn, complete_turns
+from turnmill.core.trajectory import StopReason, TrajectoryOutcome, Turn, complete_turns
 from turnmill.environments.grl.world import AgentView
 from turnmill.environments.runtime.episode import ActionResult
 from turnmill.environments.runtime.process import EnvironmentProcess
@@ -69,7 +69,7 @@ class GrlEpisode:
                 with self.timing.measure("tools"):
                     await lockstep.wait()
             await self._turn()
-        await self._loop.journal.finish(self, {"stop_reason": self.stop_reason})
+        await self._loop.journal.finish(self, TrajectoryOutcome(self.stop_reason))
 
     async def close(self) -> None:
         """End the environment."""

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError
 from turnmill.core.seeds import VALIDATION_SEEDS
-from turnmill.core.trajectory import EpisodeFailure
+from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.environments.grl.world import NAME, options_of
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
@@ -66,7 +66,7 @@ class GrlLoop(AgentLoopBase):
             failure = EpisodeFailure(
                 episode.name, error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds()
             )
-            await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
+            await self.journal.finish(episode, TrajectoryOutcome("failed", cause=error.cause))
             self._record(episode, failure)
             return failure
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 from verl.workers.rollout.replica import TokenOutput
 
 from turnmill.core.errors import EpisodeError
-from turnmill.core.trajectory import StopReason, Turn
+from turnmill.core.trajectory import StopReason, TrajectoryOutcome, Turn
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import EpisodeMetrics
 from turnmill.rollout.journal import Journal
@@ -85,7 +85,7 @@ class Conversation:
         self._kept = {int(turn.metrics["number"]): turn for turn in begun.turns}
         self.figures.put("turns_carried_on", float(len(self._kept)))
 
-    async def end(self, outcome: Mapping[str, Any]) -> None:
+    async def end(self, outcome: TrajectoryOutcome) -> None:
         """It is over."""
         await self._journal.finish(self, outcome)
 

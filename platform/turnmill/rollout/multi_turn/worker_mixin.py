@@ -8,7 +8,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, _agent_loop
 
 from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.lookup import suggestion
-from turnmill.core.trajectory import EpisodeFailure
+from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -86,7 +86,7 @@ class ConversationPlayer:
         conversation.require_sound()
         reward = await self._reward(conversation)
         measure(conversation)
-        await conversation.end({"stop_reason": conversation.stop_reason, "detail": conversation.detail})
+        await conversation.end(TrajectoryOutcome(conversation.stop_reason, conversation.detail))
         return rows_of(conversation.outputs, conversation, reward)
 
     async def _run_loop(self, conversation: Conversation, sampling_params: dict[str, Any], row: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class ConversationPlayer:
             len(conversation.generations),
             conversation.timing.elapsed_seconds(),
         )
-        await conversation.end({"stop_reason": "failed", "cause": error.cause})
+        await conversation.end(TrajectoryOutcome("failed", cause=error.cause))
         records = records_of(
             conversation, self.tokenizer, self.label, reward=0.0, failure={"cause": error.cause, "message": str(error)}
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
-from turnmill.core.trajectory import EpisodeSummary, StopReason, Turn, complete_turns
+from turnmill.core.trajectory import EpisodeSummary, TrajectoryOutcome, Turn, complete_turns
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import MAX_TURNS_WITH_METRICS, EpisodeMetrics
 from turnmill.rollout.generation import is_truncated
@@ -35,15 +35,7 @@ class Limits:
     max_response_length: int
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """Why a trajectory ended."""
-
-    reason: StopReason
-    detail: str
-
-
-TOOL_SIGNALED_DONE = End("completed", "tool_signaled_done")
+TOOL_SIGNALED_DONE = TrajectoryOutcome("completed", "tool_signaled_done")
 
 
 @dataclass(slots=True)
@@ -99,7 +91,7 @@ class Episode:
         self._agent = loop.agent
         self._limits = limits
         self._sampling = sampling
-        self._end: End | None = None
+        self._end: TrajectoryOutcome | None = None
         self._context = Context([], budget=0)
         self._versions: list[int] = []
         self._sampled = b""
@@ -127,7 +119,7 @@ class Episode:
             await self._call_before_the_first_turn()
         while self._end is None:
             await self._turn()
-        await self._loop.journal.finish(self, {"stop_reason": self._end.reason, "detail": self._end.detail})
+        await self._loop.journal.finish(self, self._end)
 
     async def _carry_on(self, turns: Sequence[Turn]) -> None:
         """Go on after turns that were played before, in another process."""
@@ -146,7 +138,7 @@ class Episode:
         last = number >= self._limits.max_turns or not self.may_call_tools
         room = self._room()
         if room <= 0:
-            self._end = End("max_tokens", "max_response_length_reached")
+            self._end = TrajectoryOutcome("max_tokens", "max_response_length_reached")
             return
         said = await self._say(number, room, stops=not (last and self._agent.force_finish_for_last_turn))
         if said.action is not None and not last:
@@ -319,7 +311,12 @@ class Episode:
         return sum(bool(turn.metrics.get("spoken", True)) for turn in self.turns)
 
     async def _keep(
-        self, said: Said, *, answer: ToolAnswer | None = None, observation_ids: Sequence[int] = (), end: End | None
+        self,
+        said: Said,
+        *,
+        answer: ToolAnswer | None = None,
+        observation_ids: Sequence[int] = (),
+        end: TrajectoryOutcome | None,
     ) -> None:
         turn = self._as_turn(said, answer=answer, observation_ids=observation_ids, done=end is not None)
         self._append(turn, answer.info if answer else {})
@@ -392,15 +389,17 @@ class Episode:
         if turn.done:
             self._end = TOOL_SIGNALED_DONE if called else self._why_it_ends(said, last=last)
 
-    def _why_it_ends(self, said: Said, *, last: bool) -> End:
+    def _why_it_ends(self, said: Said, *, last: bool) -> TrajectoryOutcome:
         if not self.may_call_tools:
-            return End("max_tokens" if said.cut_off else "completed", f"no_tool-{'length' if said.cut_off else 'stop'}")
+            return TrajectoryOutcome(
+                "max_tokens" if said.cut_off else "completed", f"no_tool-{'length' if said.cut_off else 'stop'}"
+            )
         if said.action is not None and last:
-            return End("max_turns", "max_turns_reached")
+            return TrajectoryOutcome("max_turns", "max_turns_reached")
         if said.cut_off:
-            return End("max_tokens", "finish_reason_length")
+            return TrajectoryOutcome("max_tokens", "finish_reason_length")
         empty = not self._without_turn_end(said.text).strip()
-        return End("completed", f"model_chose_to_finish{'_with_empty_response' if empty else ''}")
+        return TrajectoryOutcome("completed", f"model_chose_to_finish{'_with_empty_response' if empty else ''}")
 
     # ---- what it came to ----
 
@@ -422,7 +421,7 @@ class Episode:
     def result(self, reward: float) -> EpisodeResult:
         """Return the summary and the rows of an episode that has ended."""
         assert self._end is not None
-        finished = self._end.reason == "completed"
+        finished = self._end.stop_reason == "completed"
         void = not self.figures.total("valid_action") and not any(
             mark in turn.response_text for turn in self.turns for mark in ANSWER_MARKS
         )
@@ -433,7 +432,7 @@ class Episode:
         summary = EpisodeSummary(
             episode_id=self.name,
             reward=reward,
-            stop_reason=self._end.reason,
+            stop_reason=self._end.stop_reason,
             success=reward > 0,
             num_turns=self._num_responses,
             num_rows=len(rows),

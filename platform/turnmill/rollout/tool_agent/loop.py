@@ -9,7 +9,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError, OvertakenError, SettingsError
-from turnmill.core.trajectory import EpisodeFailure
+from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
@@ -93,7 +93,7 @@ class ToolLoop(AgentLoopBase):
             failure = EpisodeFailure(
                 str(name), error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds()
             )
-            await self.journal.finish(episode, {"stop_reason": "failed", "cause": error.cause})
+            await self.journal.finish(episode, TrajectoryOutcome("failed", cause=error.cause))
             self._record_failure(episode, failure, step, validate=validate)
             return failure
         finally:
