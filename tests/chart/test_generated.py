@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def test_sections_of_several_types_share_one_schema():
     agent = SCHEMA["properties"]["spec"]["properties"]["agent"]
     fields = agent["properties"]
 
-    assert fields["type"]["enum"] == ["verlog", "tool", "multi_turn", "grl"]
+    named, plugin = fields["type"]["anyOf"]
+    assert named["enum"] == ["verlog", "tool", "multi_turn", "grl"]
+    assert re.search(plugin["pattern"], "my_package.my_kind:MyKind")
     assert fields["type"]["default"] == "verlog"
     assert {"memory", "stopTokens"} <= fields.keys()
     # What one type alone has, or has by another default, is filled in by nobody but the models.

@@ -1,20 +1,48 @@
 """What only the floors above the job file can check: agents and what they act on, warm starts, verl's settings."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
-from turnmill.jobs.problems import Problem
+from turnmill.core.errors import SettingsError
+from turnmill.jobs.problems import Problem, problems_of
+from turnmill.jobs.settings import PLUGIN, kind_of
 from turnmill.jobs.values import Values
 from turnmill.training.agent_kinds import agent_kind_class
+from turnmill.training.plugins import PluginError, read_options
+
+
+def plugins(values: Values) -> Iterator[Problem]:
+    """Yield problems with classes of the user's own, and with their options."""
+    for section, class_of in (("agent", agent_kind_class), ("algorithm", _algorithm_class)):
+        if kind_of(values[f"spec.{section}.type"]) != PLUGIN:
+            continue
+        try:
+            read_options(
+                section, class_of(values[f"spec.{section}.type"]).options_model, values[f"spec.{section}.options"]
+            )
+        except SettingsError as error:
+            yield from problems_of(error)
+
+
+def _algorithm_class(algorithm_type: str) -> type[Any]:
+    # Algorithms take torch along, which takes seconds to import.
+    from turnmill.training.algorithms import algorithm_class
+
+    return algorithm_class(algorithm_type)
 
 
 def agent(values: Values) -> Iterator[Problem]:
     """Yield problems with the agent and with its environment or tasks."""
-    yield from agent_kind_class(values["spec.agent.type"]).problems(values)
+    with suppress(PluginError):
+        yield from agent_kind_class(values["spec.agent.type"]).problems(values)
 
 
 def warm_start(values: Values) -> Iterator[Problem]:
     """Yield a problem if a warm start has nothing to imitate."""
-    if values["spec.model.warmStart"] is not None:
+    if values["spec.model.warmStart"] is None:
+        return
+    with suppress(PluginError):
         yield from agent_kind_class(values["spec.agent.type"]).warm_start_problems(values)
 
 
@@ -34,4 +62,4 @@ def verl_settings(values: Values) -> Iterator[Problem]:
         yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's", way_out)
 
 
-ALL = (agent, warm_start, verl_settings)
+ALL = (plugins, agent, warm_start, verl_settings)

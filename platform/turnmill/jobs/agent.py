@@ -6,7 +6,8 @@ from pydantic import Tag
 
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
-from turnmill.jobs.settings import by_type
+from turnmill.jobs.plugin_agent import PluginAgent
+from turnmill.jobs.settings import PLUGIN, by_type
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.verlog_agent import VerlogAgent
 
@@ -14,7 +15,8 @@ AgentSettings = Annotated[
     Annotated[VerlogAgent, Tag("verlog")]
     | Annotated[ToolAgent, Tag("tool")]
     | Annotated[MultiTurnAgent, Tag("multi_turn")]
-    | Annotated[GrlAgent, Tag("grl")],
+    | Annotated[GrlAgent, Tag("grl")]
+    | Annotated[PluginAgent, Tag(PLUGIN)],
     by_type(VerlogAgent),
 ]
 """The agent loop; `type` says which."""

@@ -4,7 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Tag
 
-from turnmill.jobs.settings import Settings, by_type
+from turnmill.jobs.plugin_algorithm import PluginAlgorithm
+from turnmill.jobs.settings import PLUGIN, Settings, by_type
 from turnmill.jobs.trajectory_algorithms import (
     Dapo,
     GigPo,
@@ -101,7 +102,8 @@ AlgorithmSettings = Annotated[
     | Annotated[ReinforcePlusPlus, Tag("reinforce_plus_plus")]
     | Annotated[ReinforcePlusPlusBaseline, Tag("reinforce_plus_plus_baseline")]
     | Annotated[Dapo, Tag("dapo")]
-    | Annotated[GigPo, Tag("gigpo")],
+    | Annotated[GigPo, Tag("gigpo")]
+    | Annotated[PluginAlgorithm, Tag(PLUGIN)],
     by_type(TurnPpo),
 ]
 """How the policy learns; `type` says which way."""

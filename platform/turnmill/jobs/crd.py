@@ -7,7 +7,7 @@ import yaml
 
 from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob, JobSpec
 from turnmill.jobs.rules import FIXED, RULES
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import PLUGIN, Settings
 from turnmill.jobs.status import JobStatus
 
 PLURAL = "agenttrainingjobs"
@@ -149,11 +149,15 @@ def _node(schema: Schema, definitions: Schema) -> Schema:
 def _union(schema: Schema, definitions: Schema) -> Schema:
     """Sections of several types as one: the API server knows no choice between schemas."""
     variants = [_node(choice, definitions) for choice in schema["oneOf"]]
-    types = [variant["properties"]["type"]["enum"][0] for variant in variants]
+    types = [variant["properties"]["type"].get("enum", [PLUGIN])[0] for variant in variants]
     names = list(dict.fromkeys(name for variant in variants for name in variant["properties"]))
-    properties: Schema = {
-        "type": {"description": "Which of them it is.", "type": "string", "enum": types, "default": types[0]}
-    }
+    properties: Schema = {"type": {"description": "Which of them it is.", "type": "string", "default": types[0]}}
+    if PLUGIN in types:
+        plugin = variants[types.index(PLUGIN)]["properties"]["type"]
+        named = {"enum": [kind for kind in types if kind != PLUGIN]}
+        properties["type"] |= {"maxLength": plugin["maxLength"], "anyOf": [named, {"pattern": plugin["pattern"]}]}
+    else:
+        properties["type"]["enum"] = types
     for name in names[1:]:
         own = {kind: v["properties"][name] for kind, v in zip(types, variants, strict=True) if name in v["properties"]}
         nodes = list(own.values())
@@ -192,10 +196,17 @@ def _only_with(kinds: Sequence[str], names: Sequence[str]) -> Schema:
     given = " || ".join(f"has(self.{name})" for name in names)
     them = f"type {kinds[0]} has" if len(kinds) == 1 else f"types {', '.join(kinds)} have"
     return {
-        "rule": f"self.type in {list(kinds)} || !({given})",
+        "rule": f"{_is_one_of(kinds)} || !({given})",
         "message": f"fields that only {them}: {', '.join(names)}",
         "reason": "FieldValueInvalid",
     }
+
+
+def _is_one_of(kinds: Sequence[str]) -> str:
+    """Return the condition, in CEL, that a section has one of these types."""
+    named = [kind for kind in kinds if kind != PLUGIN]
+    conditions = ([f"self.type in {named}"] if named else []) + ["self.type.contains(':')"] * (PLUGIN in kinds)
+    return " || ".join(conditions)
 
 
 def _narrower_with(kind: str, name: str, own: Schema, shared: Schema) -> Iterator[Schema]:
@@ -204,7 +215,9 @@ def _narrower_with(kind: str, name: str, own: Schema, shared: Schema) -> Iterato
         if bound in own and own[bound] != shared[bound]:
             number = f"{own[bound]:.15g}"
             yield _validation(
-                f"self.type != '{kind}' || !has(self.{name}) || self.{name} {compares} {number}",
+                f"!({_is_one_of([kind])}) || !has(self.{name}) || self.{name} {compares} {number}"
+                if kind == PLUGIN
+                else f"self.type != '{kind}' || !has(self.{name}) || self.{name} {compares} {number}",
                 name,
                 f"must be {sentence} {number}",
             )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnmill.jobs.problems import MISSING, Problem
+from turnmill.jobs.settings import PLUGIN, kind_of
 from turnmill.jobs.values import BrokenValueError, Values
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z.]+)\}")
@@ -35,7 +36,7 @@ class Rule:
             return None
 
     def _is_judged(self, values: Values) -> bool:
-        return all(values[f"spec.{path}"] in _words(wanted) for path, wanted in self.only)
+        return all(kind_of(values[f"spec.{path}"]) in _words(wanted) for path, wanted in self.only)
 
     @property
     def validation(self) -> str:
@@ -54,4 +55,9 @@ def _words(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_other(path: str, words: tuple[str, ...]) -> str:
-    return f"self.{path} != '{words[0]}'" if len(words) == 1 else f"!(self.{path} in {list(words)})"
+    """Return the condition, in CEL, that a field says none of the words."""
+    named = [word for word in words if word != PLUGIN]
+    if len(words) == 1 and named:
+        return f"self.{path} != '{named[0]}'"
+    plugin = f" || self.{path}.contains(':')" if PLUGIN in words else ""
+    return f"!(self.{path} in {named}{plugin})"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from turnmill.jobs.grl_rules import GRL_RULES
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.rule import Rule
+from turnmill.jobs.settings import PLUGIN
 from turnmill.jobs.values import BrokenValueError, Values
 
 
@@ -136,7 +137,7 @@ COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline", "dapo", "gigpo")
 """Algorithms that compare a trajectory with its group."""
 TRAJECTORIES = (
     "algorithm.type",
-    ("ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo", "gigpo"),
+    ("ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo", "gigpo", PLUGIN),
 )
 # A field of one type alone has no default in the API server, where all types share one schema.
 _MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
@@ -371,7 +372,7 @@ RULES: tuple[Rule, ...] = (
         cel="self.training.validation.renderEpisodes == 0",
         sentence="must be 0 with spec.agent.type {agent.type}: there is nothing to draw",
         way_out=lambda v: "Leave it out.",
-        only=(("agent.type", ("tool", "multi_turn", "grl")),),
+        only=(("agent.type", ("tool", "multi_turn", "grl", PLUGIN)),),
     ),
     Rule(
         path="environment.name",

@@ -29,6 +29,14 @@ FilePath = Annotated[str, Field(min_length=1, max_length=1024)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
+PLUGIN = "package.module:Class"
+"""Stands for all types that are classes from outside this package."""
+
+PluginPath = Annotated[
+    str, Field(min_length=3, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")
+]
+
+
 def by_type(default: type[Settings]) -> Discriminator:
     """Tells the sections of a union apart by their field `type`; one that names none is the default."""
     return Discriminator(lambda value: type_of(value, default))
@@ -37,4 +45,9 @@ def by_type(default: type[Settings]) -> Discriminator:
 def type_of(section: Any, default: type[Settings]) -> str:
     """The `type` of a section, read or unread."""
     named = section.get("type") if isinstance(section, Mapping) else getattr(section, "type", None)
-    return str(default.model_fields["type"].default if named is None else named)
+    return kind_of(str(default.model_fields["type"].default if named is None else named))
+
+
+def kind_of(named: str) -> str:
+    """Return what tells the sections of a union apart: a type's own name, or PLUGIN for a class from outside."""
+    return PLUGIN if ":" in named else named

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from turnmill.jobs.settings import Settings, type_of
+from turnmill.jobs.settings import PLUGIN, Settings, type_of
 from turnmill.jobs.yaml_file import Path
 
 
@@ -54,7 +54,8 @@ def variants_of(field: FieldInfo) -> tuple[type[Settings], ...]:
 
 def tag_of(variant: type[Settings]) -> str:
     """What `type` says in one of the sections that a field may hold."""
-    return str(variant.model_fields["type"].default)
+    field = variant.model_fields["type"]
+    return PLUGIN if field.is_required() else str(field.default)
 
 
 def section_of(field: FieldInfo, value: Any = None) -> type[Settings] | None:

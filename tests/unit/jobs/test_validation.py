@@ -150,7 +150,10 @@ def test_tasks_that_fill_a_step_up_are_none_that_another_step_takes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"agent__type": "tol"}, "spec.agent.type: 'tol' must be verlog, tool, multi_turn or grl. Did you mean tool?"),
+        (
+            {"agent__type": "tol"},
+            "spec.agent.type: 'tol' must be verlog, tool, multi_turn, grl or package.module:Class. Did you mean tool?",
+        ),
         ({"agent__maxTurns": -1}, "spec.agent.maxTurns: -1 must be at least 0. Try 0."),
         ({"agent__memory": {}}, "spec.agent.memory: is no field of spec.agent."),
         ({"agent__stopTokens": "x"}, "spec.agent.stopTokens: 'x' must be a list."),

@@ -7,7 +7,9 @@ from turnmill.core.lookup import import_object
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.problems import Problem
+from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import Values
+from turnmill.training.plugins import NoOptions, read_options
 
 Agent = TypeVar("Agent", bound=BaseAgent)
 
@@ -37,8 +39,12 @@ class AgentKind(Generic[Agent]):
     uses_store: ClassVar[bool] = True
     """True where turns in flight are kept in the trajectory store, so that another process can go on with them."""
 
+    options_model: ClassVar[type[Settings]] = NoOptions
+    """The model of `agent.options`, for kinds from outside this package."""
+
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
+        self.options = read_options("agent", self.options_model, getattr(agent, "options", {}))
 
     # ---- classes ----
 

@@ -6,6 +6,7 @@ from typing import Any
 from turnmill.core.lookup import import_object
 from turnmill.jobs.agent import AgentSettings
 from turnmill.training.agent_kinds.base import AgentKind
+from turnmill.training.plugins import plugin_class
 
 # By name: a command that asks for one kind imports no other.
 AGENT_KINDS: Mapping[str, str] = {
@@ -17,7 +18,12 @@ AGENT_KINDS: Mapping[str, str] = {
 
 
 def agent_kind_class(agent_type: str) -> type[AgentKind[Any]]:
-    """Return the class of the kind that `agent.type` of a job names."""
+    """Return the class of the kind that `agent.type` of a job names, from the table or as `package.module:Class`.
+
+    Raises SettingsError for a class from outside this package that cannot be imported, or is no agent kind.
+    """
+    if agent_type not in AGENT_KINDS:
+        return plugin_class("agent", agent_type, AgentKind)
     kind: type[AgentKind[Any]] = import_object(AGENT_KINDS[agent_type])
     return kind
 

@@ -17,6 +17,7 @@ from turnmill.training.advantages.estimators import move_to_trained_tokens
 from turnmill.training.advantages.gae import singleton_groups
 from turnmill.training.advantages.index import TrajectoryIndex, group_of
 from turnmill.training.advantages.rows import Rows
+from turnmill.training.plugins import NoOptions, read_options
 
 OwnSettings = TypeVar("OwnSettings", bound=Settings)
 OwnTrajectorySettings = TypeVar("OwnTrajectorySettings", bound=TrajectorySettings)
@@ -38,8 +39,12 @@ class Sampler:
 class Algorithm(Generic[OwnSettings]):
     """How a policy learns from the rows of a step."""
 
+    options_model: ClassVar[type[Settings]] = NoOptions
+    """The model of `algorithm.options`, for algorithms from outside this package."""
+
     def __init__(self, settings: OwnSettings) -> None:
         self.settings = settings
+        self.options = read_options("algorithm", self.options_model, getattr(settings, "options", {}))
 
     def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
         """Return what the algorithm asks of verl's configuration, by verl's dotted names."""
@@ -53,7 +58,7 @@ class Algorithm(Generic[OwnSettings]):
 class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
     """An algorithm over whole trajectories: an estimator, and what goes with it."""
 
-    estimator: ClassVar[str]
+    estimator: ClassVar[str] = "grpo"
     """The estimator that verl is told of; turnmill computes advantages in its place."""
 
     normalizes_over_step: ClassVar[bool] = False

@@ -7,6 +7,7 @@ from turnmill.core.lookup import import_object
 from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithm as TrajectorySettings
 from turnmill.training.algorithms.base import Algorithm, TrajectoryAlgorithm
+from turnmill.training.plugins import plugin_class
 
 ALGORITHMS: Mapping[str, str] = {
     "turn_ppo": "turnmill.training.algorithms.turn_ppo:TurnPpoAlgorithm",
@@ -23,7 +24,12 @@ ALGORITHMS: Mapping[str, str] = {
 
 
 def algorithm_class(algorithm_type: str) -> type[Algorithm[Any]]:
-    """Return the class of the algorithm that `algorithm.type` of a job names."""
+    """Return the class that `algorithm.type` of a job names, from the table or as `package.module:Class`.
+
+    Raises SettingsError for a class from outside this package that cannot be imported, or is no algorithm.
+    """
+    if algorithm_type not in ALGORITHMS:
+        return plugin_class("algorithm", algorithm_type, TrajectoryAlgorithm)
     algorithm: type[Algorithm[Any]] = import_object(ALGORITHMS[algorithm_type])
     return algorithm
 

@@ -1,0 +1,21 @@
+"""An algorithm from outside this package."""
+
+from typing import Any
+
+from pydantic import Field
+
+from turnmill.jobs.settings import PluginPath
+from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithm
+
+
+class PluginAlgorithm(TrajectoryAlgorithm):
+    """An algorithm of your own: `type` names its class, and what it has beyond these fields goes into `options`."""
+
+    type: PluginPath
+    """Algorithm of your own, as `package.module:Class`; what runs the job must be able to import it."""
+
+    kl: KlSettings = KlSettings()
+    """What drifting from the first policy costs."""
+
+    options: dict[str, Any] = Field(default_factory=dict, max_length=64)
+    """Settings of the class's own, which the class checks."""

@@ -1,0 +1,52 @@
+"""Classes from outside this package that a job names, and the options that they check."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from turnmill.core.errors import SettingsError
+from turnmill.core.lookup import import_object
+from turnmill.jobs.settings import Settings
+
+Base = TypeVar("Base")
+
+
+class PluginError(SettingsError):
+    """A class that a job names and that cannot be used."""
+
+
+class NoOptions(Settings):
+    """The options of a class that has none."""
+
+
+def plugin_class(section: str, path: str, base: type[Base]) -> type[Base]:
+    """Import the class that `type` of a section of the job names.
+
+    Raises PluginError where it cannot be imported, or does not descend from `base`.
+    """
+    try:
+        found = import_object(path)
+    except Exception as error:
+        # Whatever a module raises on import: it is the user's own.
+        raise PluginError(
+            f"{section}.type: {path!r} cannot be imported ({type(error).__name__}: {error}). "
+            "Install its package where the job runs, or put its folder on PYTHONPATH."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise PluginError(f"{section}.type: {path!r} is no subclass of {base.__module__}:{base.__name__}. Make it one.")
+    return found
+
+
+def read_options(section: str, model: type[Settings], options: Mapping[str, Any]) -> Settings:
+    """Return the options of a section as the class's own model; raises SettingsError with all that is wrong."""
+    try:
+        return model.model_validate(options, by_alias=True, by_name=False)
+    except ValidationError as error:
+        known = ", ".join(field.alias or name for name, field in model.model_fields.items()) or "none"
+        raise SettingsError(
+            "\n".join(
+                f"{section}.options.{'.'.join(map(str, details['loc']))}: {details['msg']}. Known options: {known}."
+                for details in error.errors()
+            )
+        ) from error
