@@ -154,8 +154,8 @@ def _union(schema: Schema, definitions: Schema) -> Schema:
     properties: Schema = {"type": {"description": "Which of them it is.", "type": "string", "default": types[0]}}
     if PLUGIN in types:
         plugin = variants[types.index(PLUGIN)]["properties"]["type"]
-        named = {"enum": [kind for kind in types if kind != PLUGIN]}
-        properties["type"] |= {"maxLength": plugin["maxLength"], "anyOf": [named, {"pattern": plugin["pattern"]}]}
+        named = "|".join([*(kind for kind in types if kind != PLUGIN), plugin["pattern"].strip("^$")])
+        properties["type"] |= {"maxLength": plugin["maxLength"], "pattern": f"^({named})$"}
     else:
         properties["type"]["enum"] = types
     for name in names[1:]:
@@ -209,15 +209,18 @@ def _is_one_of(kinds: Sequence[str]) -> str:
     return " || ".join(conditions)
 
 
+def _is_not(kind: str) -> str:
+    """Return the condition, in CEL, that a section has another type."""
+    return "!self.type.contains(':')" if kind == PLUGIN else f"self.type != '{kind}'"
+
+
 def _narrower_with(kind: str, name: str, own: Schema, shared: Schema) -> Iterator[Schema]:
     """Rules for the bounds of a field that are narrower with one type than the schema that all types share."""
     for bound, compares, sentence in (("minimum", ">=", "at least"), ("maximum", "<=", "at most")):
         if bound in own and own[bound] != shared[bound]:
             number = f"{own[bound]:.15g}"
             yield _validation(
-                f"!({_is_one_of([kind])}) || !has(self.{name}) || self.{name} {compares} {number}"
-                if kind == PLUGIN
-                else f"self.type != '{kind}' || !has(self.{name}) || self.{name} {compares} {number}",
+                f"{_is_not(kind)} || !has(self.{name}) || self.{name} {compares} {number}",
                 name,
                 f"must be {sentence} {number}",
             )

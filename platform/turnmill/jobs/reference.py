@@ -8,7 +8,7 @@ from typing import Any
 from turnmill.jobs.crd import Schema, structural
 from turnmill.jobs.job import API_VERSION, KIND, JobSpec, Metadata
 from turnmill.jobs.rules import RULES, Rule
-from turnmill.jobs.settings import PLUGIN, Settings
+from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, tag_of, variants_of
 
 HEAD = f"""\
@@ -77,9 +77,6 @@ def _row(name: str, schema: Schema, required: tuple[str, ...]) -> str:
 def _type(schema: Schema) -> str:
     if "enum" in schema:
         return ", ".join(f"`{word}`" for word in schema["enum"])
-    if "anyOf" in schema:
-        named, _ = schema["anyOf"]
-        return f"{_type(named)}, or a class as `{PLUGIN}`"
     kind = schema["type"]
     if kind == "array":
         return f"list of {_type(schema['items'])}"
