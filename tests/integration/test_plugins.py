@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from support.whole_runs import WholeRun
 from turnmill.cli import checks
 from turnmill.jobs import JobError, load_job
-from turnmill.testing.whole_runs import WholeRun
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.algorithms import trajectory_algorithm_of
 

@@ -26,6 +26,7 @@ class FixedBaseline(TrajectoryAlgorithm[Any]):
     """REINFORCE with a baseline that the job names."""
 
     options_model = BaselineOptions
+    options: BaselineOptions
 
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Any, values_KL: Tensor | None
@@ -52,6 +53,7 @@ class OneAnswer(PluginKind):
     manager = "outside:OneAnswerManager"
     warm_start_recipe = "turnmill.training.warm_start.recipes:TaskRecipe"
     options_model = AnswerOptions
+    options: AnswerOptions
 
 
 class OneAnswerWorker(ToolLoopWorker):

@@ -44,7 +44,7 @@ class AgentKind(Generic[Agent]):
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.options = read_options("agent", self.options_model, getattr(agent, "options", {}))
+        self.options: Settings = read_options("agent", self.options_model, getattr(agent, "options", {}))
 
     # ---- classes ----
 

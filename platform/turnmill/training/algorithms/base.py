@@ -44,7 +44,7 @@ class Algorithm(Generic[OwnSettings]):
 
     def __init__(self, settings: OwnSettings) -> None:
         self.settings = settings
-        self.options = read_options("algorithm", self.options_model, getattr(settings, "options", {}))
+        self.options: Settings = read_options("algorithm", self.options_model, getattr(settings, "options", {}))
 
     def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
         """Return what the algorithm asks of verl's configuration, by verl's dotted names."""
