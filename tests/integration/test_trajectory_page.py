@@ -109,21 +109,25 @@ def page_address(folder: RunFolder) -> Iterator[str]:
 # ---- the command ----
 
 
-def test_a_port_that_is_taken_is_told_with_the_way_out(folder, tmp_path):
+def test_a_taken_port_is_an_error_with_a_way_out(folder, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, errors = run_to_its_end(str(folder.path), "--port", port, cache=tmp_path)
 
     assert code == 2
-    assert f"--port {port}: it cannot be listened at on 127.0.0.1" in errors
+    assert f"--port {port}: the port cannot be opened on 127.0.0.1" in errors
     assert "or 0 for a free one" in errors
 
 
 @pytest.mark.parametrize(
     ("place", "said"),
-    [("nowhere", "holds no run"), ("redis://127.0.0.1:1/0", "Is the run still there?"), ("ftp://x", "nor a store")],
+    [
+        ("nowhere", "holds no run"),
+        ("redis://127.0.0.1:1/0", "Is the run still going?"),
+        ("ftp://x", "nor the URL of a store"),
+    ],
 )
-def test_where_there_is_no_run_the_command_says_so(place, said, tmp_path):
+def test_a_location_without_a_run_is_an_error(place, said, tmp_path):
     code, errors = run_to_its_end(place, "--port", "0", cache=tmp_path)
 
     assert code == 2
@@ -252,13 +256,13 @@ def test_two_policies_are_compared_side_by_side(visit):
     page.wait_for_url("**/compare?a=v0-0%401&b=v0-0%402")
 
     left, right = page.locator(".sides.parting .side").all()
-    assert "They part in turn 1" in page.locator(".toolbar").inner_text()
+    assert "They differ from turn 1 on" in page.locator(".toolbar").inner_text()
     assert "go left" in left.inner_text()
     assert "go right" in right.inner_text()
     assert page.locator(".side .turn header", has_text="policy 2").count() == 2
 
 
-def test_frames_stand_beside_the_turns(visit):
+def test_frames_are_shown_with_the_turns(visit):
     page = visit("/trajectory/v0-0@1")
 
     picture = page.get_by_alt_text("The environment after turn 0")
@@ -267,7 +271,7 @@ def test_frames_stand_beside_the_turns(visit):
     assert picture.evaluate("picture => picture.naturalWidth") == 64
 
 
-def test_what_a_model_said_is_shown_and_not_run(visit):
+def test_model_output_is_shown_and_not_executed(visit):
     page = visit("/trajectory/t1-0")
 
     page.locator(".token", has_text="onerror=pwned").first.wait_for()
@@ -308,7 +312,7 @@ def test_a_trajectory_follows_the_run_and_what_was_opened_stays_open(visit, fold
     assert page.locator("#live").get_attribute("data-colour") == "advantage"
 
 
-def test_a_trajectory_that_has_ended_is_not_drawn_anew_with_every_other_one(visit, folder):
+def test_an_ended_trajectory_is_not_redrawn_when_others_change(visit, folder):
     page = visit("/trajectory/t0-0")
     page.evaluate("document.getElementById('turn-0').dataset.marked = 'yes'")
     before = page.evaluate("document.body.dataset.revision")

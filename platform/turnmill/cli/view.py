@@ -35,6 +35,6 @@ def view(
         place,
         host=host,
         port=port,
-        names=allow_host or (),
+        allowed_hosts=allow_host or (),
         on_ready=lambda address: typer.echo(f"Trajectories: {address} (Ctrl-C ends it)"),
     )

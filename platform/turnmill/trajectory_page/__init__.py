@@ -1,1 +1,1 @@
-"""The page on which trajectories are looked at: `turnmill view`."""
+"""Web page that shows trajectories: `turnmill view`."""

@@ -1,4 +1,4 @@
-"""Which trajectories a list shows, and in what order: as its address says it, and as SQL."""
+"""Filters and order of the list of trajectories, as a URL query and as SQL."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from turnmill.trajectory_page.index import Index
+from turnmill.trajectory_page.index import Index, SqlValue
 from turnmill.trajectory_page.summary import OUTCOMES, Summary
 
 PAGE_SIZE = 50
@@ -24,7 +24,7 @@ SORTS = {
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What the address of a list says; what is None does not matter."""
+    """Filters, order and page of a list; None filters nothing."""
 
     outcome: str | None = None
     kind: str | None = None
@@ -43,32 +43,32 @@ class Filters:
 
     @property
     def any(self) -> bool:
-        """Whether something is filtered out."""
+        """True if any filter is set."""
         return bool(self._conditions()[0])
 
-    def with_(self, **changes: Any) -> "Filters":
-        """The same with other values."""
+    def with_changes(self, **changes: Any) -> "Filters":
+        """Return a copy with changed values."""
         return replace(self, **changes)
 
     def query(self, **changes: Any) -> str:
-        """As the address of a list says it, with other values; with its question mark, or empty."""
+        """Return the URL query with its question mark, after changing values; empty if all are defaults."""
         changed = replace(self, **changes)
         values = {field.name: getattr(changed, field.name) for field in fields(self)}
-        said = {name: _said(value) for name, value in values.items() if value != _DEFAULTS[name]}
-        return f"?{urlencode(said)}" if said else ""
+        params = {name: _query_value(value) for name, value in values.items() if value != _DEFAULTS[name]}
+        return f"?{urlencode(params)}" if params else ""
 
-    def where(self) -> tuple[str, list[Any]]:
-        """What stands after FROM."""
+    def where(self) -> tuple[str, list[SqlValue]]:
+        """Return the WHERE clause and its values."""
         conditions, values = self._conditions()
         return (f"WHERE {' AND '.join(conditions)}" if conditions else "", values)
 
     def order(self) -> str:
-        """What stands after WHERE."""
+        """Return the ORDER BY clause."""
         down, up = ("ASC", "DESC") if self.backwards else ("DESC", "ASC")
         return "ORDER BY " + SORTS[self.sort].format(d=down, u=up)
 
-    def _conditions(self) -> tuple[list[str], list[Any]]:
-        asked: list[tuple[str, Any]] = [
+    def _conditions(self) -> tuple[list[str], list[SqlValue]]:
+        filters: list[tuple[str, SqlValue]] = [
             ("outcome = ?", self.outcome),
             ("kind = ?", self.kind),
             ("environment = ?", self.environment),
@@ -81,7 +81,7 @@ class Filters:
             ("turns >= ?", self.turns_from),
             ("turns <= ?", self.turns_to),
         ]
-        given = [(condition, value) for condition, value in asked if value is not None]
+        given = [(condition, value) for condition, value in filters if value is not None]
         return [condition for condition, _ in given], [value for _, value in given]
 
 
@@ -92,65 +92,65 @@ _KINDS = {
 
 
 def read_filters(query: Mapping[str, str]) -> tuple[Filters, list[str]]:
-    """The filters of an address, and what is wrong with those that are left out for it."""
+    """Parse the filters of a URL query. Also return the problems of those that are left out as invalid."""
     values: dict[str, Any] = {}
     problems = []
     for name, text in query.items():
         if name not in _DEFAULTS or not text.strip():
             continue
         try:
-            values[name] = _read(name, text.strip())
+            values[name] = _parse(name, text.strip())
         except ValueError as error:
             problems.append(f"{name.replace('_', ' ')}: {text[:40]!r} {error}.")
     return Filters(**values), problems
 
 
-def _read(name: str, text: str) -> Any:
+def _parse(name: str, text: str) -> str | bool | float:
     kind = _KINDS.get(name)
     if kind is bool:
         return text == "1"
     if kind is not None:
-        return max(1, _number(text, kind)) if name == "page" else _number(text, kind)
+        return max(1, _parse_number(text, kind)) if name == "page" else _parse_number(text, kind)
     if name == "sort" and text not in SORTS:
-        raise ValueError(f"is no order: it must be one of {', '.join(SORTS)}")
+        raise ValueError(f"is not a valid order: it must be one of {', '.join(SORTS)}")
     if name == "outcome" and text not in OUTCOMES:
-        raise ValueError(f"is no outcome: it must be one of {', '.join(OUTCOMES)}")
+        raise ValueError(f"is not a valid outcome: it must be one of {', '.join(OUTCOMES)}")
     return text
 
 
-def _number(text: str, kind: type) -> Any:
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     try:
-        number = kind(text)
+        number: float = kind(text)
     except ValueError:
         number = math.nan
     if number != number:
-        raise ValueError("is no whole number" if kind is int else "is no number")
+        raise ValueError("is not a whole number" if kind is int else "is not a number")
     # SQLite's integers have 64 bits; nothing lies beyond an infinite bound.
     if not -(2**63) <= number < 2**63:
         raise ValueError("is too large")
     return number
 
 
-def _said(value: Any) -> str:
+def _query_value(value: object) -> str:
     return "1" if value is True else str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListPage:
     """One page of a list."""
 
     rows: list[Summary]
     total: int
     by_outcome: dict[str, int]
-    """How many of all pages ended how."""
+    """Number of trajectories by outcome, on all pages."""
 
     mean_reward: float | None
     page: int
     pages: int
 
 
-def listed(index: Index, filters: Filters) -> Listed:
-    """The trajectories that a list shows; the last page where the one asked for lies beyond it."""
+def fetch_list_page(index: Index, filters: Filters) -> ListPage:
+    """Fetch a page of the list; the last page if the requested one lies beyond it."""
     where, values = filters.where()
     found = index.rows(f"SELECT outcome, count(*), sum(reward) FROM episodes {where} GROUP BY outcome", values)
     counts = {outcome: count for outcome, count, _ in found}
@@ -158,14 +158,14 @@ def listed(index: Index, filters: Filters) -> Listed:
     pages = max(1, -(-total // PAGE_SIZE))
     page = min(filters.page, pages)
     limit = f"LIMIT {PAGE_SIZE} OFFSET {(page - 1) * PAGE_SIZE}"
-    # What is sorted is narrow: the numbers of all rows, and then the few rows of the page.
+    # Sort narrow rows: first only the ids of all rows, then the full rows of the page.
     of_page = f"SELECT id FROM episodes {where} {filters.order()} {limit}"
     rows = index.summaries(f"WHERE id IN ({of_page}) {filters.order()}", values)
     rewards = sum(reward for _, _, reward in found)
     by_outcome = {outcome: counts[outcome] for outcome in OUTCOMES if outcome in counts}
-    return Listed(rows, total, by_outcome, rewards / total if total else None, page, pages)
+    return ListPage(rows, total, by_outcome, rewards / total if total else None, page, pages)
 
 
 def peers(index: Index, summary: Summary, *, limit: int = 200) -> list[Summary]:
-    """Trajectories that began alike: the same environment, seed and prompt; by policy, the oldest first."""
+    """Return the trajectories of the same task (environment, seed and prompt), by policy version, oldest first."""
     return index.summaries("WHERE task = ? ORDER BY last_version, last_step, id LIMIT ?", (summary.task, limit))

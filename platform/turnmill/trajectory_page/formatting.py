@@ -1,39 +1,39 @@
-"""Values as the templates show them."""
+"""Formatting of values for the templates."""
 
 import time
 from dataclasses import replace
 from urllib.parse import quote
 
-from turnmill.trajectory_page.detail import TurnView
 from turnmill.trajectory_page.summary import Summary
 from turnmill.trajectory_page.tokens import printable
+from turnmill.trajectory_page.turn_view import TurnView
 
 
-def text(value: object) -> str:
-    """Any text, with what a browser would not show made visible."""
+def format_text(value: object) -> str:
+    """Return any value as text, with control characters made visible."""
     return printable(str(value))
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with as many digits as tell something; a real minus."""
+def format_number(value: float | None, digits: int = 3) -> str:
+    """Return a number with a few significant digits and a typographic minus; a dash for None."""
     if value is None:
         return "–"
     return f"{value:.{digits}g}".replace("-", "−") if value else "0"
 
 
-def signed(value: float | None) -> str:
-    """A reward."""
-    shown_ = number(value)
-    return f"+{shown_}" if value is not None and value > 0 else shown_
+def format_signed(value: float | None) -> str:
+    """Return a number with its sign, such as a reward."""
+    formatted = format_number(value)
+    return f"+{formatted}" if value is not None and value > 0 else formatted
 
 
-def count(value: int) -> str:
-    """Thousands apart."""
+def format_count(value: int) -> str:
+    """Return an integer with its thousands separated."""
     return f"{value:,}".replace(",", "\u202f")
 
 
-def seconds(value: float | None) -> str:
-    """A time, in the unit that fits it."""
+def format_seconds(value: float | None) -> str:
+    """Return a duration in milliseconds, seconds or minutes."""
     if not value:
         return "–"
     if value < 1:
@@ -41,41 +41,36 @@ def seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value < 100 else f"{value / 60:.0f} min"
 
 
-def span(first: int, last: int) -> str:
-    """One number, or from where to where."""
-    return str(first) if first == last else f"{first}–{last}"
-
-
-def clock(at: float) -> str:
-    """The time of day, in UTC."""
+def format_time(at: float) -> str:
+    """Return the time of day in UTC."""
     return time.strftime("%H:%M:%S", time.gmtime(at)) if at else ""
 
 
-def moment(at: float) -> str:
-    """Date and time, in UTC."""
+def format_date_time(at: float) -> str:
+    """Return date and time in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def with_pictures(views: list[TurnView], summary: Summary, *, drawn: bool) -> list[TurnView]:
-    """The turns with the addresses of their pictures."""
+def with_image_urls(views: list[TurnView], summary: Summary, *, has_frames: bool) -> list[TurnView]:
+    """Return the turns with the URLs of their images."""
     key = quote(summary.key, safe="/@~-_.")
     return [
         replace(
             view,
-            picture=f"/frame/{view.number + 1}/{key}" if drawn else None,
-            picture_before=f"/frame/0/{key}" if drawn and position == 0 else None,
-            images=[f"/picture/{quote(name, safe='')}" for name in view.record.images],
+            frame_url=f"/frame/{view.number + 1}/{key}" if has_frames else None,
+            first_frame_url=f"/frame/0/{key}" if has_frames and position == 0 else None,
+            image_urls=[f"/picture/{quote(name, safe='')}" for name in view.record.images],
         )
         for position, view in enumerate(views)
     ]
 
 
 FILTERS = {
-    "text": text,
-    "number": number,
-    "signed": signed,
-    "count": count,
-    "seconds": seconds,
-    "clock": clock,
-    "moment": moment,
+    "text": format_text,
+    "number": format_number,
+    "signed": format_signed,
+    "count": format_count,
+    "seconds": format_seconds,
+    "clock": format_time,
+    "moment": format_date_time,
 }

@@ -1,4 +1,4 @@
-"""Single pictures of the moving ones that a run keeps of episodes."""
+"""Single frames of the animated GIFs that a run keeps of episodes."""
 
 import io
 from functools import lru_cache
@@ -7,28 +7,28 @@ from pathlib import Path
 from PIL import Image, ImageSequence
 
 FRAME_MILLISECONDS = 400
-"""How long `write_gif` shows what each turn left; two alike become one that is shown as long as both."""
+"""Time per turn in the GIFs of `write_gif`, which merges equal frames into one that is shown for longer."""
 
 
 @lru_cache(maxsize=16)
-def _frames(path: Path, changed: int) -> tuple[list[int], list[bytes]]:
-    """When each picture of the file ends, and the pictures."""
-    ends, pictures, end = [], [], 0
-    with Image.open(path) as moving:
-        for frame in ImageSequence.Iterator(moving):
+def _read_frames(path: Path, modified_ns: int) -> tuple[list[int], list[bytes]]:
+    """Return the end time of each frame in milliseconds, and the frames as PNG."""
+    ends, images, end = [], [], 0
+    with Image.open(path) as animation:
+        for frame in ImageSequence.Iterator(animation):
             end += int(frame.info.get("duration", FRAME_MILLISECONDS))
             ends.append(end)
             buffer = io.BytesIO()
             frame.convert("RGB").save(buffer, format="PNG")
-            pictures.append(buffer.getvalue())
-    return ends, pictures
+            images.append(buffer.getvalue())
+    return ends, images
 
 
 def frame_png(path: Path, number: int) -> bytes | None:
-    """What stood there after so many turns; None where the file has no such moment."""
+    """Return the frame after a number of turns as PNG; None if the file has none."""
     try:
-        ends, pictures = _frames(path, path.stat().st_mtime_ns)
+        ends, images = _read_frames(path, path.stat().st_mtime_ns)
     except (OSError, ValueError):
         return None
-    moment = number * FRAME_MILLISECONDS
-    return next((picture for end, picture in zip(ends, pictures, strict=True) if moment < end), None)
+    milliseconds = number * FRAME_MILLISECONDS
+    return next((image for end, image in zip(ends, images, strict=True) if milliseconds < end), None)

@@ -1,6 +1,6 @@
-"""What a list asks for, in one SQLite file beside the run, or in memory: made once, and carried on as the run goes on.
+"""SQLite index of trajectories, in a file or in memory, updated as the run goes on.
 
-Everything in it can be made again from the run folder.
+Everything in it can be rebuilt from the run folder.
 """
 
 import sqlite3
@@ -13,6 +13,8 @@ from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.trajectory_page.summary import COLUMNS, IN_FLIGHT, Summary, as_row
+
+SqlValue = str | bytes | int | float | None
 
 FORMAT = 2
 BUSY_SECONDS = 10.0
@@ -35,8 +37,8 @@ PRAGMA user_version = {FORMAT};
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a turn stands."""
+class LinePosition:
+    """Position of a turn's line in the log."""
 
     file: str
     start: int
@@ -44,7 +46,7 @@ class Place:
 
 
 class Index:
-    """Summaries of trajectories, and where their turns stand. Threads share it; one of them writes."""
+    """Summaries of trajectories and the positions of their turns. Threads share it; one of them writes."""
 
     def __init__(self, path: Path | None = None) -> None:
         if path is not None:
@@ -52,11 +54,11 @@ class Index:
         self._name = str(path) if path else f"file:index-{id(self)}?mode=memory&cache=shared"
         self._in_memory = path is None
         self._local = threading.local()
-        # What is in memory lives as long as one connection to it.
+        # A database in memory lives as long as a connection to it.
         self._writer = self._connect()
         self._lock = threading.Lock()
         if self._version() != FORMAT:
-            self._begin_anew()
+            self._recreate_tables()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -72,8 +74,8 @@ class Index:
     def _version(self) -> int:
         return int(self._writer.execute("PRAGMA user_version").fetchone()[0])
 
-    def _begin_anew(self) -> None:
-        """Drop what another version left, in one transaction with what stands in its place."""
+    def _recreate_tables(self) -> None:
+        """Replace the tables of another version, in one transaction."""
         tables = self._writer.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         drops = "".join(f'DROP TABLE "{name}";' for (name,) in tables)
         self._writer.executescript(f"BEGIN IMMEDIATE; {drops} {_SCHEMA} COMMIT;")
@@ -86,14 +88,14 @@ class Index:
         return connection
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._writer.close()
 
     # ---- writing ----
 
     @contextmanager
-    def change(self) -> Iterator[sqlite3.Connection]:
-        """A change that is there as a whole or not at all."""
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run the block as one transaction and increment the revision."""
         with self._lock:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -105,50 +107,50 @@ class Index:
             self._writer.execute("COMMIT")
 
     def clear(self) -> None:
-        """Forget everything."""
-        with self.change() as connection:
+        """Delete all rows."""
+        with self.transaction() as connection:
             for table in ("files", "episodes", "turns"):
                 connection.execute(f"DELETE FROM {table}")
 
     def replace_in_flight(self, summaries: Iterable[Summary]) -> None:
-        """What is in flight is these, and nothing else."""
-        with self.change() as connection:
+        """Replace the trajectories in flight."""
+        with self.transaction() as connection:
             connection.execute("DELETE FROM episodes WHERE kind = ?", (IN_FLIGHT,))
-            put(connection, summaries)
+            insert_summaries(connection, summaries)
 
     # ---- reading ----
 
     @property
     def revision(self) -> int:
-        """A number that grows with every change."""
+        """A number that grows with every transaction."""
         return int(self._reader.execute("SELECT revision FROM state").fetchone()[0])
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """What a query finds."""
+    def rows(self, query: str, values: Sequence[SqlValue] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
         return self._reader.execute(query, values).fetchall()
 
-    def summaries(self, where: str = "", values: Sequence[Any] = ()) -> list[Summary]:
-        """The trajectories that fit what stands after FROM."""
+    def summaries(self, where: str = "", values: Sequence[SqlValue] = ()) -> list[Summary]:
+        """Return the trajectories selected by the clauses after FROM."""
         found = self.rows(f"SELECT {', '.join(COLUMNS)} FROM episodes {where}", values)
         return [Summary(*row) for row in found]
 
     def find(self, key: str) -> Summary | None:
-        """The trajectory of that key."""
+        """Return the trajectory with a key; None if there is none."""
         found = self.summaries("WHERE key = ?", (key,))
         return found[0] if found else None
 
-    def places(self, episode: int) -> list[Place]:
-        """Where the turns of a trajectory stand, in their order."""
+    def turn_positions(self, episode: int) -> list[LinePosition]:
+        """Return the positions of a trajectory's turns, in order."""
         found = self.rows("SELECT file, start, length FROM turns WHERE episode = ? ORDER BY position", (episode,))
-        return [Place(*row) for row in found]
+        return [LinePosition(*row) for row in found]
 
 
 def open_index(path: Path) -> Index:
-    """The index in a file; one that cannot be read is made anew."""
+    """Open the index in a file; a corrupt one is rebuilt. Raises SettingsError if the file cannot be used."""
     try:
         return Index(path)
     except sqlite3.OperationalError as error:
-        # The disk is full, another process holds it, or it may not be written: nothing is wrong with what it holds.
+        # The disk is full, the file is locked, or it may not be written: its content is fine.
         raise SettingsError(
             f"The index {path} cannot be used: {error}. Free some space, or set XDG_CACHE_HOME."
         ) from error
@@ -158,7 +160,7 @@ def open_index(path: Path) -> Index:
         return Index(path)
 
 
-def put(connection: sqlite3.Connection, summaries: Iterable[Summary]) -> None:
-    """Write rows, in place of those with the same id."""
-    marks = ", ".join("?" * len(COLUMNS))
-    connection.executemany(f"INSERT OR REPLACE INTO episodes VALUES ({marks})", map(as_row, summaries))
+def insert_summaries(connection: sqlite3.Connection, summaries: Iterable[Summary]) -> None:
+    """Insert rows, replacing those with the same id."""
+    placeholders = ", ".join("?" * len(COLUMNS))
+    connection.executemany(f"INSERT OR REPLACE INTO episodes VALUES ({placeholders})", map(as_row, summaries))

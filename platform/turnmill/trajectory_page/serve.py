@@ -1,4 +1,4 @@
-"""Serves the pages until it is told to end."""
+"""HTTP server of the page."""
 
 import contextlib
 import ipaddress
@@ -13,17 +13,22 @@ from turnmill.trajectory_page.source import open_source
 
 
 def serve(
-    place: str, *, host: str, port: int, names: Iterable[str] = (), on_ready: Callable[[str], None] = lambda _: None
+    location: str,
+    *,
+    host: str,
+    port: int,
+    allowed_hosts: Iterable[str] = (),
+    on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Show the run in a folder, or those in a store; `on_ready` gets the address. Raises SettingsError."""
+    """Show the run in a folder, or the runs in a store; `on_ready` gets the URL. Raises SettingsError."""
     listener = _listen(host, port)
     try:
-        source = open_source(place)
-        app = create_app(source, names=[host, *names])
+        source = open_source(location)
+        app = create_app(source, allowed_hosts=[host, *allowed_hosts])
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
-        # It lets Ctrl-C through once it has ended.
+        # uvicorn raises KeyboardInterrupt again after it has shut down.
         with contextlib.suppress(KeyboardInterrupt):
-            on_ready(_address(host, listener.getsockname()[1]))
+            on_ready(_url(host, listener.getsockname()[1]))
             server.run(sockets=[listener])
     finally:
         listener.close()
@@ -35,18 +40,18 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Whoever is told the address may come at once.
+        # A client may connect as soon as it knows the URL.
         listener.listen()
     except OSError as error:
         listener.close()
         raise SettingsError(
-            f"--port {port}: it cannot be listened at on {host} ({error.strerror or error}). "
-            "Another `turnmill view` may be there: name another port, or 0 for a free one."
+            f"--port {port}: the port cannot be opened on {host} ({error.strerror or error}). "
+            "Another `turnmill view` may use it: choose another port, or 0 for a free one."
         ) from error
     return listener
 
 
-def _address(host: str, port: int) -> str:
+def _url(host: str, port: int) -> str:
     shown = "127.0.0.1" if _is_any(host) else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"
 
@@ -59,7 +64,7 @@ def _is_any(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches it."""
+    """Return whether a host can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,8 +1,7 @@
-"""What a list says of a trajectory, gathered turn by turn."""
+"""Summaries of trajectories for the list, accumulated turn by turn."""
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -10,11 +9,11 @@ from turnmill.observability import json_lines
 
 TRAINING, VALIDATION, IN_FLIGHT = "training", "validation", "in flight"
 OUTCOMES = ("solved", "unsolved", "failed", "unfinished", "in flight", "ended")
-"""The last two are of trajectories in a store, which does not know what those that ended were worth."""
+"""The last two are outcomes of trajectories in a store, which does not know whether the task was solved."""
 
 
 class TurnLine(msgspec.Struct, gc=False):
-    """Of a line of the log, what a list needs; the rest is skipped unread."""
+    """The fields of a line of the log that a summary needs; other fields are not parsed."""
 
     episode: str
     turn: int
@@ -33,12 +32,12 @@ class TurnLine(msgspec.Struct, gc=False):
 
     @property
     def ends_episode(self) -> bool:
-        """Whether no turn of the same episode follows."""
+        """True if this is the episode's last turn."""
         return self.done or self.stop_reason is not None or self.failed_cause is not None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the response."""
+        """Number of tokens in the response."""
         ids = bytes(self.response_ids)
         return ids.count(b",") + 1 if len(ids) > 2 else 0
 
@@ -47,7 +46,7 @@ _decode = msgspec.json.Decoder(TurnLine).decode
 
 
 def read_line(line: bytes) -> TurnLine | None:
-    """The turn of one line; None if its writer was killed before the end of it, or if it is none."""
+    """Parse a line of the log; None if it is torn or not a turn."""
     try:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -60,21 +59,21 @@ def read_line(line: bytes) -> TurnLine | None:
 
 @dataclass(slots=True)
 class Summary:
-    """One row of the list; the names of the fields are those of the index's columns."""
+    """Summary of a trajectory; its fields are the columns of the index."""
 
     id: int
     key: str
-    """What its page is called: the same whenever the index is made anew."""
+    """Key of its page, the same if the index is rebuilt."""
 
     run: str
     kind: str
     name: str
     environment: str
     number: int
-    """Of the environment or the task among its like."""
+    """Number of the environment or the task."""
 
     task: bytes
-    """The same for trajectories that began alike: same environment, seed and prompt."""
+    """Hash of environment, seed and prompt: equal for trajectories of the same task."""
 
     first_step: int
     last_step: int
@@ -87,13 +86,13 @@ class Summary:
     outcome: str = "unfinished"
     reason: str = ""
     open: int = 1
-    """1 while turns of it may follow."""
+    """1 while further turns may follow."""
 
     @classmethod
-    def of_first(cls, turn: TurnLine, *, id: int, key: str, run: str, kind: str, environment: str) -> "Summary":
-        """A trajectory of which one turn is known."""
+    def from_first_turn(cls, turn: TurnLine, *, id: int, key: str, run: str, kind: str, environment: str) -> "Summary":
+        """Create the summary of a trajectory from its first turn."""
         environment = turn.environment_name or environment
-        began = f"{environment}\0{turn.environment if kind == VALIDATION else ''}\0{turn.seed}\0".encode()
+        identity = f"{environment}\0{turn.environment if kind == VALIDATION else ''}\0{turn.seed}\0".encode()
         return cls(
             id=id,
             key=key,
@@ -102,7 +101,7 @@ class Summary:
             name=turn.episode,
             environment=environment,
             number=turn.environment,
-            task=hashlib.blake2b(began + bytes(turn.prompt), digest_size=8).digest(),
+            task=hashlib.blake2b(identity + bytes(turn.prompt), digest_size=8).digest(),
             first_step=turn.step,
             last_step=turn.step,
             first_version=turn.policy_version,
@@ -110,15 +109,15 @@ class Summary:
         )
 
     def add(self, turn: TurnLine) -> None:
-        """Take the next turn in."""
-        # The line that tells of a failure is no turn: nobody was asked.
-        played = turn.failed_cause is None or turn.num_tokens > 0
-        self.turns += played
+        """Add the next turn."""
+        # The record of a failure is not a turn: the policy generated nothing.
+        is_turn = turn.failed_cause is None or turn.num_tokens > 0
+        self.turns += is_turn
         self.tokens += turn.num_tokens
         self.reward += turn.reward or 0.0
         self.seconds += sum(turn.seconds.values())
         self.last_step = max(self.last_step, turn.step)
-        if played:
+        if is_turn:
             self.first_version = min(self.first_version, turn.policy_version)
             self.last_version = max(self.last_version, turn.policy_version)
         if turn.ends_episode:
@@ -133,8 +132,8 @@ def _outcome(last: TurnLine) -> str:
     return "solved" if last.stop_reason in (None, "completed") and (last.reward or 0.0) > 0 else "unsolved"
 
 
-def as_row(summary: Summary) -> tuple[Any, ...]:
-    """Its values, in the order of the columns."""
+def as_row(summary: Summary) -> tuple[object, ...]:
+    """Return a summary's values in the order of the columns."""
     return tuple(getattr(summary, name) for name in COLUMNS)
 
 

@@ -1,4 +1,4 @@
-"""Tokens as a page shows them: their texts, how likely they were, what they were worth and whether they are learned."""
+"""Tokens as the page shows them: text, log-prob, advantage and response mask."""
 
 import codecs
 import json
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from turnmill.observability.trajectory_log import TurnRecord
 
@@ -14,19 +14,19 @@ _CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"
 
 
 def printable(text: str) -> str:
-    """The text with what a browser would not show made visible, and without halves of characters."""
+    """Return a text with control characters made visible and lone surrogates replaced."""
     return text.translate(_CONTROL).encode("utf-8", errors="replace").decode()
 
 
 class Vocabulary:
-    """What each token says; where a run keeps none, tokens are shown by their numbers."""
+    """Text of each token id; empty if the run keeps none, and then tokens are shown as numbers."""
 
     def __init__(self, pieces: Sequence[str | list[int]] = ()) -> None:
         self._pieces = pieces
 
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
-        """The one that a run keeps."""
+        """Read a run's vocabulary; empty if there is none."""
         try:
             return cls(json.loads(path.read_bytes()))
         except (OSError, ValueError):
@@ -35,8 +35,8 @@ class Vocabulary:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def texts(self, ids: Iterable[int]) -> list[str]:
-        """What each token adds; of a character in several tokens, the last one has it and the others nothing."""
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Return the text that each token adds; a character split over several tokens belongs to the last of them."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return [printable(self._text(token, decoder)) for token in ids]
 
@@ -47,31 +47,40 @@ class Vocabulary:
         return decoder.decode(bytes(piece) if isinstance(piece, list) else piece.encode("utf-8", errors="replace"))
 
 
-def learned(mask: Sequence[int], said: int, observed: int) -> list[int]:
-    """1 for every token that is learned from, first of the response and then of the observation."""
+def expand_mask(mask: Sequence[int], num_response: int, num_observation: int) -> list[int]:
+    """Expand the run lengths of a mask to 1 or 0 per token of the response and then of the observation."""
     if not mask:
-        return [1] * said + [0] * observed
+        return [1] * num_response + [0] * num_observation
     flags = [flag for flag, length in zip(cycle((1, 0)), mask, strict=False) for _ in range(length)]
-    return (flags + [0] * (said + observed))[: said + observed]
+    return (flags + [0] * (num_response + num_observation))[: num_response + num_observation]
 
 
-def columns(
+class TokenColumns(TypedDict):
+    """The tokens of a turn, column by column, as the page's script reads them."""
+
+    ids: list[int]
+    texts: list[str] | None
+    num_response: int
+    """Number of tokens of the response; the others are of the observation."""
+    log_probs: list[float | None]
+    advantages: list[float | None]
+    mask: list[int]
+
+
+def token_columns(
     turn: TurnRecord, vocabulary: Vocabulary, advantages: Sequence[float | None] | float | None, *, trained: bool
-) -> dict[str, Any]:
-    """The tokens of a turn, column by column: those of the response, then those of the observation."""
-    said, observed = len(turn.response_ids), len(turn.observation_ids)
+) -> TokenColumns:
+    """Return the tokens of a turn: those of the response, then those of the observation."""
+    num_response, num_observation = len(turn.response_ids), len(turn.observation_ids)
     ids = [*turn.response_ids, *turn.observation_ids]
-    mask = learned(turn.mask, said, observed) if trained else [0] * len(ids)
-    worth: list[float | None] = []
+    mask = expand_mask(turn.mask, num_response, num_observation) if trained else [0] * len(ids)
     if isinstance(advantages, float):
-        worth = [advantages if flag else None for flag in mask]
-    elif advantages is not None:
-        worth = list(advantages)
+        advantages = [advantages if flag else None for flag in mask]
     return {
         "ids": ids,
-        "texts": vocabulary.texts(ids) if vocabulary else None,
-        "said": said,
+        "texts": vocabulary.decode(ids) if vocabulary else None,
+        "num_response": num_response,
         "log_probs": [round(value, 4) if math.isfinite(value) else None for value in turn.log_probs],
-        "advantages": worth,
-        "learned": mask,
+        "advantages": list(advantages or ()),
+        "mask": mask,
     }

@@ -141,7 +141,7 @@ async def test_the_page_of_a_run_follows_it_to_the_store_of_its_next_attempt(jou
     source.close()
 
 
-async def test_a_store_that_goes_away_leaves_the_page_with_what_it_had(journal, redis_url, tmp_path: Path):
+async def test_the_page_keeps_its_content_when_the_store_goes_away(journal, redis_url, tmp_path: Path):
     source = StoreSource(redis_url)
     await play(journal, "t7-0-0", TURN)
     await asyncio.to_thread(shown, source, journal._run)

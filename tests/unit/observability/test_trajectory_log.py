@@ -148,7 +148,7 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(log: TrajectoryLog
     assert files == ["step-000009.jsonl", "step-000010.jsonl", "validation-000000.jsonl"]
 
 
-def test_a_torn_line_costs_only_itself(log: TrajectoryLog):
+def test_a_torn_line_is_skipped(log: TrajectoryLog):
     log.append([TURN])
     atomic_files.append(log.path / "step-000001.jsonl", b'{"episode":"e1-0","prompt":"{\\"episode\\":')
     log.append([replace(TURN, turn=1)])

@@ -90,7 +90,7 @@ def test_a_list_links_to_every_trajectory_and_keeps_the_filters(folder, visit):
     assert "babyai GoToObj" in page.text
 
 
-def test_nothing_that_a_trajectory_says_becomes_part_of_the_page(folder, visit):
+def test_text_of_a_trajectory_is_escaped(folder, visit):
     evil = replace(
         TURN, episode=EVIL, prompt=EVIL, response=EVIL, action=EVIL, observation=EVIL, stop_detail=EVIL,
         environment_name=EVIL, tool={EVIL: EVIL, "calls": [{"name": EVIL, "arguments": EVIL, "observation": EVIL}]},
@@ -120,7 +120,7 @@ def test_nothing_that_a_trajectory_says_becomes_part_of_the_page(folder, visit):
         assert "script-src 'self'" in page.headers["content-security-policy"]
 
 
-def test_a_page_holds_the_very_tokens_for_the_script(folder, visit):
+def test_a_page_contains_the_tokens_for_the_script(folder, visit):
     folder.vocabulary.write_text(json.dumps([EVIL]))
     TrajectoryLog(folder).append([TURN])
 
@@ -142,13 +142,13 @@ def test_a_trajectory_of_a_run_that_diverged_can_be_opened(folder, visit):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8600", "localhost", "LOCALHOST:1", "[::1]:8600", "10.0.0.7:80"])
-def test_it_answers_to_addresses_and_to_localhost(visit, host):
+def test_ip_addresses_and_localhost_are_allowed_hosts(visit, host):
     assert visit().get("/", host=host).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8600", "127.0.0.1.evil.example", "localhost.evil", ""])
 @pytest.mark.parametrize("path", ["/", "/revision", "/static/page.js", "/trajectory/t0-0"])
-def test_it_does_not_answer_to_the_names_of_others(folder, visit, host, path):
+def test_other_hosts_are_refused(folder, visit, host, path):
     TrajectoryLog(folder).append([TURN])
 
     answer = visit().get(path, host=host)
@@ -158,9 +158,9 @@ def test_it_does_not_answer_to_the_names_of_others(folder, visit, host, path):
     assert "t0-0" not in answer.text
 
 
-def test_a_name_may_be_allowed(folder):
+def test_a_host_may_be_allowed(folder):
     source = RunSource(folder.path)
-    client = TestClient(create_app(source, names=["Page.Example"]), base_url="http://page.example:8600")
+    client = TestClient(create_app(source, allowed_hosts=["Page.Example"]), base_url="http://page.example:8600")
 
     assert client.get("/").status_code == 200
     source.close()
@@ -178,25 +178,25 @@ def test_a_trajectory_that_is_not_there_says_so(visit):
     ["/nowhere", "/compare", "/compare?a=x&b=y", "/frame/x/t0-0", "/frame/0/t0-0", "/picture/none.png",
      "/picture/..%2Fjob.yaml", "/static/none.js", "/static/..%2fapp.py"],
 )  # fmt: skip
-def test_what_is_not_there_is_not_found(folder, visit, path):
+def test_unknown_paths_are_not_found(folder, visit, path):
     TrajectoryLog(folder).append([TURN])
 
     assert visit().get(path).status_code == 404
 
 
 @pytest.mark.parametrize("method", ["post", "put", "delete"])
-def test_nothing_can_be_changed(visit, method):
+def test_only_reading_methods_are_allowed(visit, method):
     assert getattr(visit().client, method)("/").status_code == 405
 
 
-def test_problems_of_an_address_are_told_on_the_page(folder, visit):
+def test_problems_of_a_query_are_shown_on_the_page(folder, visit):
     TrajectoryLog(folder).append([TURN])
 
     page = visit().get("/?reward_from=much&sort=luck")
 
     assert page.status_code == 200
-    assert "is no number" in page.text
-    assert "is no order" in page.text
+    assert "is not a number" in page.text
+    assert "is not a valid order" in page.text
     assert "t0-0" in page.text
 
 
@@ -208,7 +208,7 @@ def test_empty_lists_say_why(folder, visit):
 
     assert "No trajectories yet" in before
     assert "The run is going on" in before
-    assert "None fits these filters" in at.get("/?turns_from=9").text
+    assert "No trajectory matches these filters" in at.get("/?turns_from=9").text
 
 
 def test_the_state_of_the_run_stands_on_every_page(folder, visit):
@@ -235,7 +235,7 @@ def test_a_run_is_done_when_an_attempt_has_ended_after_all_its_steps(folder, vis
     "progress",
     [Progress("starting"), Progress("warm start", 400, 400), Progress("validation"), Progress("training", 5, 20)],
 )
-def test_a_run_that_was_broken_off_is_not_done_and_goes_on_when_it_is_resumed(folder, visit, progress):
+def test_an_interrupted_run_is_not_done_and_goes_on_when_it_is_resumed(folder, visit, progress):
     write_progress(folder, progress)
     folder.mark("ended")
     folder.write_summary({})
@@ -256,7 +256,7 @@ def test_a_revision_grows_with_what_is_written(folder, visit):
     assert at.get("/revision").json()["revision"] > before
 
 
-def test_pictures_of_a_validation_stand_beside_its_turns(folder, visit):
+def test_frames_of_a_validation_are_shown_with_its_turns(folder, visit):
     TrajectoryLog(folder).append([replace(TURN, episode="v0-0")], validation=True)
     write_gif(
         [np.full((8, 8, 3), shade, dtype=np.uint8) for shade in (0, 200)], folder.episodes / "validation-000001-0.gif"
@@ -270,7 +270,7 @@ def test_pictures_of_a_validation_stand_beside_its_turns(folder, visit):
     assert {at.get(path).headers["content-type"] for path in pictures} == {"image/png"}
 
 
-def test_pictures_that_were_observed_are_shown_and_no_other_file_is(folder, visit):
+def test_only_observed_images_are_served(folder, visit):
     (folder.episodes / "seen.png").write_bytes(b"png")
     (folder.episodes / "page.html").write_text("<script>alert(1)</script>")
     TrajectoryLog(folder).append([replace(TURN, images=("seen.png",))])
@@ -281,7 +281,7 @@ def test_pictures_that_were_observed_are_shown_and_no_other_file_is(folder, visi
     assert at.get("/picture/page.html").status_code == 404
 
 
-def test_two_policies_stand_side_by_side_and_it_is_said_where_they_part(folder, visit):
+def test_a_comparison_names_the_first_turn_that_differs(folder, visit):
     log = TrajectoryLog(folder)
     for step, said in ((1, "left"), (2, "right")):
         first = replace(TURN, episode="v0-0", step=step, policy_version=step, done=False, stop_reason=None, reward=0.0)
@@ -290,7 +290,7 @@ def test_two_policies_stand_side_by_side_and_it_is_said_where_they_part(folder, 
 
     page = at.client.get("/compare", params={"a": "v0-0@1", "b": "v0-0@2"})
 
-    assert 'They part in <a href="#a-1">turn 1</a>' in page.text
+    assert 'They differ from <a href="#a-1">turn 1</a> on' in page.text
     assert "/compare?a=v0-0%401&amp;b=v0-0%402" in at.get("/trajectory/v0-0@1").text
     assert page.text.count('class="turn"') == 4
 
@@ -302,10 +302,10 @@ def test_any_trajectory_of_a_long_log_can_be_opened(folder, visit):
     for summary in at.source.index.summaries():
         page = at.get(f"/trajectory/{summary.key}")
         assert page.status_code == 200
-        assert page.text.count('<article class="turn"') == len(at.source.index.places(summary.id))
+        assert page.text.count('<article class="turn"') == len(at.source.index.turn_positions(summary.id))
 
 
-def test_without_a_place_for_the_index_the_error_says_what_to_set(folder, monkeypatch, tmp_path):
+def test_an_index_that_cannot_be_created_is_an_error_with_a_way_out(folder, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
@@ -313,6 +313,6 @@ def test_without_a_place_for_the_index_the_error_says_what_to_set(folder, monkey
         open_source(str(folder.path))
 
 
-def test_what_is_neither_a_folder_nor_a_store_is_refused():
-    with pytest.raises(SettingsError, match="neither a run's folder nor a store"):
+def test_a_location_that_is_neither_folder_nor_store_is_refused():
+    with pytest.raises(SettingsError, match="neither a run's folder nor the URL of a store"):
         open_source("http://127.0.0.1:6379")

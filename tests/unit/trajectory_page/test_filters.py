@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnmill.trajectory_page.filters import PAGE_SIZE, Filters, listed, peers, read_filters
-from turnmill.trajectory_page.index import Index, put
+from turnmill.trajectory_page.filters import PAGE_SIZE, Filters, fetch_list_page, peers, read_filters
+from turnmill.trajectory_page.index import Index, insert_summaries
 from turnmill.trajectory_page.summary import Summary
 
 SUMMARY = Summary(
@@ -18,15 +18,17 @@ SUMMARY = Summary(
 
 def index(*changes: dict[str, Any]) -> Index:
     made = Index()
-    with made.change() as connection:
-        put(connection, [replace(SUMMARY, id=number, key=f"k{number}", **each) for number, each in enumerate(changes)])
+    with made.transaction() as connection:
+        insert_summaries(
+            connection, [replace(SUMMARY, id=number, key=f"k{number}", **each) for number, each in enumerate(changes)]
+        )
     return made
 
 
 def keys(made: Index, address: str) -> list[str]:
     filters, problems = read_filters(dict(parse_qsl(address)))
     assert problems == []
-    return [summary.key for summary in listed(made, filters).rows]
+    return [summary.key for summary in fetch_list_page(made, filters).rows]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def keys(made: Index, address: str) -> list[str]:
         ("sort=name", ["k0", "k1", "k2"]),
     ],
 )
-def test_an_address_says_what_is_listed_and_in_what_order(address, found):
+def test_a_query_selects_and_sorts_the_list(address, found):
     made = index(
         {"name": "t0-0", "reward": -1.0, "run": "other"},
         {"name": "t0-7", "reward": 1.0, "outcome": "solved", "turns": 2, "first_step": 2, "last_step": 2},
@@ -65,7 +67,7 @@ def test_an_address_says_what_is_listed_and_in_what_order(address, found):
 def test_a_list_has_pages_and_says_how_the_trajectories_of_all_of_them_ended():
     made = index(*[{"outcome": "solved", "reward": 1.0}] * PAGE_SIZE, *[{}] * PAGE_SIZE, {})
 
-    found = listed(made, Filters(page=2))
+    found = fetch_list_page(made, Filters(page=2))
 
     assert (found.total, found.pages, len(found.rows)) == (2 * PAGE_SIZE + 1, 3, PAGE_SIZE)
     assert found.by_outcome == {"solved": PAGE_SIZE, "unsolved": PAGE_SIZE + 1}
@@ -73,7 +75,7 @@ def test_a_list_has_pages_and_says_how_the_trajectories_of_all_of_them_ended():
 
 
 def test_a_page_beyond_the_last_one_is_the_last_one():
-    found = listed(index({}), Filters(page=9))
+    found = fetch_list_page(index({}), Filters(page=9))
 
     assert (found.page, len(found.rows)) == (1, 1)
 
@@ -81,22 +83,22 @@ def test_a_page_beyond_the_last_one_is_the_last_one():
 @pytest.mark.parametrize(
     ("address", "problem"),
     [
-        ("reward_from=much", "reward from: 'much' is no number."),
-        ("turns_to=1.5", "turns to: '1.5' is no whole number."),
+        ("reward_from=much", "reward from: 'much' is not a number."),
+        ("turns_to=1.5", "turns to: '1.5' is not a whole number."),
         ("step_from=99999999999999999999", "step from: '99999999999999999999' is too large."),
-        ("reward_to=nan", "reward to: 'nan' is no number."),
-        ("sort=luck", "sort: 'luck' is no order"),
-        ("outcome=won", "outcome: 'won' is no outcome"),
+        ("reward_to=nan", "reward to: 'nan' is not a number."),
+        ("sort=luck", "sort: 'luck' is not a valid order"),
+        ("outcome=won", "outcome: 'won' is not a valid outcome"),
     ],
 )
-def test_what_is_wrong_in_an_address_is_told_and_left_out(address, problem):
+def test_invalid_filters_are_reported_and_left_out(address, problem):
     filters, problems = read_filters(dict(parse_qsl(address)))
 
     assert [told[: len(problem)] for told in problems] == [problem]
     assert filters == Filters()
 
 
-def test_fields_that_are_left_blank_or_unknown_do_not_matter():
+def test_blank_and_unknown_fields_are_ignored():
     assert read_filters({"name": " ", "reward_from": "", "colour": "mask"}) == (Filters(), [])
 
 
@@ -111,13 +113,13 @@ def test_fields_that_are_left_blank_or_unknown_do_not_matter():
         page=st.integers(1, 9),
     )
 )
-def test_an_address_leads_to_the_filters_that_it_was_made_of(filters):
+def test_filters_survive_a_round_trip_through_a_query(filters):
     address = dict(parse_qsl(filters.query().removeprefix("?"), keep_blank_values=True))
 
     assert read_filters(address) == (filters, [])
 
 
-def test_peers_are_those_that_began_alike_by_policy():
+def test_peers_are_trajectories_of_the_same_task_by_policy():
     made = index({"task": b"a", "last_version": 4}, {"task": b"b"}, {"task": b"a", "last_version": 2})
 
     assert [peer.key for peer in peers(made, replace(SUMMARY, task=b"a"))] == ["k2", "k0"]

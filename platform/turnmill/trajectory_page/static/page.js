@@ -57,9 +57,9 @@ async function renew() {
   }
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   document.body.dataset.revision = fresh.body.dataset.revision;
-  const { stamp } = fresh.getElementById("live").dataset;
-  if (stamp === live.dataset.stamp && !live.querySelector("[role=status]")) return;
-  live.dataset.stamp = stamp;
+  const { version } = fresh.getElementById("live").dataset;
+  if (version === live.dataset.version && !live.querySelector("[role=status]")) return;
+  live.dataset.version = version;
   const opened = new Set([...live.querySelectorAll("details[open]")].map((each) => each.closest(".turn")?.id ?? each.id));
   const closed = new Set([...live.querySelectorAll("details:not([open])")].map((each) => each.closest(".turn")?.id ?? each.id));
   const currentHref = live.querySelector("tr.current a")?.getAttribute("href");

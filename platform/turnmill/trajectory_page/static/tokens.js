@@ -16,14 +16,14 @@ function explain(columns, position) {
   if (logProb !== null && logProb !== undefined) parts.push(`log-prob ${number(logProb)} (probability ${number(Math.exp(logProb))})`);
   const advantage = number(columns.advantages[position]);
   if (advantage !== null) parts.push(`advantage ${advantage}`);
-  parts.push(columns.learned[position] ? "learned from" : "not learned from");
+  parts.push(columns.mask[position] ? "learned from" : "not learned from");
   return parts.join(" · ");
 }
 
 function piece(columns, position, largest) {
   const token = document.createElement("span");
   const advantage = columns.advantages[position];
-  token.className = `token ${columns.learned[position] ? "on" : "off"} p${unlikely(columns.log_probs[position])} a${worth(advantage, largest)} ${advantage > 0 ? "plus" : advantage < 0 ? "minus" : ""}`;
+  token.className = `token ${columns.mask[position] ? "on" : "off"} p${unlikely(columns.log_probs[position])} a${worth(advantage, largest)} ${advantage > 0 ? "plus" : advantage < 0 ? "minus" : ""}`;
   token.title = explain(columns, position);
   const text = columns.texts ? columns.texts[position] : String(columns.ids[position]);
   if (text.trim() === "" && text.includes("\n")) {
@@ -48,7 +48,7 @@ function spell(turn, largest) {
   const data = turn.querySelector("script.columns");
   if (!data) return;
   const columns = JSON.parse(data.textContent);
-  const parts = { response: [0, columns.said], observation: [columns.said, columns.ids.length] };
+  const parts = { response: [0, columns.num_response], observation: [columns.num_response, columns.ids.length] };
   for (const place of turn.querySelectorAll("pre.tokens")) {
     const [from, to] = parts[place.dataset.part];
     const pieces = [];

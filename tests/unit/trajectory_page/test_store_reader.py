@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from turnmill.core.errors import StoreUnavailableError
-from turnmill.trajectory_page.store import StoreReader
+from turnmill.trajectory_page.store_reader import StoreReader
 
 
 class Index:
@@ -24,13 +24,13 @@ class Index:
         self.shown = shown
 
 
-def test_what_was_read_before_an_update_failed_is_shown_by_the_next(monkeypatch):
-    reader, index = StoreReader("redis://localhost:1", finished_too=True), Index()
+def test_what_a_failed_update_read_is_shown_by_the_next(monkeypatch):
+    reader, index = StoreReader("redis://localhost:1", include_finished=True), Index()
 
     async def look() -> None:
         reader._seen["run", "rollout"] = SimpleNamespace(summary="a rollout", finished=False)
 
-    monkeypatch.setattr(reader, "_look", look)
+    monkeypatch.setattr(reader, "_refresh", look)
     with pytest.raises(StoreUnavailableError):
         reader.update(index)
 

@@ -9,8 +9,8 @@ from support.long_log import write_long_log
 from turnmill.observability import atomic_files
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog, TurnRecord, decode_turn
-from turnmill.trajectory_page.files import LogReader, Reading
 from turnmill.trajectory_page.index import Index, open_index
+from turnmill.trajectory_page.log_reader import LogReader, ReadProgress
 from turnmill.trajectory_page.summary import Summary
 
 TURN = TurnRecord(
@@ -40,7 +40,7 @@ class Reader:
         self.index = Index(place)
         self.log = LogReader(folder, self.index, run="run", environment="babyai", lock=place.with_suffix(".lock"))
 
-    def read(self) -> list[Reading]:
+    def read(self) -> list[ReadProgress]:
         return list(self.log.update())
 
     def found(self) -> dict[str, Summary]:
@@ -50,13 +50,13 @@ class Reader:
         summary = self.index.find(key)
         assert summary is not None
         lines = []
-        for place in self.index.places(summary.id):
+        for place in self.index.turn_positions(summary.id):
             content = (self.folder / place.file).read_bytes()
             lines.append(content[place.start : place.start + place.length])
         return [decode_turn(json.loads(line)) for line in lines]
 
 
-def test_a_trajectory_is_listed_with_what_its_turns_sum_up_to(log, reader):
+def test_a_summary_is_the_sum_of_its_turns(log, reader):
     log.append(
         [replace(TURN, seconds={"generation": 0.5}), replace(LAST, policy_version=2, environment_name="sokoban")]
     )
@@ -75,19 +75,21 @@ def test_a_trajectory_is_listed_with_what_its_turns_sum_up_to(log, reader):
     ]
 
 
-def test_the_index_and_the_log_tell_the_same_of_every_trajectory(log, reader):
+def test_the_index_agrees_with_the_log_on_every_trajectory(log, reader):
     write_long_log(log.path.parent, trajectories=120, per_step=50)
     at = reader()
 
     at.read()
 
-    told = {(each.name, each.outcome, len(each.turns), each.reward) for each in log.read_episodes(EpisodeFilter())}
-    listed = {(each.name, each.outcome, len(at.index.places(each.id)), each.reward) for each in at.index.summaries()}
-    assert len(told) == 120
-    assert listed == told
+    logged = {(each.name, each.outcome, len(each.turns), each.reward) for each in log.read_episodes(EpisodeFilter())}
+    indexed = {
+        (each.name, each.outcome, len(at.index.turn_positions(each.id)), each.reward) for each in at.index.summaries()
+    }
+    assert len(logged) == 120
+    assert indexed == logged
 
 
-def test_what_is_written_later_is_read_on(log, reader):
+def test_later_lines_are_indexed(log, reader):
     log.append([TURN])
     at = reader()
     at.read()
@@ -102,7 +104,7 @@ def test_what_is_written_later_is_read_on(log, reader):
     assert (second.first_step, second.last_step) == (1, 2)
 
 
-def test_nothing_is_read_twice(log, reader):
+def test_no_line_is_read_twice(log, reader):
     log.append([TURN, LAST])
     reader().read()
 
@@ -127,7 +129,7 @@ def test_another_process_carries_on_where_the_first_one_ended(log, reader):
     assert second.found()["t0-0"].turns == 2
 
 
-def test_half_a_line_waits_for_its_other_half(log, reader):
+def test_an_incomplete_line_is_read_once_it_is_complete(log, reader):
     log.append([TURN, LAST])
     file = log.path / "step-000001.jsonl"
     whole = file.read_bytes()
@@ -142,7 +144,7 @@ def test_half_a_line_waits_for_its_other_half(log, reader):
     assert (before, at.found()["t0-0"].turns) == (1, 2)
 
 
-def test_a_torn_line_costs_only_itself(log, reader):
+def test_a_torn_line_is_skipped(log, reader):
     log.append([TURN])
     atomic_files.append(log.path / "step-000001.jsonl", b'{"episode":"t9-9","prompt":"{\\"episode\\":')
     log.append([LAST])
@@ -154,7 +156,7 @@ def test_a_torn_line_costs_only_itself(log, reader):
     assert at.found()["t0-0"].turns == 2
 
 
-def test_lines_that_are_no_turns_are_left_out(log, reader):
+def test_lines_that_are_not_turns_are_skipped(log, reader):
     (log.path / "step-000001.jsonl").write_bytes(b'{"episode":"t1-1"}\n[]\n{"episode":5,"turn":"x"}\n\xff\xfe\n\n')
     at = reader()
 
@@ -163,7 +165,7 @@ def test_lines_that_are_no_turns_are_left_out(log, reader):
     assert at.found() == {}
 
 
-def test_a_run_that_goes_back_to_a_checkpoint_is_read_anew(log, reader):
+def test_a_run_rewound_to_a_checkpoint_is_indexed_again(log, reader):
     log.append([TURN, replace(LAST, step=2)])
     at = reader()
     at.read()
@@ -176,7 +178,7 @@ def test_a_run_that_goes_back_to_a_checkpoint_is_read_anew(log, reader):
     assert [turn.stop_reason for turn in at.turns("t0-0")] == [None, "max_turns"]
 
 
-def test_an_episode_that_is_played_again_under_its_name_has_a_key_of_its_own(log, reader):
+def test_a_repeated_episode_name_gets_a_new_key(log, reader):
     failed = replace(TURN, response="", response_ids=(), done=True, stop_reason="failed", failed_cause="environment")
     log.append([failed, TURN, LAST], validation=True)
     at = reader()
@@ -187,7 +189,7 @@ def test_an_episode_that_is_played_again_under_its_name_has_a_key_of_its_own(log
     assert at.found()["t0-0@1"].turns == 0
 
 
-def test_what_began_alike_has_the_same_task_and_nothing_else_has(log, reader):
+def test_trajectories_of_one_environment_seed_and_prompt_have_the_same_task(log, reader):
     log.append([replace(LAST, episode="v0-0", turn=0, step=step) for step in (1, 2)], validation=True)
     log.append([replace(LAST, episode="v1-0", turn=0, environment=1)], validation=True)
     log.append([replace(LAST, episode="v2-0", turn=0, seed=4), replace(LAST, episode="v3-0", turn=0, prompt="A box.")])
@@ -211,8 +213,8 @@ def test_one_of_two_pages_of_a_run_writes_the_index_and_both_show_it(log, reader
     assert second.found().keys() == {"t0-0"}
 
 
-def test_a_reading_that_is_broken_off_is_carried_on_later(log, reader, monkeypatch):
-    monkeypatch.setattr("turnmill.trajectory_page.files.CHUNK_BYTES", 1000)
+def test_an_interrupted_update_is_continued_later(log, reader, monkeypatch):
+    monkeypatch.setattr("turnmill.trajectory_page.log_reader.CHUNK_BYTES", 1000)
     write_long_log(log.path.parent, trajectories=20)
     at = reader()
     update = at.log.update()
@@ -236,7 +238,7 @@ def test_a_run_that_has_no_log_yet_has_no_trajectories(log, reader):
     assert at.found() == {}
 
 
-def test_an_index_that_cannot_be_read_is_made_anew(log, tmp_path):
+def test_a_corrupt_index_is_rebuilt(log, tmp_path):
     log.append([TURN, LAST])
     place = tmp_path / "index.sqlite"
     place.write_bytes(b"no index at all" * 1000)
@@ -247,11 +249,11 @@ def test_an_index_that_cannot_be_read_is_made_anew(log, tmp_path):
     assert [each.key for each in index.summaries()] == ["t0-0"]
 
 
-def test_an_index_of_another_version_is_made_anew(log, reader):
+def test_an_index_of_another_version_is_rebuilt(log, reader):
     log.append([TURN, LAST])
     at = reader()
     at.read()
-    with at.index.change() as connection:
+    with at.index.transaction() as connection:
         connection.execute("PRAGMA user_version = 0")
     at.log.close()
     at.index.close()

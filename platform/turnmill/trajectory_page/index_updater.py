@@ -1,11 +1,11 @@
-"""Keeps the index up to date beside the pages that are asked for."""
+"""Background updates of the index while pages are served."""
 
 import contextlib
 import logging
 import threading
 
 from turnmill.core.errors import TurnmillError
-from turnmill.trajectory_page.files import Reading
+from turnmill.trajectory_page.log_reader import ReadProgress
 from turnmill.trajectory_page.source import Source
 
 PAUSE_SECONDS = 1.0
@@ -13,33 +13,33 @@ PAUSE_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
-class Follower:
-    """A thread that reads what a run has written since."""
+class IndexUpdater:
+    """A thread that updates a source's index periodically."""
 
     def __init__(self, source: Source, *, pause_seconds: float = PAUSE_SECONDS) -> None:
         self._source = source
         self._pause_seconds = pause_seconds
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
-        self.reading: Reading | None = None
-        """How far the first reading is; None once it is done."""
+        self._thread = threading.Thread(target=self._run, name="index-updater", daemon=True)
+        self.reading: ReadProgress | None = None
+        """Progress of the first update; None once it is done."""
 
         self.problem = ""
-        """Why the page shows what was there before."""
+        """Why the last update failed; empty if it did not."""
 
     def start(self) -> None:
-        """Begin."""
-        self.reading = Reading(0, 1)
+        """Start the thread."""
+        self.reading = ReadProgress(0, 1)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and let go of the source."""
+        """Stop the thread and close the source."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         self._source.close()
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         while not self._end.is_set():
             self._update()
             self.reading = None
@@ -47,7 +47,7 @@ class Follower:
 
     def _update(self) -> None:
         try:
-            # Closed at once where the page ends: the index keeps what was read.
+            # Closed at once when the page is stopped: the index keeps what was read.
             with contextlib.closing(self._source.update()) as readings:
                 for reading in readings:
                     if self.reading is not None:
@@ -57,8 +57,8 @@ class Follower:
             self.problem = ""
         except (TurnmillError, OSError) as error:
             self.problem = str(error)
-            log.warning("Not up to date", extra={"what": self.problem})
+            log.warning("Index update failed", extra={"what": self.problem})
         except Exception as error:
-            # The page goes on with what it has, and says so.
+            # The page continues with the index as it is, and shows the problem.
             self.problem = f"{type(error).__name__}: {error}"
-            log.exception("Not up to date")
+            log.exception("Index update failed")

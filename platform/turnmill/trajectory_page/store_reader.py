@@ -1,10 +1,9 @@
-"""Trajectories in a trajectory store: those in flight, and those that have ended and have not expired."""
+"""Reader of the trajectories in a trajectory store: in flight, or ended and not yet expired."""
 
 import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from turnmill.core.trajectory import Turn, complete_turns
 from turnmill.observability.trajectory_log import TurnRecord
@@ -16,44 +15,44 @@ from turnmill.trajectory_page.index import Index
 from turnmill.trajectory_page.summary import IN_FLIGHT, Summary
 
 STORE_SECONDS = 5.0
-AT_ONCE = 32
+MAX_CONCURRENT_READS = 32
 PREFIX = "live/"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A trajectory as it was when it was last read."""
+class SeenTrajectory:
+    """A trajectory as of its last reading."""
 
-    mark: tuple[Any, ...]
-    """Something else whenever it has been written to."""
+    version: tuple[object, ...]
+    """Changes with every write."""
 
     finished: bool
     summary: Summary
 
 
 class StoreReader:
-    """Reads the journals of one run, or of every run in a store; asks only for what has changed."""
+    """Reads the journals of one run, or of every run in a store; fetches only trajectories that have changed."""
 
-    def __init__(self, url: str, *, run: str | None = None, finished_too: bool) -> None:
+    def __init__(self, url: str, *, run: str | None = None, include_finished: bool) -> None:
         self._url = with_password(url)
         self._run = run
-        self._finished_too = finished_too
-        self._seen: dict[tuple[str, str], Seen] = {}
-        self._shown: dict[tuple[str, str], Seen] | None = None
+        self._finished_too = include_finished
+        self._seen: dict[tuple[str, str], SeenTrajectory] = {}
+        self._to_text: dict[tuple[str, str], SeenTrajectory] | None = None
 
     def update(self, index: Index) -> bool:
-        """Bring the index up to date, and say whether anything changed. Raises StoreUnavailableError."""
-        asyncio.run(self._look())
-        # What was read before a look failed is news as well; so is nothing where another reader has shown something.
-        if self._seen == self._shown:
+        """Update the index; return whether anything has changed. Raises StoreUnavailableError."""
+        asyncio.run(self._refresh())
+        # Also write what an earlier update read before it failed, and an empty list over another reader's rows.
+        if self._seen == self._to_text:
             return False
         shown = [seen.summary for seen in self._seen.values() if self._finished_too or not seen.finished]
         index.replace_in_flight(shown)
-        self._shown = dict(self._seen)
+        self._to_text = dict(self._seen)
         return True
 
     def read(self, run: str, name: str) -> list[TurnRecord] | None:
-        """The turns of a trajectory; None where it is no longer there. Raises StoreUnavailableError."""
+        """Return the turns of a trajectory; None if it no longer exists. Raises StoreUnavailableError."""
         trajectory = asyncio.run(self._read(run, name))
         return None if trajectory is None else turn_records(trajectory)
 
@@ -64,34 +63,36 @@ class StoreReader:
         finally:
             await journal.close()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         client = StoreClient(self._url)
         try:
             pattern = Keys(self._run).every_journal if self._run else JOURNALS_OF_ANY_RUN
             keys = {key async for key in client.scan(pattern, deadline=deadline_in(STORE_SECONDS))}
             found = dict.fromkeys(run_and_name(key.decode()) for key in sorted(keys))
             self._seen = {known: seen for known, seen in self._seen.items() if known in found}
-            # What has ended stays as it is.
+            # Trajectories that have ended do not change.
             asked = [known for known in found if known not in self._seen or not self._seen[known].finished]
-            for start in range(0, len(asked), AT_ONCE):
-                await asyncio.gather(*(self._look_at(client, *known) for known in asked[start : start + AT_ONCE]))
+            for start in range(0, len(asked), MAX_CONCURRENT_READS):
+                await asyncio.gather(
+                    *(self._refresh_trajectory(client, *known) for known in asked[start : start + MAX_CONCURRENT_READS])
+                )
         finally:
             await client.close()
 
-    async def _look_at(self, client: StoreClient, run: str, name: str) -> None:
+    async def _refresh_trajectory(self, client: StoreClient, run: str, name: str) -> None:
         deadline, key = deadline_in(STORE_SECONDS), Keys(run).journal(name)
-        known = await client.command("HMGET", key, "updated", "attempt", "finished", deadline=deadline)
-        mark = (*known, await client.command("LLEN", f"{key}:turns", deadline=deadline))
+        fields = await client.command("HMGET", key, "updated", "attempt", "finished", deadline=deadline)
+        version = (*fields, await client.command("LLEN", f"{key}:turns", deadline=deadline))
         seen = self._seen.get((run, name))
-        if seen is not None and seen.mark == mark:
+        if seen is not None and seen.version == version:
             return
         trajectory = await TrajectoryJournal(client, run).read(name, deadline=deadline)
         if trajectory is not None:
-            self._seen[run, name] = Seen(mark, trajectory.finished, _summary(run, trajectory))
+            self._seen[run, name] = SeenTrajectory(version, trajectory.finished, _summary(run, trajectory))
 
 
 def key_of(run: str, name: str) -> str:
-    """What the page of a trajectory is called."""
+    """Return the key of a trajectory's page."""
     return f"{PREFIX}{run}/{name}"
 
 
@@ -103,7 +104,7 @@ def _summary(run: str, trajectory: JournaledTrajectory) -> Summary:
     step = trajectory.metadata.step
     prompt = b"".join(token.to_bytes(4, "big") for turn in turns[:1] for token in turn.prompt_ids)
     return Summary(
-        # Those of the log are counted upwards.
+        # Negative, as the ids of the log's trajectories count upwards.
         id=-int.from_bytes(digest, "big") - 1,
         key=key,
         run=run,
@@ -131,7 +132,7 @@ def _reason(trajectory: JournaledTrajectory) -> str:
 
 
 def turn_records(trajectory: JournaledTrajectory) -> list[TurnRecord]:
-    """The turns of a trajectory as the log would have them."""
+    """Return the turns of a trajectory as records of the log."""
     turns: Sequence[Turn] = complete_turns(trajectory.turns)
     return [_record(trajectory, number, turn, last=number == len(turns) - 1) for number, turn in enumerate(turns)]
 

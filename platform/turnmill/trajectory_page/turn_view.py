@@ -1,4 +1,4 @@
-"""One trajectory as its page shows it."""
+"""Turns of a trajectory as the page shows them."""
 
 import contextlib
 import json
@@ -10,42 +10,44 @@ from typing import Any
 
 from turnmill.observability.trajectory_log import ADVANTAGES, TurnRecord
 from turnmill.trajectory_page.summary import TRAINING, Summary
-from turnmill.trajectory_page.tokens import Vocabulary, columns, printable
+from turnmill.trajectory_page.tokens import TokenColumns, Vocabulary, printable, token_columns
 
-Worth = Mapping[int, Sequence[float | None]] | float | None
-"""The advantages of a trajectory: of each turn's tokens, or one of them all; None in place of what is no number."""
+Advantages = Mapping[int, Sequence[float | None]] | float | None
+"""Advantages of a trajectory: for each turn one per token, or one for all tokens; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn, ready to be shown; every text of it is to be escaped."""
+    """A turn as text, to be escaped by the template."""
 
     number: int
     record: TurnRecord
-    played: bool
-    """Whether the policy was asked; the line that tells of a failure is no turn."""
+    is_turn: bool
+    """False for a record that only reports how the episode failed."""
 
     prompt: str
     response: str
     action: str
     observation: str
-    tokens: dict[str, Any]
+    tokens: TokenColumns
     tool: list[tuple[str, str]]
-    calls: list[dict[str, Any]]
-    """Where one response called several tools, each of them."""
+    calls: list[dict[str, str | float | None]]
+    """The tool calls, if one response made several."""
 
     gap_seconds: float | None
-    """Between the end of the turn before and the question to the policy."""
+    """Time between the end of the previous turn and the request to the policy."""
 
-    picture: str | None = None
-    """What the environment looked like after it."""
+    frame_url: str | None = None
+    """Image of the environment after the turn."""
 
-    picture_before: str | None = None
-    images: list[str] = field(default_factory=list)
+    first_frame_url: str | None = None
+    """Image of the environment before the first turn."""
+
+    image_urls: list[str] = field(default_factory=list)
 
     @property
-    def ends(self) -> str:
-        """Why the trajectory ends with it; empty where it goes on."""
+    def end_reason(self) -> str:
+        """Why the trajectory ends with this turn; empty if it does not."""
         record = self.record
         if not record.ends_episode:
             return ""
@@ -53,68 +55,76 @@ class TurnView:
         return f"{record.failed_cause or record.stop_reason or 'completed'}{detail}"
 
 
-def turn_views(turns: Sequence[TurnRecord], summary: Summary, vocabulary: Vocabulary, worth: Worth) -> list[TurnView]:
-    """A trajectory's turns."""
+def build_turn_views(
+    turns: Sequence[TurnRecord], summary: Summary, vocabulary: Vocabulary, advantages: Advantages
+) -> list[TurnView]:
+    """Return the views of a trajectory's turns."""
     failed_step = turns[-1].step if turns and summary.outcome == "failed" else None
     views: list[TurnView] = []
     for position, turn in enumerate(turns):
-        # Nothing is learned from validations, nor from what a failed episode has in the step that it failed in.
+        # No gradient comes from validations, nor from the turns of a failed episode in the step in which it failed.
         trained = summary.kind == TRAINING and turn.step != failed_step
-        played = bool(turn.response_ids or turn.response) or turn.failed_cause is None
-        views.append(_view(turn, turns[position - 1] if position else None, vocabulary, worth, trained, played))
+        is_turn = bool(turn.response_ids or turn.response) or turn.failed_cause is None
+        before = turns[position - 1] if position else None
+        of_turn = advantages.get(turn.turn) if isinstance(advantages, Mapping) else advantages
+        views.append(_view(turn, before, vocabulary, of_turn, trained, is_turn))
     return views
 
 
 def _view(
-    turn: TurnRecord, before: TurnRecord | None, vocabulary: Vocabulary, worth: Worth, trained: bool, played: bool
+    turn: TurnRecord,
+    before: TurnRecord | None,
+    vocabulary: Vocabulary,
+    advantages: Sequence[float | None] | float | None,
+    trained: bool,
+    is_turn: bool,
 ) -> TurnView:
-    advantages = worth.get(turn.turn) if isinstance(worth, Mapping) else worth
-    prompt = turn.prompt or "".join(vocabulary.texts(turn.prompt_ids) if vocabulary else [])
+    prompt = turn.prompt or "".join(vocabulary.decode(turn.prompt_ids) if vocabulary else [])
     calls = turn.tool.get("calls")
     return TurnView(
         number=turn.turn,
         record=turn,
-        played=played,
+        is_turn=is_turn,
         prompt=printable(prompt) or (f"{len(turn.prompt_ids)} tokens" if turn.prompt_ids else ""),
         response=printable(turn.response),
         action=printable(turn.action),
         observation=printable(turn.observation),
-        tokens=columns(turn, vocabulary, advantages, trained=trained),
-        tool=[(printable(str(name)), _shown(value)) for name, value in turn.tool.items() if name != "calls"],
+        tokens=token_columns(turn, vocabulary, advantages, trained=trained),
+        tool=[(printable(str(name)), _as_text(value)) for name, value in turn.tool.items() if name != "calls"],
         calls=[_call(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else [],
-        gap_seconds=_gap(before, turn),
+        gap_seconds=_gap_seconds(before, turn),
     )
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Mapping[str, object]) -> dict[str, str | float | None]:
     seconds = call.get("seconds")
     return {
-        **{name: _shown(call.get(name, "")) for name in ("name", "arguments", "observation")},
+        **{name: _as_text(call.get(name, "")) for name in ("name", "arguments", "observation")},
         "seconds": float(seconds) if isinstance(seconds, int | float) else None,
     }
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
 
 
-def _gap(before: TurnRecord | None, turn: TurnRecord) -> float | None:
+def _gap_seconds(before: TurnRecord | None, turn: TurnRecord) -> float | None:
     if before is None or not before.asked_at or not turn.asked_at:
         return None
     return max(0.0, turn.asked_at - before.asked_at - sum(before.seconds.values()))
 
 
-def read_worth(folder: Path, name: str, steps: set[int]) -> Worth:
-    """What the log keeps of a trajectory's advantages; found without reading the lines of others."""
+def read_advantages(folder: Path, name: str, steps: set[int]) -> Advantages:
+    """Read a trajectory's advantages from the log, without parsing the lines of other trajectories."""
     by_turn: dict[int, Sequence[float | None]] = {}
-    of_all: float | None = None
+    shared: float | None = None
     for step in sorted(steps):
         for record in _records_of(folder / f"{ADVANTAGES}-{step:06d}.jsonl", name):
             if "advantages" in record:
                 by_turn[int(record["turn"])] = record["advantages"]
             elif isinstance(record.get("advantage"), int | float):
-                of_all = float(record["advantage"])
-    return by_turn or of_all
+                shared = float(record["advantage"])
+    return by_turn or shared
 
 
 def _records_of(path: Path, name: str) -> list[dict[str, Any]]:
@@ -125,11 +135,11 @@ def _records_of(path: Path, name: str) -> list[dict[str, Any]]:
             start = content.find(needle)
             while start >= 0:
                 content.seek(start)
-                # Half a line is none; nor is one that shares its line with half of another.
+                # Torn lines are skipped.
                 with contextlib.suppress(ValueError):
                     found.append(json.loads(content.readline()))
                 start = content.find(needle, start + len(needle))
     except (FileNotFoundError, ValueError):
-        # There is none, or it is empty.
+        # There is no such file, or it is empty.
         return []
     return found

@@ -7,10 +7,10 @@ import pytest
 from turnmill.environments.rendering import from_png, write_gif
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
-from turnmill.trajectory_page.detail import read_worth, turn_views
 from turnmill.trajectory_page.frames import frame_png
 from turnmill.trajectory_page.summary import Summary
-from turnmill.trajectory_page.tokens import Vocabulary, learned, printable
+from turnmill.trajectory_page.tokens import Vocabulary, expand_mask, printable
+from turnmill.trajectory_page.turn_view import build_turn_views, read_advantages
 
 TURN = TurnRecord(
     episode="t0-0", environment=0, turn=0, step=1, policy_version=0, prompt="A ball.", response="go on", action="go",
@@ -24,83 +24,83 @@ VOCABULARY = Vocabulary(["go", " on", [0xF0, 0x9F], [0x99, 0x82], "\x1b<b>"])
 
 
 def test_tokens_have_a_column_each_of_text_log_prob_advantage_and_mask():
-    (view,) = turn_views([TURN], SUMMARY, VOCABULARY, {0: [0.5, -0.5]})
+    (view,) = build_turn_views([TURN], SUMMARY, VOCABULARY, {0: [0.5, -0.5]})
 
     assert view.tokens == {
         "ids": [0, 1, 2, 3, 4],
         "texts": ["go", " on", "", "🙂", "␛<b>"],
-        "said": 2,
+        "num_response": 2,
         "log_probs": [-0.1235, None],
         "advantages": [0.5, -0.5],
-        "learned": [1, 1, 0, 0, 0],
+        "mask": [1, 1, 0, 0, 0],
     }
 
 
-def test_an_advantage_of_the_whole_trajectory_is_that_of_every_token_that_is_learned_from():
-    (view,) = turn_views([replace(TURN, mask=(1, 1, 3))], SUMMARY, VOCABULARY, 0.25)
+def test_an_advantage_of_the_trajectory_is_that_of_every_token_in_the_mask():
+    (view,) = build_turn_views([replace(TURN, mask=(1, 1, 3))], SUMMARY, VOCABULARY, 0.25)
 
     assert view.tokens["advantages"] == [0.25, None, 0.25, 0.25, 0.25]
 
 
-def test_nothing_is_learned_of_a_validation():
-    (view,) = turn_views([TURN], replace(SUMMARY, kind="validation"), VOCABULARY, None)
+def test_the_mask_of_a_validation_is_zero():
+    (view,) = build_turn_views([TURN], replace(SUMMARY, kind="validation"), VOCABULARY, None)
 
-    assert view.tokens["learned"] == [0] * 5
+    assert view.tokens["mask"] == [0] * 5
 
 
-def test_of_a_failed_trajectory_nothing_is_learned_in_the_step_in_which_it_failed():
+def test_the_mask_of_a_failed_trajectory_is_zero_in_the_step_of_the_failure():
     end = replace(
         TURN, turn=2, step=2, response="", response_ids=(), failed_cause="environment", observation="It died."
     )
     turns = [TURN, replace(TURN, turn=1, step=2), end]
 
-    views = turn_views(turns, replace(SUMMARY, outcome="failed"), VOCABULARY, None)
+    views = build_turn_views(turns, replace(SUMMARY, outcome="failed"), VOCABULARY, None)
 
-    assert [sum(view.tokens["learned"]) for view in views] == [2, 0, 0]
-    assert [view.played for view in views] == [True, True, False]
-    assert views[-1].ends == "environment"
+    assert [sum(view.tokens["mask"]) for view in views] == [2, 0, 0]
+    assert [view.is_turn for view in views] == [True, True, False]
+    assert views[-1].end_reason == "environment"
 
 
 def test_without_a_vocabulary_tokens_have_no_text():
-    (view,) = turn_views([TURN], SUMMARY, Vocabulary(), None)
+    (view,) = build_turn_views([TURN], SUMMARY, Vocabulary(), None)
 
     assert view.tokens["texts"] is None
 
 
 def test_a_token_that_the_vocabulary_does_not_know_is_shown_by_its_number():
-    assert VOCABULARY.texts([0, 99, -1]) == ["go", "‹99›", "‹-1›"]
+    assert VOCABULARY.decode([0, 99, -1]) == ["go", "‹99›", "‹-1›"]
 
 
 @pytest.mark.parametrize(
     ("mask", "flags"),
     [((), [1, 1, 0]), ((2, 0, 1), [1, 1, 1]), ((0, 3), [0, 0, 0]), ((1,), [1, 0, 0]), ((9,), [1, 1, 1])],
 )
-def test_a_mask_is_told_by_the_lengths_of_its_runs(mask, flags):
-    assert learned(mask, said=2, observed=1) == flags
+def test_a_mask_is_expanded_from_run_lengths(mask, flags):
+    assert expand_mask(mask, num_response=2, num_observation=1) == flags
 
 
-def test_what_a_browser_would_not_show_is_made_visible():
+def test_control_characters_are_made_visible():
     assert printable("a\x00b\x7f\n\tc") == "a␀b␡\n\tc"
     assert printable("\ud800x") == "?x"
 
 
-def test_several_calls_of_one_response_are_shown_each():
+def test_every_tool_call_of_a_response_is_shown():
     tool = {"calls": [{"name": "add", "arguments": {"a": 1}, "observation": "2", "seconds": 0.5}], "metrics": {"n": 1}}
 
-    (view,) = turn_views([replace(TURN, tool=tool)], SUMMARY, VOCABULARY, None)
+    (view,) = build_turn_views([replace(TURN, tool=tool)], SUMMARY, VOCABULARY, None)
 
     assert view.calls == [{"name": "add", "arguments": '{\n "a": 1\n}', "observation": "2", "seconds": 0.5}]
     assert view.tool == [("metrics", '{\n "n": 1\n}')]
 
 
 @pytest.mark.parametrize("calls", ["none", 5, [None, "x"], [{}]])
-def test_calls_that_are_told_in_another_way_break_nothing(calls):
-    (view,) = turn_views([replace(TURN, tool={"calls": calls})], SUMMARY, VOCABULARY, None)
+def test_malformed_tool_calls_are_tolerated(calls):
+    (view,) = build_turn_views([replace(TURN, tool={"calls": calls})], SUMMARY, VOCABULARY, None)
 
     assert all(call["seconds"] is None for call in view.calls)
 
 
-def test_advantages_are_found_among_those_of_others(tmp_path: Path):
+def test_advantages_of_one_trajectory_are_read(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.create()
     log = TrajectoryLog(folder)
@@ -109,26 +109,26 @@ def test_advantages_are_found_among_those_of_others(tmp_path: Path):
     log.append_advantages(3, {"t3-0-0": 1.5})
     log.append_advantages(1, {"t0-0": 0.25})
 
-    assert read_worth(log.path, "t0-0", {1, 2, 7}) == {0: [0.5], 1: [-0.5], 2: [0.25]}
-    assert read_worth(log.path, "t3-0-0", {3}) == 1.5
-    assert read_worth(log.path, "t9-9", {1, 2}) is None
+    assert read_advantages(log.path, "t0-0", {1, 2, 7}) == {0: [0.5], 1: [-0.5], 2: [0.25]}
+    assert read_advantages(log.path, "t3-0-0", {3}) == 1.5
+    assert read_advantages(log.path, "t9-9", {1, 2}) is None
 
 
-def test_advantages_that_are_no_numbers_are_none(tmp_path: Path):
+def test_advantages_that_are_not_numbers_are_none(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.create()
     log = TrajectoryLog(folder)
     log.append_token_advantages(1, [("t0-0", 0, [0.5, float("nan")])])
     log.append_advantages(1, {"t1-0": float("nan")})
 
-    worth = read_worth(log.path, "t0-0", {1})
+    worth = read_advantages(log.path, "t0-0", {1})
 
     assert worth == {0: [0.5, None]}
-    assert turn_views([TURN], SUMMARY, VOCABULARY, worth)[0].tokens["advantages"] == [0.5, None]
-    assert read_worth(log.path, "t1-0", {1}) is None
+    assert build_turn_views([TURN], SUMMARY, VOCABULARY, worth)[0].tokens["advantages"] == [0.5, None]
+    assert read_advantages(log.path, "t1-0", {1}) is None
 
 
-def test_each_turn_has_the_picture_of_its_moment_even_where_two_are_alike(tmp_path: Path):
+def test_each_turn_has_its_frame_even_if_two_are_equal(tmp_path: Path):
     path = tmp_path / "episode.gif"
     shades = [0, 80, 80, 200]
     write_gif([np.full((8, 8, 3), shade, dtype=np.uint8) for shade in shades], path)

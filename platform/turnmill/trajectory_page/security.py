@@ -1,4 +1,4 @@
-"""What keeps other sites out of the page, and what trajectories say out of the browser's hands."""
+"""Security middleware: checks the Host header, and keeps browsers from running what trajectories contain."""
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable
@@ -7,7 +7,7 @@ from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
 
 HEADERS = {
-    # Trajectories hold what models said: nothing of it may run, load or send anything.
+    # Trajectories contain text of models, which must not run, load or send anything.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -16,22 +16,21 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-Next = Callable[[Request], Awaitable[Response]]
+CallNext = Callable[[Request], Awaitable[Response]]
 
 
-def guard(names: Iterable[str]) -> Callable[[Request, Next], Awaitable[Response]]:
-    """A middleware that answers to addresses and to these names alone.
+def security_middleware(allowed_hosts: Iterable[str]) -> Callable[[Request, CallNext], Awaitable[Response]]:
+    """Create a middleware that answers only to IP addresses, to localhost and to the allowed hosts.
 
-    A foreign site may have its own name lead to this machine, and the visitor's browser then reads the page for it;
-    addresses in numbers cannot be made to lead elsewhere.
+    This prevents DNS rebinding: a foreign site can point its own name at this machine, but not an IP address.
     """
-    allowed = {"localhost", *(name.lower() for name in names)}
+    allowed = {"localhost", *(name.lower() for name in allowed_hosts)}
 
-    async def middleware(request: Request, call_next: Next) -> Response:
-        host = _name_in(request.headers.get("host", ""))
+    async def middleware(request: Request, call_next: CallNext) -> Response:
+        host = _host_name(request.headers.get("host", ""))
         if host not in allowed and not _is_address(host):
             response: Response = PlainTextResponse(
-                f"{host[:100]!r} is no name of this page. Open it as http://127.0.0.1:PORT, "
+                f"{host[:100]!r} is not an allowed host. Open the page as http://127.0.0.1:PORT, "
                 "or start it with --allow-host NAME.\n",
                 status_code=421,
             )
@@ -43,8 +42,8 @@ def guard(names: Iterable[str]) -> Callable[[Request, Next], Awaitable[Response]
     return middleware
 
 
-def _name_in(host: str) -> str:
-    """The host of a Host header, without its port."""
+def _host_name(host: str) -> str:
+    """Return the host of a Host header without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".").lower()
