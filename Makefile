@@ -8,10 +8,10 @@ STAMP := $(VENV)/installed
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install extras run test unit check docs crds dashboards charts clean
+.PHONY: help install extras run test unit check docs crds dashboards compatibility charts clean
 
 help: ## List the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 install: $(STAMP) ## Build .venv
 
@@ -63,6 +63,9 @@ dashboards: $(STAMP) ## Generate the boards of Grafana, and put them and the ale
 	cp manifests/dashboards/*.json charts/turnmill/files/dashboards/
 	cp manifests/alerts/operator.yaml charts/turnmill/files/alerts/
 	cp manifests/alerts/team.yaml charts/turnmill-team/files/alerts/
+
+compatibility: $(STAMP) ## Generate the page of the features of other systems and their tests
+	$(BIN)/python -m support.features
 
 charts: ## Generate the READMEs of the charts; helm-docs must be in PATH
 	helm-docs --chart-search-root charts --log-level=warning

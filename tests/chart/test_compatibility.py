@@ -1,30 +1,28 @@
-"""Every feature of the five systems has a test, and every test that is named exists."""
+"""Every feature of the systems that turnmill takes over from has a test."""
 
-import ast
-import re
-from pathlib import Path
+from collections import Counter
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "compatibility.md").read_text()
-ROWS = [line.split("|") for line in PAGE.splitlines() if re.match(r"\| \d", line)]
+from support.features import PAGE, UNTESTED, build_page, collect_tests, read_features
 
-
-def names_of_tests(path: Path) -> set[str]:
-    """The names of a file's tests."""
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, functions)}
+FEATURES = read_features()
+TESTS = collect_tests()
 
 
-def test_no_feature_is_left_out():
-    numbers = [int(number) for row in ROWS for number in row[1].split(",")]
+def test_every_feature_has_a_test_or_says_why_not():
+    untested = [feature.key for feature in FEATURES if not feature.note.startswith(UNTESTED)]
 
-    assert numbers == sorted(set(numbers))
-    assert set(range(79, 149)) <= set(numbers)
+    assert [key for key in untested if key not in TESTS] == []
 
 
-def test_every_feature_names_a_test_that_exists():
-    named = {row[1].strip(): re.findall(r"`(\S+\.py)::(\w+)`", row[3]) for row in ROWS}
-    known = {file: names_of_tests(ROOT / "tests" / file) for found in named.values() for file, _ in found}
+def test_every_marker_names_a_feature():
+    assert TESTS.keys() - {feature.key for feature in FEATURES} == set()
 
-    assert [number for number, found in named.items() if not found] == []
-    assert [test for found in named.values() for test in found if test[1] not in known[test[0]]] == []
+
+def test_no_system_lacks_a_feature():
+    counts = Counter(feature.system for feature in FEATURES)
+
+    assert counts == {"verl-tool": 78, "Verlog": 26, "GRL": 22, "verl's multi-turn": 22}
+
+
+def test_the_page_is_what_the_markers_make():
+    assert PAGE.read_text() == build_page(FEATURES, TESTS), "run `make compatibility`"

@@ -448,6 +448,7 @@ async def test_more_responses_than_an_episode_had_cannot_be_restored(processes):
         await processes.hostile().restore(0, [WIN, LOOK])
 
 
+@pytest.mark.feature("Verlog", "animations of episodes")
 async def test_drawing_an_episode_leaves_the_one_in_progress_alone(processes):
     process = processes.hostile()
     await process.reset(seed=0)

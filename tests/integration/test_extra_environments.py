@@ -38,6 +38,7 @@ async def play() -> AsyncIterator[Play]:
         server.close()
 
 
+@pytest.mark.feature("Verlog", "environments")
 @pytest.mark.parametrize(
     ("name", "task"),
     [
@@ -83,6 +84,7 @@ async def test_an_unknown_dungeon_is_told(play):
         await play("nethack", "nethack", "NetHackNone-v0").reset(seed=0)
 
 
+@pytest.mark.feature("Verlog", "environments")
 @pytest.mark.parametrize("task", ["coin_collector", "treasure_hunter", "the_cooking_game"])
 async def test_an_adventure_is_made_and_played(play, task, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -72,6 +72,7 @@ async def test_every_prompt_ends_with_the_tag_of_the_thought(table):
     assert [prompt[-12:] for prompt in at.prompts] == ["<ast><think>"] * 2
 
 
+@pytest.mark.feature("GRL", "mask")
 async def test_the_policy_reads_the_very_tokens_that_are_learned_from(table):
     at = table([ONE, "cut off without an end", THREE])
 
@@ -88,6 +89,7 @@ async def test_the_policy_reads_the_very_tokens_that_are_learned_from(table):
     assert logged == [LOG_PROB] * len(logged)
 
 
+@pytest.mark.feature("GRL", "mask")
 async def test_grl_s_mask_learns_from_all_that_follows_the_system(table):
     at = table([ONE, THREE], lossMask="after_system")
 
@@ -137,6 +139,7 @@ async def test_responses_may_be_put_into_their_form_as_grl_does(table):
     assert "and more" not in read(row)
 
 
+@pytest.mark.feature("GRL", "a seed for each group")
 async def test_a_group_begins_alike_and_other_groups_and_steps_differently(table):
     at = table(lambda request: THREE)
 
@@ -148,6 +151,8 @@ async def test_a_group_begins_alike_and_other_groups_and_steps_differently(table
     assert len(set(states)) == 3
 
 
+@pytest.mark.feature("GRL", "validations of the same states")
+@pytest.mark.feature("GRL", "validations played several times")
 async def test_every_validation_has_the_same_states_and_training_never(table):
     at = table(lambda request: THREE, validationAgentGroupNum=[2], validationSteps=2, validationSeed=123)
 
@@ -270,6 +275,7 @@ async def test_the_turns_of_an_episode_are_logged(table):
     assert last.observation_ids == ()
 
 
+@pytest.mark.feature("GRL", "synchronous turns")
 async def test_synchronous_turns_wait_for_each_other(table):
     turns: list[str] = []
 
@@ -290,6 +296,7 @@ async def test_synchronous_turns_wait_for_each_other(table):
     assert turns == ["1"] * 6 + ["2"] * 6
 
 
+@pytest.mark.feature("GRL", "synchronous turns")
 async def test_who_ends_early_is_waited_for_no_more(table):
     turns: list[int] = []
 
@@ -313,6 +320,7 @@ async def test_who_ends_early_is_waited_for_no_more(table):
     assert turns == [1, 1, 1, 2, 2, 3]
 
 
+@pytest.mark.feature("GRL", "prompts and environments side by side")
 @pytest.mark.parametrize("limits", [{"numPromptThreads": 1, "numEnvThreads": 1}, {"numPromptThreads": 2}])
 async def test_one_at_a_time_brings_the_same_as_all_at_once(table, limits: dict[str, int]):
     def script(request: Any) -> str:
@@ -347,6 +355,7 @@ class Crowd:
         return counted
 
 
+@pytest.mark.feature("GRL", "prompts and environments side by side")
 @pytest.mark.parametrize(("prompts", "environments"), [(1, 1), (2, 3), (3, 2), (0, 0)])
 async def test_so_many_prompts_and_environments_are_at_work_at_once_as_the_job_allows(
     table, monkeypatch, prompts: int, environments: int

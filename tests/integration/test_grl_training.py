@@ -101,6 +101,8 @@ def num_updates(run_dir: Path, part: str, *, step: int) -> int:
     return int(max(each["step"] for each in state.values()))
 
 
+@pytest.mark.feature("GRL", "a trainer without a data set")
+@pytest.mark.feature("GRL", "checkpoints")
 def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoint(tmp_path):
     with WholeRun(EXAMPLE, tmp_path / "run") as run:
         run.train(*FEW, "--set", "training.steps=1")
@@ -130,6 +132,7 @@ def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoin
     assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in (first, second))
 
 
+@pytest.mark.feature("GRL", "several kinds of agents")
 def test_several_kinds_of_agents_learn_together_turn_by_turn_ahead_of_learning(run):
     run.train()
 
@@ -149,6 +152,7 @@ def test_several_kinds_of_agents_learn_together_turn_by_turn_ahead_of_learning(r
     assert len(set.union(*seeds.values())) == len(seeds)
 
 
+@pytest.mark.feature("GRL", "a trainer without a data set")
 def test_an_agent_of_a_script_learns_from_python(tmp_path):
     (tmp_path / "polite.py").write_text(SCRIPT)
 

@@ -72,6 +72,7 @@ def text(table: ConversationTable, row: Any) -> str:
 # ---- tools ----
 
 
+@pytest.mark.feature("verl's multi-turn", "file of tools")
 async def test_tools_of_a_yaml_file_are_made_with_their_settings_and_shown_by_their_schema(table: Make):
     played = table([call("weigh", weight=3) + END, DONE])
 
@@ -82,6 +83,7 @@ async def test_tools_of_a_yaml_file_are_made_with_their_settings_and_shown_by_th
     assert "<tool_response>\n3 lb\n</tool_response>" in played.prompts[1]
 
 
+@pytest.mark.feature("verl's multi-turn", "life of a tool")
 async def test_a_tool_is_created_executed_and_released_once_for_every_call(table: Make):
     await table([call("weigh", weight=3) + END, call("weigh", weight=4) + END, DONE]).play()
 
@@ -89,12 +91,14 @@ async def test_a_tool_is_created_executed_and_released_once_for_every_call(table
     assert Scales.notes == [note.replace("%d", weight) for weight in "34" for note in once]
 
 
+@pytest.mark.feature("verl's multi-turn", "life of a tool")
 async def test_a_tool_that_raises_is_released(table: Make):
     await table([call("weigh", weight=-1) + END, DONE]).play()
 
     assert Scales.notes == ["create lb", "execute {'weight': -1}", "release lb"]
 
 
+@pytest.mark.feature("verl's multi-turn", "settings from the data")
 async def test_a_tool_is_created_with_what_the_data_says(table: Make):
     kwargs = {"weigh": {"create_kwargs": {"unit": "stone", "gap": None}}, "shout": None}
     played = table([call("weigh", weight=3) + END, DONE], {"extra_info": {"tools_kwargs": kwargs}})
@@ -105,6 +109,7 @@ async def test_a_tool_is_created_with_what_the_data_says(table: Make):
     assert "3 stone" in played.prompts[1]
 
 
+@pytest.mark.feature("verl's multi-turn", "functions as tools")
 async def test_functions_are_tools_with_and_without_a_name_sync_and_async(table: Make):
     played = table([call("shout", text="hey") + END, call("later", text="bye") + END, DONE])
 
@@ -115,6 +120,7 @@ async def test_functions_are_tools_with_and_without_a_name_sync_and_async(table:
     assert summary_of(row).metrics["tool_avg_loud"] == 1
 
 
+@pytest.mark.feature("verl's multi-turn", "names that collide")
 def test_two_tools_of_one_name_are_refused(table: Make, tmp_path: Path):
     (tmp_path / "colliding.py").write_text(FUNCTIONS_FILE.replace('"later"', '"weigh"'))
 
@@ -122,6 +128,7 @@ def test_two_tools_of_one_name_are_refused(table: Make, tmp_path: Path):
         table([], functionToolPath="colliding.py")
 
 
+@pytest.mark.feature("verl's multi-turn", "limit on parallel calls")
 async def test_calls_beyond_the_limit_of_a_response_are_dropped(table: Make):
     said = "".join(call("later", text=word) for word in ("one", "two", "three")) + END
     played = table([said, DONE], maxParallelCalls=2)
@@ -133,6 +140,7 @@ async def test_calls_beyond_the_limit_of_a_response_are_dropped(table: Make):
     assert summary_of(row).metrics["num_tool_calls"] == 2
 
 
+@pytest.mark.feature("verl's multi-turn", "long texts of tools")
 @pytest.mark.parametrize(
     ("side", "shown"),
     [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
@@ -146,6 +154,7 @@ async def test_long_texts_of_tools_are_cut_in_characters(table: Make, side: str,
     assert f"<tool_response>\n{shown}\n</tool_response>" in played.prompts[1]
 
 
+@pytest.mark.feature("verl's multi-turn", "tools of a task")
 async def test_a_task_may_choose_among_the_tools(table: Make):
     played = table([call("weigh", weight=1) + END, DONE], {"extra_info": {"tool_selection": ["shout", "nothing"]}})
 
@@ -155,6 +164,7 @@ async def test_a_task_may_choose_among_the_tools(table: Make):
     assert "Unknown function 'weigh'. Available tools: ['shout']" in played.prompts[1]
 
 
+@pytest.mark.feature("verl's multi-turn", "texts for mistakes")
 @pytest.mark.parametrize(
     ("said", "told"),
     [
@@ -173,6 +183,7 @@ async def test_mistakes_of_the_policy_and_of_tools_are_told_to_it(table: Make, s
     assert row.extra_fields["tool_rewards"] == [0.0]
 
 
+@pytest.mark.feature("verl's multi-turn", "texts for mistakes")
 async def test_arguments_that_are_no_json_are_told_to_the_policy(table: Make):
     said = "<|start|>assistant<|channel|>commentary to=functions.weigh <|constrain|>json<|message|>{oops<|call|>"
     played = table([said, DONE], format="gpt-oss")
@@ -186,6 +197,7 @@ async def test_arguments_that_are_no_json_are_told_to_the_policy(table: Make):
 # ---- limits ----
 
 
+@pytest.mark.feature("verl's multi-turn", "limits on turns")
 @pytest.mark.parametrize(
     ("limit", "num_responses", "detail"),
     [
@@ -241,6 +253,7 @@ async def test_a_call_that_fills_its_room_ends_the_trajectory(table: Make):
 # ---- tokens ----
 
 
+@pytest.mark.feature("verl's multi-turn", "masks")
 async def test_only_what_the_policy_said_is_learned_and_it_read_these_very_tokens(table: Make):
     said = "Let me see. " + call("weigh", weight=3) + END
     played = table([said, DONE])
@@ -256,6 +269,7 @@ async def test_only_what_the_policy_said_is_learned_and_it_read_these_very_token
     assert count_unsampled_tokens([(row.response_ids, row.response_mask)], summary_of(row).sampled_tokens) == 0
 
 
+@pytest.mark.feature("verl's multi-turn", "tokens of the last turn")
 async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
     """A tool's turn is spelled after a fixed history, so that reasoning that the template drops changes nothing."""
     task = {
@@ -284,6 +298,7 @@ async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
     assert "polite" not in played.prompts[1]
 
 
+@pytest.mark.feature("verl's multi-turn", "sanity check")
 @pytest.mark.parametrize(
     ("mode", "said", "warns"),
     [
@@ -308,6 +323,7 @@ async def test_tokens_that_the_template_spells_otherwise_are_warned_of(
     assert learned(played, row) == said + END + DONE
 
 
+@pytest.mark.feature("verl's multi-turn", "the template of inference")
 async def test_the_policy_may_read_what_inference_would_show_it_and_learns_from_that(table: Make):
     said = "<think>scales</think>Now." + call("weigh", weight=3)
     answer = "<think>fine</think>It is done"
@@ -336,6 +352,7 @@ async def test_what_was_said_counts_where_the_context_that_is_spelled_anew_leave
     assert "".join(learned(played, row) for row in rows).startswith(said + END)
 
 
+@pytest.mark.feature("verl's multi-turn", "the template of inference")
 async def test_without_it_the_policy_reads_its_reasoning_again(table: Make):
     said = "<think>scales</think>Now." + call("weigh", weight=3)
     played = table([said + END, DONE], template=FORGETS, tokenizationSanityCheckMode="disable")
@@ -355,6 +372,7 @@ OWN_LOOPS = """
 """
 
 
+@pytest.mark.feature("verl's multi-turn", "a loop for each task")
 async def test_tasks_of_one_batch_may_have_loops_of_their_own(table: Make):
     played = table(lambda _: call("weigh", weight=3) + END, {"agent_name": "single_turn_agent"}, {},
                    maxAssistantTurns=3)  # fmt: skip
@@ -374,6 +392,8 @@ async def test_the_default_loop_is_that_of_the_job(table: Make):
     assert len(played.policy.requests) == summary_of(row).metrics["num_turns"] == 1
 
 
+@pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
+@pytest.mark.feature("verl's multi-turn", "several outputs of a trajectory")
 async def test_loops_of_ones_own_come_from_a_file_and_may_return_several_outputs(table: Make, tmp_path: Path):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
     played = table(["one" + END, "two" + END], agentLoopConfigPath=str(tmp_path / "loops.yaml"),
@@ -447,6 +467,7 @@ async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_pa
 # ---- managers ----
 
 
+@pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
 @pytest.mark.parametrize("name", ["support.trial_loops.Sorted", "support.trial_loops.SortedOfVerl"])
 def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
     manager = manager_class(name)
@@ -456,6 +477,7 @@ def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
     assert manager.worker_class is MultiTurnWorker
 
 
+@pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
 def test_the_manager_of_a_job_is_the_one_it_names(tmp_path: Path):
     named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.trial_loops.Sorted")
 
@@ -477,6 +499,7 @@ def test_a_manager_that_is_none_is_a_mistake_in_the_job(name: str, message: str)
         manager_class(name)
 
 
+@pytest.mark.feature("verl's multi-turn", "several outputs of a trajectory")
 async def test_the_outputs_of_a_trajectory_are_rows_of_their_own_in_the_queue(
     table: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

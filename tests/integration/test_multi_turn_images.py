@@ -72,6 +72,8 @@ async def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
+@pytest.mark.feature("verl's multi-turn", "pictures from tools")
+@pytest.mark.feature("verl-tool", "observations with pictures and sound")
 async def test_the_policy_sees_what_a_tool_photographs_and_learns_from_the_same_picture(table, model, monkeypatch):
     played = table([photograph("red"), DONE])
 
@@ -101,6 +103,7 @@ async def test_another_picture_changes_what_the_model_makes_of_the_same_words(ta
     assert not torch.allclose(torch.tensor(seen[0][-5:]), torch.tensor(seen[1][-5:]), atol=1e-6)
 
 
+@pytest.mark.feature("verl's multi-turn", "pictures of a task")
 async def test_pictures_of_a_task_stand_where_its_prompt_has_them(table):
     played = table([photograph("red"), DONE], image="blue")
 
@@ -111,6 +114,7 @@ async def test_pictures_of_a_task_stand_where_its_prompt_has_them(table):
     assert [picture.size for picture in row.multi_modal_data["images"]] == [(70, 70), (64, 64)]
 
 
+@pytest.mark.feature("verl's multi-turn", "pictures of a task")
 @pytest.mark.parametrize("flag", [True, False])
 async def test_loops_are_given_processed_pictures_if_the_job_says_so(table, monkeypatch, flag):
     given = {}
@@ -132,6 +136,7 @@ async def test_loops_are_given_processed_pictures_if_the_job_says_so(table, monk
         assert given["multi_modal_inputs"]["pixel_values"].shape[0] == 16
 
 
+@pytest.mark.feature("verl's multi-turn", "pictures from tools")
 async def test_a_picture_outside_a_list_is_a_mistake_of_the_tool(table):
     played = table([photograph("none"), DONE], maxResponseLength=2048)
 
@@ -140,6 +145,7 @@ async def test_a_picture_outside_a_list_is_a_mistake_of_the_tool(table):
     assert "Error executing tool 'photograph': 1 validation error for ToolResponse" in played.prompts[1]
 
 
+@pytest.mark.feature("verl's multi-turn", "pictures from tools")
 async def test_videos_of_tools_end_the_trajectory(table):
     failure = await table([photograph("film"), DONE]).play()
 

@@ -86,6 +86,8 @@ async def test_a_response_ends_with_its_stop_token_even_where_the_engine_went_on
     ]
 
 
+@pytest.mark.feature("verl-tool", "contexts that are exact to the token")
+@pytest.mark.feature("verl-tool", "log-probs of the rollout")
 async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server):
     play = table([CALL, ANSWER], server)
 
@@ -110,6 +112,7 @@ def foreign(result: EpisodeResult) -> int:
     )
 
 
+@pytest.mark.feature("verl-tool", "contexts that are exact to the token")
 @pytest.mark.parametrize(
     "agent",
     [{}, {"minTurns": 2}, {"callToolFirst": True}, {"truncateResponseSide": "right", "maxResponseLength": 20},
@@ -140,6 +143,7 @@ async def test_a_trajectory_tells_what_it_spent_its_time_on(table):
     assert all(seconds >= 0 for seconds in result.summary.seconds.values())
 
 
+@pytest.mark.feature("verl-tool", "an agent that is switched off")
 @pytest.mark.parametrize("agent", [{"enableAgent": False}, {"maxTurns": 0}])
 async def test_without_tools_there_is_one_response_and_no_call(table, server, agent):
     play = table([CALL], server, **agent)
@@ -150,6 +154,7 @@ async def test_without_tools_there_is_one_response_and_no_call(table, server, ag
     assert len(play.policy.requests) == 1
 
 
+@pytest.mark.feature("verl-tool", "an agent that is switched off")
 async def test_an_agent_that_is_switched_off_asks_no_server_at_all(table, server):
     play = table([CALL], server, enableAgent=False)
 
@@ -161,6 +166,7 @@ async def test_an_agent_that_is_switched_off_asks_no_server_at_all(table, server
     assert "stop" not in play.policy.requests[0].sampling_params
 
 
+@pytest.mark.feature("verl-tool", "budget of turns")
 @pytest.mark.parametrize("turns", [1, 3])
 async def test_a_trajectory_has_so_many_calls_and_one_more_response(table, server, turns):
     play = table(lambda _: CALL, server, maxTurns=turns)
@@ -171,6 +177,7 @@ async def test_a_trajectory_has_so_many_calls_and_one_more_response(table, serve
     assert (result.summary.stop_reason, result.detail) == ("max_turns", "max_turns_reached")
 
 
+@pytest.mark.feature("verl-tool", "budgets of validations")
 async def test_a_validation_has_limits_of_its_own(table, server):
     play = table(lambda _: CALL, server, maxTurns=1, valMaxTurns=2, valMaxResponseLength=200)
 
@@ -181,6 +188,7 @@ async def test_a_validation_has_limits_of_its_own(table, server):
     assert result.summary.num_turns == 3
 
 
+@pytest.mark.feature("verl-tool", "forced actions")
 async def test_the_first_turns_call_a_tool_whatever_they_say(table, server):
     play = table([f"hm{END}", ANSWER], server, minTurns=1)
 
@@ -192,6 +200,7 @@ async def test_the_first_turns_call_a_tool_whatever_they_say(table, server):
     assert learned(result) == f"hm{ANSWER}"
 
 
+@pytest.mark.feature("verl-tool", "stop tokens from a file")
 async def test_stop_tokens_come_from_a_file_too(table, server, tmp_path):
     file = tmp_path / "stop.txt"
     file.write_text(" </sql> ,</py>\n")
@@ -204,11 +213,13 @@ async def test_stop_tokens_come_from_a_file_too(table, server, tmp_path):
     assert [call["action"] for call in server.calls] == [CALL]
 
 
+@pytest.mark.feature("verl-tool", "stop tokens from a file")
 def test_a_file_of_stop_tokens_that_is_missing_is_an_error_at_start(table):
     with pytest.raises(SettingsError, match="actionStopTokens: '/nowhere' cannot be read"):
         table([], "http://127.0.0.1:1", stopTokens=[], actionStopTokens="/nowhere")
 
 
+@pytest.mark.feature("verl-tool", "every response of a chat is an action")
 async def test_in_a_chat_every_response_is_an_action_where_no_stop_token_is_named(table, server):
     play = table([f"look{END}", f"go{END}", f"stop{END}"], server, stopTokens=[], enableMtrl=True, maxTurns=2)
 
@@ -217,6 +228,7 @@ async def test_in_a_chat_every_response_is_an_action_where_no_stop_token_is_name
     assert [call["action"] for call in server.calls] == ["look", "go"]
 
 
+@pytest.mark.feature("verl-tool", "observations as turns of a chat")
 async def test_in_a_chat_observations_are_turns_of_the_template(table, server):
     play = table([f"look{END}", f"go{END}"], server, stopTokens=[], enableMtrl=True)
 
@@ -237,6 +249,7 @@ async def test_a_response_without_an_end_gets_one_in_front_of_the_observation(ta
     assert learned(result) == CALL + ANSWER
 
 
+@pytest.mark.feature("verl-tool", "observations as turns of a chat")
 async def test_observations_may_have_a_wrapping_of_their_own_and_another_role(table, server):
     play = table([CALL, ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken="|")
 
@@ -259,6 +272,7 @@ def test_a_wrapping_without_a_place_for_the_observation_is_refused(table):
         table([], "http://127.0.0.1:1", enableMtrl=True, mtrlSep="obs")
 
 
+@pytest.mark.feature("verl-tool", "notice of an invalid action")
 async def test_in_a_chat_an_invalid_action_is_told(table, server):
     server.valid = False
     play = table([CALL, ANSWER], server, enableMtrl=True)
@@ -268,6 +282,7 @@ async def test_in_a_chat_an_invalid_action_is_told(table, server):
     assert f"<usr>{INVALID_ACTION_NOTICE}[2]" in play.prompts[1]
 
 
+@pytest.mark.feature("verl-tool", "observations that are too long")
 @pytest.mark.parametrize(
     ("side", "kept"),
     [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
@@ -300,6 +315,7 @@ async def test_prompts_are_spelled_the_same_while_observations_are_spelled(table
     assert len({result.rows[0].prompt_ids for result in results}) == 1
 
 
+@pytest.mark.feature("verl-tool", "length of an action")
 async def test_a_response_has_at_most_its_own_limit_and_what_is_left(table, server):
     play = table([CALL, ANSWER], server, maxActionLength=20, maxResponseLength=30)
 
@@ -309,6 +325,7 @@ async def test_a_response_has_at_most_its_own_limit_and_what_is_left(table, serv
     assert (first, second) == (20, 30 - len(CALL) - len("[2]"))
 
 
+@pytest.mark.feature("verl-tool", "length of a response")
 async def test_a_full_context_ends_the_trajectory(table):
     async with HttpTools(lambda call: "x" * 40) as server:
         play = table([CALL], server, maxResponseLength=30)
@@ -319,6 +336,7 @@ async def test_a_full_context_ends_the_trajectory(table):
     assert text_of(result) == (CALL + "x" * 40)[:30]
 
 
+@pytest.mark.feature("verl-tool", "side on which responses are cut")
 async def test_the_last_tokens_are_learned_from_where_the_job_says_so(table):
     async with HttpTools(lambda call: "x" * 40) as server:
         play = table([CALL], server, maxResponseLength=30, truncateResponseSide="right")
@@ -330,6 +348,7 @@ async def test_the_last_tokens_are_learned_from_where_the_job_says_so(table):
     assert TOKENIZER.decode(row.prompt_ids).endswith((CALL + "x" * 40)[:-30])
 
 
+@pytest.mark.feature("verl-tool", "length of the first prompt")
 async def test_a_row_keeps_the_end_of_a_long_prompt_and_the_policy_reads_all_of_it(table, server):
     play = table([CALL, ANSWER], server, maxStartLength=3)
 
@@ -339,6 +358,7 @@ async def test_a_row_keeps_the_end_of_a_long_prompt_and_the_policy_reads_all_of_
     assert result.rows[0].prompt_ids == play.policy.requests[0].prompt_ids[-3:]
 
 
+@pytest.mark.feature("verl-tool", "a rolling window")
 async def test_a_full_context_rolls_over_its_oldest_turns_where_the_job_says_so(table, server):
     calls = [f"<py>{n}</py>" for n in range(5)]
     play = table([*calls, ANSWER], server, rollingWithPrompt=True, maxTurns=5, maxResponseLength=30)
@@ -362,6 +382,7 @@ async def test_a_full_context_rolls_over_its_oldest_turns_where_the_job_says_so(
     assert {row.reward_score for row in rows} == {result.summary.reward}
 
 
+@pytest.mark.feature("verl-tool", "a tool before the first turn")
 async def test_a_tool_may_be_called_before_the_first_response(table, server):
     play = table([ANSWER], server, callToolFirst=True)
 
@@ -372,6 +393,7 @@ async def test_a_tool_may_be_called_before_the_first_response(table, server):
     assert result.summary.metrics["valid_action"] == 1.0
 
 
+@pytest.mark.feature("verl-tool", "further tokens that end a response")
 async def test_further_tokens_may_end_a_response(table, server):
     play = table([CALL, ANSWER], server, additionalEosTokenIds=[7, 9])
 
@@ -380,6 +402,7 @@ async def test_further_tokens_may_end_a_response(table, server):
     assert play.policy.requests[0].sampling_params["stop_token_ids"] == [7, 9]
 
 
+@pytest.mark.feature("verl-tool", "a last turn without stop tokens")
 async def test_the_last_response_may_be_free_of_stop_tokens(table, server):
     play = table([CALL, CALL], server, forceFinishForLastTurn=True)
 
@@ -391,12 +414,14 @@ async def test_the_last_response_may_be_free_of_stop_tokens(table, server):
     assert len(server.calls) == 1
 
 
+@pytest.mark.feature("verl-tool", "observations in the loss")
 async def test_observations_are_learned_from_only_where_the_job_says_so(table, server):
     play = table([CALL, ANSWER], server, maskObservations=False)
 
     assert learned(await play.play()) == f"{CALL}[2]{ANSWER}"
 
 
+@pytest.mark.feature("verl-tool", "unfinished trajectories in the loss")
 async def test_what_was_not_finished_is_left_out_of_the_loss_where_the_job_says_so(table, server):
     play = table(lambda _: CALL, server, maskOverlongLoss=True)
 
@@ -429,6 +454,7 @@ async def test_a_response_that_fills_its_room_is_cut_off_unless_it_ends_there(ta
     assert learned(result) == (said if end[0] == "completed" else "")
 
 
+@pytest.mark.feature("verl-tool", "void trajectories in the loss")
 @pytest.mark.parametrize(("said", "masked"), [(f"no idea{END}", True), (f"\\boxed{{2}}{END}", False)])
 async def test_what_neither_acts_nor_answers_is_left_out_of_the_loss_where_the_job_says_so(table, server, said, masked):
     play = table([said], server, maskVoidTraj=True)
@@ -436,6 +462,8 @@ async def test_what_neither_acts_nor_answers_is_left_out_of_the_loss_where_the_j
     assert (learned(await play.play()) == "") is masked
 
 
+@pytest.mark.feature("verl-tool", "the turn is told to tools")
+@pytest.mark.feature("verl-tool", "extra information of a task is told to tools")
 async def test_a_tool_is_told_the_turn_and_what_the_task_says_of_itself(table, server, tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"prompt": "1+1", "answer": "answer:2", "extra_info": {"db_id": "x"}}\n' * 3)
@@ -482,6 +510,7 @@ async def test_a_call_after_an_empty_response_is_a_call_of_its_own(table, server
     assert result.summary.num_turns == 3
 
 
+@pytest.mark.feature("verl-tool", "control characters")
 async def test_no_control_character_is_sent(table, server):
     play = table([CALL, ANSWER], server)
     play.loop.tools.urls = (server.url + "/get_observation",)
@@ -494,6 +523,7 @@ async def test_no_control_character_is_sent(table, server):
     assert server.calls[0]["k"] == ["v"]
 
 
+@pytest.mark.feature("verl-tool", "release of a trajectory")
 async def test_every_trajectory_is_released_once(table, server):
     play = table(lambda r: CALL if "[2]" not in r.prompt else ANSWER, server)
 
@@ -523,6 +553,7 @@ def dead_port() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
+@pytest.mark.feature("verl-tool", "retries of calls and texts of errors")
 async def test_a_dead_server_ends_the_trajectory_as_failed_and_nothing_of_it_is_learned_from(table):
     play = table([CALL, ANSWER], dead_port(), toolCallMaxRetries=1)
 
@@ -588,6 +619,7 @@ async def test_an_error_in_a_tools_own_words_is_an_answer(table):
         assert text_of(await play.play()) == f"{CALL}[no such file]{ANSWER}"
 
 
+@pytest.mark.feature("verl-tool", "retries of calls and texts of errors")
 async def test_a_failure_that_passes_costs_nothing(table):
     answers = iter([web.Response(status=503), ConnectionError(), "[2]"])
     async with HttpTools(lambda call: next(answers)) as server:
@@ -617,6 +649,7 @@ async def test_a_pause_that_outlasts_a_calls_time_is_followed_by_no_other_try(mo
     assert (len(server.calls), caller.num_retries) == (1, 0)
 
 
+@pytest.mark.feature("verl-tool", "retries of calls and texts of errors")
 async def test_errors_become_observations_where_the_job_says_so(table):
     play = table([CALL], dead_port(), toolCallMaxRetries=0, onToolFailure="text")
 
@@ -645,6 +678,7 @@ async def test_a_reward_that_cannot_be_told_fails_the_trajectory(table, server, 
     assert failure.cause == "reward"
 
 
+@pytest.mark.feature("verl-tool", "responses tokenized anew")
 async def test_responses_are_spelled_anew_where_the_job_says_so(table, server):
     play = table([CALL, ANSWER], server, retokenization=True)
 
@@ -655,6 +689,7 @@ async def test_responses_are_spelled_anew_where_the_job_says_so(table, server):
     assert result.summary.metrics["retokenization_diff"] == 0.0
 
 
+@pytest.mark.feature("verl-tool", "log-probs of the rollout")
 async def test_log_probs_are_left_out_where_the_job_says_so(table, server):
     result = await table([CALL, ANSWER], server).play()
 
@@ -671,6 +706,7 @@ async def test_the_same_task_is_played_from_the_same_seeds_in_every_attempt(tabl
     assert first == again != other
 
 
+@pytest.mark.feature("verl-tool", "records of trajectories")
 async def test_a_trajectory_is_logged_turn_by_turn(table, server):
     play = table([CALL, ANSWER], server)
 
@@ -720,6 +756,8 @@ WITH_TOOLS = {
 }
 
 
+@pytest.mark.feature("verl-tool", "rewards of tools")
+@pytest.mark.feature("verl-tool", "metrics of the agent")
 async def test_an_episode_has_the_metrics_of_verl_tool(table, server):
     result = await table([CALL, ANSWER], server).play()
 

@@ -59,6 +59,7 @@ def prompt_of(row: Any) -> str:
     return TOKENIZER.decode(row.prompt_ids)
 
 
+@pytest.mark.feature("Verlog", "so many turns of each environment in a step")
 async def test_a_segment_is_so_many_turns_and_one_bootstrap_row(table):
     at = table([LOOK, "ACTION: fly", LOOK])
 
@@ -106,6 +107,7 @@ async def test_a_turn_is_logged_with_its_environment_and_its_time(table):
     assert turns(rows, "turn") == [0, 1, 0]
 
 
+@pytest.mark.feature("Verlog", "episodes go on in the next step")
 async def test_a_slot_carries_its_episode_on_to_the_next_segment(table):
     at = table([LOOK] * 6)
 
@@ -117,6 +119,7 @@ async def test_a_slot_carries_its_episode_on_to_the_next_segment(table):
     assert {turn.episode for turn in at.logged()} == {"t0-0"}
 
 
+@pytest.mark.feature("Verlog", "an episode that ended is followed by a fresh one")
 async def test_after_the_end_of_an_episode_the_next_one_begins_afresh(table):
     at = table([LOOK, WIN, LOOK])
 
@@ -230,6 +233,7 @@ async def test_a_validation_episode_is_one_row_with_the_metrics_of_all_its_turns
     assert at.logged() == []
 
 
+@pytest.mark.feature("Verlog", "validation on whole episodes")
 async def test_every_validation_plays_the_same_episodes_and_every_slot_another_one(table):
     at = table([WIN] * 4)
 
@@ -241,6 +245,7 @@ async def test_every_validation_plays_the_same_episodes_and_every_slot_another_o
     assert first != second
 
 
+@pytest.mark.feature("Verlog", "animations of episodes")
 async def test_a_validation_draws_as_many_episodes_as_the_job_asks_for(table):
     at = table([LOOK, WIN, LOOK, WIN], render_episodes=1)
 
@@ -288,6 +293,7 @@ async def test_every_turn_is_sampled_under_a_seed_of_its_own_that_a_rerun_repeat
     assert len(set(seeds(once))) == 6
 
 
+@pytest.mark.feature("Verlog", "metrics of behaviour")
 async def test_plans_and_second_thoughts_of_a_response_are_measured(table):
     at = table(["THINK: look, then win, no wait\nACTION: look", LOOK, LOOK])
 

@@ -237,6 +237,11 @@ def made(queue, model, tmp_path):
     return make
 
 
+@pytest.mark.feature("Verlog", "a row per turn, in the order of time")
+@pytest.mark.feature("Verlog", "GAE with two discounts")
+@pytest.mark.feature("Verlog", "the end of an episode")
+@pytest.mark.feature("Verlog", "whitening")
+@pytest.mark.feature("Verlog", "KL in the reward")
 @pytest.mark.parametrize("whitens", [False, True])
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.2])
 def test_turns_learn_what_the_recursion_over_their_segment_finds(queue, made, kl_coefficient, whitens):
@@ -254,6 +259,7 @@ def test_turns_learn_what_the_recursion_over_their_segment_finds(queue, made, kl
             assert queue.rows[key_of(place)][name].tolist() == pytest.approx(numbers, abs=1e-6), (place, name)
 
 
+@pytest.mark.feature("Verlog", "bootstrap rows without an action")
 def test_values_stand_before_each_response_token_and_after_the_last_where_there_is_room(queue, made):
     rows = rows_of_a_step()
     add(queue, rows, with_reference=False)
@@ -265,6 +271,7 @@ def test_values_stand_before_each_response_token_and_after_the_last_where_there_
         assert queue.rows[key_of(place)]["values"].tolist() == row.values[: row.num_response]
 
 
+@pytest.mark.feature("Verlog", "bootstrap rows without an action")
 def test_bootstrap_rows_and_padding_are_not_learned_from(queue, made):
     rows = rows_of_a_step()
     add(queue, rows, with_reference=False)
@@ -280,6 +287,8 @@ def test_bootstrap_rows_and_padding_are_not_learned_from(queue, made):
     assert metrics["turnmill/turns"] == NUM_TURNS * len(LENGTHS)
 
 
+@pytest.mark.feature("Verlog", "weight of the first value")
+@pytest.mark.feature("Verlog", "clipping of values")
 def test_the_critic_learns_with_the_weight_and_the_clip_range_of_the_job(made):
     trainer = made(firstTokenValueWeight=FIRST_TOKEN_WEIGHT, valueClip=VALUE_CLIP)
 

@@ -131,6 +131,7 @@ def test_the_settings_of_the_paper_reach_the_dataclasses_of_verl(model):
     assert config.actor_rollout_ref.rollout.max_model_len == 1024 + 512
 
 
+@pytest.mark.feature("Verlog", "an adaptive coefficient")
 def test_an_adaptive_coefficient_reaches_the_controller_of_verl(model):
     kl = "spec.algorithm.kl={type: adaptive, coefficient: 0.02, target: 0.3, horizon: 500}"
 

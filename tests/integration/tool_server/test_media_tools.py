@@ -47,6 +47,7 @@ def call_of(name: str, **arguments: object) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+@pytest.mark.feature("verl-tool", "crops of images, frames and sound")
 def test_any_server_serves_the_next_turn(pair: list[ServerProcess], pages: str):
     first, second = pair
     Image.new("RGB", (300, 300)).save(image := io.BytesIO(), format="PNG")

@@ -28,6 +28,7 @@ def stalled_store(redis_url: str) -> Iterator[int]:
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.feature("verl-tool", "a trajectory finds its back-end")
 def test_any_server_serves_any_turn(pair: list[ServerProcess]):
     first, second = pair
 
@@ -55,6 +56,7 @@ def test_calls_of_one_trajectory_on_several_servers_follow_one_another(pair: lis
     assert answers == {f"count {number}" for number in range(1, 21)}
 
 
+@pytest.mark.feature("verl-tool", "a back-end that died")
 def test_the_call_of_a_killed_server_is_executed_once_by_another(
     contained: None, pair: list[ServerProcess], trial_folder: Path
 ):
@@ -111,6 +113,7 @@ def test_a_stopping_server_releases_its_claims_after_the_grace_period(
     assert claims == []
 
 
+@pytest.mark.feature("verl-tool", "a back-end that died")
 def test_a_killed_worker_is_replaced_and_the_others_go_on(contained: None, new_server: NewServer):
     server = new_server("--tool_type", "trial", "--uvi_workers", "2")
     workers = [pid for pid in server.children() if "spawn_main" in command(pid)]
@@ -127,6 +130,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(contained: None, new_s
     assert answers == [f"count {number}" for number in range(1, 6)]
 
 
+@pytest.mark.feature("verl-tool", "graceful stop")
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_nothing_is_left_of_a_killed_server(contained: None, new_server: NewServer, workers: str):
     server = new_server("--tool_type", "trial,python_code", "--uvi_workers", workers)

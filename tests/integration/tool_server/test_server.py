@@ -17,6 +17,7 @@ def server(new_server: NewServer) -> ServerProcess:
     return new_server("--tool_type", "trial,python_code,bash_terminal")
 
 
+@pytest.mark.feature("verl-tool", "order of results")
 def test_actions_of_several_tools_are_answered_in_their_order(server: ServerProcess):
     actions = ["<bash>echo $((1 + 1))</bash>", CALL, "count", "no action", ""]
     response = server.post([f"t{n}" for n in range(5)], actions, finish=[False] * 4 + [True])
@@ -34,6 +35,7 @@ def test_actions_of_several_tools_are_answered_in_their_order(server: ServerProc
     assert body["valids"] == [True, True, True, False, True]
 
 
+@pytest.mark.feature("verl-tool", "finish drops the state of a trajectory")
 def test_a_shell_keeps_its_folder_and_variables_until_it_is_finished(server: ServerProcess):
     server.observe("<bash>mkdir -p q; cd q; export WORD=kept</bash>")
     kept = server.observe("<bash>echo $WORD; pwd | tail -c 3</bash>")
@@ -44,6 +46,7 @@ def test_a_shell_keeps_its_folder_and_variables_until_it_is_finished(server: Ser
     assert fresh == "\n<o>\nuser@bash-session:~$ echo [$WORD]; ls\n[]\n</o>\n"
 
 
+@pytest.mark.feature("verl-tool", "the last step drops the state of its tool")
 def test_the_last_step_drops_the_state(server: ServerProcess):
     server.observe("count")
     assert server.post(["t"], ["count"], is_last_step=[True]).json()["observations"] == ["count 2"]
@@ -51,6 +54,7 @@ def test_the_last_step_drops_the_state(server: ServerProcess):
     assert server.observe("count") == "count 1"
 
 
+@pytest.mark.feature("verl-tool", "workers of a tool")
 def test_four_calls_of_one_request_run_at_once(server: ServerProcess):
     # None of them answers before all are there.
     body = server.post(["a", "b", "c", "d"], ["meet 4"] * 4).json()
@@ -58,12 +62,14 @@ def test_four_calls_of_one_request_run_at_once(server: ServerProcess):
     assert body["observations"] == ["meet 1"] * 4
 
 
+@pytest.mark.feature("verl-tool", "workers of a tool")
 def test_one_worker_per_tool_executes_calls_one_by_one(new_server: NewServer):
     server = new_server("--tool_type", "trial", "--workers_per_tool", "1", "--request_timeout", "0.5")
 
     assert server.post(["a", "b"], ["meet 2"] * 2).status_code == 500
 
 
+@pytest.mark.feature("verl-tool", "request timeout")
 def test_a_slow_request_answers_as_verl_tools_server_does(new_server: NewServer):
     server = new_server("--tool_type", "trial", "--request_timeout", "0.2")
 
@@ -74,6 +80,7 @@ def test_a_slow_request_answers_as_verl_tools_server_does(new_server: NewServer)
     assert server.observe("count") == "count 1"
 
 
+@pytest.mark.feature("verl-tool", "a tool that crashes")
 def test_a_broken_tool_ends_only_its_own_trajectory(server: ServerProcess):
     body = server.post(["a", "b"], ["break", CALL]).json()
 
@@ -116,6 +123,7 @@ def test_a_task_ended_by_a_limit_is_counted(new_server: NewServer):
     assert kills == 1
 
 
+@pytest.mark.feature("verl-tool", "a back-end in Ray")
 @pytest.mark.parametrize("arguments", [(), ("--use_ray=True",), ("--sandbox", "process")])
 def test_other_modes_give_the_same_results(new_server: NewServer, arguments: tuple[str, ...]):
     server = new_server("--tool_type", "python_code", *arguments)
@@ -123,6 +131,7 @@ def test_other_modes_give_the_same_results(new_server: NewServer, arguments: tup
     assert server.observe(CALL) == "\n<result>\nhello 42\n</result>\n"
 
 
+@pytest.mark.feature("verl-tool", "a tool that is missing")
 def test_a_tool_that_cannot_work_keeps_the_server_from_starting(new_server: NewServer):
     server = new_server("--tool_type", "nosuch", ready=False)
 
@@ -130,6 +139,7 @@ def test_a_tool_that_cannot_work_keeps_the_server_from_starting(new_server: NewS
     assert "There is no tool 'nosuch'." in server.log
 
 
+@pytest.mark.feature("verl-tool", "a tool that is missing")
 def test_without_any_tool_every_action_finishes_where_missing_tools_are_allowed(new_server: NewServer):
     server = new_server("--tool_type", "nosuch", "--allow-missing-tools")
 
@@ -152,6 +162,7 @@ def any_server(new_server: NewServer, request: pytest.FixtureRequest) -> ServerP
     return new_server("--tool_type", "trial,python_code", "--max_concurrent_requests", request.param)
 
 
+@pytest.mark.feature("verl-tool", "graceful stop")
 def test_a_stopping_server_answers_requests_in_progress(any_server: ServerProcess, trial_folder: Path):
     children = any_server.children()
     with ThreadPoolExecutor() as pool:
@@ -185,6 +196,7 @@ def refuses(server: ServerProcess) -> bool:
         return True
 
 
+@pytest.mark.feature("verl-tool", "several back-ends")
 def test_several_workers_share_trajectories_and_metrics(new_server: NewServer):
     server = new_server("--tool_type", "trial", "--uvi_workers", "3")
 

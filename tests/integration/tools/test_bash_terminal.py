@@ -21,6 +21,7 @@ async def test_a_line_is_shown_behind_a_prompt_with_its_output(new_dialogue: New
     assert transcript(await dialogue.say("<bash>true</bash>")) == "user@bash-session:/tmp$ true"
 
 
+@pytest.mark.feature("verl-tool", "a shell that persists")
 async def test_folder_exports_functions_and_files_stay_and_plain_variables_do_not(new_dialogue: NewDialogue):
     dialogue = new_dialogue("bash_terminal")
     await dialogue.say(
@@ -66,6 +67,7 @@ async def test_stdout_and_stderr_come_in_their_order_and_errors_do_not_stop_the_
     )
 
 
+@pytest.mark.feature("verl-tool", "a shell that persists")
 async def test_a_line_that_takes_too_long_is_ended_and_the_next_one_runs(new_dialogue: NewDialogue):
     dialogue = new_dialogue("bash_terminal", BASH_TIMEOUT_SECONDS="1")
 
@@ -192,6 +194,7 @@ async def test_lines_and_exports_may_be_longer_than_a_variable_can_be(new_dialog
     assert seen.splitlines()[1::2] == ["200000 []", "user@bash-session:~$ echo on"]
 
 
+@pytest.mark.feature("verl-tool", "state of each trajectory")
 async def test_two_trajectories_share_no_home(new_dialogue: NewDialogue):
     one, other = new_dialogue("bash_terminal"), new_dialogue("bash_terminal")
     await one.say("<bash>echo secret > f</bash>")

@@ -47,6 +47,7 @@ async def fusion(services: CodeServices) -> AsyncIterator[Dialogue]:
     await tool.close()
 
 
+@pytest.mark.feature("verl-tool", "Piston and SandboxFusion")
 async def test_piston_reports_what_a_program_wrote_and_how_it_ended(piston: Dialogue):
     assert await piston.say(XML) == (
         "Execution result:\n\nLanguage: python\nVersion: 3.11.0\n\n"
@@ -117,6 +118,7 @@ def test_piston_takes_whole_programs_alone(action):
     assert make_tool("piston").parse(action) is None
 
 
+@pytest.mark.feature("verl-tool", "Piston and SandboxFusion")
 async def test_fusion_tells_what_a_program_wrote(fusion: Dialogue):
     assert await fusion.say("<think>so</think> <python>print(6 * 7)</python>") == (
         "Execution results:\n\nExecution: Finished (took 0.0123s)\n\nOutput:\n42\n"

@@ -95,6 +95,7 @@ def shown(text: str) -> str:
     return f"\n<mcp_response>\n```result\n{text}\n```\n</mcp_response>\n"
 
 
+@pytest.mark.feature("verl-tool", "MCP tools")
 async def test_a_tool_is_called_and_its_text_comes_back(dialogue: Dialogue):
     assert await dialogue.say(call("add", "calculator", a=1, b=2)) == shown("1 + 2 = 3")
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)

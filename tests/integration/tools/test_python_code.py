@@ -42,6 +42,7 @@ async def test_a_syntax_error_names_its_line(new_dialogue: NewDialogue):
     )
 
 
+@pytest.mark.feature("verl-tool", "input of a Python program")
 async def test_stdin_reaches_the_program(new_dialogue: NewDialogue):
     dialogue = new_dialogue("python_code", {"stdin": "from the call"})
 
@@ -49,6 +50,7 @@ async def test_stdin_reaches_the_program(new_dialogue: NewDialogue):
     assert "of the action" in await dialogue.say("<python>print(input())</python>\n```input\nof the action\n```")
 
 
+@pytest.mark.feature("verl-tool", "limits of Python")
 async def test_a_program_that_takes_too_long_is_ended_and_what_it_printed_is_kept(new_dialogue: NewDialogue):
     dialogue = new_dialogue("python_code", PYTHON_TIMEOUT_SECONDS="1")
 

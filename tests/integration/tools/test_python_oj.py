@@ -8,6 +8,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ADD = "<python>def add(a, b):\n    return a + b</python>"
 
 
+@pytest.mark.feature("verl-tool", "programs judged by tests")
 @pytest.mark.parametrize(
     "tests",
     [

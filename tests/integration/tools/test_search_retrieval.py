@@ -69,6 +69,7 @@ async def unreachable() -> AsyncIterator[Dialogue]:
     await tool.close()
 
 
+@pytest.mark.feature("verl-tool", "search")
 async def test_documents_are_numbered_with_their_titles(dialogue: Dialogue):
     assert await dialogue.say("<search>ground grain</search>") == (
         "\n\n<information>Doc 1(Title: Bread) Bread is made of ground grain and water.\n"

@@ -23,6 +23,7 @@ def shown(result: str) -> str:
     return f"\n\n<observation>{result}\n{reminder}</observation>\n\n"
 
 
+@pytest.mark.feature("verl-tool", "SQL")
 async def test_a_trajectory_has_a_database_of_its_own(new_dialogue: NewDialogue, database):
     before = database.read_bytes()
     extra = {"db_path": str(database), "turns_left": 2}

@@ -69,6 +69,7 @@ async def new_browser(sandbox: ForkSandbox, site: WebSite):
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.feature("verl-tool", "a browser of texts")
 async def test_an_empty_action_shows_the_first_page_with_numbers_to_click_on(new_browser, site):
     browser = await new_browser()
 

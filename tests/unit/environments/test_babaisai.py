@@ -201,6 +201,7 @@ def test_everything_that_is_you_moves():
     assert rows(played)[3] == "baba . key ."
 
 
+@pytest.mark.feature("Verlog", "environments")
 def test_there_are_forty_tasks():
     assert len(LEVELS) == 40
     assert sum(name.startswith("two_room-") for name in LEVELS) == 30

@@ -106,6 +106,7 @@ def test_the_sequence_is_told_in_both_orders():
     assert kinds == {BeforeInstr, AfterInstr}
 
 
+@pytest.mark.feature("Verlog", "environments")
 def test_every_registered_level_plays_and_ends_at_its_turn_limit():
     for level in sorted(set(registered_levels().values())):
         environment = environments.create("babyai", task=level, max_turns=2)
@@ -154,6 +155,7 @@ def test_only_underscores_and_glued_words_are_repaired(text, action):
     assert create().parse_action(text) == action
 
 
+@pytest.mark.feature("Verlog", "instructions with mission and achievements")
 def test_the_prompts_name_the_mission_and_every_action():
     environment = create("goto")
     environment.reset(0)

@@ -53,6 +53,7 @@ def test_sleep_death_and_the_edge_of_the_world_are_told():
     assert describe(seen(surroundings=[])).startswith("You see nothing around you.")
 
 
+@pytest.mark.feature("Verlog", "environments")
 def test_a_seed_means_one_world_in_every_process():
     told = {
         subprocess.run(
@@ -104,6 +105,7 @@ def test_whoever_falls_asleep_acts_again_when_awake():
     assert environment._game._game._step > 10
 
 
+@pytest.mark.feature("Verlog", "instructions with mission and achievements")
 def test_an_achievement_brings_one_and_leaves_the_list():
     environment = create()
     environment.reset(0)
@@ -132,6 +134,7 @@ def test_the_length_of_a_game_truncates_and_death_terminates():
     assert mortal.step("noop").terminated
 
 
+@pytest.mark.feature("Verlog", "reading the action")
 @pytest.mark.parametrize(
     ("answer", "action"),
     [

@@ -9,6 +9,7 @@ def frames(number: int) -> list[np.ndarray]:
     return [np.full((8, 8, 3), 20 * index, dtype=np.uint8) for index in range(number)]
 
 
+@pytest.mark.feature("Verlog", "animations of episodes")
 def test_an_animation_has_every_frame(tmp_path):
     write_gif(frames(5), tmp_path / "episodes" / "0.gif")
 

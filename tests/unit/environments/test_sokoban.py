@@ -35,6 +35,7 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"\n| ?[^ \n]+", text))
 
 
+@pytest.mark.feature("GRL", "Sokoban")
 @pytest.mark.parametrize(("size", "seed"), ROOMS)
 def test_a_seed_means_the_room_that_grl_plays(size, seed):
     assert generate_room(seed, size=size, search_depth=30) == ROOMS[size, seed].split()

@@ -37,6 +37,7 @@ def test_what_is_wished_for_can_be_bought(seed):
     assert (result.reward, result.terminated, result.info["success"]) == (1.0, True, 1.0)
 
 
+@pytest.mark.feature("GRL", "the other environments")
 def test_a_purchase_is_worth_the_wishes_that_it_fulfils():
     goal = draw_goal(3)
     others = [product for product in products().values() if product.category != goal.product.category]

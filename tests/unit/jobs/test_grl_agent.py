@@ -38,6 +38,7 @@ def test_a_good_job_survives_the_way():
     assert (spec.agent.type, spec.environment.name) == ("grl", "")
 
 
+@pytest.mark.feature("GRL", "groups")
 def test_groups_are_numbered_over_all_kinds_of_agents():
     agent = agent_of(agent__training=["simple", "large"], agent__agentGroupNum=[1, 2], agent__agentGroupSize=[4, 3])
 

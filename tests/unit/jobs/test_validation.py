@@ -50,6 +50,7 @@ def test_a_field_that_cannot_work_is_refused_with_the_way_out(change: dict[str, 
     assert problem.startswith(message)
 
 
+@pytest.mark.feature("Verlog", "so many turns of each environment in a step")
 @pytest.mark.parametrize("change", RULE_BREAKERS.values(), ids=RULE_BREAKERS)
 def test_a_rule_across_fields_is_held(change: dict[str, Any]):
     (problem,) = refused(job(**change))

@@ -31,6 +31,7 @@ def find(city: str, unit: Literal["c", "f"], days: int | None = None, near: Opti
     return city
 
 
+@pytest.mark.feature("verl's multi-turn", "schemas from signatures")
 def test_a_schema_follows_from_signature_and_docstring():
     function_tool("weather")(find)
 
@@ -43,6 +44,7 @@ def test_a_schema_follows_from_signature_and_docstring():
     assert [properties[name].type for name in ("days", "near")] == ["integer", "array"]
 
 
+@pytest.mark.feature("verl's multi-turn", "schemas from signatures")
 def test_what_may_be_left_out_or_null_is_left_to_be_missing():
     """transformers marks it nullable; verl's schema has no such field: a policy is told that it need not be given."""
     marked = get_json_schema(find)["function"]["parameters"]["properties"]["days"]
@@ -81,6 +83,7 @@ def with_any_number(*cities: str) -> str:
     return cities[0]
 
 
+@pytest.mark.feature("verl's multi-turn", "schemas from signatures")
 @pytest.mark.parametrize(
     ("function", "error"),
     [
@@ -102,6 +105,7 @@ def test_another_function_of_the_same_name_is_refused():
         function_tool("weather", schema=SCHEMA)(without_docstring)
 
 
+@pytest.mark.feature("verl's multi-turn", "what functions return")
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
@@ -121,6 +125,7 @@ def test_what_a_function_returns_is_made_uniform(returned, expected):
     assert (response.text, reward, metrics) == expected
 
 
+@pytest.mark.feature("verl's multi-turn", "what functions return")
 @pytest.mark.parametrize("returned", [(), ("sun", 1, {}, "more")])
 def test_a_tuple_of_the_wrong_length_is_refused(returned):
     with pytest.raises(TypeError):
@@ -191,6 +196,7 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
 )
 
 
+@pytest.mark.feature("verl's multi-turn", "parsers")
 @pytest.mark.parametrize("name", get_args(MultiTurnAgent.model_fields["format"].annotation))
 async def test_calls_are_read_in_the_format_of_the_model(name):
     parser = ToolParser.get_tool_parser(name, Spelled(f"Well. {CALLS[name]}"))

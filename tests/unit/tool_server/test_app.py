@@ -54,6 +54,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.feature("verl-tool", "an endpoint for actions")
 async def test_an_action_is_answered_with_observations_dones_and_valids(client: Client):
     response = await client.post(["t"], ["echo hello"], extra_fields=[{}])
 
@@ -63,6 +64,7 @@ async def test_an_action_is_answered_with_observations_dones_and_valids(client: 
     assert (body["observations"], body["dones"], body["valids"]) == (["hello"], [False], [True])
 
 
+@pytest.mark.feature("verl-tool", "times of a request")
 async def test_times_are_in_the_body_and_in_a_header(client: Client):
     response = await client.post(["t"], ["echo hello"])
 
@@ -71,6 +73,10 @@ async def test_times_are_in_the_body_and_in_a_header(client: Client):
     assert float(response.headers["X-Process-Time"]) > 0
 
 
+@pytest.mark.feature("verl-tool", "required fields of a request")
+@pytest.mark.feature("verl-tool", "ids of trajectories are strings")
+@pytest.mark.feature("verl-tool", "as many actions as trajectories")
+@pytest.mark.feature("verl-tool", "as many extra fields as trajectories")
 @pytest.mark.parametrize(
     ("body", "place", "kind"),
     [
@@ -127,26 +133,31 @@ async def test_a_too_large_body_is_refused():
     assert response.status_code == 413
 
 
+@pytest.mark.feature("verl-tool", "unknown keys")
 async def test_unknown_keys_are_ignored(client: Client):
     assert (await client.post(["t"], ["echo a"], stdin="x", extra_field=[{}])).json()["observations"] == ["a"]
 
 
+@pytest.mark.feature("verl-tool", "lists of finish and last step of any length")
 async def test_a_short_list_of_finish_leaves_the_other_items_unchanged(client: Client):
     body = (await client.post(["t", "u"], ["echo a", "echo b"], finish=[True])).json()
 
     assert (body["observations"], body["dones"]) == (["", "b"], [True, False])
 
 
+@pytest.mark.feature("verl-tool", "lists of finish and last step of any length")
 async def test_surplus_values_of_finish_are_ignored(client: Client):
     assert (await client.post(["t"], ["echo a"], finish=[False, True])).json()["observations"] == ["a"]
 
 
+@pytest.mark.feature("verl-tool", "finish among the extra fields")
 async def test_finish_in_the_extra_fields_finishes(client: Client):
     body = (await client.post(["t"], ["echo a"], extra_fields=[{"finish": True}], finish=[False])).json()
 
     assert (body["observations"], body["dones"], body["valids"]) == ([""], [True], [True])
 
 
+@pytest.mark.feature("verl-tool", "finish among the extra fields")
 async def test_finish_in_the_first_items_extra_fields_overrides_the_list(client: Client):
     body = (
         await client.post(["t", "u"], ["echo a", "echo b"], extra_fields=[{"finish": False}, {}], finish=[1, 1])
@@ -185,6 +196,7 @@ async def test_one_failed_call_of_several_fails_the_request_and_keeps_the_others
     assert repeated.json()["observations"] == ["recovered", "1"]
 
 
+@pytest.mark.feature("verl-tool", "request timeout")
 async def test_calls_beyond_the_request_timeout_answer_500_as_verl_tool_does():
     async with serving(Gate(tool_context()), request_timeout=0.01) as client:
         response = await client.post(["t"], ["gate"])
@@ -209,6 +221,7 @@ async def test_an_invalid_deadline_is_refused(client: Client, value: str):
     assert (await client.send(body, **{"X-Deadline-Seconds": value})).status_code == 422
 
 
+@pytest.mark.feature("verl-tool", "limit on concurrent requests")
 async def test_requests_beyond_the_limit_wait_and_report_their_queue_time():
     gate = Gate(tool_context())
     async with serving(gate, max_concurrent_requests=1) as client:
@@ -225,6 +238,8 @@ async def test_requests_beyond_the_limit_wait_and_report_their_queue_time():
     assert answers[1]["queue_time_ms"] > answers[0]["queue_time_ms"]
 
 
+@pytest.mark.feature("verl-tool", "health")
+@pytest.mark.feature("verl-tool", "the finish tool is always there")
 async def test_health_lists_the_tools_with_finish_last(client: Client):
     body = (await client.http.get("/health")).json()
 
@@ -249,6 +264,7 @@ async def test_a_stopping_server_is_healthy_but_not_ready(client: Client):
     assert (await client.http.get("/health")).status_code == 200
 
 
+@pytest.mark.feature("verl-tool", "metrics as JSON")
 async def test_metrics_have_prometheus_format_unless_json_is_accepted(client: Client):
     await client.post(["t"], ["count"])
 

@@ -52,6 +52,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.feature("verl-tool", "order of results")
 async def test_results_come_in_the_order_of_the_actions():
     server = Server(echo(), count())
 
@@ -73,6 +74,7 @@ async def test_calls_of_one_request_run_at_once():
     assert len(await request) == 4
 
 
+@pytest.mark.feature("verl-tool", "workers of a tool")
 async def test_no_more_calls_of_a_request_run_at_once_than_workers_per_tool():
     gate = Gate(tool_context())
     request = asyncio.create_task(Server(gate, workers_per_tool=2).execute(*[action("gate", str(n)) for n in range(8)]))
@@ -84,6 +86,7 @@ async def test_no_more_calls_of_a_request_run_at_once_than_workers_per_tool():
     assert gate.most_waiting == 2
 
 
+@pytest.mark.feature("verl-tool", "state of each trajectory")
 async def test_actions_of_one_trajectory_share_state_in_order():
     assert await Server(count()).observations(*[action("count")] * 5) == ["1", "2", "3", "4", "5"]
 
@@ -206,6 +209,7 @@ async def test_a_sandbox_that_fails_twice_fails_the_call():
     assert server.value("turnmill_tool_calls_total", tool="raising", outcome="failed") == 1
 
 
+@pytest.mark.feature("verl-tool", "a tool that crashes")
 async def test_an_unexpected_error_of_a_tool_ends_the_trajectory():
     server = Server(Raising(tool_context(), [KeyError("x")]), echo())
 
@@ -228,6 +232,8 @@ async def test_calls_past_the_deadline_are_cancelled_and_may_be_repeated():
     assert await server.observations(action("gate", call_id="1")) == ["opened"]
 
 
+@pytest.mark.feature("verl-tool", "an action that no tool takes")
+@pytest.mark.feature("verl-tool", "usage instructions")
 async def test_an_unmatched_action_gets_the_usage_of_the_tools():
     server = Server(echo(), done_if_invalid=True)
 
@@ -251,6 +257,7 @@ async def test_an_action_refused_by_its_tool_is_invalid_and_not_done():
     assert server.value("turnmill_tool_calls_total", tool="echo", outcome="invalid") == 1
 
 
+@pytest.mark.feature("verl-tool", "finish drops the state of a trajectory")
 @pytest.mark.parametrize("ids", [{}, {"call_id": "last"}])
 async def test_finish_drops_only_the_state_of_its_trajectory(ids: dict[str, str]):
     server = Server(count())
@@ -271,6 +278,7 @@ async def test_a_repeated_finish_does_not_drop_later_state():
     assert await server.observations(action("count")) == ["2"]
 
 
+@pytest.mark.feature("verl-tool", "the last step drops the state of its tool")
 async def test_the_last_step_drops_the_state_of_its_tool():
     server = Server(count())
 

@@ -71,6 +71,7 @@ async def chat(
         return await http.post("/chat/completions", json=body)
 
 
+@pytest.mark.feature("verl-tool", "completions with tools inside")
 async def test_observations_are_part_of_the_completion():
     model = ScriptedModel(["<echo>7</echo> never written", " so seven"])
 
@@ -184,6 +185,7 @@ async def test_max_tokens_defaults_to_512_per_turn():
     assert model.requests[0]["max_tokens"] == 512
 
 
+@pytest.mark.feature("verl-tool", "completions with tools inside")
 async def test_another_model_is_a_500_as_in_verl_tool():
     response = await complete(ScriptedModel([]), fields={"model": "other"})
 

@@ -16,6 +16,7 @@ def worker() -> Any:
     return SimpleNamespace(stopping=False)
 
 
+@pytest.mark.feature("verl-tool", "graceful stop")
 async def test_a_signal_stops_a_server_in_order():
     stop, told, ended = StopHandler(), worker(), server()
     stop.attach(told, ended)

@@ -36,11 +36,13 @@ def taker(found: ToolSet, action: str) -> str | None:
     return match[0].name if match else None
 
 
+@pytest.mark.feature("verl-tool", "the first tool that takes an action runs it")
 def test_the_first_tool_that_takes_an_action_gets_it():
     assert taker(tools(Greedy, Echo), "echo a") == "greedy"
     assert taker(tools(Echo, Greedy), "echo a") == "echo"
 
 
+@pytest.mark.feature("verl-tool", "MCP is matched last")
 def test_mcp_interface_is_matched_last_but_listed_in_its_place():
     found = tools(Mcp, Echo)
 
@@ -53,6 +55,7 @@ def test_a_tool_that_cannot_parse_an_action_does_not_take_it():
     assert taker(tools(Broken, Echo), "echo a") == "echo"
 
 
+@pytest.mark.feature("verl-tool", "an action that no tool takes")
 def test_no_tool_may_take_an_action():
     assert tools(Echo, Count).match("hello") is None
 
@@ -62,10 +65,12 @@ def test_any_true_value_finishes(value: object, finishes: bool):
     assert tools(Echo).finishes({"finish": value}) is finishes
 
 
+@pytest.mark.feature("verl-tool", "the finish tool is always there")
 def test_a_server_without_tools_finishes_every_trajectory():
     assert tools().finishes({})
 
 
+@pytest.mark.feature("verl-tool", "usage instructions")
 def test_usage_names_the_tools_but_not_base():
     class Base(Echo):
         name: ClassVar[str] = "base"

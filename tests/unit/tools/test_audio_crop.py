@@ -32,6 +32,7 @@ def crop(window: object, number: object = 1) -> str:
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
+@pytest.mark.feature("verl-tool", "crops of images, frames and sound")
 @pytest.mark.parametrize("key", ["audios", "audio"])
 async def test_a_stretch_is_cut_out_whatever_name_the_sounds_come_under(key):
     talk = Dialogue(make_tool("audio_crop"), {key: [sound()]})

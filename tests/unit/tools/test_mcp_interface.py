@@ -32,6 +32,7 @@ def test_calls_are_written_as_tool_calls_or_in_the_manner_of_react(action, call)
     assert parse_call(action) == call
 
 
+@pytest.mark.feature("verl-tool", "MCP tools")
 @pytest.mark.parametrize(
     "extra",
     [{"mcp_servers": ["weather", {"name": "maps"}]}, {"mcp_servers": [{"name": "maps"}, "weather"], "other": 1}],

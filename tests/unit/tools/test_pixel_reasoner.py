@@ -35,6 +35,7 @@ def dialogue(*images: Image.Image, **settings: str) -> Dialogue:
     return Dialogue(make_tool("pixel_reasoner", **settings), {"images": [as_url(image) for image in images]})
 
 
+@pytest.mark.feature("verl-tool", "crops of images, frames and sound")
 @pytest.mark.parametrize(
     ("name", "box"), [("crop_image", [240, 40, 360, 160]), ("crop_image_normalized", [0.6, 0.2, 0.9, 0.8])]
 )

@@ -12,6 +12,7 @@ def program(stdout: bytes = b"", stderr: bytes = b"", **more: object) -> Sandbox
     return SandboxResult(0, stdout, stderr, value=ENDED, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.feature("verl-tool", "Python between tags or in a fence")
 @pytest.mark.parametrize(
     ("action", "source"),
     [
@@ -29,6 +30,7 @@ def test_all_blocks_of_the_first_kind_make_the_program(action, source):
     assert make_tool("python_code").parse(action) == source
 
 
+@pytest.mark.feature("verl-tool", "Python between tags or in a fence")
 @pytest.mark.parametrize(
     ("action", "observation"),
     [
@@ -91,6 +93,7 @@ async def test_every_other_end_is_told(outcome, text):
     assert await dialogue.say("<python>a</python>") == f"\n<result>\n{text}\n</result>\n"
 
 
+@pytest.mark.feature("verl-tool", "limits of Python")
 @pytest.mark.parametrize(
     "line",
     [
@@ -115,6 +118,7 @@ async def test_blocked_words_can_be_allowed():
     assert "ran" in await dialogue.say("<python>import socket</python>")
 
 
+@pytest.mark.feature("verl-tool", "input of a Python program")
 @pytest.mark.parametrize(
     ("action", "extra", "stdin"),
     [

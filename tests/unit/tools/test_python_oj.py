@@ -58,6 +58,7 @@ async def test_a_program_that_exits_before_an_assertion_has_not_passed_it():
     assert "Failed test case" in await dialogue.say(CODE)
 
 
+@pytest.mark.feature("verl-tool", "programs judged by tests")
 @pytest.mark.parametrize(
     ("given", "expected", "call", "output"),
     [
@@ -87,6 +88,7 @@ async def test_a_method_of_a_solution_is_called_on_one():
     assert sources(sandbox)[0].endswith("print(Solution().solve(1))\n")
 
 
+@pytest.mark.feature("verl-tool", "programs judged by tests")
 async def test_inputs_go_to_stdin_and_outputs_are_compared():
     tests = {"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["3", "4"]]}
     dialogue, sandbox = judged(tests, printed("3\n"), printed("3 \n4\n"))

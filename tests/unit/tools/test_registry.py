@@ -145,6 +145,7 @@ def test_one_name_belongs_to_one_class():
         registry.register(Other)
 
 
+@pytest.mark.feature("verl-tool", "a tool from a file")
 async def test_a_file_in_the_tools_folder_is_a_tool(tmp_path):
     (tmp_path / "shout.py").write_text(OWN_TOOL)
 
@@ -154,6 +155,7 @@ async def test_a_file_in_the_tools_folder_is_a_tool(tmp_path):
     assert "shout" in registry.names(tmp_path)
 
 
+@pytest.mark.feature("verl-tool", "state of each trajectory")
 async def test_a_file_written_for_verl_tool_keeps_its_environments_apart(tmp_path):
     (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
     tool = make_tool("counter", TOOLS_FOLDER=str(tmp_path))
@@ -194,6 +196,7 @@ async def test_a_call_of_a_verl_tool_file_that_was_given_up_has_no_effect_on_its
     assert dialogue.tool._tool.get_env_cache_keys() == []
 
 
+@pytest.mark.feature("verl-tool", "asynchronous tools")
 async def test_an_asynchronous_verl_tool_file_is_awaited(tmp_path):
     (tmp_path / "later.py").write_text(ASYNC_VERL_TOOL_FILE)
     dialogue = Dialogue(make_tool("later", TOOLS_FOLDER=str(tmp_path)))
@@ -221,6 +224,7 @@ async def test_the_tool_base_counts_the_calls_of_a_trajectory():
     assert dialogue.result.done
 
 
+@pytest.mark.feature("verl-tool", "the finish tool is always there")
 async def test_no_action_is_meant_for_finish():
     tool = make_tool("finish")
 

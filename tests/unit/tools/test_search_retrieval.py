@@ -4,6 +4,7 @@ from turnmill.core.errors import ToolUnavailableError
 from turnmill.testing.tool_calls import Dialogue, make_tool
 
 
+@pytest.mark.feature("verl-tool", "search")
 @pytest.mark.parametrize(
     ("action", "parsed"),
     [
@@ -18,6 +19,7 @@ def test_a_query_goes_before_an_answer_and_the_last_counts(action, parsed):
     assert make_tool("search_retrieval").parse(action) == parsed
 
 
+@pytest.mark.feature("verl-tool", "search")
 async def test_an_answer_ends_the_trajectory_and_is_no_action():
     dialogue = Dialogue(make_tool("search_retrieval"))
 

@@ -39,6 +39,7 @@ def test_the_last_statement_counts(action, statement):
     assert make_tool("sql").parse(action) == statement
 
 
+@pytest.mark.feature("verl-tool", "SQL")
 async def test_the_result_comes_with_the_statement_and_the_turns_left(database):
     tool = make_tool("sql", ScriptedSandbox(answer(" 0\n 1")))
     dialogue = Dialogue(tool, {"db_path": str(database), "turns_left": 4})

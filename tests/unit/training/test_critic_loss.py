@@ -17,6 +17,7 @@ def test_a_row_has_one_slot_more_than_tokens_where_there_is_room_for_it():
     assert slots_per_row(torch.tensor([1, 3, 4]), max_response_tokens=4).tolist() == [2, 4, 4]
 
 
+@pytest.mark.feature("Verlog", "bootstrap rows without an action")
 def test_the_first_slot_is_the_value_of_the_prompt():
     # Prompts of 2 and 1 tokens, responses of 2 and 3.
     values = nested([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
@@ -27,6 +28,7 @@ def test_the_first_slot_is_the_value_of_the_prompt():
     assert second.tolist() == [5, 6, 7]
 
 
+@pytest.mark.feature("Verlog", "clipping of values")
 @pytest.mark.parametrize(
     ("predicted", "value", "target", "loss", "is_clipped"),
     [
@@ -96,6 +98,7 @@ class Rows:
         return torch.nested.as_nested_tensor([rows[i] for i in picked], layout=torch.jagged)
 
 
+@pytest.mark.feature("Verlog", "weight of the first value")
 @pytest.mark.parametrize("first_token_weight", [1.0, 3.0])
 def test_the_loss_meets_its_formula(first_token_weight):
     rows = Rows(prompts=[2, 1, 3], responses=[1, 3, 2])

@@ -34,6 +34,7 @@ def after_kl(kind: str, *, target: float = 0.1, step: int = 1, warmup: int = 0) 
     return rewards, controller.value
 
 
+@pytest.mark.feature("Verlog", "KL in the reward")
 def test_drifting_costs_its_coefficient_token_by_token():
     rewards, coefficient = after_kl("fixed")
 
@@ -41,6 +42,7 @@ def test_drifting_costs_its_coefficient_token_by_token():
     assert coefficient == 0.1
 
 
+@pytest.mark.feature("Verlog", "an adaptive coefficient")
 @pytest.mark.parametrize(("target", "error"), [(0.001, 0.2), (100.0, -0.2), (1 / 6, 0.0)])
 def test_an_adaptive_coefficient_moves_by_a_fifth_at_most(target, error):
     _, coefficient = after_kl("adaptive", target=target)
@@ -118,6 +120,7 @@ def warmed_up(monkeypatch: pytest.MonkeyPatch, **warmup: int) -> WarmingUp:
     return learner
 
 
+@pytest.mark.feature("Verlog", "critic warm-up")
 def test_turns_are_gathered_once_and_the_critic_alone_learns_from_them(monkeypatch):
     learner = warmed_up(monkeypatch, batches=3, steps=5)
 
@@ -127,6 +130,7 @@ def test_turns_are_gathered_once_and_the_critic_alone_learns_from_them(monkeypat
     assert learner.global_steps == 7
 
 
+@pytest.mark.feature("Verlog", "what the warm-up draws")
 def test_an_update_draws_some_of_the_turns_and_no_bootstrap_row(monkeypatch):
     learner = warmed_up(monkeypatch, batches=3, steps=2, turnsPerStep=40)
 
@@ -136,6 +140,7 @@ def test_an_update_draws_some_of_the_turns_and_no_bootstrap_row(monkeypatch):
     assert learner.learned[0].keys != learner.learned[1].keys
 
 
+@pytest.mark.feature("Verlog", "what the warm-up draws")
 @pytest.mark.parametrize(
     ("batches", "wanted", "drawn"), [(40, None, 128), (20, None, 64), (1, None, 8), (3, 96, 96), (1, 30, 24)]
 )

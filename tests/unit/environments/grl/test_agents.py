@@ -34,6 +34,7 @@ def test_members_of_a_group_begin_alike_and_groups_differently():
     assert len({group[0] for group in states}) == 3
 
 
+@pytest.mark.feature("GRL", "Sokoban")
 def test_sokoban_rewards_steps_boxes_and_the_solution():
     sokoban = agent("sokobanAgent")
     sokoban.reset(123)
@@ -94,6 +95,7 @@ def test_larger_rooms_are_those_of_their_seed():
     assert large.reset(7).state == "\n".join(generate_room(7, size=(8, 8), num_boxes=2, search_depth=30))
 
 
+@pytest.mark.feature("GRL", "the other environments")
 def test_tetris_costs_a_step_and_pays_a_line():
     tetris = agent("tetrisAgent", {"dim_x": 2, "dim_y": 4})
     tetris.reset(3)
@@ -105,6 +107,7 @@ def test_tetris_costs_a_step_and_pays_a_line():
     assert tetris.done
 
 
+@pytest.mark.feature("GRL", "the other environments")
 def test_blocksworld_tells_what_cannot_be_read_from_what_is_not_allowed():
     blocks = agent("blocksworldAgent")
     blocks.reset(0)
@@ -113,6 +116,7 @@ def test_blocksworld_tells_what_cannot_be_read_from_what_is_not_allowed():
     assert do(blocks, "(move 1 to 1)").reward == -1
 
 
+@pytest.mark.feature("GRL", "the other environments")
 def test_a_right_answer_to_a_problem_is_worth_ten():
     gsm8k = agent("gsm8kAgent")
     gsm8k.reset(1)
@@ -123,6 +127,7 @@ def test_a_right_answer_to_a_problem_is_worth_ten():
     assert gsm8k.done
 
 
+@pytest.mark.feature("GRL", "the other environments")
 def test_an_answer_without_sql_costs_a_half_and_ends_the_episode():
     bird = agent("birdAgent")
     bird.reset(1)
@@ -187,6 +192,7 @@ def test_an_agent_of_any_environment_needs_its_name():
         agent("environmentAgent")
 
 
+@pytest.mark.feature("GRL", "the other environments")
 @pytest.mark.parametrize("name", ["amc23", "aime24", "aime25", "math500", "minervamath"])
 def test_every_set_of_problems_has_its_agent(name: str):
     problems = agent(f"{name}Agent")

@@ -31,6 +31,7 @@ def test_the_first_turn_tells_prompt_state_budget_and_form():
     assert "100 tokens" in user["content"]
 
 
+@pytest.mark.feature("GRL", "tag of the thought")
 @pytest.mark.parametrize(
     ("config", "prefix"),
     [
@@ -43,6 +44,7 @@ def test_the_prompt_ends_with_the_tag_of_what_comes_first(config: dict[str, Any]
     assert agent(**config).prefix == prefix
 
 
+@pytest.mark.feature("GRL", "reward in the prompt")
 def test_a_later_turn_begins_with_the_reward_of_the_one_before():
     counter, (output,) = played(say("1", "0"))
 
@@ -52,6 +54,7 @@ def test_a_later_turn_begins_with_the_reward_of_the_one_before():
     assert user["content"].startswith("Reward: \n1\n Turn 2:\nState:\nat 0\nYou have 2 actions remaining.")
 
 
+@pytest.mark.feature("GRL", "reading actions")
 @pytest.mark.parametrize(
     ("response", "actions", "text"),
     [
@@ -76,6 +79,7 @@ def test_without_thoughts_the_answer_stands_alone():
     assert (answer.actions, answer.text) == (("1", "2"), "<answer>1 ; 2</answer>")
 
 
+@pytest.mark.feature("GRL", "reading actions")
 def test_actions_beyond_those_of_a_turn_are_dropped():
     counter, (output,) = played(say("1", "1", "2"))
 
@@ -88,6 +92,7 @@ def test_actions_that_are_not_allowed_are_passed_over_and_not_counted():
     assert (output.reward, counter.num_actions, output.done) == (2.0, 1, False)
 
 
+@pytest.mark.feature("GRL", "budget of actions")
 def test_an_episode_ends_when_its_actions_are_used():
     counter, outputs = played(say("1", "1"), say("1"), say("1", "2"))
 
@@ -111,6 +116,7 @@ def test_an_episode_ends_where_the_environment_says_so():
         counter.get_env_outputs(say("1"))
 
 
+@pytest.mark.feature("GRL", "penalty of form")
 @pytest.mark.parametrize(
     ("responses", "penalty"),
     [

@@ -32,6 +32,7 @@ def test_a_registered_agent_is_found_by_its_name():
     assert "mine" in list_agents()
 
 
+@pytest.mark.feature("GRL", "registry of agents")
 def test_a_name_belongs_to_one_class():
     made = register_agent("mine")(agent_class("Mine"))
 
@@ -40,6 +41,7 @@ def test_a_name_belongs_to_one_class():
         register_agent("mine")(agent_class("Other"))
 
 
+@pytest.mark.feature("GRL", "registry of agents")
 def test_an_unknown_name_is_refused_with_those_that_are_known():
     with pytest.raises(KeyError, match="sokobanAgent") as caught:
         get_agent_cls("sokobanAgnt")

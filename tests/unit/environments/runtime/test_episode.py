@@ -22,6 +22,8 @@ def episode(
     return made
 
 
+@pytest.mark.feature("Verlog", "default action of an invalid response")
+@pytest.mark.feature("Verlog", "penalty of an invalid response")
 def test_an_invalid_response_executes_the_default_action_and_costs_the_penalty():
     result = episode().act("ACTION: fly")
 
@@ -40,6 +42,7 @@ def test_a_state_is_the_observation_unless_the_environment_says_otherwise():
     assert episode().act("ACTION: look").state_key == "seed 0 step 1"
 
 
+@pytest.mark.feature("Verlog", "penalty of an invalid response")
 def test_the_penalty_replaces_even_a_reward_that_the_default_action_earned():
     made = episode()
     made.environment.default_action = "win"
@@ -50,6 +53,7 @@ def test_the_penalty_replaces_even_a_reward_that_the_default_action_earned():
     assert not result.success
 
 
+@pytest.mark.feature("Verlog", "binary reward")
 @pytest.mark.parametrize(("binary", "reward"), [(True, 1.0), (False, 0.5)])
 def test_a_positive_reward_counts_as_one_where_rewards_are_binary(binary, reward):
     result = episode(binary=binary).act("ACTION: win")

@@ -67,6 +67,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return keys
 
 
+@pytest.mark.feature("GRL", "synchronous turns")
 @pytest.mark.parametrize(
     ("turns", "begun"), [("synchronous", [1, 1, 1, 2, 2, 2]), ("asynchronous", [1, 2, 1, 2, 1, 2])]
 )

@@ -16,6 +16,7 @@ def test_an_address_is_that_of_a_server_or_of_its_endpoint(text, urls):
     assert parse_urls(text) == urls
 
 
+@pytest.mark.feature("verl-tool", "control characters")
 def test_control_characters_go_from_every_string():
     assert without_control_characters({"a\x00": ["b\x1f", {"c": "\x0b"}, 3], "t": "\t\n\r"}) == {
         "a": ["b", {"c": ""}, 3],
@@ -23,6 +24,7 @@ def test_control_characters_go_from_every_string():
     }
 
 
+@pytest.mark.feature("verl-tool", "stop tokens from a file")
 @pytest.mark.parametrize(
     ("text", "action"),
     [
@@ -35,6 +37,7 @@ def test_the_first_token_in_the_order_of_the_list_ends_the_action(text, action):
     assert find_action(text, ("</a>", "</b>")) == action
 
 
+@pytest.mark.feature("verl-tool", "limit on concurrent trajectories")
 @pytest.mark.parametrize(
     ("limit", "workers", "shares"),
     [(10, 3, [4, 3, 3]), (2, 4, [1, 1]), (1, 1, [1]), (None, 4, None)],

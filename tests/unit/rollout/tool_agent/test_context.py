@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ def response(*ids: int) -> Tokens:
     return Tokens.sampled(ids, [-0.1 * i for i in ids])
 
 
+@pytest.mark.feature("verl-tool", "contexts that are exact to the token")
 def test_the_context_is_what_was_read_and_said():
     context = Context(PROMPT, budget=10)
 
@@ -29,6 +31,7 @@ def test_what_nobody_sampled_may_be_learned_from():
     assert Tokens.given((1, 2), masked=False).mask == (1, 1)
 
 
+@pytest.mark.feature("verl-tool", "a rolling window")
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=12),
     st.integers(8, 24),

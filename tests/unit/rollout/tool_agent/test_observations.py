@@ -7,6 +7,7 @@ from turnmill.rollout.tool_agent.observations import cut_observation, placeholde
 PICTURE = 99
 
 
+@pytest.mark.feature("verl-tool", "observations that are too long")
 @pytest.mark.parametrize(
     ("side", "head", "tail"), [("left", (), (3, 4, 5)), ("right", (1, 2, 3), ()), ("middle", (1,), (4, 5))]
 )
@@ -22,6 +23,7 @@ def test_what_fits_stays_whole():
     assert (cut.head, cut.whole) == ((1, 2, 3), True)
 
 
+@pytest.mark.feature("verl-tool", "placeholders are not split")
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 def test_a_picture_is_kept_whole_or_not_at_all(side):
     cut = cut_observation((1, PICTURE, PICTURE, PICTURE, 2), 3, side, {PICTURE})
@@ -29,6 +31,7 @@ def test_a_picture_is_kept_whole_or_not_at_all(side):
     assert [*cut.head, *cut.tail].count(PICTURE) in (0, 3)
 
 
+@pytest.mark.feature("verl-tool", "placeholders are not split")
 @given(
     st.lists(st.sampled_from([1, 2, PICTURE]), max_size=30),
     st.integers(1, 12),

@@ -1,3 +1,5 @@
+import pytest
+
 from turnmill.rollout.verlog.memory import Memory, RememberedTurn
 
 
@@ -9,6 +11,7 @@ def after(num_turns: int, *, text_turns: int, thought_turns: int = 1) -> Memory:
     return memory
 
 
+@pytest.mark.feature("Verlog", "window of memory")
 def test_a_window_holds_the_newest_turns():
     memory = after(5, text_turns=2)
 
@@ -23,6 +26,7 @@ def test_a_window_of_no_turns_remembers_none():
     assert memory.observation == "o3"
 
 
+@pytest.mark.feature("Verlog", "memory of thoughts")
 def test_the_newest_thoughts_are_recalled_in_full():
     memory = after(4, text_turns=3, thought_turns=2)
 

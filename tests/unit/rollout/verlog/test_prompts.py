@@ -26,6 +26,7 @@ def build(template: str, **window: int) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 
+@pytest.mark.feature("Verlog", "prompts `cot` and `naive`")
 def test_cot_shows_the_last_plan_and_asks_for_thought_and_action():
     assert build("cot", text_turns=1) == [
         ("system", "You are an agent."),
@@ -35,6 +36,7 @@ def test_cot_shows_the_last_plan_and_asks_for_thought_and_action():
     ]
 
 
+@pytest.mark.feature("Verlog", "memory of thoughts")
 def test_of_older_turns_only_the_executed_action_is_shown():
     assert build("cot", text_turns=2) == [
         ("system", "You are an agent."),
@@ -46,6 +48,7 @@ def test_of_older_turns_only_the_executed_action_is_shown():
     ]
 
 
+@pytest.mark.feature("Verlog", "prompts `cot` and `naive`")
 def test_naive_asks_for_an_action_alone():
     assert build("naive", text_turns=1, thought_turns=0) == [
         ("system", "You are an agent."),

@@ -80,6 +80,7 @@ def test_the_summary_of_an_episode_covers_all_its_turns():
     assert summary.sampled_tokens == pack_tokens([3, 4, 5] * 3)
 
 
+@pytest.mark.feature("Verlog", "bootstrap rows without an action")
 def test_a_bootstrap_row_is_a_prompt_with_a_token_that_no_policy_generated():
     seconds = {"generation": 3.0, "tools": 2.0, "loop": 0.5}
     row = bootstrap_row([1, 2, 3], 9, failure_causes=["inference"], seconds=seconds)

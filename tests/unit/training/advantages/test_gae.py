@@ -37,6 +37,7 @@ def reference(rewards, values, mask, dones, *, num_environments, token_gamma, to
     return advantages, advantages + values
 
 
+@pytest.mark.feature("Verlog", "GAE with two discounts")
 @pytest.mark.parametrize("name", sorted(VECTORS))
 def test_the_published_vectors_are_met(name):
     case, combination = name.split(" | ")
@@ -85,6 +86,7 @@ def test_many_environments_match_the_definition(seed, holes):
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.feature("Verlog", "the end of an episode")
 def test_nothing_leaks_across_the_end_of_an_episode():
     values, mask = VALUES.clone(), MASK
     settings = {"num_environments": 1, "token_gamma": 1.0, "token_lambda": 1.0, "step_gamma": 0.9, "step_lambda": 0.9}
@@ -98,6 +100,7 @@ def test_nothing_leaks_across_the_end_of_an_episode():
     torch.testing.assert_close(after[0], before[0])
 
 
+@pytest.mark.feature("Verlog", "whitening")
 def test_whitened_advantages_have_mean_0_and_variance_1_over_response_tokens():
     advantages = torch.randn(16, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = torch.arange(9) < torch.arange(1, 17)[:, None].clamp(max=9)

@@ -98,6 +98,7 @@ def test_a_trajectory_of_several_rows_counts_once():
     assert sum((2 * found["uid0_0_0"], found["uid0_1_0"] * 2, found["uid0_2_0"] * 2)) == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.feature("verl's multi-turn", "several outputs of a trajectory")
 def test_the_last_row_stands_for_its_trajectory():
     assert last_rows(["a_0_1", "b_0_0", "a_0_0", "a_0_2"]) == [3, 1]
 
@@ -127,6 +128,7 @@ def test_a_step_of_nothing_but_failures_ends_the_run_whatever_the_limit():
         split(batch(keys, dict.fromkeys(keys, "tool_timeout"))).require_few_failures(1.0, "Step 1")
 
 
+@pytest.mark.feature("verl-tool", "metrics of the agent")
 def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
     found = agent_metrics(
         [summary(metrics={"num_turns": 1.0}), summary(metrics={"num_turns": 3.0, "valid_action": 1.0})]

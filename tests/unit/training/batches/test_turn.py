@@ -36,6 +36,7 @@ def batch(turns: list[TurnMetadata], segments: list[SegmentMetadata]) -> TurnBat
     )
 
 
+@pytest.mark.feature("Verlog", "a row per turn, in the order of time")
 def test_rows_are_put_in_order_of_time_and_within_it_of_segments():
     ordered, num_segments = in_order_of_time(meta("b_0_1", "a_0_10", "a_0_1", "b_0_10", "a_0_2", "b_0_2"))
 
@@ -67,6 +68,7 @@ def test_success_and_length_are_those_of_the_episodes_that_ended():
     assert (metrics["turnmill/episodes/completed"], metrics["turnmill/episodes/max_turns"]) == (1, 1)
 
 
+@pytest.mark.feature("Verlog", "metrics of behaviour")
 def test_plans_and_second_thoughts_are_averaged_over_turns_and_no_bootstrap_row():
     thoughtful = TurnMetadata(plan_length=30, backtrack_length=5)
     brief = TurnMetadata(plan_length=12)
@@ -115,6 +117,7 @@ def test_rewards_are_followed_by_a_zero_row_for_each_bootstrap_row():
     assert rewards_RG.sum(1).tolist() == [3, 3, 0, 0]
 
 
+@pytest.mark.feature("Verlog", "validation on whole episodes")
 def test_a_validation_averages_over_whole_episodes():
     solved = EpisodeSummary(
         episode_id="v0-0", reward=0.9, stop_reason="completed", success=True, num_turns=4,

@@ -18,6 +18,7 @@ def summary(tag: str, reward: float, *, success: bool = False, turns: int = 2) -
 SUMMARIES = [summary("a", 1.0, success=True), summary("a", 0.0, turns=4), summary("b", 5.0, success=True)]
 
 
+@pytest.mark.feature("GRL", "metrics of a rollout")
 def test_metrics_are_means_over_the_agents_of_a_tag():
     metrics = step_metrics(SUMMARIES)
 
@@ -32,6 +33,8 @@ def test_metrics_are_means_over_the_agents_of_a_tag():
     assert (metrics["turnmill/reward_quantile/0.5"], metrics["turnmill/episodes/completed"]) == (1.0, 3.0)
 
 
+@pytest.mark.feature("GRL", "metrics of a rollout")
+@pytest.mark.feature("GRL", "validations played several times")
 def test_a_validation_has_metrics_by_tag_and_the_mean_score():
     metrics = environment_metrics(SUMMARIES)
 

@@ -26,6 +26,7 @@ def episode(*turns: float, group: int = 0, tag: str = "a", penalties: tuple[floa
     )  # fmt: skip
 
 
+@pytest.mark.feature("GRL", "normalisation")
 @pytest.mark.parametrize(
     ("method", "values", "expected"),
     [
@@ -48,6 +49,7 @@ def test_rewards_are_normalised_as_grl_does(method: str, values: list[float], ex
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.feature("GRL", "normalisation")
 @pytest.mark.parametrize(
     ("grouping", "expected"),
     [
@@ -64,6 +66,7 @@ def test_rewards_are_compared_with_those_of_group_kind_or_batch(grouping: str, e
     assert scores.sums_K.tolist() == pytest.approx(expected)
 
 
+@pytest.mark.feature("GRL", "several kinds of agents")
 def test_kinds_of_agents_are_compared_with_their_like():
     episodes = [episode(0, tag="a"), episode(2, tag="a"), episode(5, tag="b"), episode(9, tag="b")]
 
@@ -72,6 +75,7 @@ def test_kinds_of_agents_are_compared_with_their_like():
     assert scores.sums_K.tolist() == pytest.approx([-1.0, 1.0, -2.0, 2.0])
 
 
+@pytest.mark.feature("GRL", "penalty of form")
 def test_penalties_are_added_after_normalisation():
     episodes = [episode(1.0, 2.0, penalties=(-0.5, -0.5)), episode(1.0)]
 
@@ -94,6 +98,7 @@ def test_the_scores_of_turns_add_up_to_that_of_the_trajectory(method: str):
     assert second - first == pytest.approx(8.9 * scale)
 
 
+@pytest.mark.feature("GRL", "where scores stand")
 def test_a_sum_is_placed_at_the_end_and_turn_scores_where_turns_end():
     episodes = [episode(1.0, 2.0), episode(4.0)]
     scores = Scores.of(episodes, RewardNormalization())
@@ -118,6 +123,7 @@ GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 WORTH = rewards(0, 1, 5, 5, 0, 9, 2, 4)
 
 
+@pytest.mark.feature("GRL", "filter of groups")
 @pytest.mark.parametrize(
     ("ratio", "kind", "kept"),
     [
@@ -134,6 +140,7 @@ def test_the_filter_keeps_the_groups_that_differ_most_or_least(ratio: float, kin
     assert Choice.of(WORTH, GROUPS, ratio=ratio, kind=kind).kept == kept
 
 
+@pytest.mark.feature("GRL", "metrics of a rollout")
 def test_the_filter_tells_of_all_groups_and_of_those_it_keeps():
     metrics = Choice.of(WORTH, GROUPS, ratio=0.25, kind="std").metrics
 
