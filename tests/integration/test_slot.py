@@ -45,11 +45,11 @@ async def play(slot: Slot, responses: tuple[str, ...]) -> list[list[dict[str, st
     """The messages before every response, and after the last."""
     seen = []
     for response in responses:
-        await slot.ready()
+        await slot.ensure_episode()
         seen.append(slot.messages())
         await slot.act(response)
         slot.finish_turn()
-    await slot.ready()
+    await slot.ensure_episode()
     return [*seen, slot.messages()]
 
 
@@ -96,8 +96,8 @@ async def test_an_episode_that_cannot_be_carried_on_is_dropped_and_the_next_begi
     await resumed.restore(SlotState(3, 0, 6, ("ACTION: turn left",) * 6))
     await expected.restore(SlotState(3, 1, 6, ()))
 
-    await resumed.ready()
-    await expected.ready()
+    await resumed.ensure_episode()
+    await expected.ensure_episode()
 
     assert resumed.episode == 1
     assert resumed.messages() == expected.messages()
@@ -106,8 +106,8 @@ async def test_an_episode_that_cannot_be_carried_on_is_dropped_and_the_next_begi
 async def test_slots_begin_with_different_episodes(slot):
     first, second = slot(0), slot(1)
 
-    await first.ready()
-    await second.ready()
+    await first.ensure_episode()
+    await second.ensure_episode()
 
     assert first.messages() != second.messages()
 
@@ -115,7 +115,7 @@ async def test_slots_begin_with_different_episodes(slot):
 async def test_an_episode_ends_at_its_turn_limit(slot):
     at_limit = slot()
     for _ in range(3):
-        await at_limit.ready()
+        await at_limit.ensure_episode()
         await at_limit.act("ACTION: turn left")
         at_limit.finish_turn()
 
@@ -130,14 +130,14 @@ async def test_an_episode_ends_at_its_turn_limit(slot):
 
 async def test_an_episode_that_is_dropped_is_followed_by_another_or_played_again(slot):
     at = slot()
-    await at.ready()
+    await at.ensure_episode()
     first = at.messages()
 
-    await at.abandon(again=True)
-    await at.ready()
+    await at.drop_episode(repeat=True)
+    await at.ensure_episode()
     again = at.messages()
-    await at.abandon()
-    await at.ready()
+    await at.drop_episode()
+    await at.ensure_episode()
 
     assert again == first
     assert at.messages() != first

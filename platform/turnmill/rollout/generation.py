@@ -5,10 +5,10 @@ import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 
-from verl.workers.rollout.replica import TokenOutput
 from vllm.sampling_params import RequestOutputKind
 
 from turnmill.core.errors import InferenceError
+from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.rollout.verl_types import LLMClient
 
 NUM_ROUTING_KEYS = 256
@@ -38,7 +38,7 @@ async def generate(
     }
     try:
         async with asyncio.timeout(timeout_seconds):
-            output: TokenOutput = await client.generate(
+            output = await client.generate(
                 request_id=f"slot-{routing_key}", prompt_ids=prompt_ids, sampling_params=params, **media
             )
     except TimeoutError as error:
@@ -51,6 +51,12 @@ async def generate(
 def is_truncated(token_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Collection[int | None]) -> bool:
     """Return whether the token limit ended a response, judged by its tokens: verl's clients do not tell."""
     return len(token_ids) >= max_tokens and token_ids[-1] not in stop_token_ids
+
+
+def policy_versions(output: TokenOutput) -> tuple[int, int]:
+    """Return the oldest and the newest policy version that sampled tokens of a response."""
+    oldest, newest = (output.extra_fields.get(name) or 0 for name in ("min_global_steps", "max_global_steps"))
+    return int(oldest), int(newest)
 
 
 def routing_key(episode_name: str) -> int:

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.tokens import Row
+from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 
 
 class EpisodeRow(AgentLoopOutput):

@@ -1,37 +1,41 @@
-"""Agent loop workers of verl's that play whole trajectories, so many at once as the job allows."""
+"""Agent loop workers that play whole episodes, as many at once as the job allows."""
 
 import asyncio
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Unpack
 
 import ray
 from tensordict import TensorDict
 
 from turnmill.core.trajectory import EpisodeFailure
-from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.failure import put_failure
-from turnmill.rollout.worker import LoopManager, LoopWorker
+from turnmill.rollout.verl_classes import AgentLoopOutput
+from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams
+from turnmill.rollout.worker import LoopManager, LoopWorker, job_of
 
 
 class TrajectoryWorker(LoopWorker):
-    """Runs agent loops, so many at once as the manager allows."""
+    """Plays episodes, as many at once as the manager allows."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
         self.limit: asyncio.Semaphore | nullcontext[None] = nullcontext()
 
     @abstractmethod
-    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> EpisodeFailure | list[Any]:
-        """One trajectory: its rows, or what ended it. Whatever it raises ends the run."""
+    async def play(
+        self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
+    ) -> EpisodeFailure | Sequence[AgentLoopOutput]:
+        """Play one episode; return its rows, or its failure. An error that it raises ends the run."""
 
-    async def allow(self, at_once: int) -> None:
-        """Play at most so many trajectories at once."""
-        self.limit = asyncio.Semaphore(at_once)
+    async def set_limit(self, max_episodes: int) -> None:
+        """Limit how many episodes are played at once."""
+        self.limit = asyncio.Semaphore(max_episodes)
 
-    async def run_row(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> None:
-        """A trajectory, once there is room for it."""
+    async def run_row(self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]) -> None:
+        """Play an episode, once the limit allows it, and hand over its rows or its failure."""
         async with self.limit:
             played = await self.play(sampling_params, validate=validate, **row)
         if isinstance(played, EpisodeFailure):
@@ -41,33 +45,31 @@ class TrajectoryWorker(LoopWorker):
 
 
 class TrajectoryManager(LoopManager):
-    """Spreads the trajectories in flight over the workers."""
+    """Spreads the episodes in flight over the workers."""
 
-    _limited = False
+    _limits_set = False
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start the agent loops of these tasks and return; their rows go to the TransferQueue."""
-        workers = self._allowed_workers()
-        size = math.ceil(len(prompts) / len(workers))
-        chunks = prompts.split(size)
+        workers = self._workers_in_use()
+        chunks = prompts.split(math.ceil(len(prompts) / len(workers)))
         ray.get([worker.generate_sequences.remote(chunk) for worker, chunk in zip(workers, chunks, strict=False)])
 
-    def _allowed_workers(self) -> list[Any]:
-        """The workers that may play anything, each told once how much."""
-        config: Any = self.config
-        job = AgentTrainingJob.model_validate_json(config.turnmill.job)
-        shares = split_limit(job.spec.max_concurrency, len(self.agent_loop_workers))
-        if shares is None:
-            return list(self.agent_loop_workers)
-        if not self._limited:
-            ray.get([w.allow.remote(share) for w, share in zip(self.agent_loop_workers, shares, strict=False)])
-            self._limited = True
-        return list(self.agent_loop_workers[: len(shares)])
+    def _workers_in_use(self) -> Sequence[ActorHandle]:
+        """Return the workers that may play anything, after setting the limit of each once."""
+        workers = self.agent_loop_workers
+        limits = split_limit(job_of(self.config).spec.max_concurrency, len(workers))
+        if limits is None:
+            return workers
+        if not self._limits_set:
+            ray.get([worker.set_limit.remote(limit) for worker, limit in zip(workers, limits, strict=False)])
+            self._limits_set = True
+        return workers[: len(limits)]
 
 
 def split_limit(limit: int | None, num_workers: int) -> list[int] | None:
-    """How many trajectories each worker may have in flight; workers for which nothing is left are left out."""
+    """Return each worker's share of a limit, without workers for which nothing is left; None for no limit."""
     if limit is None:
         return None
-    even, more = divmod(limit, num_workers)
-    return [share for worker in range(num_workers) if (share := even + (worker < more))]
+    share, remainder = divmod(limit, num_workers)
+    return [size for worker in range(num_workers) if (size := share + (worker < remainder))]

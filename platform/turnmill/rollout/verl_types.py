@@ -1,15 +1,40 @@
-"""Protocols of the verl, Hugging Face and Ray objects that agent loops are given; verl itself ships no types."""
+"""Protocols of the verl, Hugging Face and Ray objects that agent loops are given, none of which has static types."""
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Protocol, TypedDict, overload
 
-from verl.workers.rollout.replica import TokenOutput
+if TYPE_CHECKING:
+    from turnmill.rollout.verl_classes import TokenOutput
 
 Message = Mapping[str, Any]
 """A chat message: `role`, `content` (a text, or a list of parts) and what else a chat template reads."""
 
-SamplingParams = dict[str, object]
+SamplingParams = Mapping[str, object]
 """vLLM's sampling parameters."""
+
+
+class BatchRow(TypedDict):
+    """The row of a batch from which a worker plays one episode, or one segment of an environment slot."""
+
+    uid: str
+    index: int
+    """Position in the step's batch."""
+
+    session_id: int
+    """Number of the sample among those of its prompt."""
+
+    global_steps: int
+    slot: NotRequired[int]
+    """The environment slot, where turns are trained."""
+
+
+class TrajectoryInfo(TypedDict):
+    """What verl passes to a loop beside its row."""
+
+    step: int
+    sample_index: int
+    rollout_n: int
+    validate: bool
 
 
 class LLMClient(Protocol):
@@ -17,26 +42,12 @@ class LLMClient(Protocol):
 
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, **media: object
-    ) -> TokenOutput:
+    ) -> "TokenOutput":
         """Return the response to a prompt; requests with one id go to one engine."""
 
 
-class Tokenizer(Protocol):
-    """A tokenizer of `transformers`."""
-
-    eos_token: str
-    eos_token_id: int
-
-    def __call__(
-        self, text: str, *, add_special_tokens: bool, split_special_tokens: bool
-    ) -> Mapping[Literal["input_ids"], list[int]]:
-        """Tokenize a text."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids."""
+class ChatTemplate(Protocol):
+    """An object that renders chat messages."""
 
     @overload
     def apply_chat_template(
@@ -47,6 +58,73 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, messages: Sequence[Message], *, tokenize: Literal[True], return_dict: Literal[False]
     ) -> list[int]: ...
+
+
+class Processor(ChatTemplate, Protocol):
+    """A processor of `transformers`: reads images beside text."""
+
+
+class Tokenizer(ChatTemplate, Protocol):
+    """A tokenizer of `transformers`."""
+
+    eos_token: str
+    eos_token_id: int
+
+    def __call__(self, text: str, *, add_special_tokens: bool, split_special_tokens: bool) -> Mapping[str, list[int]]:
+        """Tokenize a text; the ids are `input_ids`."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+
+
+class MergeResult(Protocol):
+    """A context after messages were added to it."""
+
+    token_ids: list[int]
+    appended_token_count: int
+    inserted_token_ids: Sequence[int]
+
+
+class TokenBuilder(Protocol):
+    """verl's continuous token builder: it makes prompts and adds messages to them."""
+
+    def build_initial_tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[object] | None = None,
+        images: Sequence[object] | None = None,
+    ) -> list[int]:
+        """Return the tokens of a prompt."""
+
+    def render_tokens_with_mm(
+        self,
+        messages: Sequence[Message],
+        images: Sequence[object],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[object],
+    ) -> list[int]:
+        """Return the tokens of a chat with images."""
+
+    def _render_tokens(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[object]
+    ) -> list[int]: ...
+
+
+class MultiTurnConfig(Protocol):
+    """verl's settings `rollout.multi_turn`."""
+
+    use_inference_chat_template: bool
+    tokenization_sanity_check_mode: str
+
+
+class RolloutConfig(Protocol):
+    """verl's settings `rollout`."""
+
+    multi_turn: MultiTurnConfig
 
 
 class TurnmillConfig(Protocol):
@@ -71,11 +149,26 @@ class RunConfig(Protocol):
 class RemoteMethod(Protocol):
     """A method of a Ray actor."""
 
-    def remote(self, *args: object, **kwargs: object) -> Awaitable[Any]:
+    def remote(self, *args: object, **kwargs: object) -> Awaitable[object]:
         """Call it; return a reference to the result."""
+
+
+class ActorId(Protocol):
+    """The id of a Ray actor."""
+
+    def hex(self) -> str:
+        """Return it in hexadecimal."""
 
 
 class ActorHandle(Protocol):
     """A handle of a Ray actor."""
 
+    _actor_id: ActorId
+
     def __getattr__(self, name: str) -> RemoteMethod: ...
+
+
+class LoadBalancer(Protocol):
+    """The Ray actor that assigns requests to inference servers."""
+
+    remove_servers: RemoteMethod

@@ -1,17 +1,17 @@
-"""What agent loop workers of ours and their managers add to verl's, whatever their loops play."""
+"""Agent loop workers and their managers: what every kind of agent adds to verl's."""
 
 import asyncio
 import logging
 import os
 import threading
 from abc import abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import ray
 import torch
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.tasks import is_cancelled
@@ -20,32 +20,42 @@ from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.failure import as_run_failure
+from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopOutput, AgentLoopWorkerTQ, DictConfigWrap
+from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 
 log = logging.getLogger(__name__)
 
-_VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+def job_of(config: RunConfig) -> AgentTrainingJob:
+    """Return the job of a run."""
+    return _parse_job(config.turnmill.job)
 
 
-def placed(worker: type["LoopWorker"], config: Any) -> Any:
-    """The worker as an actor, on a machine that trains: no slot is lost with one that only rolls out."""
-    accelerator = AgentTrainingJob.model_validate_json(config.turnmill.job).spec.resources.train.accelerator
+@lru_cache(maxsize=1)
+def _parse_job(text: str) -> AgentTrainingJob:
+    return AgentTrainingJob.model_validate_json(text)
+
+
+def actor_class(worker: type["LoopWorker"], config: RunConfig) -> object:
+    """Return the worker as a Ray actor class for training machines: an environment slot outlives rollout machines."""
+    accelerator = job_of(config).spec.resources.train.accelerator
     if accelerator is None:
         return ray.remote(worker)
     return ray.remote(num_cpus=0, resources={ray_resource(accelerator): RESOURCE_SHARE})(worker)
 
 
-class LoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
-    """One thread, and events in the run folder; rewards come from what is played."""
+class LoopWorker(AgentLoopWorkerTQ):
+    """A worker with one thread and logs in the run folder, whose errors end the run."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
         torch.set_num_threads(1)
         self.folder = RunFolder(config.turnmill.run_dir)
         logs.configure(self.folder, process=f"agent-loop-{os.getpid()}")
-        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        self.job = job_of(config)
 
-    def loop_arguments(self, config: Any) -> dict[str, Any]:
-        """What every agent loop of a run is made with."""
+    def loop_arguments(self, config: RunConfig) -> dict[str, Any]:
+        """Return the arguments that every agent loop of a run takes."""
         return {
             "trainer_config": DictConfigWrap(config),
             "server_manager": self.llm_client,
@@ -59,11 +69,17 @@ class LoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
         }
 
     @abstractmethod
-    async def run_row(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> None:
-        """Play what a row of the batch asks for and hand over what came of it. Whatever it raises ends the run."""
+    async def run_row(self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]) -> None:
+        """Play what a row of the batch asks for and hand over the result. An error that it raises ends the run."""
 
     async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool, **row: Any
+        self,
+        sampling_params: SamplingParams,
+        trajectory: TrajectoryInfo,
+        *,
+        agent_name: str,
+        trace: bool,
+        **row: Unpack[BatchRow],
     ) -> None:
         try:
             await self.run_row(sampling_params, validate=trajectory["validate"], **row)
@@ -75,35 +91,35 @@ class LoopWorker(_VerlWorker):  # type: ignore[misc, valid-type]
             self.folder.write_failure(as_run_failure(error))
             raise
 
-    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        """Nothing to do: environments and tasks give the rewards."""
+    async def _compute_score(self, outputs: Sequence[AgentLoopOutput], kwargs: dict[str, object]) -> None:
+        """Do nothing: environments and tasks give the rewards."""
 
-    async def stay(self) -> None:
-        """Return never: it ends with the process."""
+    async def wait_forever(self) -> None:
+        """Never return: the call ends with the process."""
         await asyncio.Event().wait()
 
 
 class LoopManager(AgentLoopManagerTQ):
-    """Has the run end where one of its workers dies: verl would wait for the rows of the dead one."""
+    """A manager that ends the run when one of its workers dies: verl would wait for the rows of the dead one."""
 
     worker_class: ClassVar[type[LoopWorker]]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = placed(self.worker_class, self.config)
+        self.agent_loop_workers_class = actor_class(self.worker_class, self.config)
         self._closing = threading.Event()
 
     async def _init_agent_loop_workers(self) -> None:
         await super()._init_agent_loop_workers()
         threading.Thread(target=self._watch, args=(list(self.agent_loop_workers),), daemon=True).start()
 
-    def _watch(self, workers: list[Any]) -> None:
+    def _watch(self, workers: Sequence[ActorHandle]) -> None:
         try:
             ray.get([worker.__ray_ready__.remote() for worker in workers])
         except ray.exceptions.RayError:
             # The trainer's first call raises what was wrong with it.
             return
-        (ended, *_), _ = ray.wait([worker.stay.remote() for worker in workers])
+        (ended, *_), _ = ray.wait([worker.wait_forever.remote() for worker in workers])
         try:
             ray.get(ended)
         except ray.exceptions.RayError as error:
@@ -119,6 +135,6 @@ class LoopManager(AgentLoopManagerTQ):
             )
 
     def close(self) -> None:
-        """Have the workers let go of what they hold."""
+        """Close the workers' environments and connections."""
         self._closing.set()
         ray.get([worker.close.remote() for worker in self.agent_loop_workers], timeout=20)

@@ -1,7 +1,7 @@
 """verl's agent loops without a trainer: verl's own worker and dispatch, and a policy that says what it is told to."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
@@ -12,9 +12,10 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.journal import Journal, NoJournal
-from turnmill.rollout.multi_turn.worker_mixin import ConversationPlayer
+from turnmill.rollout.multi_turn.worker_mixin import MultiTurnWorkerMixin
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.rows import EpisodeRow
+from turnmill.rollout.verl_types import BatchRow
 from turnmill.testing.agent_loops import SAMPLING, job_of
 from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
 from turnmill.training.verl.config import build_verl_config
@@ -53,7 +54,7 @@ def summary_of(row: EpisodeRow) -> EpisodeSummary:
     return decode(row.episode_summary, EpisodeSummary)
 
 
-class _Worker(ConversationPlayer, AgentLoopWorker):
+class _Worker(MultiTurnWorkerMixin, AgentLoopWorker):
     """verl's worker, which hands out what it would put into the queue."""
 
 
@@ -86,8 +87,8 @@ class ConversationTable:
         self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False, **row: Any
     ) -> Any:  # fmt: skip
         """Return the rows of one trajectory, or its EpisodeFailure."""
-        given = {"index": task, "session_id": sample, "global_steps": step, "uid": f"task{task}"} | row
-        return await self.worker.play(SAMPLING, validate=validate, **given)
+        batch_row = {"index": task, "session_id": sample, "global_steps": step, "uid": f"task{task}"} | row
+        return await self.worker.play(SAMPLING, validate=validate, **cast(BatchRow, batch_row))
 
     @property
     def prompts(self) -> list[str]:

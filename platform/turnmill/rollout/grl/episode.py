@@ -80,7 +80,7 @@ class GrlEpisode:
     async def _begin(self, responses: Sequence[str]) -> Sequence[ActionResult]:
         """The agent in its episode, after the responses that it has had."""
         with self.timing.measure("tools"):
-            async with self._loop.environments_at_once:
+            async with self._loop.environment_limit:
                 if responses:
                     restored = await self._process.restore(self.seed, responses)
                     opening, results = restored.reset_result, restored.results
@@ -95,7 +95,7 @@ class GrlEpisode:
             return
         turn = await self._say()
         with self.timing.measure("tools"):
-            async with self._loop.environments_at_once:
+            async with self._loop.environment_limit:
                 result = await self._process.act(turn.response_text)
         self._take_in(turn, result)
         await self._loop.journal.append(self, self.turns[-1])
@@ -103,7 +103,7 @@ class GrlEpisode:
     async def _hear_prompt(self) -> None:
         """Have the context hold all that the policy is to answer."""
         view = self.views[-1]
-        async with self._loop.prompts_at_once:
+        async with self._loop.prompt_limit:
             await self._hear(view.messages)
         prefix = self._loop.ids_of(view.prefix)
         length, limit = len(self.conversation.ids) + len(prefix), self._agent.max_prompt_length
@@ -119,7 +119,7 @@ class GrlEpisode:
         self._messages = [dict(message) for message in messages]
         # The agent words its responses as it likes; what it heard before them must be what the policy read.
         if not self.turns or after[: len(before)] != before or after[len(before) :][:1] != self._last_response(after):
-            ids = await self._loop.spell(messages)
+            ids = await self._loop.tokenize_prompt(messages)
             self.conversation.begin(ids, given=self._loop.system_length(messages, ids))
             return
         answered = after[: len(before) + 1]

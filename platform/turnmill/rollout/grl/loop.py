@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-
 from turnmill.core.errors import EpisodeError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
@@ -24,6 +22,8 @@ from turnmill.rollout.generation import generate, routing_key, sampling_seed
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.journal import Journal, NoJournal
+from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
+from turnmill.rollout.verl_types import SamplingParams
 from turnmill.rollout.verlog.slot import MAX_SEED
 
 
@@ -31,7 +31,7 @@ class GrlLoop(AgentLoopBase):
     """Plays episodes, any number at once."""
 
     def __init__(
-        self, *args: Any, job: AgentTrainingJob, run_dir: Path, journal: Journal | None = None, **kwargs: Any
+        self, *args: object, job: AgentTrainingJob, run_dir: Path, journal: Journal | None = None, **kwargs: object
     ) -> None:
         super().__init__(*args, **kwargs)
         self.job = job
@@ -40,21 +40,21 @@ class GrlLoop(AgentLoopBase):
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder)
         self.journal: Journal = journal or NoJournal()
-        self.prompts_at_once = _at_most(self.agent.num_prompt_threads)
-        self.environments_at_once = _at_most(self.agent.num_env_threads)
+        self.prompt_limit = _at_most(self.agent.num_prompt_threads)
+        self.environment_limit = _at_most(self.agent.num_env_threads)
         self._groups = self.agent.training_groups
         self._validation_groups = self.agent.validation_groups
 
     async def run(
         self,
-        sampling_params: dict[str, Any],
+        sampling_params: SamplingParams,
         *,
         index: int,
         session_id: int,
         global_steps: int,
         validate: bool = False,
         lockstep: Lockstep | None = None,
-        **_: Any,
+        **_: object,
     ) -> GrlEpisode | EpisodeFailure:
         """Play one episode of one group."""
         name = EpisodeId(int(global_steps), int(index), int(session_id), validate)
@@ -102,31 +102,33 @@ class GrlLoop(AgentLoopBase):
         )
 
     def ids_of(self, text: str) -> list[int]:
-        """The tokens of a text of ours."""
+        """Return the tokens of a text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
-    async def spell(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The tokens of a whole prompt, however many: verl's own way to them cuts what is too long from the left."""
+    async def tokenize_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the tokens of a prompt of any length: verl's own method truncates long ones from the left."""
         builder = self.continuous_token_builder
         return list(await asyncio.to_thread(builder.build_initial_tokens, [dict(message) for message in messages]))
 
     def system_length(self, messages: Sequence[Mapping[str, str]], ids: Sequence[int]) -> int:
-        """How many of a prompt's tokens are the message of the system."""
+        """Return how many of a prompt's first tokens are those of its system message."""
         system = [dict(message) for message in messages[:1] if message["role"] == "system"]
         if not system:
             return 1
-        spelled = self.tokenizer.apply_chat_template(system, tokenize=True, return_dict=False)
-        alike = (number for number, (one, other) in enumerate(zip(spelled, ids, strict=False)) if one != other)
-        return next(alike, min(len(spelled), len(ids)))
+        system_ids = self.tokenizer.apply_chat_template(system, tokenize=True, return_dict=False)
+        alike = (number for number, (one, other) in enumerate(zip(system_ids, ids, strict=False)) if one != other)
+        return next(alike, min(len(system_ids), len(ids)))
 
-    async def generate(self, episode: GrlEpisode, turn: int, prompt_ids: list[int], sampling: Mapping[str, Any]) -> Any:
-        """Have the policy answer. Raises InferenceError."""
+    async def generate(
+        self, episode: GrlEpisode, turn: int, prompt_ids: list[int], sampling_params: SamplingParams
+    ) -> TokenOutput:
+        """Return the policy's next response of an episode. Raises InferenceError."""
         training = self.job.spec.training
         output = await generate(
             self.server_manager,
             routing_key(episode.name),
             prompt_ids,
-            {**sampling, "max_tokens": self.agent.max_response_length},
+            {**sampling_params, "max_tokens": self.agent.max_response_length},
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
             timeout_seconds=training.stall_timeout_seconds,
             requester=episode.name,

@@ -1,7 +1,8 @@
-"""Agent loop workers of verl's that play groups of GRL's agents."""
+"""Workers that play groups of GRL's agents, and their manager."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from tensordict import TensorDict
 
@@ -11,6 +12,8 @@ from turnmill.rollout.grl.loop import GrlLoop
 from turnmill.rollout.grl.rows import verl_rows
 from turnmill.rollout.journal import create_journal
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
+from turnmill.rollout.verl_classes import AgentLoopOutput
+from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 
 GROUP_SIZE = "__rollout_n__"
 """What verl reads the size of a group from, where it is a prompt's own."""
@@ -28,7 +31,7 @@ class _Seats:
 class GrlLoopWorker(TrajectoryWorker):
     """Plays episodes; those that were asked for together take their turns together."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
         self.grl_loop = GrlLoop(**self.loop_arguments(config), journal=create_journal(config))
         self._seats: dict[str, _Seats] = {}
@@ -42,17 +45,21 @@ class GrlLoopWorker(TrajectoryWorker):
             self._seats |= {uid: _Seats(lockstep, size) for uid, size in zip(uids, sizes, strict=True)}
         await super().generate_sequences(batch)
 
-    async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: SamplingParams, trajectory: TrajectoryInfo, trace: bool = False
+    ) -> None:
         uid = prompt["uid"]
         try:
-            await super()._run_prompt(prompt, *args, **kwargs)
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         finally:
             if (seats := self._seats.pop(uid, None)) is not None:
                 # Where verl gives up before it begins, the others must not wait for it.
                 seats.lockstep.leave(seats.free)
 
-    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> EpisodeFailure | list[Any]:
-        """One episode of a group."""
+    async def play(
+        self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
+    ) -> EpisodeFailure | Sequence[AgentLoopOutput]:
+        """Play one episode of a group."""
         seats = self._seats.get(row["uid"])
         if seats is None:
             return await self._play(sampling_params, validate=validate, lockstep=None, **row)
@@ -60,9 +67,11 @@ class GrlLoopWorker(TrajectoryWorker):
         with seats.lockstep.taking_part():
             return await self._play(sampling_params, validate=validate, lockstep=seats.lockstep, **row)
 
-    async def _play(self, sampling_params: dict[str, Any], **row: Any) -> EpisodeFailure | list[Any]:
-        played = await self.grl_loop.run(sampling_params, **row)
-        return played if isinstance(played, EpisodeFailure) else list(verl_rows(played))
+    async def _play(
+        self, sampling_params: SamplingParams, *, validate: bool, lockstep: Lockstep | None, **row: Unpack[BatchRow]
+    ) -> EpisodeFailure | Sequence[AgentLoopOutput]:
+        played = await self.grl_loop.run(sampling_params, validate=validate, lockstep=lockstep, **row)
+        return played if isinstance(played, EpisodeFailure) else verl_rows(played)
 
     async def close(self) -> None:
         """Close connections."""

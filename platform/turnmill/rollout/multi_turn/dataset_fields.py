@@ -1,10 +1,9 @@
-"""What a verl agent loop is given of a task: the fields that verl's own data set gives."""
+"""The fields of a task that verl's agent loops take as keyword arguments, as verl's own data set makes them."""
 
 import copy
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
 
 from PIL import Image
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -12,71 +11,77 @@ from verl.utils.tokenizer import build_multimodal_processor_inputs
 
 from turnmill.core.errors import AgentLoopError
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
+from turnmill.rollout.verl_types import Message, Processor
 from turnmill.tasks import Task
 
-MEDIA = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
-NOT_GIVEN = {*MEDIA.values(), "prompt", "agent_name", "index", "uid", "session_id", "global_steps"}
+MEDIA_FIELDS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
+RESERVED_FIELDS = {*MEDIA_FIELDS.values(), "prompt", "agent_name", "index", "uid", "session_id", "global_steps"}
+"""Columns of a task's row that are passed in another form, or that verl sets itself."""
 
 
-def loop_input(task: Task, processor: Any, agent: MultiTurnAgent) -> dict[str, Any]:
-    """The row of the task as keyword arguments."""
-    messages = messages_of(task, processor)
+def dataset_fields(task: Task, processor: Processor | None, agent: MultiTurnAgent) -> dict[str, object]:
+    """Return the row of the task as keyword arguments of an agent loop."""
+    messages = build_messages(task, processor)
     extra_info = dict(task.extra_info)
-    given = {
-        **{name: value for name, value in task.row.items() if name not in NOT_GIVEN},
+    fields = {
+        **{name: value for name, value in task.row.items() if name not in RESERVED_FIELDS},
         "raw_prompt": messages,
         "extra_info": extra_info,
-        "tools_kwargs": _without_gaps(extra_info.get("tools_kwargs") or {}),
+        "tools_kwargs": _without_nulls(extra_info.get("tools_kwargs") or {}),
     }
     if agent.return_multi_modal_inputs and (images := images_in(messages)):
-        given["multi_modal_inputs"] = _processed(messages, images, processor)
-    return given
+        assert processor is not None
+        fields["multi_modal_inputs"] = _multi_modal_inputs(messages, images, processor)
+    return fields
 
 
-def messages_of(task: Task, processor: Any) -> list[dict[str, Any]]:
-    """The task's messages, with its images where verl's format has `<image>`."""
-    row = {name: copy.deepcopy(task.row.get(name)) for name in MEDIA.values()}
+def build_messages(task: Task, processor: Processor | None) -> list[Message]:
+    """Return the task's messages, with its images in place of each `<image>`.
+
+    Raises AgentLoopError for images where the model takes text alone.
+    """
+    row = {name: copy.deepcopy(task.row.get(name)) for name in MEDIA_FIELDS.values()}
     row["prompt"] = copy.deepcopy([dict(message) for message in task.messages])
-    if processor is None and any(row[name] for name in MEDIA.values()):
-        raise AgentLoopError(f"task {task.number} has images, and the model reads text alone: take one for images")
-    built: list[dict[str, Any]] = RLHFDataset._build_messages(
-        SimpleNamespace(processor=processor, **MEDIA), row, key="prompt"
+    if processor is None and any(row[name] for name in MEDIA_FIELDS.values()):
+        raise AgentLoopError(f"task {task.number} has images, and the model takes text alone: use a model for images")
+    messages: list[Message] = RLHFDataset._build_messages(
+        SimpleNamespace(processor=processor, **MEDIA_FIELDS), row, key="prompt"
     )
-    return built
+    return messages
 
 
-def images_in(messages: Iterable[Mapping[str, Any]]) -> list[Image.Image]:
-    """The images of a chat, in order. Raises AgentLoopError for videos and sounds."""
+def images_in(messages: Iterable[Message]) -> list[Image.Image]:
+    """Return the images of a chat, in order. Raises AgentLoopError for videos and sounds."""
     return [_open(part) for part in _parts(messages) if _is_image(part)]
 
 
-def _parts(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _parts(messages: Iterable[Message]) -> Iterator[Mapping[str, object]]:
     for message in messages:
         if not isinstance(message.get("content"), str):
             yield from message.get("content") or ()
 
 
-def _is_image(part: Mapping[str, Any]) -> bool:
+def _is_image(part: Mapping[str, object]) -> bool:
     if part["type"] in ("video", "audio"):
         raise AgentLoopError(f"a prompt holds a {part['type']}: of media, agent loops take images alone")
-    return bool(part["type"] == "image")
+    return part["type"] == "image"
 
 
-def _open(part: Mapping[str, Any]) -> Image.Image:
+def _open(part: Mapping[str, object]) -> Image.Image:
     image = part.get("image") or part.get("bytes") or part.get("path")
     if not isinstance(image, Image.Image):
         image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else str(image).removeprefix("file://"))
     return image.convert("RGB")
 
 
-def _processed(messages: list[dict[str, Any]], images: list[Image.Image], processor: Any) -> dict[str, Any]:
+def _multi_modal_inputs(messages: list[Message], images: list[Image.Image], processor: Processor) -> dict[str, object]:
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    made = dict(build_multimodal_processor_inputs(processor, text=[text], images=images))
-    return {name: value for name, value in made.items() if name not in ("input_ids", "attention_mask")}
+    inputs = dict(build_multimodal_processor_inputs(processor, text=[text], images=images))
+    return {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
 
 
-def _without_gaps(value: Any) -> Any:
-    """Without what a table of rows of unequal keys fills in."""
+def _without_nulls(value: object) -> object:
+    """Return the value without the nulls that a table fills in where its rows have different keys."""
     if not isinstance(value, Mapping):
         return value
-    return {name: _without_gaps(part) for name, part in value.items() if part is not None}
+    return {name: _without_nulls(part) for name, part in value.items() if part is not None}

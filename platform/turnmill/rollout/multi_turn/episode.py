@@ -1,4 +1,4 @@
-"""One trajectory of verl's agent loops: what the policy and the tools said in it, and what broke."""
+"""One episode of verl's agent loops: its responses, its tool calls, and the errors that end it."""
 
 import asyncio
 import secrets
@@ -6,96 +6,97 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from verl.workers.rollout.replica import TokenOutput
 
 from turnmill.core.errors import EpisodeError
 from turnmill.core.trajectory import StopReason, TrajectoryOutcome, Turn
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.episode_metrics import EpisodeMetrics
+from turnmill.rollout.generation import policy_versions
 from turnmill.rollout.journal import Journal
 from turnmill.rollout.multi_turn.tool_results import ToolResult, decode_result, encode_results
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens, token_checksum
+from turnmill.rollout.verl_classes import AgentLoopOutput, TokenOutput
 from turnmill.tasks import Task
 
 
 @dataclass(slots=True)
 class Generation:
-    """A response, what it was sampled after, and what tools answered it."""
+    """A response, the prompt it was sampled after, and the tool calls in it."""
 
     prompt_ids: tuple[int, ...]
     output: TokenOutput
     asked_at: float = 0.0
     seconds: float = 0.0
-    calls: list["Call"] = field(default_factory=list)
+    calls: list["ToolCall"] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Call:
-    """A call of a tool; `answered` is there once it has been done, here or in an earlier attempt."""
+class ToolCall:
+    """A call of a tool; it has a result once it has been made, in this attempt or an earlier one."""
 
     turn: int
     number: int
     tool: str
-    answered: ToolResult | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    result: ToolResult | None = None
+    arguments: Mapping[str, object] = field(default_factory=dict)
     seconds: float = 0.0
 
 
-class Conversation:
-    """What is known of a trajectory outside the loop that plays it.
+class MultiTurnEpisode:
+    """The state of an episode outside the loop that plays it.
 
-    After a restart the loop is played again from its prompt: responses and answers of tools that the journal has are
-    given to it as they were, as long as it asks for them in the same words.
+    After a restart the loop plays again from the prompt: responses and tool results that the journal has are replayed,
+    as long as the loop asks for them with the same tokens.
     """
 
     def __init__(
-        self, name: EpisodeId, task: Task, *, run_name: str, journal: Journal, decode: Callable[..., str]
+        self, episode_id: EpisodeId, task: Task, *, run_name: str, journal: Journal, decode: Callable[..., str]
     ) -> None:
-        self.name = str(name)
-        self.step = name.step
-        self.validate = name.validate
-        self.sampling_stream = name.sampling_stream
-        self.trajectory_id = f"{run_name}-{name}-{secrets.token_hex(4)}"
+        self.name = str(episode_id)
+        self.step = episode_id.step
+        self.validate = episode_id.validate
+        self.sampling_stream = episode_id.sampling_stream
+        self.trajectory_id = f"{run_name}-{episode_id}-{secrets.token_hex(4)}"
         self.task = task
         self.generations: list[Generation] = []
-        self.outputs: list[Any] = []
-        self.failure: EpisodeError | None = None
-        """What ends the trajectory as failed, however the loop goes on."""
+        self.outputs: list[AgentLoopOutput] = []
+        """The rows that the loop returned."""
 
-        self.broken: Exception | None = None
-        """What ends the run."""
+        self.failure: EpisodeError | None = None
+        """The error that ends the episode as failed, even if the loop goes on."""
+
+        self.run_error: Exception | None = None
+        """The error that ends the run."""
 
         self.stop_reason: StopReason = "completed"
-        self.detail = ""
+        self.stop_detail = ""
         self.timing = Timing()
-        self.figures = EpisodeMetrics()
+        self.metrics = EpisodeMetrics()
         self._journal = journal
         self._decode = decode
-        self._keeping = asyncio.Lock()
-        self._kept: dict[int, Turn] = {}
+        self._journal_lock = asyncio.Lock()
+        self._journaled_turns: dict[int, Turn] = {}
 
-    async def begin(self) -> None:
-        """Find what the journal has of it."""
-        begun = await self._journal.open(self)
-        self.trajectory_id = begun.trajectory_id
-        # A turn is kept again whenever a tool has answered; the last one has all of it.
-        self._kept = {int(turn.metrics["number"]): turn for turn in begun.turns}
-        self.figures.put("turns_carried_on", float(len(self._kept)))
+    async def open(self) -> None:
+        """Open the episode in the journal, and load the turns that are there."""
+        resumed = await self._journal.open(self)
+        self.trajectory_id = resumed.trajectory_id
+        # A turn is recorded again after each tool result; the last record has all of it.
+        self._journaled_turns = {int(turn.metrics["number"]): turn for turn in resumed.turns}
+        self.metrics.put("turns_carried_on", float(len(self._journaled_turns)))
 
-    async def end(self, outcome: TrajectoryOutcome) -> None:
-        """It is over."""
+    async def finish(self, outcome: TrajectoryOutcome) -> None:
+        """Mark the episode as finished in the journal."""
         await self._journal.finish(self, outcome)
 
     # ---- responses ----
 
-    def said_before(self, prompt_ids: Sequence[int]) -> TokenOutput | None:
-        """The next response, if an earlier attempt has it after the very same tokens."""
-        turn = self._kept.get(len(self.generations))
+    def replay_response(self, prompt_ids: Sequence[int]) -> TokenOutput | None:
+        """Return the next response of an earlier attempt; None where it has none after the very same tokens."""
+        turn = self._journaled_turns.get(len(self.generations))
         if turn is None or turn.metrics["context"] != token_checksum(prompt_ids):
-            self._kept = {}
+            self._journaled_turns = {}
             return None
         oldest = int(turn.metrics["oldest_version"])
         output = TokenOutput(
@@ -109,60 +110,59 @@ class Conversation:
         )
         return output
 
-    async def say(self, prompt_ids: Sequence[int], output: TokenOutput, *, asked_at: float) -> None:
-        """Keep a response; what was said before it is whole."""
+    async def record_response(self, prompt_ids: Sequence[int], output: TokenOutput, *, asked_at: float) -> None:
+        """Add a response, and record it in the journal; the turn before it is complete by now."""
         if self.generations:
-            await self._keep(len(self.generations) - 1, unanswered=False)
+            await self._journal_turn(len(self.generations) - 1, unanswered=False)
         seconds = max(0.0, time.time() - asked_at)
         self.generations.append(Generation(tuple(prompt_ids), output, asked_at, seconds))
-        await self._keep(len(self.generations) - 1, unanswered=True)
+        await self._journal_turn(len(self.generations) - 1, unanswered=True)
 
     @property
-    def sampled(self) -> bytes:
-        """Every token that the engine gave, packed."""
+    def sampled_tokens(self) -> bytes:
+        """Every token that the engine sampled, packed."""
         return b"".join(pack_tokens(generation.output.token_ids) for generation in self.generations)
 
     @property
     def policy_versions(self) -> tuple[int, int]:
-        """Of its tokens, the oldest and the newest."""
-        told = [generation.output.extra_fields for generation in self.generations]
-        versions = [int(fields.get(name) or 0) for fields in told for name in ("min_global_steps", "max_global_steps")]
+        """The oldest and the newest policy version of its tokens."""
+        versions = [version for generation in self.generations for version in policy_versions(generation.output)]
         return min(versions, default=0), max(versions, default=0)
 
     # ---- tools ----
 
-    def call(self, tool: str) -> Call:
-        """The next call of the response that was said last."""
+    def begin_tool_call(self, tool: str) -> ToolCall:
+        """Return the next call of the last response, with its result if the journal has one."""
         number = len(self.generations) - 1
         calls = self.generations[-1].calls if self.generations else []
-        call = Call(number, len(calls), tool)
+        call = ToolCall(number, len(calls), tool)
         calls.append(call)
-        if (turn := self._kept.get(number)) is not None:
-            call.answered = decode_result(turn.observation, call.number, tool)
+        if (turn := self._journaled_turns.get(number)) is not None:
+            call.result = decode_result(turn.observation, call.number, tool)
         return call
 
-    async def answer(self, call: Call, answered: ToolResult) -> None:
-        """Keep what a tool answered."""
-        call.answered = answered
+    async def record_tool_result(self, call: ToolCall, result: ToolResult) -> None:
+        """Add the result of a call, and record it in the journal."""
+        call.result = result
         if call.turn >= 0:
-            await self._keep(call.turn, unanswered=True)
+            await self._journal_turn(call.turn, unanswered=True)
 
     def fail(self, error: EpisodeError) -> None:
-        """End the trajectory as failed: verl's loops take every error of a tool for an answer."""
+        """End the episode as failed: verl's loops would take an error of a tool for its response."""
         self.failure = self.failure or error
 
-    def require_sound(self) -> None:
-        """Raise what has broken."""
-        if self.broken is not None:
-            raise self.broken
+    def raise_if_failed(self) -> None:
+        """Raise the error that ends the run or the episode, if there is one."""
+        if self.run_error is not None:
+            raise self.run_error
         if self.failure is not None:
             raise self.failure
 
-    # ---- what is kept and told ----
+    # ---- records ----
 
-    async def _keep(self, number: int, *, unanswered: bool) -> None:
-        # Tools of one response may answer at once, and a rollout takes one turn after the other.
-        async with self._keeping:
+    async def _journal_turn(self, number: int, *, unanswered: bool) -> None:
+        # Tools of one response may return at once, and the journal takes one turn after the other.
+        async with self._journal_lock:
             try:
                 await self._journal.append(self, replace(self.turn(number), unanswered=unanswered))
             except EpisodeError as error:
@@ -170,17 +170,17 @@ class Conversation:
                 raise
 
     def turn(self, number: int) -> Turn:
-        """A response as a turn; the observation holds the answers of tools."""
+        """Return a generation as a turn; its observation holds the encoded tool results."""
         generation = self.generations[number]
         output = generation.output
-        versions = output.extra_fields
+        oldest_version, newest_version = policy_versions(output)
         return Turn(
             prompt_ids=generation.prompt_ids if number == 0 else (),
             response_ids=tuple(output.token_ids),
             log_probs=tuple(output.log_probs or ()),
             response_text=self._decode(output.token_ids, skip_special_tokens=False),
-            observation=encode_results({call.number: (call.tool, call.answered) for call in generation.calls}),
-            policy_version=int(versions.get("max_global_steps") or 0),
+            observation=encode_results({call.number: (call.tool, call.result) for call in generation.calls}),
+            policy_version=newest_version,
             asked_at=generation.asked_at,
             seconds={
                 "generation": round(generation.seconds, 6),
@@ -189,23 +189,23 @@ class Conversation:
             metrics={
                 "number": number,
                 "context": token_checksum(generation.prompt_ids),
-                "oldest_version": int(versions.get("min_global_steps") or 0),
+                "oldest_version": oldest_version,
                 "cut_off": output.stop_reason == "length",
             },
         )
 
-    def followed_by(self, number: int) -> tuple[int, ...]:
-        """The tokens between a response and the next one, where the next was said in the same context."""
+    def observation_ids_after(self, number: int) -> tuple[int, ...]:
+        """Return the tokens between a response and the next one; the next prompt where the context was rebuilt."""
         if number + 1 >= len(self.generations):
             return ()
         before, after = self.generations[number], self.generations[number + 1].prompt_ids
-        read = (*before.prompt_ids, *before.output.token_ids)
-        return after[len(read) :] if after[: len(read)] == read else after
+        context = (*before.prompt_ids, *before.output.token_ids)
+        return after[len(context) :] if after[: len(context)] == context else after
 
-    def responses(self) -> Iterable[Sequence[int]]:
-        """The tokens of every response."""
+    def response_ids(self) -> Iterable[Sequence[int]]:
+        """Return the tokens of every response."""
         return [generation.output.token_ids for generation in self.generations]
 
 
-CURRENT: ContextVar[Conversation] = ContextVar("conversation")
-"""The trajectory that a task plays; the tasks that it starts play the same."""
+CURRENT_EPISODE: ContextVar[MultiTurnEpisode] = ContextVar("episode")
+"""The episode that an asyncio task plays; tasks that it starts play the same one."""

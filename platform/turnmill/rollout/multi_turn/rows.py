@@ -1,21 +1,21 @@
-"""What a conversation comes to: rows for verl, records of its turns, and figures."""
+"""Rows for verl, metrics and turn records of an episode."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
-
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.trajectory_log import TurnRecord
-from turnmill.rollout.multi_turn.episode import Call, Conversation
+from turnmill.rollout.multi_turn.episode import MultiTurnEpisode, ToolCall
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.rows import EpisodeRow
+from turnmill.rollout.verl_classes import AgentLoopOutput
+from turnmill.rollout.verl_types import Tokenizer
 from turnmill.tasks import Answer
 
 
-def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, reward: float) -> list[EpisodeRow]:
+def verl_rows(outputs: Sequence[AgentLoopOutput], episode: MultiTurnEpisode, reward: float) -> list[EpisodeRow]:
     """Return a loop's outputs as rows of one batch, with the same columns whatever loop they come from."""
-    oldest, newest = conversation.policy_versions
+    oldest, newest = episode.policy_versions
     more = outputs[-1].extra_fields
     common: dict[str, Any] = {
         "turn_scores": list(more.get("turn_scores") or ()),
@@ -26,16 +26,16 @@ def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, rewa
     }
     summary = encode(
         EpisodeSummary(
-            episode_id=conversation.name,
+            episode_id=episode.name,
             reward=reward,
-            stop_reason=conversation.stop_reason,
+            stop_reason=episode.stop_reason,
             success=reward > 0,
-            num_turns=len(conversation.generations),
+            num_turns=len(episode.generations),
             num_rows=len(outputs),
             policy_versions=(oldest, newest),
-            sampled_tokens=conversation.sampled,
-            seconds=conversation.timing.elapsed_seconds(),
-            metrics=conversation.figures.read(),
+            sampled_tokens=episode.sampled_tokens,
+            seconds=episode.timing.elapsed_seconds(),
+            metrics=episode.metrics.read(),
         )
     )
     return [
@@ -55,104 +55,103 @@ def rows_of(outputs: Sequence[AgentLoopOutput], conversation: Conversation, rewa
     ]
 
 
-def answer_of(conversation: Conversation, outputs: Sequence[AgentLoopOutput], tokenizer: Any) -> Answer:
-    """What the trajectory said, in words."""
-    said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in conversation.responses()]
+def answer_of(episode: MultiTurnEpisode, outputs: Sequence[AgentLoopOutput], tokenizer: Tokenizer) -> Answer:
+    """Return the text of the responses, and of all rows."""
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in episode.response_ids()]
     whole = "".join(tokenizer.decode(output.response_ids, skip_special_tokens=True) for output in outputs)
-    return Answer(last=said[-1] if said else "", responses="".join(said), whole=whole)
+    return Answer(last=texts[-1] if texts else "", responses="".join(texts), whole=whole)
 
 
-def measure(conversation: Conversation) -> None:
-    """Figures by the names that trajectories of the agent `tool` have."""
-    figures = conversation.figures
-    calls = [call for generation in conversation.generations for call in generation.calls]
-    spoken = sum(len(ids) for ids in conversation.responses())
-    read = sum(len(conversation.followed_by(number)) for number in range(len(conversation.generations)))
+def measure(episode: MultiTurnEpisode) -> None:
+    """Put the metrics of the whole episode, by the names that agents of type `tool` use."""
+    calls = [call for generation in episode.generations for call in generation.calls]
+    num_response_tokens = sum(len(ids) for ids in episode.response_ids())
+    num_turns = len(episode.generations)
+    num_observation_tokens = sum(len(episode.observation_ids_after(number)) for number in range(num_turns))
     for name, value in {
-        "num_turns": len(conversation.generations),
+        "num_turns": num_turns,
         "num_tool_calls": len(calls),
-        "traj_actions_length": spoken,
-        "traj_obs_length": read,
-        "generated_length": spoken + read,
-        "is_traj_finished": conversation.stop_reason == "completed",
+        "traj_actions_length": num_response_tokens,
+        "traj_obs_length": num_observation_tokens,
+        "generated_length": num_response_tokens + num_observation_tokens,
+        "is_traj_finished": episode.stop_reason == "completed",
     }.items():
-        figures.put(name, float(value))
-    for generation in conversation.generations:
-        figures.add("per_action_length", len(generation.output.token_ids))
+        episode.metrics.put(name, float(value))
+    for generation in episode.generations:
+        episode.metrics.add("per_action_length", len(generation.output.token_ids))
     for call in calls:
-        _measure_call(conversation, call)
+        _measure_call(episode, call)
 
 
-def _measure_call(conversation: Conversation, call: Call) -> None:
-    conversation.figures.add("tool_call_success", float(call.answered is not None))
-    if call.answered is None:
+def _measure_call(episode: MultiTurnEpisode, call: ToolCall) -> None:
+    episode.metrics.add("tool_call_success", float(call.result is not None))
+    if call.result is None:
         return
-    if call.answered.reward is not None:
-        conversation.figures.add("per_reward_from_tool", call.answered.reward)
-    for name, value in (call.answered.metrics or {}).items():
+    if call.result.reward is not None:
+        episode.metrics.add("per_reward_from_tool", call.result.reward)
+    for name, value in (call.result.metrics or {}).items():
         if isinstance(value, (int, float)):
-            conversation.figures.add(f"tool_avg_{name}", float(value))
+            episode.metrics.add(f"tool_avg_{name}", float(value))
 
 
-def records_of(
-    conversation: Conversation,
-    tokenizer: Any,
+def turn_records(
+    episode: MultiTurnEpisode,
+    tokenizer: Tokenizer,
     environment: str,
     *,
     reward: float,
     failure: Mapping[str, str] | None = None,
 ) -> list[TurnRecord]:
-    """Its turns for the run folder; a failed trajectory ends with one that says what failed."""
-    last = len(conversation.generations) - 1
+    """Return the turns for the run folder; a failed episode ends with a record of its failure."""
+    last = len(episode.generations) - 1
     ends: dict[str, Any] = {
         "reward": reward,
         "done": True,
-        "stop_reason": conversation.stop_reason,
-        "stop_detail": conversation.detail,
+        "stop_reason": episode.stop_reason,
+        "stop_detail": episode.stop_detail,
     }
     records = [
-        _record(conversation, tokenizer, number, environment, **(ends if number == last and failure is None else {}))
+        _record(episode, tokenizer, number, environment, **(ends if number == last and failure is None else {}))
         for number in range(last + 1)
     ]
     if failure is None:
         return records
-    end = TurnRecord.of_failure(failure["cause"], failure["message"], **_facts(conversation, len(records)))
+    end = TurnRecord.of_failure(failure["cause"], failure["message"], **_facts(episode, len(records)))
     return [*records, end]
 
 
-def _told(call: Call) -> dict[str, Any]:
-    answered = call.answered
-    told: dict[str, Any] = {
+def _call_record(call: ToolCall) -> dict[str, Any]:
+    record: dict[str, Any] = {
         "name": call.tool,
         "arguments": repr(dict(call.arguments)),
         "seconds": round(call.seconds, 6),
     }
-    if answered is not None:
-        told |= {"observation": answered.response.text or "", "reward": answered.reward}
-    return told
+    if call.result is not None:
+        record |= {"observation": call.result.response.text or "", "reward": call.result.reward}
+    return record
 
 
-def _record(conversation: Conversation, tokenizer: Any, number: int, environment: str, **end: Any) -> TurnRecord:
-    generation, turn = conversation.generations[number], conversation.turn(number)
-    followed_by = conversation.followed_by(number)
-    facts = _facts(conversation, number)
+def _record(episode: MultiTurnEpisode, tokenizer: Tokenizer, number: int, environment: str, **end: Any) -> TurnRecord:
+    generation, turn = episode.generations[number], episode.turn(number)
+    observation_ids = episode.observation_ids_after(number)
+    facts = _facts(episode, number)
     if number == 0:
         facts |= {"prompt": tokenizer.decode(generation.prompt_ids), "environment_name": environment}
     return TurnRecord.of(
         turn,
         **facts,
         action=", ".join(call.tool for call in generation.calls),
-        observation_ids=followed_by,
-        observation=tokenizer.decode(followed_by) if followed_by else turn.observation,
-        tool={"calls": [_told(call) for call in generation.calls]} if generation.calls else {},
+        observation_ids=observation_ids,
+        observation=tokenizer.decode(observation_ids) if observation_ids else turn.observation,
+        tool={"calls": [_call_record(call) for call in generation.calls]} if generation.calls else {},
         **end,
     )
 
 
-def _facts(conversation: Conversation, number: int) -> dict[str, Any]:
+def _facts(episode: MultiTurnEpisode, number: int) -> dict[str, Any]:
     return {
-        "episode": conversation.name,
-        "environment": conversation.task.number,
+        "episode": episode.name,
+        "environment": episode.task.number,
         "turn": number,
-        "step": conversation.step,
+        "step": episode.step,
     }

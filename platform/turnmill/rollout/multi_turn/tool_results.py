@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image
-from verl.tools.schemas import ToolResponse
+
+from turnmill.rollout.multi_turn.verl_classes import ToolResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ def decode_result(encoded: str, number: int, tool: str) -> ToolResult | None:
 
 def _encode(result: ToolResult) -> dict[str, Any] | None:
     """Return the entry of a result; None where it cannot be written as JSON: such a call is repeated on restart."""
-    images = result.response.image or []
-    if result.response.video or not all(isinstance(image, Image.Image) for image in images):
+    attached = result.response.image or []
+    images = [image for image in attached if isinstance(image, Image.Image)]
+    if result.response.video or len(images) < len(attached):
         return None
     entry = {
         "text": result.response.text,

@@ -1,28 +1,34 @@
-"""verl's tools, with an end to every call and an eye on what fails under them."""
+"""Wrappers of verl's tools: calls have a timeout, results are journaled, infrastructure errors end the episode."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import TypeVar
 from uuid import uuid4
-
-from verl.tools.base_tool import BaseTool
-from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
-from verl.tools.schemas import ToolResponse
 
 from turnmill.core.errors import EpisodeError, ToolCallConnectionError, ToolCallTimeoutError
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
-from turnmill.rollout.multi_turn.episode import CURRENT, Call
+from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, ToolCall
 from turnmill.rollout.multi_turn.tool_results import ToolResult
+from turnmill.rollout.multi_turn.verl_classes import (
+    BaseTool,
+    FunctionTool,
+    ToolResponse,
+    normalize_function_tool_return,
+)
+
+T = TypeVar("T")
+Returned = tuple[ToolResponse, float | None, Mapping[str, object]]
+"""The response, the reward and the metrics of a call."""
 
 
-def watched(tool: Any, agent: MultiTurnAgent) -> Any:
-    """The tool, as verl's loops call it."""
-    return _function(tool, agent) if isinstance(tool, FunctionTool) else WatchedTool(tool, agent)
+def wrap_tool(tool: BaseTool | FunctionTool, agent: MultiTurnAgent) -> BaseTool | FunctionTool:
+    """Return the tool with its calls journaled and bounded in time."""
+    return _wrap_function(tool, agent) if isinstance(tool, FunctionTool) else JournaledTool(tool, agent)
 
 
-class WatchedTool(BaseTool):
-    """A tool whose calls end in time, and whose answers are kept."""
+class JournaledTool(BaseTool):
+    """A tool whose calls have a timeout, and whose results are journaled."""
 
     def __init__(self, tool: BaseTool, agent: MultiTurnAgent) -> None:
         # verl's own prints the schema.
@@ -31,89 +37,93 @@ class WatchedTool(BaseTool):
         self.name = tool.name
         self._tool = tool
         self._agent = agent
-        self._calls: dict[str, tuple[Call, str | None]] = {}
+        self._calls: dict[str, tuple[ToolCall, str | None]] = {}
 
-    async def create(self, instance_id: str | None = None, **given: Any) -> tuple[str, ToolResponse]:
-        """An instance for one call; none is made for a call that was answered before a restart."""
-        call = CURRENT.get().call(self.name)
-        made, response = None, ToolResponse()
-        if call.answered is None:
-            made, response = await _in_time(self._tool.create(instance_id, **given), call, self._agent)
-        handle = uuid4().hex
-        self._calls[handle] = (call, made)
-        return handle, response
+    async def create(self, instance_id: str | None = None, **kwargs: object) -> tuple[str, ToolResponse]:
+        """Make an instance for one call; none is made for a call whose result is replayed."""
+        call = CURRENT_EPISODE.get().begin_tool_call(self.name)
+        tool_instance_id, response = None, ToolResponse()
+        if call.result is None:
+            creation = self._tool.create(instance_id, **kwargs)
+            tool_instance_id, response = await _with_timeout(creation, call, self._agent)
+        call_id = uuid4().hex
+        self._calls[call_id] = (call, tool_instance_id)
+        return call_id, response
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **given: Any) -> tuple[Any, Any, Any]:
-        """What the tool answers."""
-        call, made = self._calls[instance_id]
+    async def execute(self, instance_id: str, parameters: dict[str, object], **kwargs: object) -> Returned:
+        """Return the tool's response, reward and metrics."""
+        call, tool_instance_id = self._calls[instance_id]
         call.arguments = parameters
-        if call.answered is None:
-            returned = await _in_time(self._tool.execute(made, parameters, **given), call, self._agent)
-            await CURRENT.get().answer(call, ToolResult(*returned))
-        return _triple(call)
+        if call.result is None:
+            execution = self._tool.execute(tool_instance_id, parameters, **kwargs)  # type: ignore[arg-type]
+            returned = await _with_timeout(execution, call, self._agent)
+            await CURRENT_EPISODE.get().record_tool_result(call, ToolResult(*returned))
+        return _returned(call)
 
-    async def release(self, instance_id: str, **given: Any) -> None:
-        """Let go of the instance."""
-        call, made = self._calls.pop(instance_id)
-        if made is not None:
-            await _in_time(self._tool.release(made, **given), call, self._agent)
+    async def release(self, instance_id: str, **kwargs: object) -> None:
+        """Drop the instance."""
+        call, tool_instance_id = self._calls.pop(instance_id)
+        if tool_instance_id is not None:
+            await _with_timeout(self._tool.release(tool_instance_id, **kwargs), call, self._agent)
 
 
-def _function(tool: FunctionTool, agent: MultiTurnAgent) -> FunctionTool:
-    async def call_it(**parameters: Any) -> tuple[Any, Any, Any]:
-        call = CURRENT.get().call(tool.name)
+def _wrap_function(tool: FunctionTool, agent: MultiTurnAgent) -> FunctionTool:
+    async def call_function(**parameters: object) -> Returned:
+        call = CURRENT_EPISODE.get().begin_tool_call(tool.name)
         call.arguments = parameters
-        if call.answered is None:
-            returned = await _in_time(tool.call(parameters), call, agent)
-            await CURRENT.get().answer(call, ToolResult(*normalize_function_tool_return(returned)))
-        return _triple(call)
+        if call.result is None:
+            returned = await _with_timeout(tool.call(parameters), call, agent)
+            result = ToolResult(*normalize_function_tool_return(returned))
+            await CURRENT_EPISODE.get().record_tool_result(call, result)
+        return _returned(call)
 
-    return FunctionTool(name=tool.name, fn=call_it, tool_schema=tool.tool_schema, is_async=True)
-
-
-def _triple(call: Call) -> tuple[Any, Any, Any]:
-    assert call.answered is not None
-    return call.answered.response, call.answered.reward, dict(call.answered.metrics or {})
+    return FunctionTool(name=tool.name, fn=call_function, tool_schema=tool.tool_schema, is_async=True)
 
 
-async def _in_time(doing: Awaitable[Any], call: Call, agent: MultiTurnAgent) -> Any:
-    """What comes of it; an infrastructure failure also ends the trajectory, if the job says so."""
-    conversation = CURRENT.get()
-    seconds, began = agent.tool_call_timeout, time.monotonic()
+def _returned(call: ToolCall) -> Returned:
+    assert call.result is not None
+    return call.result.response, call.result.reward, dict(call.result.metrics or {})
+
+
+async def _with_timeout(operation: Awaitable[T], call: ToolCall, agent: MultiTurnAgent) -> T:
+    """Return the operation's value; an infrastructure error also ends the episode, if the job says so."""
+    episode = CURRENT_EPISODE.get()
+    timeout_seconds, started = agent.tool_call_timeout, time.monotonic()
     try:
-        with conversation.timing.measure("tools"):
-            async with asyncio.timeout(seconds) as limit:
-                return await doing
+        with episode.timing.measure("tools"):
+            async with asyncio.timeout(timeout_seconds) as timeout:
+                return await operation
     except Exception as error:
-        if agent.on_tool_failure == "fail" and (failure := _failure(error, call, seconds if limit.expired() else None)):
-            conversation.fail(failure)
-        if limit.expired():
-            raise TimeoutError(f"no answer within {seconds:g} seconds") from error
+        expired_after = timeout_seconds if timeout.expired() else None
+        if agent.on_tool_failure == "fail" and (failure := _episode_error(error, call, expired_after)):
+            episode.fail(failure)
+        if timeout.expired():
+            raise TimeoutError(f"no answer within {timeout_seconds:g} seconds") from error
         raise
     finally:
-        call.seconds += time.monotonic() - began
+        call.seconds += time.monotonic() - started
 
 
-def _failure(error: Exception, call: Call, seconds: float | None) -> EpisodeError | None:
-    """The error as an end of the trajectory, if infrastructure lies behind it."""
-    what = f"tool {call.tool!r}, call {call.number} of turn {call.turn}"
-    if seconds is not None:
-        return ToolCallTimeoutError(f"{what}: no answer within toolCallTimeout ({seconds:g} s)")
+def _episode_error(error: Exception, call: ToolCall, expired_after: float | None) -> EpisodeError | None:
+    """Return the error as one that ends the episode; None where no infrastructure is behind it."""
+    where = f"tool {call.tool!r}, call {call.number} of turn {call.turn}"
+    if expired_after is not None:
+        return ToolCallTimeoutError(f"{where}: no answer within toolCallTimeout ({expired_after:g} s)")
     for cause in _causes(error):
         if isinstance(cause, EpisodeError):
             return cause
         if isinstance(cause, TimeoutError):
-            return ToolCallTimeoutError(f"{what}: {error!r}")
+            return ToolCallTimeoutError(f"{where}: {error!r}")
         if isinstance(cause, ConnectionError):
-            return ToolCallConnectionError(f"{what}: {error!r}")
+            return ToolCallConnectionError(f"{where}: {error!r}")
     return None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from, however clients of HTTP have wrapped it."""
+    """Yield the error and the errors it came from, however clients of HTTP have wrapped them."""
     seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

@@ -1,36 +1,35 @@
-"""Workers that play conversations, and the manager that hands tasks out to them."""
-
-from typing import Any
+"""Workers that play tasks in verl's agent loops, and their manager."""
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.utils.import_utils import load_class_from_fqn
 
 from turnmill.core.errors import SettingsError
 from turnmill.rollout.journal import create_journal
-from turnmill.rollout.multi_turn.worker_mixin import ConversationPlayer
+from turnmill.rollout.multi_turn.worker_mixin import MultiTurnWorkerMixin
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
+from turnmill.rollout.verl_types import RunConfig
 
 
-class MultiTurnWorker(ConversationPlayer, TrajectoryWorker):
-    """Plays conversations, and puts their rows where the trainer finds them."""
+class MultiTurnWorker(MultiTurnWorkerMixin, TrajectoryWorker):
+    """Plays episodes of verl's agent loops, and puts their rows into the TransferQueue."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, journal=create_journal(config), **kwargs)
 
 
 class MultiTurnManager(TrajectoryManager):
-    """Spreads the conversations in flight over the workers."""
+    """Spreads the episodes in flight over the workers."""
 
     worker_class = MultiTurnWorker
 
 
 def manager_class(name: str | None) -> type[MultiTurnManager]:
-    """The manager of a job: ours, or a user's on top of it. Raises SettingsError for a class that is none."""
+    """Return turnmill's manager, or the user's of that name on top of it. Raises SettingsError for other classes."""
     if name is None:
         return MultiTurnManager
     place = f"spec.agent.agentLoopManagerClass: {name!r}"
     try:
-        given = load_class_from_fqn(name, "AgentLoopManager")
+        given: type = load_class_from_fqn(name, "AgentLoopManager")
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(f"{place} names no class: {error}. Write it as package.module.Class.") from error
     if not issubclass(given, AgentLoopManager):

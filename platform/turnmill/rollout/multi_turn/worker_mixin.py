@@ -1,10 +1,11 @@
-"""What a worker of verl's does around its agent loops."""
+"""Episodes around the agent loops of a worker of verl's: seeds, failures, rewards, records."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack, cast
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, _agent_loop_registry, register
+from verl.experimental.agent_loop.agent_loop import register
 
 from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.lookup import suggestion
@@ -14,137 +15,139 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.journal import Journal
-from turnmill.rollout.multi_turn.dataset_fields import loop_input
-from turnmill.rollout.multi_turn.episode import CURRENT, Conversation
-from turnmill.rollout.multi_turn.llm_client import ConversationClient
+from turnmill.rollout.multi_turn.dataset_fields import dataset_fields
+from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, MultiTurnEpisode
+from turnmill.rollout.multi_turn.llm_client import EpisodeClient
 from turnmill.rollout.multi_turn.loop import MultiTurnLoop
-from turnmill.rollout.multi_turn.rows import answer_of, measure, records_of, rows_of
-from turnmill.rollout.multi_turn.tools import watched
+from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, verl_rows
+from turnmill.rollout.multi_turn.tools import wrap_tool
+from turnmill.rollout.multi_turn.verl_classes import BaseTool, FunctionTool
 from turnmill.rollout.rewards import compute_reward, require_finite
 from turnmill.rollout.rows import EpisodeRow
+from turnmill.rollout.verl_classes import AgentLoopOutput, AgentLoopWorker, agent_loop_registry
+from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 from turnmill.tasks import Task, create_source
 
 log = logging.getLogger(__name__)
 
 
-class ConversationPlayer:
-    """Mixed into a worker of verl's: the loop that a task names plays it, with verl's own dispatch."""
+class MultiTurnWorkerMixin(AgentLoopWorker):
+    """Plays each task in the agent loop that it names, through the dispatch of the verl worker it is mixed into."""
 
-    llm_client: Any
-    tools: list[Any]
-    tokenizer: Any
-    processor: Any
+    tools: list[BaseTool | FunctionTool]
 
-    def __init__(self, config: Any, *args: Any, journal: Journal, **kwargs: Any) -> None:
-        # In place of verl's own; those of the user's file come after it.
+    def __init__(self, config: RunConfig, *args: object, journal: Journal, **kwargs: object) -> None:
+        # Replaces verl's own; loops of the user's file are registered after it.
         register("tool_agent")(MultiTurnLoop)
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(config, *args, **kwargs)
         self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
         self.agent = self.job.spec.multi_turn_agent
         self.folder = RunFolder(Path(config.turnmill.run_dir))
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder)
         self.journal = journal
-        self.llm_client = ConversationClient(self.llm_client, self.job, self.folder)
-        self.tools = [watched(tool, self.agent) for tool in self.tools]
+        self.llm_client = EpisodeClient(self.llm_client, self.job, self.folder)
+        self.tools = [wrap_tool(tool, self.agent) for tool in self.tools]
         environment, training = self.job.spec.environment, self.job.spec.training
         self.label = environment.label
         self.source = create_source(environment.name, environment.options, seed=training.seed)
         self.validation_source = create_source(environment.name, environment.options, seed=training.validation.seed)
 
     async def play(
-        self, sampling_params: dict[str, Any], *, validate: bool, **row: Any
+        self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
     ) -> EpisodeFailure | list[EpisodeRow]:
-        """One trajectory of one task: its rows, or what ended it."""
+        """Play one episode of one task; return its rows, or its failure."""
         step, position, sample = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
-        conversation = Conversation(
+        episode = MultiTurnEpisode(
             EpisodeId(step, position, sample, validate),
             self._task(step, position, validate=validate),
             run_name=self.run_name,
             journal=self.journal,
             decode=self.tokenizer.decode,
         )
-        token = CURRENT.set(conversation)
+        token = CURRENT_EPISODE.set(episode)
         try:
-            rows = await self._play(conversation, sampling_params, row)
+            rows = await self._play(episode, sampling_params, row)
         except EpisodeError as error:
-            return await self._failed(conversation, error)
+            return await self._failed(episode, error)
         finally:
-            CURRENT.reset(token)
+            CURRENT_EPISODE.reset(token)
         self.log.append(
-            records_of(conversation, self.tokenizer, self.label, reward=float(rows[-1].reward_score or 0)),
+            turn_records(episode, self.tokenizer, self.label, reward=float(rows[-1].reward_score or 0)),
             validation=validate,
         )
         self.folder.beat()
         return rows
 
     async def _play(
-        self, conversation: Conversation, sampling_params: dict[str, Any], row: dict[str, Any]
+        self, episode: MultiTurnEpisode, sampling_params: SamplingParams, row: BatchRow
     ) -> list[EpisodeRow]:
-        await conversation.begin()
-        await self._run_loop(conversation, sampling_params, row)
-        conversation.require_sound()
-        reward = await self._reward(conversation)
-        measure(conversation)
-        await conversation.end(TrajectoryOutcome(conversation.stop_reason, conversation.detail))
-        return rows_of(conversation.outputs, conversation, reward)
+        await episode.open()
+        await self._run_loop(episode, sampling_params, row)
+        episode.raise_if_failed()
+        reward = await self._reward(episode)
+        measure(episode)
+        await episode.finish(TrajectoryOutcome(episode.stop_reason, episode.stop_detail))
+        return verl_rows(episode.outputs, episode, reward)
 
-    async def _run_loop(self, conversation: Conversation, sampling_params: dict[str, Any], row: dict[str, Any]) -> None:
-        """Have verl dispatch to the loop of the task; what it returns comes by `_agent_loop_postprocess`."""
-        name = conversation.task.row.get("agent_name") or self.agent.default_agent_loop
-        if name not in _agent_loop_registry:
+    async def _run_loop(self, episode: MultiTurnEpisode, sampling_params: SamplingParams, row: BatchRow) -> None:
+        """Have verl run the loop of the task; `_agent_loop_postprocess` receives its output."""
+        name = episode.task.row.get("agent_name") or self.agent.default_agent_loop
+        if name not in agent_loop_registry:
             raise SettingsError(
-                f"agent_name: there is no agent loop {name!r}. {suggestion(name, sorted(_agent_loop_registry))} "
+                f"agent_name: there is no agent loop {name!r}. {suggestion(name, sorted(agent_loop_registry))} "
                 "Loops of yours are listed in spec.agent.agentLoopConfigPath."
             )
-        given = row | loop_input(conversation.task, self.processor, self.agent)
-        trajectory = {
-            "step": conversation.step,
+        fields = cast(BatchRow, {**row, **dataset_fields(episode.task, self.processor, self.agent)})
+        trajectory: TrajectoryInfo = {
+            "step": episode.step,
             "sample_index": row["index"],
             "rollout_n": row["session_id"],
-            "validate": conversation.validate,
+            "validate": episode.validate,
         }
         try:
             await AgentLoopWorker._run_agent_loop(
-                self, dict(sampling_params), trajectory, agent_name=name, trace=False, **given
+                self, dict(sampling_params), trajectory, agent_name=name, trace=False, **fields
             )
         except EpisodeError:
             raise
         except Exception as error:
-            conversation.require_sound()
-            log.exception("Agent loop failed", extra={"trajectory": conversation.name, "agent_loop": name})
-            raise AgentLoopError(f"{conversation.name}: the agent loop {name!r} broke: {error!r}") from error
-        if not conversation.outputs:
-            raise AgentLoopError(f"{conversation.name}: the agent loop {name!r} returned nothing to learn from")
+            episode.raise_if_failed()
+            log.exception("Agent loop failed", extra={"trajectory": episode.name, "agent_loop": name})
+            raise AgentLoopError(f"{episode.name}: the agent loop {name!r} broke: {error!r}") from error
+        if not episode.outputs:
+            raise AgentLoopError(f"{episode.name}: the agent loop {name!r} returned nothing to learn from")
 
-    async def _agent_loop_postprocess(self, output: Any, validate: bool, **given: Any) -> None:
-        """What verl makes of a loop's output comes when the trajectory is over, with its reward and figures."""
-        if (conversation := CURRENT.get(None)) is None:
-            await super()._agent_loop_postprocess(output, validate, **given)  # type: ignore[misc]
+    async def _agent_loop_postprocess(
+        self, output: AgentLoopOutput | Sequence[AgentLoopOutput], validate: bool, **row: Unpack[BatchRow]
+    ) -> None:
+        """Keep a loop's output until the episode is over: verl takes it then, with its reward and metrics."""
+        if (episode := CURRENT_EPISODE.get(None)) is None:
+            await super()._agent_loop_postprocess(output, validate, **row)
         else:
-            conversation.outputs = list(output) if isinstance(output, list) else [output]
+            episode.outputs = [output] if isinstance(output, AgentLoopOutput) else list(output)
 
-    async def _reward(self, conversation: Conversation) -> float:
-        """What the loop says of its last output, or else what the task's source says."""
-        if (told := conversation.outputs[-1].reward_score) is not None:
-            return require_finite(float(told), episode_name=conversation.name)
-        source = self.validation_source if conversation.validate else self.source
-        answer = answer_of(conversation, conversation.outputs, self.tokenizer)
-        return await compute_reward(answer, conversation.task, source, episode_name=conversation.name)
+    async def _reward(self, episode: MultiTurnEpisode) -> float:
+        """Return the reward that the loop gave its last output, or else the one of the task's source."""
+        if (reward := episode.outputs[-1].reward_score) is not None:
+            return require_finite(float(reward), episode_name=episode.name)
+        source = self.validation_source if episode.validate else self.source
+        answer = answer_of(episode, episode.outputs, self.tokenizer)
+        return await compute_reward(answer, episode.task, source, episode_name=episode.name)
 
-    async def _failed(self, conversation: Conversation, error: EpisodeError) -> EpisodeFailure:
+    async def _failed(self, episode: MultiTurnEpisode, error: EpisodeError) -> EpisodeFailure:
         failure = EpisodeFailure(
-            conversation.name,
+            episode.name,
             error.cause,
             str(error),
-            len(conversation.generations),
-            conversation.timing.elapsed_seconds(),
+            len(episode.generations),
+            episode.timing.elapsed_seconds(),
         )
-        await conversation.end(TrajectoryOutcome("failed", cause=error.cause))
-        records = records_of(
-            conversation, self.tokenizer, self.label, reward=0.0, failure={"cause": error.cause, "message": str(error)}
+        await episode.finish(TrajectoryOutcome("failed", cause=error.cause))
+        records = turn_records(
+            episode, self.tokenizer, self.label, reward=0.0, failure={"cause": error.cause, "message": str(error)}
         )
-        self.log.append(records, validation=conversation.validate)
+        self.log.append(records, validation=episode.validate)
         return failure
 
     def _task(self, step: int, position: int, *, validate: bool) -> Task:

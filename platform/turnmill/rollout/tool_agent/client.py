@@ -1,4 +1,4 @@
-"""Tool calls over HTTP: to any of several servers, again while there is time, once in effect."""
+"""Tool calls over HTTP: to any of several servers, with retries, and with an effect once."""
 
 import asyncio
 import random
@@ -17,20 +17,24 @@ from turnmill.core.errors import (
     ToolCallTimeoutError,
     ToolRaisedError,
 )
-from turnmill.rollout.tool_agent.tracing import Timings, tracing
+from turnmill.rollout.tool_agent.tracing import CallStages, trace_config
 
 ENDPOINT = "/get_observation"
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.05, 2.0
+INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 CONNECT_SECONDS = 5.0
 FINISH_SECONDS = 5.0
 MAX_INFO_CHARACTERS = 100_000
-# The server says that it cannot at present, or what stands before it does.
-PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-BROKEN_TOOL = frozenset({"error", "tool_type"})
-"""What a server's observation holds together where a tool raised; an `error` alone is some tool's own word."""
+# Temporary, as the server or a proxy before it says.
+RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+RAISED_TOOL_FIELDS = frozenset({"error", "tool_type"})
+"""Fields that an observation has together where a tool raised; an `error` alone is a tool's own field."""
 
 # All of C0 but tab, line feed and carriage return.
 _CONTROL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
+
+
+Reply = tuple[dict[str, Any], Mapping[str, str], int]
+"""The body, the headers and the size of an HTTP response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +43,33 @@ class ToolRequest:
 
     trajectory_id: str
     action: str
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the tool is told besides; `call_id` makes a repeated call the same call."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Further fields for the tool; `call_id` makes a retry the same call."""
 
 
 @dataclass(frozen=True, slots=True)
-class ToolAnswer:
-    """What a tool server answered."""
+class ToolReply:
+    """The reply of a tool server to one action."""
 
     text: str
     done: bool
     valid: bool
     reward: float | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What the observation held besides its text."""
+    """The fields of the observation besides its text."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Times and sizes of the call."""
 
 
 def parse_urls(text: str) -> tuple[str, ...]:
-    """The addresses of the endpoint, from addresses of servers or of endpoints with commas between them."""
+    """Return the endpoint's addresses from comma-separated addresses of servers or of endpoints."""
     urls = [part.strip().rstrip("/") for part in text.split(",") if part.strip()]
     return tuple(url if url.endswith(ENDPOINT) else f"{url}{ENDPOINT}" for url in urls)
 
 
-def without_control_characters(value: Any) -> Any:
-    """A value as it may be sent: no string in it holds a character that breaks parsers and terminals."""
+def without_control_characters(value: object) -> object:
+    """Return a JSON value without the control characters that break parsers and terminals."""
     if isinstance(value, str):
         return value.translate(_CONTROL)
     if isinstance(value, Mapping):
@@ -76,7 +80,7 @@ def without_control_characters(value: Any) -> Any:
 
 
 class ToolServerClient:
-    """Calls tools on equal servers; one that fails is passed over for the next."""
+    """Calls tools on equal servers; a retry goes to the next one."""
 
     def __init__(self, urls: Sequence[str], *, timeout_seconds: float, max_retries: int, max_connections: int) -> None:
         self.urls = tuple(urls)
@@ -101,48 +105,48 @@ class ToolServerClient:
             await self._session.close()
             self._session = None
 
-    async def call(self, request: ToolRequest) -> ToolAnswer:
-        """Have an action done. Raises ToolCallError when the call's time or its tries are used up."""
+    async def call(self, request: ToolRequest) -> ToolReply:
+        """Return the reply to an action. Raises ToolCallError when the timeout or the retries are used up."""
         started = time.monotonic()
-        deadline, left = started + self._timeout, self._timeout
+        deadline, remaining = started + self._timeout, self._timeout
         server = self._next = (self._next + 1) % len(self.urls)
         for attempt in range(self._max_retries + 1):
             # A server that hangs must leave time for another.
-            seconds = left if attempt == self._max_retries else max(left / 2, min(left, 1.0))
-            timings = Timings()
+            seconds = remaining if attempt == self._max_retries else max(remaining / 2, min(remaining, 1.0))
+            stages = CallStages()
             try:
-                answer = await self._post(self.urls[server], request, seconds, timings)
-                return _read(answer, timings, seconds=time.monotonic() - started)
+                reply = await self._post(self.urls[server], request, seconds, stages)
+                return _parse(reply, stages, seconds=time.monotonic() - started)
             except (ToolCallRefusedError, ToolRaisedError):
                 raise
             except ToolCallError as error:
-                wait = _wait_before(attempt + 1, error)
-                if attempt == self._max_retries or time.monotonic() + wait >= deadline:
+                backoff = _backoff_seconds(attempt + 1, error)
+                if attempt == self._max_retries or time.monotonic() + backoff >= deadline:
                     raise
-                await asyncio.sleep(wait)
-                left = deadline - time.monotonic()
-                if left <= 0:  # To aiohttp that is no limit.
+                await asyncio.sleep(backoff)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:  # aiohttp takes 0 for no limit.
                     raise
                 self.num_retries += 1
                 server = (server + 1) % len(self.urls)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     async def finish(self, trajectory_id: str) -> bool:
-        """Let the servers forget a trajectory; tells whether one of them did."""
+        """Release a trajectory at the servers; return whether one of them confirmed it."""
         request = ToolRequest(trajectory_id, "")
         self._next = (self._next + 1) % len(self.urls)
         for offset in range(min(2, len(self.urls))):
             url = self.urls[(self._next + offset) % len(self.urls)]
             try:
-                await self._post(url, request, min(FINISH_SECONDS, self._timeout), Timings(), finish=True)
+                await self._post(url, request, min(FINISH_SECONDS, self._timeout), CallStages(), finish=True)
             except ToolCallError:
                 continue
             return True
         return False
 
     async def _post(
-        self, url: str, request: ToolRequest, seconds: float, timings: Timings, *, finish: bool = False
-    ) -> tuple[dict[str, Any], Mapping[str, str], int]:
+        self, url: str, request: ToolRequest, seconds: float, stages: CallStages, *, finish: bool = False
+    ) -> Reply:
         body = {
             "trajectory_ids": [request.trajectory_id],
             "actions": [request.action],
@@ -152,8 +156,8 @@ class ToolServerClient:
         }
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
         try:
-            async with self._connected().post(
-                url, json=without_control_characters(body), timeout=timeout, trace_request_ctx=timings
+            async with self._open_session().post(
+                url, json=without_control_characters(body), timeout=timeout, trace_request_ctx=stages
             ) as response:
                 raw = await response.read()
                 _require_success(url, response, raw)
@@ -167,15 +171,15 @@ class ToolServerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise ToolCallConnectionError(f"{url}: {error or type(error).__name__}") from error
 
-    def _connected(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self._max_connections, ttl_dns_cache=10)
-            self._session = aiohttp.ClientSession(connector=connector, trace_configs=[tracing()])
+            self._session = aiohttp.ClientSession(connector=connector, trace_configs=[trace_config()])
         return self._session
 
 
-class _PassingError(ToolCallError):
-    """The server cannot at present; `retry_after` is when it wants to be asked again."""
+class _RetryableError(ToolCallError):
+    """A temporary error of a server, which may ask for seconds to wait before a retry."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -186,45 +190,46 @@ def _require_success(url: str, response: aiohttp.ClientResponse, raw: bytes) -> 
     if response.status == 200:
         return
     message = f"{url} answered {response.status}: {raw[:300].decode(errors='replace')}"
-    if response.status not in PASSING_STATUSES:
+    if response.status not in RETRYABLE_STATUSES:
         raise ToolCallRefusedError(message)
     try:
         retry_after = float(response.headers.get("Retry-After", 0))
     except ValueError:
         retry_after = 0.0
-    raise _PassingError(message, retry_after)
+    raise _RetryableError(message, retry_after)
 
 
-def _wait_before(attempt: int, error: ToolCallError) -> float:
-    """Longer from try to try, with some chance in it so that callers do not come back all at once."""
-    asked = error.retry_after if isinstance(error, _PassingError) else 0.0
-    backed_off = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
-    return max(asked, backed_off * random.uniform(0.5, 1.5))
+def _backoff_seconds(attempt: int, error: ToolCallError) -> float:
+    """Return the time before a retry: exponential backoff with jitter, or longer if the server asks for it."""
+    retry_after = error.retry_after if isinstance(error, _RetryableError) else 0.0
+    backed_off = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2 ** (attempt - 1))
+    jittered: float = backed_off * random.uniform(0.5, 1.5)
+    return max(retry_after, jittered)
 
 
-def _read(answer: tuple[dict[str, Any], Mapping[str, str], int], timings: Timings, *, seconds: float) -> ToolAnswer:
-    """The answer to one action; raises ToolCallError where it is not what a tool server answers."""
-    body, headers, size = answer
+def _parse(reply: Reply, stages: CallStages, *, seconds: float) -> ToolReply:
+    """Return the reply to one action. Raises ToolCallError where it is not in the form of a tool server's."""
+    body, headers, size = reply
     try:
         (observation,), (done,), (valid,) = body["observations"], body["dones"], body["valids"]
-        text, info = _text_of(observation)
+        text, info = _split_observation(observation)
         reward = info.pop("reward", None)
-        metrics = timings.seconds() | {
+        metrics = stages.stage_seconds() | {
             "session_request_time": seconds,
             "tool_processing_time_sec": float(body.get("processing_time_ms") or 0) / 1000,
             "tool_queue_time_sec": float(body.get("queue_time_ms") or 0) / 1000,
             "X-Process-Time_sec": float(headers.get("X-Process-Time") or 0),
             "response_size_mb": size / 1e6,
         }
-        read = ToolAnswer(text, bool(done), bool(valid), None if reward is None else float(reward), info, metrics)
+        parsed = ToolReply(text, bool(done), bool(valid), None if reward is None else float(reward), info, metrics)
     except (KeyError, TypeError, ValueError) as error:
         raise ToolCallError(f"A tool server answered something else than an observation: {error!r}") from error
-    if info.keys() >= BROKEN_TOOL:
+    if info.keys() >= RAISED_TOOL_FIELDS:
         raise ToolRaisedError(f"A tool broke: {str(info['error'])[:300]}")
-    return read
+    return parsed
 
 
-def _text_of(observation: Any) -> tuple[str, dict[str, Any]]:
+def _split_observation(observation: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(observation, str):
         return observation, {}
     text = observation["obs"]

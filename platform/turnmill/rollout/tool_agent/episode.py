@@ -15,7 +15,7 @@ from turnmill.rollout.generation import is_truncated
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
-from turnmill.rollout.tool_agent.client import ToolAnswer, ToolRequest
+from turnmill.rollout.tool_agent.client import ToolReply, ToolRequest
 from turnmill.rollout.tool_agent.context import Context
 from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.tool_agent.stop_tokens import find_action
@@ -266,7 +266,7 @@ class Episode:
     def _observed(self, ids: Sequence[int]) -> Tokens:
         return Tokens.given(ids, masked=self._agent.mask_observations)
 
-    async def _call(self, action: str, call_id: str | None = None) -> ToolAnswer:
+    async def _call(self, action: str, call_id: str | None = None) -> ToolReply:
         """Have the action done; what cannot be done ends the trajectory, or is told as verl-tool tells it."""
         assert self._loop.tools is not None
         number = self._num_responses
@@ -289,7 +289,7 @@ class Episode:
             self.figures.add("tool_call_success", 0.0)
             if self._agent.on_tool_failure == "fail":
                 raise
-            return ToolAnswer(self._told(error), done=True, valid=False)
+            return ToolReply(self._told(error), done=True, valid=False)
         finally:
             self._call_seconds = time.monotonic() - started
             self.figures.add("interact_time_time_sec", self._call_seconds)
@@ -314,7 +314,7 @@ class Episode:
         self,
         said: Said,
         *,
-        answer: ToolAnswer | None = None,
+        answer: ToolReply | None = None,
         observation_ids: Sequence[int] = (),
         end: TrajectoryOutcome | None,
     ) -> None:
@@ -323,7 +323,7 @@ class Episode:
         await self._loop.journal.append(self, turn)
 
     def _as_turn(
-        self, said: Said, *, answer: ToolAnswer | None = None, observation_ids: Sequence[int] = (),
+        self, said: Said, *, answer: ToolReply | None = None, observation_ids: Sequence[int] = (),
         done: bool = False, unanswered: bool = False,
     ) -> Turn:  # fmt: skip
         num_sampled = len(said.tokens) - len(said.appended)
@@ -384,7 +384,7 @@ class Episode:
         self._context.begin_turn(said.tokens)
         self._context.add(self._observed(turn.observation_ids[len(said.appended) :]))
         if called:
-            self._measure_call(ToolAnswer(turn.observation, turn.done, turn.valid, turn.reward or None))
+            self._measure_call(ToolReply(turn.observation, turn.done, turn.valid, turn.reward or None))
         self._append(turn, {})
         if turn.done:
             self._end = TOOL_SIGNALED_DONE if called else self._why_it_ends(said, last=last)
@@ -452,7 +452,7 @@ class Episode:
             if number < MAX_TURNS_WITH_METRICS:
                 self.figures.put(f"turn_{number}_action_logp", mean)
 
-    def _measure_call(self, answer: ToolAnswer) -> None:
+    def _measure_call(self, answer: ToolReply) -> None:
         self.figures.add("tool_call_success", 1.0)
         self.figures.add("valid_action", float(answer.valid))
         if answer.reward is not None:

@@ -1,12 +1,9 @@
-"""The agent loop over tools: tokens in, tokens out, and tool calls in between."""
+"""The agent loop of the agent type `tool`: tokens in, tokens out, and tool calls in between."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnmill.core.errors import EpisodeError, OvertakenError, SettingsError
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
@@ -21,18 +18,20 @@ from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
 from turnmill.rollout.tool_agent.rows import EpisodeResult
-from turnmill.rollout.tool_agent.stop_tokens import stop_tokens_of
+from turnmill.rollout.tool_agent.stop_tokens import load_stop_tokens
+from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
+from turnmill.rollout.verl_types import SamplingParams
 from turnmill.tasks import Task, TaskSource, create_source
 
 log = logging.getLogger(__name__)
 
 
 class ToolLoop(AgentLoopBase):
-    """Plays trajectories, any number at once."""
+    """Plays episodes with tools, any number at once."""
 
     def __init__(
-        self, *args: Any, job: AgentTrainingJob, run_dir: Path, tool_server_url: str | None = None,
-        journal: Journal | None = None, **kwargs: Any,
+        self, *args: object, job: AgentTrainingJob, run_dir: Path, tool_server_url: str | None = None,
+        journal: Journal | None = None, **kwargs: object,
     ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
         self.job = job
@@ -46,16 +45,16 @@ class ToolLoop(AgentLoopBase):
         self.validation_source = create_source(
             job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.validation.seed
         )
-        self.stop_tokens = stop_tokens_of(self.agent)
+        self.stop_tokens = load_stop_tokens(self.agent)
         self.stop_token_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
         self.observation_tokenizer = ObservationTokenizer(self.tokenizer, self.agent, processor=self.processor)
-        self.tools = self._client(tool_server_url or self.agent.tool_server_url)
+        self.tools = self._create_client(tool_server_url or self.agent.tool_server_url)
         if self.tools is not None:
             self.source.require_json()
         self.journal: Journal = journal or NoJournal()
-        self._closing: set[asyncio.Task[Any]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
 
-    def _client(self, urls: str | None) -> ToolServerClient | None:
+    def _create_client(self, urls: str | None) -> ToolServerClient | None:
         if urls is None:
             if self.agent.enable_agent:
                 raise SettingsError(
@@ -72,13 +71,13 @@ class ToolLoop(AgentLoopBase):
 
     async def run(
         self,
-        sampling_params: dict[str, Any],
+        sampling_params: SamplingParams,
         *,
         index: int,
         session_id: int,
         global_steps: int,
         validate: bool = False,
-        **_: Any,
+        **_: object,
     ) -> EpisodeResult | EpisodeFailure:
         """Play one trajectory of one task."""
         position, step, sample = int(index), int(global_steps), int(session_id)
@@ -130,28 +129,28 @@ class ToolLoop(AgentLoopBase):
         episode: Episode,
         turn: int,
         prompt_ids: list[int],
-        sampling: Mapping[str, Any],
+        sampling_params: SamplingParams,
         *,
         max_tokens: int,
         stops: bool,
-    ) -> Any:
-        """Have the policy answer. Raises InferenceError."""
+    ) -> TokenOutput:
+        """Return the policy's next response of an episode. Raises InferenceError."""
         training = self.job.spec.training
-        parameters = {
-            **sampling,
+        params: dict[str, object] = {
+            **sampling_params,
             "max_tokens": max_tokens,
             # Text is needed where it is looked into while it grows, and nowhere else.
             "detokenize": stops and bool(self.stop_tokens),
         }
         if stops and self.stop_tokens:
-            parameters |= {"stop": list(self.stop_tokens), "include_stop_str_in_output": True}
+            params |= {"stop": list(self.stop_tokens), "include_stop_str_in_output": True}
         if self.agent.additional_eos_token_ids:
-            parameters["stop_token_ids"] = list(self.agent.additional_eos_token_ids)
+            params["stop_token_ids"] = list(self.agent.additional_eos_token_ids)
         output = await generate(
             self.server_manager,
             routing_key(episode.name),
             prompt_ids,
-            parameters,
+            params,
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
             timeout_seconds=training.stall_timeout_seconds,
             requester=episode.name,
@@ -160,22 +159,22 @@ class ToolLoop(AgentLoopBase):
         return output
 
     def _release(self, episode: Episode) -> None:
-        """Let the servers forget the trajectory, without anybody waiting for it."""
+        """Release the trajectory at the tool servers in the background."""
         if self.tools is None or not episode.may_call_tools:
             return
 
-        async def finish(tools: ToolServerClient) -> None:
+        async def release_trajectory(tools: ToolServerClient) -> None:
             if not await tools.finish(episode.trajectory_id):
                 log.warning("Trajectory not released", extra={"trajectory": episode.name})
 
-        closing = asyncio.create_task(finish(self.tools))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        release = asyncio.create_task(release_trajectory(self.tools))
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """Wait for what is being released, a few seconds at most, and close every connection."""
-        if self._closing:
-            _, pending = await asyncio.wait(self._closing, timeout=10)
+        """Wait for releases in progress, ten seconds at most, and close every connection."""
+        if self._releases:
+            _, pending = await asyncio.wait(self._releases, timeout=10)
             for task in pending:
                 task.cancel()
         if self.tools is not None:

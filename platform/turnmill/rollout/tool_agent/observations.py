@@ -1,12 +1,12 @@
-"""What an observation looks like in the context: cut to its limit, marked, and wrapped as a turn of the chat."""
+"""Tokenization of observations: truncated to their limit, marked, and wrapped as a turn of the chat."""
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.tool_agent import ToolAgent
+from turnmill.rollout.verl_types import ChatTemplate, Processor, Tokenizer
 
 MARKER = {"left": ("(truncated)...", ""), "right": ("", "...(truncated)"), "middle": ("...(truncated)...",) * 2}
 INVALID_ACTION_NOTICE = "\nYour action is not valid, please check the format and try again."
@@ -15,61 +15,63 @@ _PLACEHOLDER_ATTRIBUTES = ("image_token_id", "video_token_id", "audio_token_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What is kept of a sequence: a beginning, an end, or both."""
+class TruncatedTokens:
+    """The parts that are left of a sequence: its head, its tail, or both."""
 
     head: tuple[int, ...]
     tail: tuple[int, ...]
-    whole: bool
+    is_whole: bool
 
 
-def cut_observation(ids: Sequence[int], limit: int, side: str, uncuttable: Collection[int] = frozenset()) -> Cut:
-    """At most `limit` tokens of an observation; a run of one of the `uncuttable` ids stays whole or goes whole."""
+def truncate_observation(
+    ids: Sequence[int], limit: int, side: str, unsplittable: Collection[int] = frozenset()
+) -> TruncatedTokens:
+    """Return at most `limit` tokens; a run of one of the `unsplittable` ids is kept or dropped as a whole."""
     if len(ids) <= limit:
-        return Cut(tuple(ids), (), whole=True)
+        return TruncatedTokens(tuple(ids), (), is_whole=True)
     in_front, behind = {"left": (0, limit), "right": (limit, 0), "middle": (limit // 2, limit - limit // 2)}[side]
-    end = _step_back(ids, in_front, uncuttable)
-    start = _step_forward(ids, len(ids) - behind, uncuttable)
-    return Cut(tuple(ids[:end]), tuple(ids[start:]), whole=False)
+    end = _step_back(ids, in_front, unsplittable)
+    start = _step_forward(ids, len(ids) - behind, unsplittable)
+    return TruncatedTokens(tuple(ids[:end]), tuple(ids[start:]), is_whole=False)
 
 
-def _step_back(ids: Sequence[int], position: int, uncuttable: Collection[int]) -> int:
-    while 0 < position < len(ids) and ids[position] in uncuttable and ids[position - 1] == ids[position]:
+def _step_back(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
+    while 0 < position < len(ids) and ids[position] in unsplittable and ids[position - 1] == ids[position]:
         position -= 1
     return position
 
 
-def _step_forward(ids: Sequence[int], position: int, uncuttable: Collection[int]) -> int:
-    while 0 < position < len(ids) and ids[position] in uncuttable and ids[position - 1] == ids[position]:
+def _step_forward(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
+    while 0 < position < len(ids) and ids[position] in unsplittable and ids[position - 1] == ids[position]:
         position += 1
     return position
 
 
-def placeholder_ids(processor: Any) -> frozenset[int]:
-    """The tokens that stand for pictures, films and sounds: a run of them belongs to one."""
-    found = (getattr(processor, name, None) for name in _PLACEHOLDER_ATTRIBUTES)
-    return frozenset(int(token) for token in found if token is not None)
+def placeholder_ids(processor: Processor | None) -> frozenset[int]:
+    """Return the tokens that stand for images, videos and sounds: a run of one of them stands for one medium."""
+    ids = (getattr(processor, name, None) for name in _PLACEHOLDER_ATTRIBUTES)
+    return frozenset(int(token) for token in ids if token is not None)
 
 
 class ObservationTokenizer:
     """Tokenizes observations as the context takes them."""
 
-    def __init__(self, tokenizer: Any, agent: ToolAgent, *, processor: Any = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, agent: ToolAgent, *, processor: Processor | None = None) -> None:
         self._tokenizer = tokenizer
         # Reading special tokens as text is a state of the tokenizer, and others render prompts with theirs meanwhile.
         self._text_tokenizer = copy.deepcopy(tokenizer)
         self._agent = agent
-        self._uncuttable = placeholder_ids(processor)
+        self._unsplittable = placeholder_ids(processor)
         prefix, suffix = _chat_turn(tokenizer, agent) if agent.enable_mtrl else ("", "")
         self._turn_end = self.ids_of(agent.turn_end_token) if agent.enable_mtrl else ()
         self._prefix, self._suffix = self.ids_of(prefix), self.ids_of(suffix)
 
     def ids_of(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text of ours, in which special tokens are meant as such."""
+        """Return the tokens of a trusted text, in which special tokens are read as such."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     def tokenize(self, text: str, *, valid: bool, response_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that follow a response: the observation, in a chat turn where the agent wants one."""
+        """Return the tokens that follow a response: the observation, in a chat turn where the agent uses them."""
         if not self._agent.enable_mtrl:
             return self._body(text)
         notice = "" if valid else INVALID_ACTION_NOTICE
@@ -77,21 +79,21 @@ class ObservationTokenizer:
         return (*(() if ended else self._turn_end), *self._prefix, *self._body(notice + text), *self._suffix)
 
     def _body(self, text: str) -> tuple[int, ...]:
-        # What a tool says is data: a special token in it would end turns that nobody ended.
+        # The text of a tool is data: a special token in it must not end a turn.
         ids = self._text_tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         side = self._agent.truncate_obs_side
-        cut = cut_observation(ids, self._agent.max_obs_length, side, self._uncuttable)
-        if cut.whole:
-            return cut.head
+        truncated = truncate_observation(ids, self._agent.max_obs_length, side, self._unsplittable)
+        if truncated.is_whole:
+            return truncated.head
         before, after = (self.ids_of(text) for text in MARKER[side])
         if side == "left":
-            return (*before, *cut.tail)
-        return (*cut.head, *after, *cut.tail)
+            return (*before, *truncated.tail)
+        return (*truncated.head, *after, *truncated.tail)
 
 
-def _chat_turn(tokenizer: Any, agent: ToolAgent) -> tuple[str, str]:
-    """What stands before and after an observation that is a turn, the end of the response left out."""
-    template = agent.mtrl_sep if agent.mtrl_sep is not None else _separator(tokenizer.apply_chat_template, agent)
+def _chat_turn(tokenizer: Tokenizer, agent: ToolAgent) -> tuple[str, str]:
+    """Return the text before and after an observation in a chat turn, without the end of the response's turn."""
+    template = agent.mtrl_sep if agent.mtrl_sep is not None else _separator(tokenizer, agent)
     prefix, found, suffix = template.removeprefix(agent.turn_end_token).partition(_INSIDE)
     if not found:
         raise SettingsError(
@@ -100,12 +102,12 @@ def _chat_turn(tokenizer: Any, agent: ToolAgent) -> tuple[str, str]:
     return prefix, suffix
 
 
-def _separator(render: Callable[..., Any], agent: ToolAgent) -> str:
-    """What the model's template puts between a response and the next one, around a message of the role."""
+def _separator(template: ChatTemplate, agent: ToolAgent) -> str:
+    """Return the chat template's text between a response and the next one, around a message of the role."""
     messages = [
         {"role": "user", "content": _BEFORE},
         {"role": "assistant", "content": _AFTER},
         {"role": agent.mtrl_role, "content": _INSIDE},
     ]
-    text = str(render(messages, add_generation_prompt=True, tokenize=False))
+    text = template.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return text.rpartition(_AFTER)[2]

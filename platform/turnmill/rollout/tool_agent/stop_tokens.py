@@ -1,4 +1,4 @@
-"""The strings that end an action, and the action that a response holds."""
+"""Stop tokens, which end an action, and the action in a response."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs.tool_agent import ToolAgent
 
 
-def stop_tokens_of(agent: ToolAgent) -> tuple[str, ...]:
-    """Those of the job, or of the file that it names; raises SettingsError where there is no such file."""
+def load_stop_tokens(agent: ToolAgent) -> tuple[str, ...]:
+    """Return the stop tokens of the job, or of the file it names. Raises SettingsError if it cannot be read."""
     if agent.action_stop_tokens is None:
         return agent.stop_tokens
     try:
@@ -22,7 +22,7 @@ def stop_tokens_of(agent: ToolAgent) -> tuple[str, ...]:
 
 
 def find_action(text: str, stop_tokens: Sequence[str]) -> str | None:
-    """The text up to the first stop token, in their order, that occurs in it; None where none does."""
+    """Return the text up to the first of the stop tokens, in their order, that occurs in it; None if none does."""
     for token in stop_tokens:
         head, found, _ = text.partition(token)
         if found:

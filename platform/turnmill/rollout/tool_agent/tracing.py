@@ -1,9 +1,9 @@
-"""Where the time of an HTTP call goes, as aiohttp tells it."""
+"""Times of the stages of an HTTP call, from aiohttp's tracing."""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import aiohttp
 
@@ -18,36 +18,36 @@ STAGES = {
 
 
 @dataclass(slots=True)
-class Timings:
-    """When each stage of one call was reached, by its name."""
+class CallStages:
+    """The time at which each stage of one call was reached."""
 
     reached: dict[str, float] = field(default_factory=dict)
 
-    def seconds(self) -> dict[str, float]:
-        """The time that every stage took; 0 for those left out, such as connecting on an open connection."""
+    def stage_seconds(self) -> dict[str, float]:
+        """Return the seconds of every stage; 0 for those left out, such as connecting on an open connection."""
         at, done = self.reached, time.monotonic()
         at.setdefault("read", done)
         return {name: max(0.0, at[to] - at[start]) if start in at and to in at else 0.0
                 for name, (start, to) in STAGES.items()}  # fmt: skip
 
 
-def tracing() -> aiohttp.TraceConfig:
-    """Writes down the stages of every call into the Timings given as its `trace_request_ctx`."""
+def trace_config() -> aiohttp.TraceConfig:
+    """Return a configuration that records the stages of a call in the CallStages given as its `trace_request_ctx`."""
     config = aiohttp.TraceConfig()
-    config.on_request_start.append(_reach("start"))
-    config.on_connection_queued_start.append(_reach("queued"))
-    config.on_connection_queued_end.append(_reach("dequeued"))
-    config.on_connection_create_start.append(_reach("connecting"))
-    config.on_connection_create_end.append(_reach("connected"))
-    config.on_request_chunk_sent.append(_reach("sent"))
-    config.on_request_end.append(_reach("answered"))
+    config.on_request_start.append(_record("start"))
+    config.on_connection_queued_start.append(_record("queued"))
+    config.on_connection_queued_end.append(_record("dequeued"))
+    config.on_connection_create_start.append(_record("connecting"))
+    config.on_connection_create_end.append(_record("connected"))
+    config.on_request_chunk_sent.append(_record("sent"))
+    config.on_request_end.append(_record("answered"))
     return config
 
 
-def _reach(stage: str) -> Any:
-    async def note(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: Any) -> None:
-        timings = context.trace_request_ctx
-        if isinstance(timings, Timings):
-            timings.reached[stage] = time.monotonic()
+def _record(stage: str) -> Callable[[aiohttp.ClientSession, SimpleNamespace, object], Awaitable[None]]:
+    async def record(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: object) -> None:
+        stages = context.trace_request_ctx
+        if isinstance(stages, CallStages):
+            stages.reached[stage] = time.monotonic()
 
-    return note
+    return record

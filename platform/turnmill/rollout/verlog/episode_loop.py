@@ -1,38 +1,38 @@
 """The agent loop over whole episodes: groups that begin in the same state, and each turn a row of its own."""
 
 import hashlib
-from typing import Any
 
 from turnmill.core.errors import EpisodeError
 from turnmill.core.trajectory import EpisodeFailure, Turn
 from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.verl_types import SamplingParams
 from turnmill.rollout.verlog.rows import TurnRow, episode_summary, turn_row
 from turnmill.rollout.verlog.slot import EpisodePlan, Slot
 from turnmill.rollout.verlog.turn_loop import TurnLoop
 
 
 class EpisodeLoop(TurnLoop):
-    """Plays each episode of a task from its beginning to its end, within one step."""
+    """Plays each episode from its beginning to its end, within one step."""
 
     async def run(  # type: ignore[override]
         self,
-        sampling_params: dict[str, Any],
+        sampling_params: SamplingParams,
         *,
         index: int,
         session_id: int,
         global_steps: int,
         validate: bool = False,
-        **_: Any,
+        **_: object,
     ) -> EpisodeFailure | list[TurnRow]:
-        """Play one episode: a row for each of its turns, or what ended it; one row for an episode of a validation."""
+        """Play one episode; return a row for each of its turns, or its failure; one row in a validation."""
         position, sample, step = int(index), int(session_id), int(global_steps)
         if validate:
             return [await self._validate(position, sampling_params, step)]
         spec = self.job.spec
         slot_index = position * spec.group_size + sample
-        title = f"t{step}-{position}-{sample}"
+        name = f"t{step}-{position}-{sample}"
         plan = EpisodePlan.of_task(
-            spec.training.seed, spec.task_number(step, position), step=step, slot=slot_index, title=title
+            spec.training.seed, spec.task_number(step, position), step=step, slot=slot_index, episode_name=name
         )
         slot = Slot(slot_index, spec, plan)
         turns: list[Turn] = []
@@ -40,21 +40,21 @@ class EpisodeLoop(TurnLoop):
             return await self._play(slot, turns, sampling_params, step)
         except EpisodeError as error:
             self._record_failure(slot, step, error, turns=turns)
-            return EpisodeFailure(title, error.cause, str(error), len(turns), slot.timing.elapsed_seconds())
+            return EpisodeFailure(name, error.cause, str(error), len(turns), slot.timing.elapsed_seconds())
         finally:
             await slot.close()
 
-    async def _play(self, slot: Slot, turns: list[Turn], sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
+    async def _play(self, slot: Slot, turns: list[Turn], sampling_params: SamplingParams, step: int) -> list[TurnRow]:
         rows: list[TurnRow] = []
         states: list[str] = []
         while not (turns and turns[-1].done):
             with slot.timing.measure("tools"):
-                await slot.ready()
+                await slot.ensure_episode()
             states.append(hashlib.blake2b(slot.state_key.encode(), digest_size=8).hexdigest())
-            turn = await self._turn(slot, sampling_params)
+            turn = await self._play_turn(slot, sampling_params)
             turns.append(turn)
             rows.append(turn_row(turn, slot=slot))
-            slot.finish_turn(keep=True)
+            slot.finish_turn(keep_episode=True)
         self.log.append(self._turn_records(slot, turns, step))
         # The last row alone has the summary: others would carry all of its tokens once more.
         for row in rows[:-1]:

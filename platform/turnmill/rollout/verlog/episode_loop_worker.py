@@ -1,25 +1,30 @@
-"""Agent loop workers of verl's that play whole episodes in environments."""
+"""Workers that play whole episodes in environments, and their manager."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Unpack
 
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
+from turnmill.rollout.verl_classes import AgentLoopOutput
+from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.verlog.episode_loop import EpisodeLoop
 
 
 class EpisodeLoopWorker(TrajectoryWorker):
     """Plays whole episodes, each in an environment of its own."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
         self.episode_loop = EpisodeLoop(**self.loop_arguments(config))
 
-    async def play(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> EpisodeFailure | list[Any]:
-        """One episode of one task."""
+    async def play(
+        self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
+    ) -> EpisodeFailure | Sequence[AgentLoopOutput]:
+        """Play one episode of one task."""
         return await self.episode_loop.run(sampling_params, validate=validate, **row)
 
     async def close(self) -> None:
-        """Nothing is held between episodes."""
+        """Do nothing: no resource outlives an episode."""
 
 
 class EpisodeLoopManager(TrajectoryManager):

@@ -1,4 +1,4 @@
-"""What an agent remembers of its episode: a window of its last turns."""
+"""The agent's memory of its episode: a window of its last turns."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,26 +6,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RememberedTurn:
-    """A turn as the agent looks back on it."""
+    """A turn in the agent's memory."""
 
     observation: str
-    """What it saw."""
+    """The observation before it."""
 
     response: str
-    """What it answered, word for word."""
+    """The response, in full."""
 
     action: str
-    """What was executed: the default action where the response held none."""
+    """The action executed: the default action where the response held none."""
 
 
 class Memory:
-    """The newest `text_turns` turns, and what the agent sees now."""
+    """The newest `text_turns` turns, and the current observation."""
 
     def __init__(self, *, text_turns: int, thought_turns: int) -> None:
         self.text_turns = text_turns
         self.thought_turns = thought_turns
         self.observation = ""
-        """What the agent is to answer."""
+        """The observation that the agent responds to next."""
 
         self._turns: deque[RememberedTurn] = deque(maxlen=text_turns)
 
@@ -35,16 +35,16 @@ class Memory:
         return tuple(self._turns)
 
     def begin(self, observation: str) -> None:
-        """Begin an episode: of the last one nothing is remembered."""
+        """Begin an episode with an empty window."""
         self._turns.clear()
         self.observation = observation
 
     def remember(self, *, response: str, action: str, observation: str) -> None:
-        """Add the turn that answered the present observation; `observation` is what it brought."""
+        """Add the turn that responded to the current observation; `observation` is the next one."""
         self._turns.append(RememberedTurn(self.observation, response, action))
         self.observation = observation
 
-    def recall_answers(self) -> tuple[tuple[RememberedTurn, bool], ...]:
-        """The turns in the window, each with whether its response is remembered in full."""
+    def turns_with_detail(self) -> tuple[tuple[RememberedTurn, bool], ...]:
+        """Return the turns in the window, each with True if its response is shown in full."""
         first_in_full = len(self._turns) - self.thought_turns
         return tuple((turn, index >= first_in_full) for index, turn in enumerate(self._turns))

@@ -1,4 +1,4 @@
-"""The messages a policy reads before it answers."""
+"""Prompts: the messages a policy reads before each response."""
 
 from typing import Literal
 
@@ -21,18 +21,18 @@ _SUFFIXES: dict[PromptTemplate, str] = {
 
 
 def requires_marker(template: PromptTemplate) -> bool:
-    """Whether an action must be announced by `ACTION:`; where only an action is asked for, it may stand alone."""
+    """Return whether the action must follow `ACTION:`; a template that asks for the action alone needs no marker."""
     return template != "naive"
 
 
 def build_messages(
     memory: Memory, *, template: PromptTemplate, instruction_prompt: str, compact_prompt: str
 ) -> list[Message]:
-    """Everything the policy reads this turn, ending with what it is to answer."""
+    """Return the messages of a turn, ending with the observation to respond to."""
     if template == "compact":
         return _compact_messages(memory, compact_prompt)
     messages = [_message("system", instruction_prompt)]
-    for turn, in_full in memory.recall_answers():
+    for turn, in_full in memory.turns_with_detail():
         messages.append(_message("user", f"Observation:\n{turn.observation}"))
         messages.append(_message("assistant", f"Previous plan:\n{turn.response}" if in_full else turn.action))
     messages.append(_message("user", f"Current Observation:\n{memory.observation}\n\n{_SUFFIXES[template]}"))
@@ -41,7 +41,7 @@ def build_messages(
 
 def _compact_messages(memory: Memory, compact_prompt: str) -> list[Message]:
     messages = [_message("system", compact_prompt)]
-    for turn, in_full in memory.recall_answers():
+    for turn, in_full in memory.turns_with_detail():
         messages.append(_message("user", turn.observation))
         messages.append(_message("assistant", turn.response if in_full else turn.action))
     messages.append(_message("user", memory.observation))

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, Turn, TurnMetadata
 from turnmill.rollout.queue_payload import TURN_METADATA, encode
 from turnmill.rollout.token_integrity import pack_tokens
+from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 from turnmill.rollout.verlog.slot import Slot
 
 

@@ -1,4 +1,4 @@
-"""A slot: one environment process after another, episode after episode, carried on from step to step."""
+"""Environment slots: one environment process each, whose episodes continue from step to step."""
 
 import asyncio
 import hashlib
@@ -25,48 +25,48 @@ MAX_SEED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class EpisodePlan:
-    """Which episodes a slot plays: every seed follows from the run's, the slot and the episode's number."""
+    """The episodes that a slot plays: every seed follows from the run's seed, the slot and the episode's number."""
 
     stream: str
     run_seed: int
     slot: int
     task: int | None = None
-    """Whose episodes all begin alike; None where each episode has a seed of its own."""
+    """The task whose episodes all have one seed; None where each episode has a seed of its own."""
 
-    title: str = ""
-    """What its one episode is called."""
+    episode_name: str = ""
+    """The name of its one episode; empty where it has several."""
 
     @classmethod
     def training(cls, run_seed: int, slot: int) -> "EpisodePlan":
-        """Episodes from seeds that no validation plays."""
+        """Return the plan of training episodes, with seeds that no validation uses."""
         return cls("training", run_seed, slot)
 
     @classmethod
     def validation(cls, run_seed: int, slot: int) -> "EpisodePlan":
-        """One episode per slot, the same in every validation with the same seed."""
+        """Return the plan of one episode, the same in every validation with the same seed."""
         return cls("validation", run_seed, slot)
 
     @classmethod
-    def of_task(cls, run_seed: int, task: int, *, step: int, slot: int, title: str) -> "EpisodePlan":
-        """One episode of a task, which begins as all others of the task do and is sampled in its own way."""
-        return cls(f"step {step}", run_seed, slot, task, title)
+    def of_task(cls, run_seed: int, task: int, *, step: int, slot: int, episode_name: str) -> "EpisodePlan":
+        """Return the plan of one episode with the environment seed of its task, and sampling seeds of its own."""
+        return cls(f"step {step}", run_seed, slot, task, episode_name)
 
     def seed(self, episode: int) -> int:
-        """The environment's seed of an episode."""
+        """Return the environment's seed of an episode."""
         if self.stream == "validation":
             return (self.run_seed * 10_007 + self.slot) % VALIDATION_SEEDS
-        which = f"{self.slot}/{episode}" if self.task is None else f"task/{self.task}"
-        digest = hashlib.blake2b(f"{self.run_seed}/{which}".encode(), digest_size=4).digest()
+        key = f"{self.slot}/{episode}" if self.task is None else f"task/{self.task}"
+        digest = hashlib.blake2b(f"{self.run_seed}/{key}".encode(), digest_size=4).digest()
         return VALIDATION_SEEDS + int.from_bytes(digest, "big") % (MAX_SEED - VALIDATION_SEEDS)
 
     def next_seed(self, episode: int) -> int | None:
-        """The seed of the episode after this one; None where there is none."""
+        """Return the seed of the next episode; None where there is none."""
         return self.seed(episode + 1) if self.stream == "training" else None
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """What it takes to carry a slot on in another process: environments repeat themselves under the same seed."""
+    """The state that restores a slot in another process: an environment repeats itself under the same seed."""
 
     index: int
     episode: int
@@ -76,12 +76,12 @@ class SlotState:
 
 
 def episode_name(stream: str, slot: int, episode: int) -> str:
-    """What an episode is called; a run has no other of that name."""
+    """Return the name of an episode, unique within a run."""
     return f"{stream[0]}{slot}-{episode}"
 
 
 class Slot:
-    """One environment at a time, with the agent's memory of its episode."""
+    """An environment process, with the agent's memory of the episode in progress."""
 
     def __init__(self, index: int, spec: JobSpec, plan: EpisodePlan) -> None:
         self.index = index
@@ -95,13 +95,13 @@ class Slot:
 
         self.reward = 0.0
         self._responses: list[str] = []
-        self._starts: dict[int, SlotState] = {}
+        self._segment_starts: dict[int, SlotState] = {}
         self._in_episode = False
-        self._over = False
-        self._just_acted = self._truncated = False
-        self._instructions = self._compact = ""
+        self._done = False
+        self._turn_in_progress = self._truncated = False
+        self._instruction_prompt = self._compact_prompt = ""
         self.state_key = ""
-        """What the next turn begins with, for algorithms that compare turns of the same state."""
+        """The state before the next turn, for algorithms that compare turns of the same state."""
 
         memory = spec.verlog.memory
         self._memory = Memory(text_turns=memory.text_turns, thought_turns=memory.thought_turns)
@@ -127,21 +127,21 @@ class Slot:
 
     @property
     def turn(self) -> int:
-        """The number of the turn to play, or just played, in its episode; from 0."""
-        return len(self._responses) - self._just_acted
+        """Number of the turn to play, or just played, in its episode; from 0."""
+        return len(self._responses) - self._turn_in_progress
 
     @property
     def episode_name(self) -> str:
-        """A name no other episode of the run has."""
-        return self.plan.title or episode_name(self.plan.stream, self.index, self.episode)
+        """The name of the episode, unique within the run."""
+        return self.plan.episode_name or episode_name(self.plan.stream, self.index, self.episode)
 
     @property
     def seed(self) -> int:
         """The environment's seed of the episode."""
         return self.plan.seed(self.episode)
 
-    async def ready(self) -> None:
-        """See to it that an episode is in progress. Raises EnvironmentFailedError."""
+    async def ensure_episode(self) -> None:
+        """Begin the next episode if none is in progress. Raises EnvironmentFailedError."""
         if not self._in_episode:
             opening = await self._process.reset(
                 self.plan.seed(self.episode), next_seed=self.plan.next_seed(self.episode)
@@ -149,41 +149,41 @@ class Slot:
             self._begin(opening)
 
     def messages(self) -> list[dict[str, str]]:
-        """What the policy is shown: the instructions, the window of memory, the observation."""
+        """Return the prompt: the instructions, the turns in memory and the observation."""
         return build_messages(
             self._memory,
             template=self.spec.verlog.prompt,
-            instruction_prompt=self._instructions,
-            compact_prompt=self._compact,
+            instruction_prompt=self._instruction_prompt,
+            compact_prompt=self._compact_prompt,
         )
 
     async def act(self, response: str) -> ActionResult:
-        """Do what a response says. Raises EnvironmentFailedError."""
+        """Execute the action of a response. Raises EnvironmentFailedError."""
         result = await self._process.act(response)
-        self._take_in(response, result)
-        self._just_acted = True
+        self._apply(response, result)
+        self._turn_in_progress = True
         return result
 
-    def finish_turn(self, *, keep: bool = False) -> None:
-        """The turn is recorded: go on to the next one, in the next episode where this one is over.
+    def finish_turn(self, *, keep_episode: bool = False) -> None:
+        """Go on to the next turn, in the next episode where this one is over.
 
-        `keep` holds on to an episode that is over, for whoever still asks about it.
+        With `keep_episode`, an episode that is over stays readable.
         """
-        self._just_acted = False
+        self._turn_in_progress = False
         self.turns_played += 1
-        if self._over and not keep:
+        if self._done and not keep_episode:
             self._next_episode()
 
-    async def abandon(self, *, again: bool = False) -> None:
-        """Drop the episode in progress; `again` plays the same one once more instead of the next."""
-        self._just_acted = False
+    async def drop_episode(self, *, repeat: bool = False) -> None:
+        """End the episode in progress and its process; with `repeat`, the same one is played next."""
+        self._turn_in_progress = False
         self._next_episode()
-        if again:
+        if repeat:
             self.episode -= 1
         await self._process.close()
 
     async def frames(self) -> list[np.ndarray]:
-        """Pictures of the episode so far, one per turn and the first. Raises EnvironmentFailedError."""
+        """Return images of the episode: before the first turn, and after each. Raises EnvironmentFailedError."""
         return await self._process.render_frames(self.plan.seed(self.episode), list(self._responses))
 
     async def close(self) -> None:
@@ -191,30 +191,29 @@ class Slot:
         await self._process.close()
 
     def stop_reason(self, turn: Turn) -> StopReason | None:
-        """Why the episode ended with this turn; None while it goes on."""
+        """Return why the episode ended with this turn; None while it goes on."""
         if not turn.done:
             return None
         return "max_turns" if self._truncated else "completed"
 
     def begin_segment(self, step: int) -> None:
-        """The turns from here on are for a step; where it began is kept until no checkpoint can ask for it."""
-        self._starts[step] = self._state()
-        for old in sorted(self._starts)[: -(self.spec.training.max_staleness + 1)]:
-            del self._starts[old]
+        """Begin the turns of a step, and keep the state at its beginning while a checkpoint may still need it."""
+        self._segment_starts[step] = self._state()
+        for old in sorted(self._segment_starts)[: -(self.spec.training.max_staleness + 1)]:
+            del self._segment_starts[old]
 
     def snapshot(self, after: int) -> SlotState:
-        """The state after all turns of a step, and before those of later ones."""
-        later = [step for step in self._starts if step > after]
-        return self._starts[min(later)] if later else self._state()
+        """Return the state after all turns of a step, and before those of later ones."""
+        later = [step for step in self._segment_starts if step > after]
+        return self._segment_starts[min(later)] if later else self._state()
 
     def _state(self) -> SlotState:
-        """The state between two turns."""
         return SlotState(self.index, self.episode, self.turns_played, tuple(self._responses))
 
     async def restore(self, state: SlotState) -> None:
-        """Carry on from a snapshot: the episode in progress is played again up to its last response.
+        """Restore a snapshot, replaying the episode in progress up to its last response.
 
-        One that cannot be is dropped, and the next begins.
+        An episode that cannot be replayed is dropped, and the next begins.
         """
         self.episode, self.turns_played = state.episode, state.turns_played
         if not state.responses:
@@ -227,24 +226,24 @@ class Slot:
             return
         self._begin(restored.reset_result)
         for response, result in zip(state.responses, restored.results, strict=True):
-            self._take_in(response, result)
+            self._apply(response, result)
 
     def _begin(self, opening: ResetResult) -> None:
         self._memory.begin(opening.observation)
-        self._instructions, self._compact = opening.instruction_prompt, opening.compact_prompt
+        self._instruction_prompt, self._compact_prompt = opening.instruction_prompt, opening.compact_prompt
         self.state_key = opening.state_key
-        self._in_episode, self._over, self._truncated = True, False, False
+        self._in_episode, self._done, self._truncated = True, False, False
 
-    def _take_in(self, response: str, result: ActionResult) -> None:
+    def _apply(self, response: str, result: ActionResult) -> None:
         self._memory.remember(response=response, action=result.action, observation=result.observation)
         self._responses.append(response)
-        self._instructions, self._compact = result.instruction_prompt, result.compact_prompt
+        self._instruction_prompt, self._compact_prompt = result.instruction_prompt, result.compact_prompt
         self.state_key = result.state_key
         self.reward += result.reward
-        self._over, self._truncated = result.done, result.truncated
+        self._done, self._truncated = result.done, result.truncated
 
     def _next_episode(self) -> None:
         self.episode += 1
         self.reward = 0.0
         self._responses.clear()
-        self._in_episode = self._over = False
+        self._in_episode = self._done = False

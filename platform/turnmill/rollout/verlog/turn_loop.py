@@ -1,4 +1,4 @@
-"""The agent loop over turns: each turn of an environment becomes a row of its own (Verlog's turn-level abstraction)."""
+"""The agent loop over turns: each turn of an environment is a row of its own (Verlog's turn-level abstraction)."""
 
 import asyncio
 import logging
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-
 from turnmill.core.errors import EnvironmentFailedError, EpisodeError, RunFailedError
 from turnmill.core.trajectory import Turn
 from turnmill.environments.rendering import write_gif
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
-from turnmill.rollout.generation import generate, sampling_seed
+from turnmill.rollout.generation import generate, policy_versions, sampling_seed
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import token_checksum
+from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
+from turnmill.rollout.verl_types import SamplingParams
 from turnmill.rollout.verlog.rows import TurnRow, bootstrap_row, episode_summary, turn_row
 from turnmill.rollout.verlog.slot import EpisodePlan, Slot
 
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class TurnLoop(AgentLoopBase):
-    """Plays turns in environment slots that carry on from step to step."""
+    """Plays turns in environment slots whose episodes continue from step to step."""
 
-    def __init__(self, *args: Any, job: AgentTrainingJob, run_dir: Path, **kwargs: Any) -> None:
+    def __init__(self, *args: object, job: AgentTrainingJob, run_dir: Path, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.job = job
         self.folder = RunFolder(run_dir)
@@ -39,19 +39,19 @@ class TurnLoop(AgentLoopBase):
 
     @property
     def turns_per_segment(self) -> int:
-        """Turns of a slot in each step."""
+        """Turns that a slot plays in each step."""
         return self.job.spec.turns_per_step // self.job.spec.environment.count
 
     async def run(
-        self, sampling_params: dict[str, Any], *, slot: int, global_steps: int, validate: bool = False, **_: Any
+        self, sampling_params: SamplingParams, *, slot: int, global_steps: int, validate: bool = False, **_: object
     ) -> list[TurnRow]:
-        """Play one segment of a slot's episodes, or one whole episode where it is for validation."""
+        """Play one segment of a slot's episodes, or one whole episode of a validation; return the rows."""
         if validate:
             return [await self._validate(int(slot), sampling_params, int(global_steps))]
-        return await self._gather(self.slot(int(slot)), sampling_params, int(global_steps))
+        return await self._play_segment(self.slot(int(slot)), sampling_params, int(global_steps))
 
     def slot(self, index: int) -> Slot:
-        """The slot of that index; its environment starts with its first turn."""
+        """Return the slot of that index; its environment starts with its first turn."""
         if index not in self.slots:
             self.slots[index] = Slot(index, self.job.spec, EpisodePlan.training(self.job.spec.training.seed, index))
         return self.slots[index]
@@ -60,8 +60,11 @@ class TurnLoop(AgentLoopBase):
         """End every environment process."""
         await asyncio.gather(*(slot.close() for slot in self.slots.values()), return_exceptions=True)
 
-    async def _gather(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> list[TurnRow]:
-        """A fixed number of turns and the bootstrap row; turns of an episode that failed are played again."""
+    async def _play_segment(self, slot: Slot, sampling_params: SamplingParams, step: int) -> list[TurnRow]:
+        """Return the rows of a fixed number of turns, and the bootstrap row.
+
+        Turns of an episode that failed are dropped, and others are played in their place.
+        """
         async with slot.lock:
             slot.begin_segment(step)
             slot.timing = Timing()
@@ -70,54 +73,54 @@ class TurnLoop(AgentLoopBase):
             failed_in_a_row = 0
             while len(rows) < self.turns_per_segment:
                 try:
-                    turn = await self._turn(slot, sampling_params)
+                    turn = await self._play_turn(slot, sampling_params)
                 except EpisodeError as error:
-                    # What was learned of the episode so far goes with it; earlier episodes stay.
+                    # The rows of this episode are dropped with it; those of earlier episodes stay.
                     rows = rows[: max(0, len(rows) - slot.turn)]
                     failures.append(error.cause)
                     failed_in_a_row += 1
                     self._record_failure(slot, step, error)
-                    _give_up_after_too_many(failed_in_a_row, error)
-                    await slot.abandon()
+                    _end_run_after_too_many(failed_in_a_row, error)
+                    await slot.drop_episode()
                     continue
                 failed_in_a_row = 0 if turn.done else failed_in_a_row
                 rows.append(turn_row(turn, slot=slot))
                 self._record(slot, turn, step)
                 slot.finish_turn()
-            last = await self._bootstrap(slot, step, failures)
+            last_prompt_ids = await self._bootstrap_prompt(slot, step, failures)
             return [
                 *rows,
                 bootstrap_row(
-                    last,
+                    last_prompt_ids,
                     self.tokenizer.eos_token_id,
                     failure_causes=failures,
                     seconds=slot.timing.elapsed_seconds(),
                 ),
             ]
 
-    async def _bootstrap(self, slot: Slot, step: int, failures: list[str]) -> list[int]:
-        """The prompt after the last turn; the critic's value of it stands in for what is still to come."""
+    async def _bootstrap_prompt(self, slot: Slot, step: int, failures: list[str]) -> list[int]:
+        """Return the prompt after the last turn, whose value by the critic stands for the rewards still to come."""
         failed_in_a_row = 0
         while True:
             try:
                 with slot.timing.measure("tools"):
-                    await slot.ready()
+                    await slot.ensure_episode()
                 return await self._prompt_ids(slot)
             except EnvironmentFailedError as error:
                 failures.append(error.cause)
                 failed_in_a_row += 1
                 self._record_failure(slot, step, error)
-                _give_up_after_too_many(failed_in_a_row, error)
-                await slot.abandon()
+                _end_run_after_too_many(failed_in_a_row, error)
+                await slot.drop_episode()
 
-    async def _turn(self, slot: Slot, sampling_params: dict[str, Any]) -> Turn:
+    async def _play_turn(self, slot: Slot, sampling_params: SamplingParams) -> Turn:
         asked_at, before = time.time(), slot.timing.elapsed_seconds()
         with slot.timing.measure("tools"):
-            await slot.ready()
+            await slot.ensure_episode()
         prompt_ids = await self._prompt_ids(slot)
         with slot.timing.measure("generation"):
             output = await self._generate(slot, prompt_ids, sampling_params)
-        sampled = token_checksum(output.token_ids)
+        oldest_version, newest_version = policy_versions(output)
         text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
         with slot.timing.measure("tools"):
             result = await slot.act(text)
@@ -132,13 +135,13 @@ class TurnLoop(AgentLoopBase):
             valid=result.valid,
             reward=result.reward,
             done=result.done,
-            policy_version=int(output.extra_fields.get("max_global_steps") or 0),
+            policy_version=newest_version,
             metrics={
                 **result.info,
                 "plan_length": result.plan_length,
                 "backtrack_length": result.backtrack_length,
-                "min_policy_version": int(output.extra_fields.get("min_global_steps") or 0),
-                "sampled": sampled,
+                "min_policy_version": oldest_version,
+                "sampled": token_checksum(output.token_ids),
             },
             asked_at=asked_at,
             seconds=slot.timing.elapsed_since(before),
@@ -147,7 +150,7 @@ class TurnLoop(AgentLoopBase):
     async def _prompt_ids(self, slot: Slot) -> list[int]:
         return list(await self.ct_build_initial_tokens(slot.messages()))
 
-    async def _generate(self, slot: Slot, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+    async def _generate(self, slot: Slot, prompt_ids: list[int], sampling_params: SamplingParams) -> TokenOutput:
         training = self.job.spec.training
         return await generate(
             self.server_manager,
@@ -159,7 +162,7 @@ class TurnLoop(AgentLoopBase):
             requester=f"slot {slot.index}",
         )
 
-    async def _validate(self, index: int, sampling_params: dict[str, Any], step: int) -> TurnRow:
+    async def _validate(self, index: int, sampling_params: SamplingParams, step: int) -> TurnRow:
         """Play one whole episode; return its last turn as a row with the summary of the episode."""
         validation = self.job.spec.training.validation
         slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index))
@@ -168,20 +171,20 @@ class TurnLoop(AgentLoopBase):
         finally:
             await slot.close()
 
-    async def _validation_episode(self, slot: Slot, sampling_params: dict[str, Any], step: int) -> TurnRow:
+    async def _validation_episode(self, slot: Slot, sampling_params: SamplingParams, step: int) -> TurnRow:
         failures: list[str] = []
         turns: list[Turn] = []
         while not (turns and turns[-1].done):
             try:
-                turns.append(await self._turn(slot, sampling_params))
+                turns.append(await self._play_turn(slot, sampling_params))
             except EpisodeError as error:
                 failures.append(error.cause)
                 self._record_failure(slot, step, error, turns=turns, validation=True)
-                _give_up_after_too_many(len(failures), error)
-                await slot.abandon(again=True)
+                _end_run_after_too_many(len(failures), error)
+                await slot.drop_episode(repeat=True)
                 turns = []
                 continue
-            slot.finish_turn(keep=True)
+            slot.finish_turn(keep_episode=True)
         self.log.append(self._turn_records(slot, turns, step), validation=True)
         if slot.index < self.job.spec.training.validation.render_episodes:
             await self._render(slot, step)
@@ -194,7 +197,7 @@ class TurnLoop(AgentLoopBase):
         try:
             await asyncio.to_thread(write_gif, await slot.frames(), path)
         except EnvironmentFailedError as error:
-            # A picture is worth no episode.
+            # A picture that cannot be drawn must not fail the episode.
             log.warning("Episode not drawn", extra={"episode": slot.episode_name, "what": str(error)})
 
     def _record(self, slot: Slot, turn: Turn, step: int) -> None:
@@ -206,7 +209,7 @@ class TurnLoop(AgentLoopBase):
     def _turn_record(self, slot: Slot, turn: Turn, step: int, number: int) -> TurnRecord:
         return TurnRecord.of(
             turn,
-            **self._facts(slot, number),
+            **self._episode_fields(slot, number),
             step=step,
             prompt=self.tokenizer.decode(turn.prompt_ids),
             stop_reason=slot.stop_reason(turn),
@@ -215,11 +218,11 @@ class TurnLoop(AgentLoopBase):
     def _record_failure(
         self, slot: Slot, step: int, error: EpisodeError, *, turns: Sequence[Turn] = (), validation: bool = False
     ) -> None:
-        """How an episode ended, after those of its turns that are not in the log yet."""
-        end = TurnRecord.of_failure(error.cause, str(error), **self._facts(slot, slot.turn), step=step)
+        """Log the failure of an episode, after those of its turns that are not in the log yet."""
+        end = TurnRecord.of_failure(error.cause, str(error), **self._episode_fields(slot, slot.turn), step=step)
         self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
 
-    def _facts(self, slot: Slot, number: int) -> dict[str, Any]:
+    def _episode_fields(self, slot: Slot, number: int) -> dict[str, Any]:
         return {
             "episode": slot.episode_name,
             "environment": slot.index,
@@ -229,6 +232,6 @@ class TurnLoop(AgentLoopBase):
         }
 
 
-def _give_up_after_too_many(failed_in_a_row: int, error: EpisodeError) -> None:
+def _end_run_after_too_many(failed_in_a_row: int, error: EpisodeError) -> None:
     if failed_in_a_row >= MAX_FAILURES_IN_A_ROW:
         raise RunFailedError(f"{failed_in_a_row} episodes in a row failed; the last: {error}", error.cause) from error

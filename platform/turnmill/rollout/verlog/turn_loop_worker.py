@@ -1,40 +1,41 @@
-"""Agent loop workers of verl's, with slots that stay with their worker."""
+"""Workers that keep environment slots from step to step, and their manager."""
 
 import asyncio
 from contextlib import nullcontext
-from typing import Any
+from typing import Unpack
 
 import ray
 from tensordict import TensorDict
 
+from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.verlog.turn_loop import TurnLoop
 from turnmill.rollout.worker import LoopManager, LoopWorker
 
-# More fill the engine's batches better, and each takes a process of 7 MB.
-VALIDATION_EPISODES_AT_ONCE = 128
+# Played at once: more fill the engine's batches better, and each takes a process of 7 MB.
+MAX_VALIDATION_EPISODES = 128
 
 
 class TurnLoopWorker(LoopWorker):
     """Runs the agent loops of its slots and keeps their environments between steps."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
-        self.validation_slots = asyncio.Semaphore(max(self.job.spec.environment.count, VALIDATION_EPISODES_AT_ONCE))
+        self.validation_limit = asyncio.Semaphore(max(self.job.spec.environment.count, MAX_VALIDATION_EPISODES))
         self.turn_loop = TurnLoop(**self.loop_arguments(config))
 
-    async def run_row(self, sampling_params: dict[str, Any], *, validate: bool, **row: Any) -> None:
-        """The slot's turns of a step, or an episode of validation."""
-        async with self.validation_slots if validate else nullcontext():
+    async def run_row(self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]) -> None:
+        """Play the slot's turns of a step, or an episode of validation, and hand over the rows."""
+        async with self.validation_limit if validate else nullcontext():
             rows = await self.turn_loop.run(sampling_params, validate=validate, **row)
         await self._agent_loop_postprocess(rows, validate, **row)
 
     async def snapshot(self, after: int) -> list[SlotState]:
-        """What it takes to carry every slot on after a step, in another process."""
+        """Return the state of every slot after a step."""
         return [slot.snapshot(after) for slot in self.turn_loop.slots.values()]
 
     async def restore(self, states: list[SlotState]) -> None:
-        """Carry slots on from a snapshot."""
+        """Restore slots from a snapshot."""
         async with asyncio.TaskGroup() as group:
             for state in states:
                 group.create_task(self.turn_loop.slot(state.index).restore(state))
@@ -63,12 +64,12 @@ class TurnLoopManager(LoopManager):
         )
 
     def snapshot(self, after: int) -> list[SlotState]:
-        """The state of every slot after a step."""
+        """Return the state of every slot after a step, in the order of their indices."""
         parts = ray.get([worker.snapshot.remote(after) for worker in self.agent_loop_workers], timeout=60)
         return sorted((state for part in parts for state in part), key=lambda state: state.index)
 
     def restore(self, states: list[SlotState]) -> None:
-        """Carry every slot on from a snapshot."""
+        """Restore every slot from a snapshot, in the worker that it belongs to."""
         workers = self.agent_loop_workers
         parts = [[state for state in states if state.index % len(workers) == i] for i in range(len(workers))]
         ray.get([worker.restore.remote(part) for worker, part in zip(workers, parts, strict=True)], timeout=600)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnmill.rollout.tool_agent.observations import cut_observation, placeholder_ids
+from turnmill.rollout.tool_agent.observations import placeholder_ids, truncate_observation
 
 PICTURE = 99
 
@@ -12,21 +12,21 @@ PICTURE = 99
     ("side", "head", "tail"), [("left", (), (3, 4, 5)), ("right", (1, 2, 3), ()), ("middle", (1,), (4, 5))]
 )
 def test_each_side_keeps_the_other(side, head, tail):
-    cut = cut_observation((1, 2, 3, 4, 5), 3, side)
+    cut = truncate_observation((1, 2, 3, 4, 5), 3, side)
 
-    assert (cut.head, cut.tail, cut.whole) == (head, tail, False)
+    assert (cut.head, cut.tail, cut.is_whole) == (head, tail, False)
 
 
 def test_what_fits_stays_whole():
-    cut = cut_observation((1, 2, 3), 3, "middle")
+    cut = truncate_observation((1, 2, 3), 3, "middle")
 
-    assert (cut.head, cut.whole) == ((1, 2, 3), True)
+    assert (cut.head, cut.is_whole) == ((1, 2, 3), True)
 
 
 @pytest.mark.feature("verl-tool", "placeholders are not split")
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 def test_a_picture_is_kept_whole_or_not_at_all(side):
-    cut = cut_observation((1, PICTURE, PICTURE, PICTURE, 2), 3, side, {PICTURE})
+    cut = truncate_observation((1, PICTURE, PICTURE, PICTURE, 2), 3, side, {PICTURE})
 
     assert [*cut.head, *cut.tail].count(PICTURE) in (0, 3)
 
@@ -38,10 +38,10 @@ def test_a_picture_is_kept_whole_or_not_at_all(side):
     st.sampled_from(["left", "right", "middle"]),
 )
 def test_no_run_of_placeholders_is_ever_split(ids, limit, side):
-    cut = cut_observation(ids, limit, side, {PICTURE})
+    cut = truncate_observation(ids, limit, side, {PICTURE})
 
-    assert len(cut.head) + len(cut.tail) <= max(limit, len(ids) if cut.whole else 0)
-    if not cut.whole:
+    assert len(cut.head) + len(cut.tail) <= max(limit, len(ids) if cut.is_whole else 0)
+    if not cut.is_whole:
         end, start = len(cut.head), len(ids) - len(cut.tail)
         for edge in (end, start):
             if 0 < edge < len(ids):

@@ -30,7 +30,7 @@ def test_a_window_of_no_turns_remembers_none():
 def test_the_newest_thoughts_are_recalled_in_full():
     memory = after(4, text_turns=3, thought_turns=2)
 
-    assert [in_full for _, in_full in memory.recall_answers()] == [False, True, True]
+    assert [in_full for _, in_full in memory.turns_with_detail()] == [False, True, True]
 
 
 def test_an_episode_begins_without_memories():

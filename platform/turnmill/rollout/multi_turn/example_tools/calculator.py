@@ -4,7 +4,7 @@ import re
 
 from verl.tools.function_tool import function_tool
 
-_SUM = re.compile(r"(-?\d{1,9})([-+*])(-?\d{1,9})")
+_EXPRESSION = re.compile(r"(-?\d{1,9})([-+*])(-?\d{1,9})")
 
 
 @function_tool
@@ -14,8 +14,8 @@ def calculator(expression: str) -> str:
     Args:
         expression: Two whole numbers with +, - or * between them, for example 42*17.
     """
-    found = _SUM.fullmatch("".join(expression.split()))
-    if found is None:
+    match = _EXPRESSION.fullmatch("".join(expression.split()))
+    if match is None:
         return "no sum"
-    left, right = int(found[1]), int(found[3])
-    return str({"+": left + right, "-": left - right, "*": left * right}[found[2]])
+    left, right = int(match[1]), int(match[3])
+    return str({"+": left + right, "-": left - right, "*": left * right}[match[2]])

@@ -1,0 +1,136 @@
+"""verl's loop of tools and its tool classes, with static types; see `turnmill.rollout.verl_classes`."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from enum import Enum
+    from typing import Protocol, TypeVar
+
+    from pydantic import BaseModel
+
+    from turnmill.rollout.verl_classes import AgentLoopBase, AgentLoopOutput
+    from turnmill.rollout.verl_types import Message, SamplingParams
+
+    FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
+
+    class ToolSchema(Protocol):
+        """The schema of a tool, in OpenAI's format."""
+
+    class ToolResponse(BaseModel):
+        """What a tool answers: a text, images, videos."""
+
+        text: str | None = None
+        image: list[object] | None = None
+        video: list[object] | None = None
+
+    class BaseTool:
+        """The base of verl's tools."""
+
+        name: str
+        config: dict[str, object]
+        tool_schema: ToolSchema
+
+        def __init__(self, config: dict[str, object], tool_schema: ToolSchema) -> None: ...
+
+        async def create(self, instance_id: str | None = None, **kwargs: object) -> tuple[str, ToolResponse]:
+            """Make an instance for one call."""
+
+        async def execute(
+            self, instance_id: str, parameters: dict[str, object], **kwargs: object
+        ) -> tuple[ToolResponse, float | None, Mapping[str, object]]:
+            """Return the tool's response, its reward and its metrics."""
+
+        async def release(self, instance_id: str, **kwargs: object) -> None:
+            """Drop the instance."""
+
+    class FunctionTool:
+        """A function as a tool."""
+
+        name: str
+        tool_schema: ToolSchema
+
+        def __init__(
+            self, name: str, fn: Callable[..., object], tool_schema: ToolSchema, is_async: bool = False
+        ) -> None: ...
+
+        async def call(self, parameters: dict[str, object]) -> object:
+            """Call the function."""
+
+    def function_tool(function: FunctionT) -> FunctionT:
+        """Register a function as a tool."""
+
+    def normalize_function_tool_return(
+        returned: object,
+    ) -> tuple[ToolResponse, float | None, Mapping[str, object]]:
+        """Return a function's value as a response, a reward and metrics."""
+
+    class ToolParser(Protocol):
+        """Finds tool calls in a response."""
+
+        async def extract_tool_calls(
+            self, responses_ids: Sequence[int], tools: Sequence[ToolSchema]
+        ) -> tuple[str, list[object]]:
+            """Return the text and the tool calls of a response."""
+
+    class AgentState(Enum):
+        """States of verl's loop of tools."""
+
+        PENDING = "pending"
+        GENERATING = "generating"
+        PROCESSING_TOOLS = "processing_tools"
+        TERMINATED = "terminated"
+
+    class AgentData:
+        """The state of an episode in verl's loop of tools."""
+
+        messages: list[Message]
+        image_data: list[object] | None
+        prompt_ids: list[int]
+        response_ids: list[int]
+        response_mask: list[int]
+        response_logprobs: list[float]
+        user_turns: int
+        assistant_turns: int
+        tool_calls: list[object]
+        _active_tools: Mapping[str, BaseTool | FunctionTool]
+        _active_tool_schemas: Sequence[object]
+
+    class ToolAgentLoop(AgentLoopBase):
+        """verl's loop of tools."""
+
+        response_length: int
+        max_user_turns: int | None
+        max_assistant_turns: int | None
+        tool_parser: ToolParser
+
+        async def run(self, sampling_params: SamplingParams, **row: object) -> AgentLoopOutput:
+            """Play an episode."""
+
+        async def _handle_pending_state(self, agent_data: AgentData, sampling_params: SamplingParams) -> AgentState: ...
+
+        async def _handle_generating_state(
+            self, agent_data: AgentData, sampling_params: SamplingParams, ignore_termination: bool = False
+        ) -> AgentState: ...
+
+        async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState: ...
+
+        def _build_assistant_message(self, content: str, agent_data: AgentData) -> Message: ...
+else:
+    from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
+    from verl.tools.base_tool import BaseTool
+    from verl.tools.function_tool import FunctionTool, function_tool, normalize_function_tool_return
+    from verl.tools.schemas import OpenAIFunctionToolSchema as ToolSchema
+    from verl.tools.schemas import ToolResponse
+
+__all__ = [
+    "AgentData",
+    "AgentState",
+    "BaseTool",
+    "FunctionTool",
+    "ToolAgentLoop",
+    "ToolResponse",
+    "ToolSchema",
+    "function_tool",
+    "normalize_function_tool_return",
+]
