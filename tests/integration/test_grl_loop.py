@@ -357,13 +357,13 @@ class Crowd:
 
 @pytest.mark.feature("GRL", "prompts and environments side by side")
 @pytest.mark.parametrize(("prompts", "environments"), [(1, 1), (2, 3), (3, 2), (0, 0)])
-async def test_so_many_prompts_and_environments_are_at_work_at_once_as_the_job_allows(
+async def test_the_job_limits_how_many_prompts_and_environments_are_at_work_at_once(
     table, monkeypatch, prompts: int, environments: int
 ):
     at = table(lambda request: THREE if "Turn 2:" in request.prompt else ONE,
                numPromptThreads=prompts, numEnvThreads=environments)  # fmt: skip
-    crowds = {name: Crowd() for name in ("spell", "ct_merge_context_msg", "reset", "act")}
-    for name in ("spell", "ct_merge_context_msg"):
+    crowds = {name: Crowd() for name in ("tokenize_prompt", "ct_merge_context_msg", "reset", "act")}
+    for name in ("tokenize_prompt", "ct_merge_context_msg"):
         monkeypatch.setattr(at.loop, name, crowds[name].counting(getattr(at.loop, name)))
     make, answer = at.loop.environment_of, at.policy.generate
     turns, answers = Lockstep(4), Lockstep(4)
@@ -385,7 +385,7 @@ async def test_so_many_prompts_and_environments_are_at_work_at_once_as_the_job_a
 
     peaks = {name: crowd.peak for name, crowd in crowds.items()}
     assert peaks == {
-        "spell": prompts or 4,
+        "tokenize_prompt": prompts or 4,
         "ct_merge_context_msg": prompts or 4,
         "reset": environments or 4,
         "act": environments or 4,

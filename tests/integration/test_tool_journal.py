@@ -71,9 +71,9 @@ async def dies(process: ToolTable, *, step: int = 1) -> None:
     with pytest.raises(Crash):
         await process.play(step=step)
     # A process that is gone releases nothing.
-    for task in list(process.loop._closing):
+    for task in list(process.loop._releases):
         task.cancel()
-    await asyncio.gather(*process.loop._closing, return_exceptions=True)
+    await asyncio.gather(*process.loop._releases, return_exceptions=True)
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
