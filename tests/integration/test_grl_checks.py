@@ -22,7 +22,7 @@ def problems(agent: str) -> list[str]:
     ("agent", "problem"),
     [
         ("agentType: sokobanAgnt", "spec.agent.agents[0].agentType: There is no agent 'sokobanAgnt'. Did you mean"),
-        ("agentType: 'nowhere:Agent'", "spec.agent.agents[0].agentType: 'nowhere:Agent' names no agent"),
+        ("agentType: 'nowhere:Agent'", "spec.agent.agents[0].agentType: 'nowhere:Agent' cannot be imported"),
         ("agentType: sokobanAgent, envConfig: {dim_rom: [6, 6]}", "spec.agent.agents[0].envConfig.dim_rom: "),
         ("agentType: sokobanAgent, envConfig: {dim_room: [6]}", "spec.agent.agents[0].envConfig.dim_room"),
         ("agentType: sokobanAgent, envConfig: {num_boxes: 99}", "spec.agent.agents[0].envConfig.numBoxes"),

@@ -1,4 +1,4 @@
-"""`turnmill clean-up`: what the operator runs when a job is deleted."""
+"""`turnmill clean-up`: deletes a run's keys from the trajectory store; the operator runs it for deleted jobs."""
 
 import asyncio
 from pathlib import Path
@@ -10,15 +10,15 @@ from turnmill.core.errors import SettingsError
 
 
 def clean_up(
-    run_dir: Annotated[Path, typer.Option(help="The run's folder; it names the run, and stays as it is.")],
+    run_dir: Annotated[Path, typer.Option(help="The run's folder, which identifies the run; it is not changed.")],
     store: Annotated[
         str, typer.Option(help="URL of the trajectory store.", envvar="TURNMILL_STORE_URL", show_envvar=True)
     ] = "",
     seconds: Annotated[float, typer.Option(min=1, help="Time that it may take.")] = 30.0,
 ) -> None:
-    """Delete what a run left in the trajectory store."""
+    """Delete the data of a run from the trajectory store."""
     if not store:
-        raise SettingsError("--store names no trajectory store. Give its URL, such as redis://HOST:6379.")
+        raise SettingsError("--store is missing. Give the URL of a trajectory store, such as redis://HOST:6379.")
     typer.echo(f"Deleted {asyncio.run(_forget(store, run_dir, seconds))} keys of {run_dir}")
 
 

@@ -1,4 +1,4 @@
-"""Trajectories in flight, read from the store while the run goes on."""
+"""Trajectories in flight, read from the trajectory store during a run."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ STORE_SECONDS = 5.0
 
 
 def read_live(run_dir: Path) -> list[JournaledTrajectory]:
-    """The trajectories that the run has in flight; raises StoreUnavailableError where its store is gone."""
+    """Read the run's trajectories in flight. Raises StoreUnavailableError if the store does not answer."""
     address = JournalAddress.read(run_dir)
     if address is None:
         raise SettingsError(f"{run_dir} keeps no journal: only agents of type `tool` do. Leave --live out.")
@@ -39,7 +39,7 @@ async def _read(address: JournalAddress) -> list[JournaledTrajectory]:
 def render_trajectories(
     trajectories: Sequence[JournaledTrajectory], *, limit: int, now: float | None = None
 ) -> RenderableType:
-    """A table with one row per trajectory, those written to last at the end; at most `limit` rows."""
+    """Render a table with the `limit` trajectories that were updated last, the latest at the end."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trajectory", no_wrap=True)
     for heading in ("attempt", "turns", "tokens", "policy", "seconds ago"):
@@ -54,7 +54,7 @@ def render_trajectories(
 
 
 def render_trajectory(trajectory: JournaledTrajectory) -> RenderableType:
-    """One trajectory, turn by turn."""
+    """Render one trajectory, turn by turn."""
     turns = complete_turns(trajectory.turns)
     title = Text.assemble((trajectory.name, "bold"), f"  in flight, attempt {trajectory.attempt}, {len(turns)} turns")
     return Group(title, *(part for index, turn in enumerate(turns) for part in _turn_parts(index, turn)))

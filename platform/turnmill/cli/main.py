@@ -1,12 +1,12 @@
-"""The command line: `turnmill run job.yaml` and what goes with it."""
+"""Command line of turnmill: the commands of a run, and the entry points of the other programs."""
 
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,13 +15,18 @@ from turnmill import __version__
 from turnmill.cli.clean_up import clean_up
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
+from turnmill.cli.trajectories import trajectories
 from turnmill.cli.view import view
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 
-# Commands import what they need themselves: `--version` and `check` answer at once.
+if TYPE_CHECKING:
+    from turnmill.jobs import AgentTrainingJob
+    from turnmill.runs.local import RunResult
 
-# Done; the run failed; the file or the command is wrong; another attempt has begun; the run failed, and would again;
-# Ctrl-C or SIGTERM.
+# Commands import their dependencies inside of their functions, so that `--version` and `check` start fast.
+
+# Exit codes: success; the run failed; the job file or the command is wrong; a newer attempt has started; the run failed
+# in a way that another attempt would repeat; Ctrl-C or SIGTERM.
 DONE, FAILED, REFUSED, STALE_ATTEMPT, FINAL, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 app = typer.Typer(
@@ -40,7 +45,7 @@ Overrides = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; see the exit codes above."""
+    """Run a command and return its exit code."""
     try:
         app(args=arguments, prog_name="turnmill")
     except SystemExit as end:
@@ -77,25 +82,25 @@ def run(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run; left out, the first free one of runs/NAME, runs/NAME-2 and so on."),
+        typer.Option(help="Folder of the run; if omitted, the first free one of runs/NAME, runs/NAME-2 and so on."),
     ] = None,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --output, or with the newest of that name.")
+        bool, typer.Option("--resume", help="Resume the run in --output, or the newest run of that name.")
     ] = False,
     ray: Annotated[
         str,
         typer.Option(
-            help="own: a Ray cluster of its own. auto: the one that this process is in, as the operator does."
+            help="own: start a Ray cluster for the run. auto: use that of this process, as the operator does."
         ),
     ] = "own",
 ) -> None:
-    """Train as a job file says."""
+    """Run the training of a job file."""
     if ray == "auto" and job_file is None and output is None and not overrides and not resume:
-        _join()
+        _run_attempt()
         return
     if ray != "own" or job_file is None:
-        raise SettingsError(_HOW_TO_RUN)
+        raise SettingsError(_RUN_USAGE)
     from turnmill.cli.progress import progress_view
     from turnmill.cli.run_dirs import choose_run_dir
 
@@ -103,29 +108,29 @@ def run(
     run_dir = choose_run_dir(job, output, resume=resume)
     console = Console()
     replaced = [part for override in overrides or () for part in ("--set", override)]
-    again = shlex.join(["turnmill", "run", str(job_file), *replaced, "--resume", "--output", str(run_dir)])
-    _say(f"{'Going on with' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
+    resume_command = shlex.join(["turnmill", "run", str(job_file), *replaced, "--resume", "--output", str(run_dir)])
+    _say(f"{'Resuming' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
     try:
         launch = _launch()
         with _interruptible(), progress_view(console) as view:
             launch(job, run_dir, resume=resume, on_progress=view)
     except RunFailedError as error:
-        _say(f"The run failed ({error.cause}): {error}\nGo on with: {again}", to=_errors())
+        _say(f"The run failed ({error.cause}): {error}\nResume it with: {resume_command}", to=_errors())
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt:
-        _say(f"Interrupted. Go on with: {again}", to=_errors())
+        _say(f"Interrupted. Resume it with: {resume_command}", to=_errors())
         raise typer.Exit(INTERRUPTED) from None
-    _say(_outcome(run_dir), to=console)
+    _say(_result_text(run_dir), to=console)
 
 
-_HOW_TO_RUN = (
-    "`turnmill run` takes a job file, or `--ray auto` and nothing else: then the environment says what to train. "
+_RUN_USAGE = (
+    "`turnmill run` takes a job file, or `--ray auto` and nothing else: then environment variables name the job. "
     "Write `turnmill run JOB.yaml`."
 )
 
 
-def _join() -> None:
-    """One attempt in a cluster: its last line is what the cluster shows of a failure."""
+def _run_attempt() -> None:
+    """Run one attempt in a cluster; after a failure its last line is shown in the job's status."""
     from turnmill.cli.progress import progress_view
     from turnmill.runs.attempt import Attempt
     from turnmill.runs.cluster import join
@@ -141,14 +146,14 @@ def _join() -> None:
         _say(f"The run failed ({error.cause}): {error}", to=_errors())
         raise typer.Exit(STALE_ATTEMPT if error.cause == STALE else FINAL if error.is_final else FAILED) from error
     except KeyboardInterrupt:
-        _say("The run failed (stopped): It was told to end.", to=_errors())
+        _say("The run failed (stopped): it received a signal to stop.", to=_errors())
         raise typer.Exit(INTERRUPTED) from None
     _say(f"Done: all {attempt.job.spec.training.steps} steps.", to=console)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and the end of the terminal end the run alike; further ones do not disturb the clearing up."""
+    """Raise KeyboardInterrupt at SIGINT, SIGTERM and SIGHUP; further signals are ignored during the clean-up."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         numbers.append(signal.SIGHUP)
@@ -168,7 +173,7 @@ def _interruptible() -> Iterator[None]:
 
 @app.command()
 def check(job_file: JobFile, overrides: Overrides = None) -> None:
-    """Check a job file and start nothing."""
+    """Check a job file without starting anything."""
     from turnmill.training.agent_kinds import agent_kind
 
     job = _load(job_file, overrides)
@@ -190,76 +195,29 @@ def crd() -> None:
 
 @app.command()
 def report(run_dir: RunDir) -> None:
-    """Show what came out of a run, and draw its curve anew."""
+    """Show the results of a run, and redraw its curve."""
     from turnmill.cli.run_dirs import existing_run
     from turnmill.observability.report import draw_curve, report_text
 
-    undrawn = None
+    draw_error = None
     try:
         draw_curve(existing_run(run_dir))
     except OSError as error:
-        undrawn = error
+        draw_error = error
     Console().print(report_text(run_dir))
-    if undrawn:
-        _say(f"The curve was not drawn: {undrawn}", to=_errors())
-
-
-@app.command()
-def trajectories(
-    run_dir: RunDir,
-    step: Annotated[int | None, typer.Option(help="Only episodes with a turn in this step.")] = None,
-    episode: Annotated[str | None, typer.Option(help="Show this episode turn by turn.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only episodes that failed.")] = False,
-    validation: Annotated[bool, typer.Option("--validation", help="Only episodes of validations.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="With --episode, show every token.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many episodes, the latest.")] = 50,
-    live: Annotated[bool, typer.Option("--live", help="Those in flight, read from the trajectory store.")] = False,
-) -> None:
-    """List the episodes of a run, or read one of them turn by turn."""
-    from turnmill.cli.run_dirs import existing_run
-
-    if live:
-        _show_live(existing_run(run_dir), episode, limit)
-        return
-    from turnmill.observability.run_folder import RunFolder
-    from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog
-    from turnmill.observability.trajectory_view import render_episode, render_episodes
-
-    wanted = EpisodeFilter(
-        name=episode, outcome="failed" if failed else None, step=step, validation=True if validation else None
-    )
-    found = TrajectoryLog(RunFolder(existing_run(run_dir))).read_episodes(wanted)
-    if episode is None:
-        Console().print(render_episodes(found, limit=limit))
-        return
-    record = next(found, None)
-    if record is None:
-        raise SettingsError(f"--episode {episode}: {run_dir} has no such episode. List them without --episode.")
-    Console().print(render_episode(record, tokens=tokens))
-
-
-def _show_live(run_dir: Path, name: str | None, limit: int) -> None:
-    from turnmill.cli.live import read_live, render_trajectories, render_trajectory
-
-    trajectories = read_live(run_dir)
-    if name is None:
-        Console().print(render_trajectories(trajectories, limit=limit))
-        return
-    found = next((trajectory for trajectory in trajectories if trajectory.name == name), None)
-    if found is None:
-        raise SettingsError(
-            f"--episode {name}: {run_dir} has none in flight by that name. List them without --episode."
-        )
-    Console().print(render_trajectory(found))
+    if draw_error:
+        _say(f"The curve was not drawn: {draw_error}", to=_errors())
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
+app.command()(trajectories)
 app.command()(view)
 app.command()(retriever)
 app.command()(clean_up)
 
 
-def _load(job_file: Path, overrides: Sequence[str] | None) -> Any:
+def _load(job_file: Path, overrides: Sequence[str] | None) -> "AgentTrainingJob":
+    """Parse and check the job file, the only time in this process. Raises JobError after a line with the count."""
     from turnmill.cli import checks
     from turnmill.jobs import JobError, load_job
 
@@ -271,8 +229,8 @@ def _load(job_file: Path, overrides: Sequence[str] | None) -> Any:
         raise
 
 
-def _launch() -> Any:
-    """The trainer's entry; `SettingsError` where its libraries are not installed."""
+def _launch() -> "Callable[..., RunResult]":
+    """Import the function that runs a training. Raises SettingsError if its libraries are not installed."""
     try:
         from turnmill.runs.local import launch
     except ModuleNotFoundError as error:
@@ -284,8 +242,8 @@ def _launch() -> Any:
     return launch
 
 
-def _outcome(run_dir: Path) -> str:
-    """What the reader of the last lines wants to know: how good, where, and what to do next."""
+def _result_text(run_dir: Path) -> str:
+    """Return the last lines of a run: its success, its folder and the commands that show more."""
     from turnmill.cli.progress import duration
     from turnmill.observability.run_folder import RunFolder
 
@@ -303,7 +261,7 @@ def _outcome(run_dir: Path) -> str:
 
 
 def _say(text: str, *, to: Console | None = None) -> None:
-    """Print a sentence as it is: brackets in it are no markup, and its lines are not wrapped."""
+    """Print a text without markup and line wrapping."""
     (to or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
 
 

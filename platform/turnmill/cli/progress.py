@@ -1,4 +1,4 @@
-"""How far a run is, on a terminal or in a log."""
+"""Views of a run's progress, for terminals and for logs."""
 
 from types import TracebackType
 from typing import Self
@@ -9,12 +9,12 @@ from rich.progress import Progress as Bars
 
 from turnmill.observability.progress import Progress
 
-# Other phases count many small things, of which a log shows every tenth part.
+# Other phases count many small items; logs show every tenth of them.
 STEP_PHASE = "training"
 
 
-def figures(progress: Progress) -> str:
-    """What is known beside the count: `success 0.41, reward 0.40, 95.2 turns/s, 1 min 20 s left`."""
+def format_metrics(progress: Progress) -> str:
+    """Return the known metrics: `success 0.41, reward 0.40, 95.2 turns/s, 1 min 20 s left`."""
     parts = [
         None if progress.success is None else f"success {progress.success:.2f}",
         None if progress.reward is None else f"reward {progress.reward:.2f}",
@@ -26,7 +26,7 @@ def figures(progress: Progress) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as `45 s`, `7 min 3 s` or `2 h 5 min`."""
+    """Format a duration, such as `45 s`, `7 min 3 s` or `2 h 5 min`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 class BarView:
-    """A bar for each phase, for people at a terminal."""
+    """A bar for each phase, for terminals."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
@@ -43,7 +43,7 @@ class BarView:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}", markup=False, style="dim"),
+            TextColumn("{task.fields[metrics]}", markup=False, style="dim"),
             console=console,
         )
         self._tasks: dict[str, TaskID] = {}
@@ -61,16 +61,16 @@ class BarView:
         self._bars.stop()
 
     def __call__(self, progress: Progress) -> None:
-        """Show the progress in its phase's bar; a phase that another follows is over."""
+        """Show the progress in the bar of its phase; the first progress of another phase finishes the one before."""
         if self._phase not in (None, progress.phase):
             self._finish(str(self._phase))
         self._phase = progress.phase
         if progress.phase not in self._tasks:
-            self._tasks[progress.phase] = self._bars.add_task(progress.phase, total=None, figures="")
-        # A phase of unknown length moves to and fro.
+            self._tasks[progress.phase] = self._bars.add_task(progress.phase, total=None, metrics="")
+        # Without a total the bar pulses.
         total = progress.total or None
         task = self._tasks[progress.phase]
-        self._bars.update(task, completed=progress.done, total=total, figures=figures(progress))
+        self._bars.update(task, completed=progress.done, total=total, metrics=format_metrics(progress))
 
     def _finish(self, phase: str) -> None:
         task = self._bars.tasks[self._tasks[phase]]
@@ -94,7 +94,7 @@ class LineView:
         return None
 
     def __call__(self, progress: Progress) -> None:
-        """Print the progress if it went on enough since the last line."""
+        """Print the progress if it has advanced enough since the last line."""
         mark = progress.done
         if progress.phase != STEP_PHASE and progress.total > 0:
             mark = 10 * progress.done // progress.total
@@ -102,11 +102,11 @@ class LineView:
             return
         self._shown = (progress.phase, mark)
         count = f" {progress.done}/{progress.total}" if progress.total else ""
-        known = figures(progress)
-        line = f"{progress.phase}{count}{': ' if known else ''}{known}"
+        metrics = format_metrics(progress)
+        line = f"{progress.phase}{count}{': ' if metrics else ''}{metrics}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_view(console: Console) -> BarView | LineView:
-    """Bars on a terminal, lines elsewhere."""
+    """Create the view for a console: bars on a terminal, else lines."""
     return BarView(console) if console.is_terminal else LineView(console)

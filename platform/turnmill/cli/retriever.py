@@ -1,4 +1,4 @@
-"""`turnmill retriever`: documents of a corpus for agents that search."""
+"""`turnmill retriever`: search server over a corpus of documents."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +9,13 @@ from turnmill.core.errors import SettingsError
 
 
 def retriever(
-    corpus: Annotated[Path, typer.Argument(metavar="CORPUS.jsonl", help="One JSON object with `contents` a line.")],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
-    topk: Annotated[int, typer.Option(min=1, help="Documents per query where a request names no number.")] = 3,
-    index: Annotated[str, typer.Option(help="bm25, or embedding where sentence-transformers is installed.")] = "bm25",
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS.jsonl", help="File with one JSON object per line, with field `contents`.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    topk: Annotated[int, typer.Option(min=1, help="Documents per query if the request does not set `topk`.")] = 3,
+    index: Annotated[str, typer.Option(help="bm25, or embedding, which needs sentence-transformers.")] = "bm25",
     model: Annotated[str | None, typer.Option(help="Model of an embedding index: a folder or a name.")] = None,
 ) -> None:
     """Serve POST /retrieve over a corpus."""

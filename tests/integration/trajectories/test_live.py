@@ -45,7 +45,7 @@ def test_a_trajectory_in_flight_is_shown_turn_by_turn(run_dir, capsys):
 def test_a_trajectory_that_is_not_in_flight_is_an_error(run_dir, capsys):
     assert main(["trajectories", str(run_dir), "--live", "--episode", "step-1.over"]) == 2
 
-    assert "none in flight by that name" in capsys.readouterr().err
+    assert "no trajectory of that name in flight" in capsys.readouterr().err
 
 
 def test_a_run_without_a_journal_says_so(tmp_path, capsys):

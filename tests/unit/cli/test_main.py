@@ -101,7 +101,7 @@ def test_a_failed_run_exits_with_1_and_says_how_to_go_on(launched, capsys):
     assert main(["run", "job.yaml"]) == 1
     assert capsys.readouterr().err == (
         "The run failed (stalled): Nothing moved for 600 s.\n"
-        "Go on with: turnmill run job.yaml --resume --output runs/small\n"
+        "Resume it with: turnmill run job.yaml --resume --output runs/small\n"
     )
 
 
@@ -114,7 +114,7 @@ def test_how_to_go_on_names_what_was_set_in_place_of_the_file(launched, capsys):
 
     main(["run", "job.yaml", *overrides])
 
-    command = capsys.readouterr().err.partition("Go on with: ")[2]
+    command = capsys.readouterr().err.partition("Resume it with: ")[2]
     assert shlex.split(command) == ["turnmill", "run", "job.yaml", *overrides, "--resume", "--output", "runs/small"]
 
 
@@ -337,4 +337,4 @@ def test_the_end_of_the_terminal_ends_a_run_as_ctrl_c_does(launched: Callable[[L
         assert main(["run", "job.yaml"]) == 130
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert "Interrupted. Go on with: " in capsys.readouterr().err
+    assert "Interrupted. Resume it with: " in capsys.readouterr().err

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from turnmill.cli.progress import BarView, LineView, duration, figures, progress_view
+from turnmill.cli.progress import BarView, LineView, duration, format_metrics, progress_view
 from turnmill.observability.progress import Progress
 
 
@@ -63,7 +63,7 @@ def test_a_file_is_no_terminal():
 
 
 def test_what_is_not_known_is_not_shown():
-    assert figures(Progress("training", 1, 2)) == ""
+    assert format_metrics(Progress("training", 1, 2)) == ""
 
 
 def test_durations_read_well():

@@ -53,7 +53,7 @@ def test_a_run_goes_where_it_is_told():
 def test_a_run_never_goes_into_another_one():
     leave_run("mine", job())
 
-    with pytest.raises(SettingsError, match="--output mine holds a run already"):
+    with pytest.raises(SettingsError, match="--output mine already holds a run"):
         choose_run_dir(job(), Path("mine"), resume=False)
 
 
@@ -62,7 +62,7 @@ def test_a_run_never_goes_among_other_files():
     Path("home/letter").touch()
 
     for place in ("home", "home/letter"):
-        with pytest.raises(SettingsError, match="is no empty folder"):
+        with pytest.raises(SettingsError, match="is not an empty folder"):
             choose_run_dir(job(), Path(place), resume=False)
 
 
@@ -94,12 +94,12 @@ def test_resuming_a_folder_with_a_torn_job_is_refused():
     leave_run("mine", job())
     Path("mine/job.yaml").write_text("kind: [")
 
-    with pytest.raises(SettingsError, match="is no job that this version can go on with"):
+    with pytest.raises(SettingsError, match="is not a job that this version can resume"):
         choose_run_dir(job(), Path("mine"), resume=True)
 
 
 def test_a_command_that_needs_a_run_lists_those_there_are():
     leave_run("runs/goto", job())
 
-    with pytest.raises(SettingsError, match="There is runs/goto"):
+    with pytest.raises(SettingsError, match="Existing runs: runs/goto"):
         existing_run(Path("runs/got"))

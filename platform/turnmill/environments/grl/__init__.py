@@ -1,4 +1,4 @@
-"""GRL's agents: each owns an environment, words what the policy reads, and reads actions out of what it says."""
+"""GRL's agents: each owns an environment, writes the prompts of its turns and parses actions from responses."""
 
 from turnmill.environments.grl.base_agent import BaseAgent, EnvOutput
 from turnmill.environments.grl.environment_agent import EnvironmentAgent

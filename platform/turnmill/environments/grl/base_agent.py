@@ -1,4 +1,4 @@
-"""What every agent does: word the turns of a chat, read actions out of answers, keep to its budget, count mistakes."""
+"""Base class of GRL's agents: prompts of a chat, parsed actions, a budget of actions, penalties."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar
 
-from turnmill.environments.grl.answers import Answer, read_answer
+from turnmill.environments.grl.response_parser import ParsedResponse, parse_response
 from turnmill.jobs.grl_agent import AgentConfig, NamedAgent
 
 Message = dict[str, str]
@@ -15,50 +15,65 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class EnvOutput:
-    """What an environment shows after a turn, or before the first."""
+    """Output of an environment after an action or a turn, or before the first turn."""
 
     state: str = ""
+    """Text of the state that the policy reads next."""
+
     reward: float = 0.0
-    """The sum over the turn's actions."""
+    """Reward of the action, or the sum of the rewards of a turn's actions."""
 
     truncated: bool = False
+    """True if a limit ended the episode."""
+
     terminated: bool = False
+    """True if the task is over."""
+
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Of the turn's last action: `success`, `action_is_effective`, `action_is_valid` and other numbers."""
+    """Info of the last action: `success`, `action_is_effective`, `action_is_valid` and other numbers."""
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over, for whatever reason."""
+        """True if the episode is over, for whatever reason."""
         return self.truncated or self.terminated
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """One turn of an episode, as it is looked back on."""
+    """Record of one turn."""
 
     state: str
+    """State after the turn."""
+
     response: str
-    """As it was read: spelled anew where it kept to the form."""
+    """The response in normalized form, or unchanged if it did not have the required form."""
 
     actions: tuple[str, ...]
+    """Actions that were executed."""
+
     reward: float
     penalty: float
     info: Mapping[str, Any]
     valid: bool = True
-    """Whether it held an action, and none that is not allowed."""
+    """True if the response contained an action, and none that is not allowed."""
 
 
 class BaseAgent(ABC):
-    """One agent in one environment, episode after episode.
+    """An agent with an environment of its own, after GRL's class of the same name; it plays episode after episode.
 
-    A subclass says how an episode begins and what one action does; one that words its turns in another way overrides
-    `get_llm_prompts`, one that takes whole responses `get_env_outputs`.
+    A subclass implements `reset_env` and `step_env`. It may override `get_llm_prompts` to write prompts in another
+    form, and `get_env_outputs` to process whole responses. Agents are created in processes of their own, so the class
+    must be importable there.
     """
 
     system_prompt: ClassVar[str] = "You are a helpful assistant."
+    """System prompt, unless `agentConfig.systemPrompt` is set."""
+
     prompt: ClassVar[str] = ""
+    """First part of the first user message, unless `agentConfig.prompt` is set."""
+
     one_action: ClassVar[bool] = False
-    """Whether an answer is one action, whatever stands in it, as a statement or a formula is."""
+    """True if a whole answer is one action, such as an SQL statement or a formula."""
 
     def __init__(
         self,
@@ -68,7 +83,11 @@ class BaseAgent(ABC):
         seed: int | None = None,
         tag: str | None = None,
     ) -> None:
-        """`config` has `agent_config` and `env_config`, by GRL's names or by those of a job file."""
+        """Take `config`, a mapping with `agent_config` and `env_config` by GRL's names or those of a job file.
+
+        `group_id` and `agent_id` identify the agent among those of a step, `seed` is the default of `reset`, and `tag`
+        is the agent's name in metrics.
+        """
         named = config if isinstance(config, NamedAgent) else _named(config, tag or type(self).__name__)
         self.agent_config: AgentConfig = named.agent_config
         self.env_config: Mapping[str, Any] = named.env_config
@@ -80,27 +99,27 @@ class BaseAgent(ABC):
         self._messages: list[Message] = []
         self._state = ""
 
-    # ---- what a subclass says ----
+    # ---- methods of subclasses ----
 
     @abstractmethod
     def reset_env(self, seed: int) -> str:
-        """Begin the episode that a seed stands for and tell its state."""
+        """Start the episode of a seed and return its first state; the same seed must give the same episode."""
 
     @abstractmethod
     def step_env(self, action: str) -> EnvOutput | None:
-        """Do one action; None where it is not allowed, and nothing was done."""
+        """Execute one action; return None, without executing anything, if it is not allowed."""
 
     def close(self) -> None:  # noqa: B027 (most agents hold nothing)
-        """Let go of what the agent holds."""
+        """Release the resources of the agent, such as connections and processes."""
 
     def describe(self) -> str:
-        """What is told after the prompt of the first turn, such as symbols and actions."""
+        """Return text that follows the prompt in the first turn, such as symbols and actions."""
         return ""
 
     # ---- an episode ----
 
     def reset(self, seed: int | None = None) -> EnvOutput:
-        """Begin an episode; without a seed, that of the agent's own."""
+        """Start an episode with a seed, by default the agent's own. Raises ValueError if there is neither."""
         seed = seed if seed is not None else self.seed
         if seed is None:
             raise ValueError(f"The agent {self.tag!r} has no seed: give one to it, or to reset.")
@@ -110,7 +129,7 @@ class BaseAgent(ABC):
         return EnvOutput(self._state)
 
     def get_llm_prompts(self, env_out: EnvOutput) -> list[Message]:
-        """The chat that the policy is to answer."""
+        """Return the chat so far, to which the policy's response is generated; `env_out` is added to it."""
         if not self._messages:
             opening = "\n".join(part for part in (self._prompt(), self.describe()) if part)
             self._messages = [
@@ -124,60 +143,63 @@ class BaseAgent(ABC):
 
     @property
     def prefix(self) -> str:
-        """What a response begins with, at the end of the prompt."""
+        """Beginning of the response that is appended to the prompt: `<think>`, `<answer>` or nothing."""
         if not self.agent_config.use_think_answer_token:
             return ""
         return "<think>" if self.agent_config.enable_think else "<answer>"
 
     def get_env_outputs(self, llm_response: str) -> EnvOutput:
-        """Do the actions of a response, one after another, until the episode is over or the budget is used."""
+        """Execute the actions of a response, one after another, until the episode is over or the budget is used up.
+
+        Raises RuntimeError if there is no episode in progress.
+        """
         if self.done:
-            raise RuntimeError(f"The agent {self.tag!r} has no episode to act in: reset it first.")
+            raise RuntimeError(f"The agent {self.tag!r} has no episode in progress: reset it first.")
         config = self.agent_config
-        answer = self.read(llm_response)
-        reward, last, all_allowed = 0.0, EnvOutput(self._state), bool(answer.actions)
+        parsed = self.read(llm_response)
+        reward, last, all_allowed = 0.0, EnvOutput(self._state), bool(parsed.actions)
         executed: list[str] = []
-        for action in answer.actions:
+        for action in parsed.actions:
             if last.done or self.num_actions + len(executed) >= config.max_actions_all_turns:
                 break
-            done = self.step_env(action)
-            if done is None:
+            output = self.step_env(action)
+            if output is None:
                 all_allowed = False
                 continue
             executed.append(action)
-            reward, last = reward + done.reward, done
+            reward, last = reward + output.reward, output
         penalty = 0.0 if all_allowed else config.format_penalty
         self._state = last.state
         self.num_actions += len(executed)
         self.turns.append(
-            PlayedTurn(last.state, answer.text, tuple(executed), reward, penalty, last.info, valid=all_allowed)
+            PlayedTurn(last.state, parsed.text, tuple(executed), reward, penalty, last.info, valid=all_allowed)
         )
-        self._messages.append({"role": "assistant", "content": answer.text})
+        self._messages.append({"role": "assistant", "content": parsed.text})
         spent = len(self.turns) >= config.max_turns or self.num_actions >= config.max_actions_all_turns
         self.done = last.done or spent
         return EnvOutput(
             last.state, reward, last.truncated or (spent and not last.terminated), last.terminated, last.info
         )
 
-    def read(self, llm_response: str) -> Answer:
-        """The actions of a response, and the response as it is kept."""
+    def read(self, llm_response: str) -> ParsedResponse:
+        """Parse the actions of a response, and normalize its text."""
         config = self.agent_config
-        return read_answer(
+        return parse_response(
             self.prefix + llm_response,
             think=config.enable_think,
             separator=None if self.one_action else config.action_separator,
             max_actions=config.max_actions_per_turn,
         )
 
-    # ---- what it came to ----
+    # ---- results ----
 
     @property
     def penalty(self) -> float:
-        """Of all turns so far."""
+        """Sum of the penalties of all turns so far."""
         return sum(turn.penalty for turn in self.turns)
 
     def get_final_rollout_states(self) -> dict[str, Any]:
-        """What the episode came to: the chat, the penalty, and numbers by the agent's tag."""
+        """Return GRL's summary of the episode: ids, chat (`history`), `penalty`, and `metrics` prefixed by the tag."""
         return {
             "env_id": self.agent_id,
             "group_id": self.group_id,
@@ -188,7 +210,7 @@ class BaseAgent(ABC):
         }
 
     def figures(self) -> dict[str, float]:
-        """Whether any turn succeeded, how many actions were done, and the mean over turns of what they tell of."""
+        """Return the episode's metrics: success of any turn, number of actions, and means of the turns' `info`."""
         sums: dict[str, float] = {"action_is_effective": 0.0, "action_is_valid": 0.0}
         for turn in self.turns:
             for name, value in turn.info.items():
@@ -198,10 +220,10 @@ class BaseAgent(ABC):
         means = {name: value / max(1, len(self.turns)) for name, value in sums.items()}
         return {"success": float(success), "num_actions": float(self.num_actions), **means}
 
-    # ---- words ----
+    # ---- prompts ----
 
     def turn_text(self, env_out: EnvOutput) -> str:
-        """What the policy is told in a turn: its number, the state, the budget, the form of an answer."""
+        """Return the user message of a turn: its number, the state, the remaining actions and the form of an answer."""
         left = self.agent_config.max_actions_all_turns - self.num_actions
         return (
             f"Turn {len(self.turns) + 1}:\nState:\n{env_out.state}\nYou have {left} actions remaining. {self._form()}"
@@ -224,8 +246,8 @@ class BaseAgent(ABC):
 
 
 def _named(config: Mapping[str, Any], name: str) -> NamedAgent:
-    """An agent's settings from a mapping as GRL has them, snake_case and all."""
-    parts: dict[str, Any] = {
+    """Build an agent's settings from a mapping with GRL's names or those of a job file."""
+    parts = {
         part: config.get(part, config.get(camel))
         for part, camel in (("agent_config", "agentConfig"), ("env_config", "envConfig"))
     }

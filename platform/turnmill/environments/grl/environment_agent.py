@@ -1,4 +1,4 @@
-"""Agents that act in turnmill's environments."""
+"""Base class of agents that act in turnmill's environments."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,17 +13,17 @@ from turnmill.jobs.settings import Settings
 
 @register_agent("environmentAgent")
 class EnvironmentAgent(BaseAgent):
-    """Acts in any environment: `envConfig` holds its `name`, its `task` and its options."""
+    """Acts in any environment: `envConfig` contains its `name`, its `task` and its options."""
 
     environment_name: ClassVar[str | None] = None
-    """The environment of a subclass; left out, `name` of `envConfig` says which."""
+    """Name of a subclass's environment; if None, `envConfig.name`."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self.environment: Environment = self.make_environment(dict(self.env_config))
 
     def make_environment(self, env_config: dict[str, Any]) -> Environment:
-        """The environment, with what `envConfig` says."""
+        """Create the environment from `envConfig`. Raises SettingsError if it has no name or cannot be created."""
         name = self.environment_name or env_config.pop("name", None)
         if name is None:
             raise SettingsError("envConfig.name: is missing: an environmentAgent needs the name of an environment.")
@@ -32,11 +32,11 @@ class EnvironmentAgent(BaseAgent):
         return create(name, task, self.agent_config.max_actions_all_turns, options)
 
     def reset_env(self, seed: int) -> str:
-        """Begin the episode that a seed stands for."""
+        """Start the episode of a seed."""
         return self.tell(self.environment.reset(seed))
 
     def step_env(self, action: str) -> EnvOutput | None:
-        """Do an action that the environment allows."""
+        """Execute an action if the environment allows it."""
         allowed = self.match(action)
         if allowed is None:
             return None
@@ -45,27 +45,27 @@ class EnvironmentAgent(BaseAgent):
         return EnvOutput(self.tell(result.observation), result.reward, result.truncated, result.terminated, info)
 
     def match(self, action: str) -> str | None:
-        """The environment's word for an action; None where it is not allowed."""
+        """Return the environment's name of an action, or None if it is not allowed."""
         return self.environment.match_action(action)
 
     def word_for(self, action: str) -> str:
-        """The agent's word for an action of the environment."""
+        """Return the agent's name of one of the environment's actions."""
         return action
 
     def tell(self, observation: str) -> str:
-        """What the environment shows, as the agent tells it."""
+        """Return an observation of the environment as the agent's state."""
         return observation
 
     def describe(self) -> str:
-        """What the environment says of itself."""
+        """Return the environment's instructions, unless `agentConfig.prompt` replaces them."""
         return self.environment.instruction_prompt() if self.agent_config.prompt is None else ""
 
     def close(self) -> None:
-        """Let go of the environment."""
+        """Close the environment."""
         self.environment.close()
 
 
-def _by_alias(settings: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the names of a job file, `numBoxes` as well as GRL's `num_boxes`."""
+def _by_alias(settings: type[Settings], given: Mapping[str, object]) -> dict[str, object]:
+    """Rename GRL's options, such as `num_boxes`, to those of a job file, such as `numBoxes`."""
     aliases = {name: field.alias or name for name, field in settings.model_fields.items()}
     return {aliases.get(name, name): value for name, value in given.items()}

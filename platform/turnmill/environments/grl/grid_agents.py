@@ -6,76 +6,77 @@ from pydantic import Field
 
 from turnmill.environments.base import Environment
 from turnmill.environments.grl.environment_agent import EnvironmentAgent
-from turnmill.environments.grl.grid import ActionWords, Grid
+from turnmill.environments.grl.grid import ActionNames, GridSymbols
 from turnmill.environments.grl.registry import register_agent
 from turnmill.environments.registry import create
 from turnmill.environments.sokoban.environment import SYMBOL_NAMES, Side
 from turnmill.environments.tetris import EMPTY, FALLING, FILLED
 from turnmill.jobs.settings import Settings
 
-# On their way between processes the keys of a mapping become text.
+# JSON between processes turns the keys of a mapping into text.
 Lookup = dict[Annotated[int, Field(strict=False)], str]
 
 
 class GridConfig(Settings):
-    """How a map is drawn and what actions are called."""
+    """Symbols of a map and names of actions."""
 
     grid_lookup: Lookup | None = None
     """Symbols by GRL's numbers of cells."""
 
     grid_vocab: dict[str, str] | None = None
-    """What symbols mean."""
+    """Meanings by symbols."""
 
     action_lookup: Lookup
-    """Actions by their numbers."""
+    """Names of actions by their numbers."""
 
     view: Literal["map", "spaced"] = "map"
-    """`spaced` puts spaces between symbols, for tokenizers of words."""
+    """`spaced` separates the symbols with spaces, for word tokenizers."""
 
 
 class GridAgent(EnvironmentAgent):
-    """Draws the environment's map in symbols of its own and has words of its own for actions."""
+    """Base class of agents that show the environment's map in symbols of their own and name actions themselves."""
 
     meanings: ClassVar[dict[str, str]]
-    """Of the environment's symbols, in the order of GRL's numbers."""
+    """Meanings of the environment's symbols, in the order of GRL's numbers."""
 
     def make_environment(self, env_config: dict[str, Any]) -> Environment:
-        """The environment, with symbols and actions of the agent's own."""
+        """Create the environment, with the agent's symbols and action names."""
         config = self.config_of(env_config)
-        self.grid = Grid.of(self.meanings, grid_lookup=config.grid_lookup, grid_vocab=config.grid_vocab)
+        self.grid = GridSymbols.of(self.meanings, grid_lookup=config.grid_lookup, grid_vocab=config.grid_vocab)
         assert self.environment_name is not None
         options = {"view": config.view} | self.options_of(config)
         environment = create(self.environment_name, None, self.agent_config.max_actions_all_turns, options)
-        self.words = ActionWords(config.action_lookup, environment.actions)
+        self.action_names = ActionNames(config.action_lookup, environment.actions)
         return environment
 
     def config_of(self, env_config: dict[str, Any]) -> Any:
-        """`envConfig`, checked."""
+        """Validate `envConfig`."""
         raise NotImplementedError
 
-    def options_of(self, config: Any) -> dict[str, Any]:
-        """The environment's options."""
+    def options_of(self, config: Any) -> dict[str, object]:
+        """Return the environment's options."""
         raise NotImplementedError
 
     def match(self, action: str) -> str | None:
-        """A word for an action in whatever case, or its number."""
-        return self.words.match(action)
+        """Return the environment's action for a name in any case, or for a number."""
+        return self.action_names.match(action)
 
     def word_for(self, action: str) -> str:
-        """The agent's word for an action of the environment."""
-        return next(word for word in self.words.lookup.values() if word.lower() == action)
+        """Return the agent's name of one of the environment's actions."""
+        return next(name for name in self.action_names.lookup.values() if name.lower() == action)
 
     def tell(self, observation: str) -> str:
-        """The map in the agent's symbols."""
-        return self.grid.draw(observation)
+        """Return the map in the agent's symbols."""
+        return self.grid.translate(observation)
 
     def describe(self) -> str:
-        """Symbols, actions and how many of them."""
+        """Return the symbols, the actions and their limits."""
         config = self.agent_config
         return (
             f"The symbols of the map: {self.grid.legend()}.\n"
-            f"Your actions: {self.words.named()}. An answer may hold up to {config.max_actions_per_turn} of them, with "
-            f"{config.action_separator} between them, and all answers together {config.max_actions_all_turns}."
+            f"Your actions: {self.action_names.listed()}. An answer may hold up to "
+            f"{config.max_actions_per_turn} of them, with {config.action_separator} between them, and all answers "
+            f"together {config.max_actions_all_turns}."
         )
 
 
@@ -103,11 +104,11 @@ class SokobanAgent(GridAgent):
     )
 
     def config_of(self, env_config: dict[str, Any]) -> SokobanConfig:
-        """`envConfig`, checked."""
+        """Validate `envConfig`."""
         return SokobanConfig.model_validate(env_config)
 
-    def options_of(self, config: SokobanConfig) -> dict[str, Any]:
-        """Size, boxes and depth."""
+    def options_of(self, config: SokobanConfig) -> dict[str, object]:
+        """Return size, boxes and depth."""
         return {
             "size": config.dim_room,
             "numBoxes": config.num_boxes,
@@ -138,9 +139,9 @@ class TetrisAgent(GridAgent):
     )
 
     def config_of(self, env_config: dict[str, Any]) -> TetrisConfig:
-        """`envConfig`, checked."""
+        """Validate `envConfig`."""
         return TetrisConfig.model_validate(env_config)
 
-    def options_of(self, config: TetrisConfig) -> dict[str, Any]:
-        """The board and its pieces."""
+    def options_of(self, config: TetrisConfig) -> dict[str, object]:
+        """Return the size of the board and its pieces."""
         return {"width": config.dim_x, "height": config.dim_y, "boxType": config.box_type}

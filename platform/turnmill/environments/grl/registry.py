@@ -1,4 +1,4 @@
-"""Finding agents by name: those that come along, those of installed packages, and import paths."""
+"""Agents by name: built-in ones, those of installed packages, and import paths."""
 
 import importlib
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import import_object, suggestion
@@ -29,11 +29,11 @@ AgentClass = TypeVar("AgentClass", bound=type[BaseAgent])
 
 
 def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
-    """A class decorator that makes an agent known by a name. Raises ValueError where the name belongs to another."""
+    """Class decorator that registers an agent by a name. Raises ValueError if another class has that name."""
 
     def register(agent_class: AgentClass) -> AgentClass:
         known = _registered.get(name, agent_class)
-        # A module that is run as a script is imported once more under its own name.
+        # A module that runs as a script is imported a second time under its own name.
         if known is not agent_class and _path(known) != _path(agent_class):
             raise ValueError(
                 f"The agent name {name!r} belongs to {known.__module__}.{known.__qualname__}: "
@@ -46,7 +46,10 @@ def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
 
 
 def get_agent_cls(name: str) -> type[BaseAgent]:
-    """The agent class of a name, or of `package.module:Class`. Raises KeyError, listing the names there are."""
+    """Return the agent class of a name, or of an import path `package.module:Class`.
+
+    Raises KeyError if there is none, with the known names, or if its import failed.
+    """
     if ":" in name:
         return _from_path(name)
     _load_all()
@@ -58,36 +61,36 @@ def get_agent_cls(name: str) -> type[BaseAgent]:
 
 
 def path_of(name: str) -> str:
-    """What other processes find an agent by: the name of one that comes along or is installed, else its import path.
+    """Return a name by which other processes find an agent: that of a built-in or installed one, else its import path.
 
-    Raises SettingsError for a class that no other process can import.
+    Raises SettingsError if other processes cannot import the class.
     """
     if ":" in name or name in _installed():
         return name
     module, qualified = _path(get_agent_cls(name))
     if module == "__main__":
         raise SettingsError(
-            f"agentType: {name!r} is a class of this session alone, and agents run in processes of their own. "
-            "Write it into a file, and import it from there."
+            f"agentType: {name!r} is defined in an interactive session, and agents run in other processes, which "
+            "cannot import it. Define it in a file and import it from there."
         )
     return f"{module}:{qualified}"
 
 
 def _installed() -> set[str]:
-    """Names that every process knows."""
+    """Return the names that every process knows."""
     _load_all()
     own = {name for name, found in _registered.items() if found.__module__.startswith("turnmill.environments.")}
     return own | {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def list_agents() -> list[str]:
-    """Every name that there is an agent for, in order."""
+    """Return the names of all agents, sorted."""
     _load_all()
     return sorted(_registered)
 
 
 def _load_all() -> None:
-    """Import what registers agents; an agent whose import fails is left out with a warning."""
+    """Import all modules that register agents; a module whose import fails is skipped with a warning."""
     for module in _MODULES:
         _load(module, partial(importlib.import_module, f"turnmill.environments.grl.{module}"))
     for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -95,7 +98,7 @@ def _load_all() -> None:
             register_agent(point.name)(_checked(found, point.value))
 
 
-def _load(name: str, load: Callable[[], Any]) -> Any:
+def _load(name: str, load: Callable[[], object]) -> object:
     if name in _loaded:
         return None
     _loaded.add(name)
@@ -112,19 +115,19 @@ def _from_path(path: str) -> type[BaseAgent]:
         return _checked(import_object(path), path)
     except ImportError as error:
         raise KeyError(
-            f"{path!r} names no agent: {error}. Write it as package.module:Class, and install the package or put its "
-            "folder on PYTHONPATH."
+            f"{path!r} cannot be imported: {error}. Write it as package.module:Class, and install the "
+            "package or put its folder on PYTHONPATH."
         ) from error
 
 
-def _checked(found: Any, path: str) -> type[BaseAgent]:
+def _checked(found: object, path: str) -> type[BaseAgent]:
     if isinstance(found, type) and issubclass(found, BaseAgent):
         return found
     raise KeyError(f"{path!r} is {found!r}; it must be a subclass of turnmill.grl.BaseAgent.")
 
 
 def _path(agent_class: type[BaseAgent]) -> tuple[str, str]:
-    """Module and name; a script goes by the name that others import it by."""
+    """Return the module and the name of a class; a script's module is the name under which others import it."""
     module = agent_class.__module__
     file = getattr(sys.modules.get("__main__"), "__file__", None) if module == "__main__" else None
     return Path(file).stem if file else module, agent_class.__qualname__

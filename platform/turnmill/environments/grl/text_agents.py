@@ -1,4 +1,4 @@
-"""GRL's agents that answer in words: blocks, shops, databases and mathematics."""
+"""GRL's agents whose answers are text: Blocksworld, WebShop, BIRD and mathematics."""
 
 from typing import ClassVar
 
@@ -10,19 +10,19 @@ from turnmill.environments.maths.environment import PROBLEM_SETS
 
 @register_agent("blocksworldAgent")
 class BlocksworldAgent(EnvironmentAgent):
-    """Moves blocks until they stand as the goal says; a move that nobody can read costs 5."""
+    """Moves blocks until the goal is reached; an answer without a move costs 5."""
 
     environment_name: ClassVar[str] = "blocksworld"
     system_prompt: ClassVar[str] = "You are a helpful assistant that stacks blocks."
 
     def match(self, action: str) -> str | None:
-        """Any text is tried: the environment itself judges what cannot be read."""
+        """Accept any text: the environment itself penalizes answers without a move."""
         return super().match(action) or self.environment.default_action
 
 
 @register_agent("webshopAgent")
 class WebShopAgent(EnvironmentAgent):
-    """Finds and buys what an instruction asks for."""
+    """Finds and buys the product that an instruction describes."""
 
     environment_name: ClassVar[str] = "webshop"
     system_prompt: ClassVar[str] = "You are a helpful assistant that shops online."
@@ -30,19 +30,19 @@ class WebShopAgent(EnvironmentAgent):
 
 @register_agent("birdAgent")
 class BirdAgent(EnvironmentAgent):
-    """Answers questions to a database in SQL; an answer without a block of SQL costs 0.5 and ends the episode."""
+    """Answers questions about a database in SQL; an answer without a block of SQL costs 0.5 and ends the episode."""
 
     environment_name: ClassVar[str] = "bird"
     one_action: ClassVar[bool] = True
     system_prompt: ClassVar[str] = "You are a helpful assistant that writes SQL."
 
     def match(self, action: str) -> str | None:
-        """Any text is tried: the environment itself judges one without a block of SQL."""
+        """Accept any text: the environment itself penalizes answers without a block of SQL."""
         return super().match(action) or self.environment.default_action
 
 
 class MathsAgent(EnvironmentAgent):
-    """Answers a problem until the answer is right."""
+    """Answers a mathematical problem until the answer is correct."""
 
     environment_name: ClassVar[str] = "maths"
     one_action: ClassVar[bool] = True
@@ -50,17 +50,17 @@ class MathsAgent(EnvironmentAgent):
     system_prompt: ClassVar[str] = "You are a helpful assistant that solves mathematical problems."
 
     def make_environment(self, env_config: dict[str, object]) -> Environment:
-        """The problems of the agent's set."""
+        """Create the environment with the agent's set of problems."""
         return super().make_environment({"task": self.task, **env_config})
 
     def match(self, action: str) -> str | None:
-        """Any text is an answer; one that cannot be right is wrong."""
+        """Accept any text as an answer."""
         return super().match(action) or self.environment.default_action
 
 
-# Each set of problems is an agent of its own, as in GRL: `gsm8kAgent`, `math500Agent` and so on.
+# Each set of problems has an agent of its own, as in GRL: `gsm8kAgent`, `math500Agent` and so on.
 for _task in PROBLEM_SETS:
-    _made = type(
+    _agent_class = type(
         f"{_task.title()}Agent", (MathsAgent,), {"task": _task, "__module__": __name__, "__doc__": MathsAgent.__doc__}
     )
-    globals()[_made.__name__] = register_agent(f"{_task}Agent")(_made)
+    globals()[_agent_class.__name__] = register_agent(f"{_task}Agent")(_agent_class)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import StopReason, TrajectoryOutcome, Turn, complete_turns
-from turnmill.environments.grl.world import AgentView
+from turnmill.environments.grl.agent_adapter import AgentView
 from turnmill.environments.runtime.episode import ActionResult
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.jobs.grl_agent import AgentGroup

@@ -10,7 +10,7 @@ from typing import Any
 from turnmill.core.errors import EpisodeError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
-from turnmill.environments.grl.world import NAME, options_of
+from turnmill.environments.grl.agent_adapter import NAME, options_of
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
 from turnmill.jobs import AgentTrainingJob

@@ -73,7 +73,7 @@ def _other_interpreter_problems(values: Values) -> Iterator[Problem]:
 
 def grl_problems(values: Values) -> Iterator[Problem]:
     """Yield problems with GRL's agents and with their environments: each is created and closed."""
-    from turnmill.environments.grl.world import agent_of
+    from turnmill.environments.grl.agent_adapter import agent_of
     from turnmill.jobs.grl_agent import NamedAgent
 
     if values["spec.environment.python"] is not None or not values.within("spec.agent.agents"):

@@ -11,7 +11,7 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments.grl import EnvironmentAgent
-from turnmill.environments.grl.world import agent_of
+from turnmill.environments.grl.agent_adapter import agent_of
 from turnmill.jobs.grl_agent import NamedAgent
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.cloning import Row

@@ -79,9 +79,9 @@ def test_settings_survive_the_way_to_another_process():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"grid_vocab": {"@": "hero"}}, "envConfig.grid_vocab: 'hero' means nothing here. Known: wall, empty"),
-        ({"grid_lookup": {7: "?"}}, "envConfig.grid_lookup: 7 is no number of a cell. Known: 0 to 6"),
-        ({"action_lookup": {1: "Jump"}}, "envConfig.action_lookup: 'jump' means nothing here. Known: up, down"),
+        ({"grid_vocab": {"@": "hero"}}, "envConfig.grid_vocab: 'hero' is unknown. Known: wall, empty"),
+        ({"grid_lookup": {7: "?"}}, "envConfig.grid_lookup: 7 is not the number of a cell. Known: 0 to 6"),
+        ({"action_lookup": {1: "Jump"}}, "envConfig.action_lookup: 'jump' is unknown. Known: up, down"),
     ],
 )
 def test_symbols_and_actions_that_mean_nothing_are_refused(config: dict[str, Any], message: str):

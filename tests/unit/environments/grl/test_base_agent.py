@@ -6,7 +6,7 @@ import pytest
 
 from support.agents import Counter, say
 from turnmill.environments.grl import EnvOutput
-from turnmill.environments.grl.answers import read_answer
+from turnmill.environments.grl.response_parser import parse_response
 
 
 def agent(**config: Any) -> Counter:
@@ -68,13 +68,13 @@ def test_a_later_turn_begins_with_the_reward_of_the_one_before():
     ],
 )
 def test_a_response_is_read_and_put_into_its_form(response: str, actions: tuple[str, ...], text: str):
-    answer = read_answer(response, think=True, separator="||", max_actions=2)
+    answer = parse_response(response, think=True, separator="||", max_actions=2)
 
     assert (answer.actions, answer.text) == (actions, text)
 
 
 def test_without_thoughts_the_answer_stands_alone():
-    answer = read_answer("<answer>1;2</answer>", think=False, separator=";", max_actions=5)
+    answer = parse_response("<answer>1;2</answer>", think=False, separator=";", max_actions=5)
 
     assert (answer.actions, answer.text) == (("1", "2"), "<answer>1 ; 2</answer>")
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turnmill.environments.grl.world import AgentView, AgentWorld, WorldOptions
+from turnmill.environments.grl.agent_adapter import AgentAdapter, AgentAdapterOptions, AgentView
 
 AGENTS = ["sokobanAgent", "tetrisAgent", "blocksworldAgent", "webshopAgent", "birdAgent", "gsm8kAgent"]
 CONFIG = {"maxTurns": 3, "maxActionsAllTurns": 6, "maxActionsPerTurn": 4}
 WORLDS = {
-    name: AgentWorld(None, 3, WorldOptions(agent_type=name, tag=name, agent_config=CONFIG, env_config={}))
+    name: AgentAdapter(None, 3, AgentAdapterOptions(agent_type=name, tag=name, agent_config=CONFIG, env_config={}))
     for name in AGENTS
 }
 

@@ -1,9 +1,10 @@
-"""An agent as an environment, so that it runs in a supervised process: responses go in, chats come out."""
+"""Adapter of agents to the environment interface, so that they run in supervised processes."""
 
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic_core import ErrorDetails
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
@@ -11,59 +12,59 @@ from turnmill.environments.grl.base_agent import BaseAgent, EnvOutput, PlayedTur
 from turnmill.environments.grl.registry import get_agent_cls, list_agents
 from turnmill.jobs.grl_agent import AgentConfig, NamedAgent
 
-NAME = "turnmill.environments.grl.world:AgentWorld"
-"""What an environment process finds it by."""
+NAME = "turnmill.environments.grl.agent_adapter:AgentAdapter"
+"""Import path, by which environment processes find the adapter."""
 
-# Here, once for all processes that are forked from the one which imports this.
+# Imports all agents once, for all processes that are forked from the one which imports this module.
 list_agents()
 
 
 class AgentView(BaseModel):
-    """What the agent shows after a turn, or before the first."""
+    """State of an agent after a turn, or before the first."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     messages: list[dict[str, str]]
-    """The chat; what the policy is to answer, or all of it where the episode is over."""
+    """Prompt of the next response as a chat, or the whole chat if the episode is over."""
 
     prefix: str = ""
-    """What the response begins with."""
+    """Beginning of the response that is appended to the prompt."""
 
     state: str = ""
     response: str = ""
-    """The last response as the agent keeps it."""
+    """Last response, as it is kept in the chat."""
 
     actions: list[str] = Field(default_factory=list)
-    """Of the last turn, those that were done."""
+    """Actions that were executed in the last turn."""
 
     valid: bool = True
-    """Whether the last turn held an action, and none that is not allowed."""
+    """True if the last response contained an action, and none that is not allowed."""
 
     penalty: float = 0.0
-    """Of the last turn."""
+    """Penalty of the last turn."""
 
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Of the episode so far, by the agent's tag."""
+    """Metrics of the episode so far, prefixed by the agent's tag."""
 
 
-class WorldOptions(EnvironmentOptions):
-    """Which agent, with which settings."""
+class AgentAdapterOptions(EnvironmentOptions):
+    """Type, tag and settings of the agent."""
 
     agent_type: str
     tag: str
-    agent_config: dict[str, Any] = Field(default_factory=dict)
-    env_config: dict[str, Any] = Field(default_factory=dict)
+    agent_config: dict[str, JsonValue] = Field(default_factory=dict)
+    env_config: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class AgentWorld(Environment):
-    """Any text is an action, and every observation is an AgentView."""
+class AgentAdapter(Environment):
+    """An agent as an environment: any text is an action, and every observation is an AgentView in JSON."""
 
     name: ClassVar[str] = "grl"
-    Settings: ClassVar[type[EnvironmentOptions]] = WorldOptions
+    Settings: ClassVar[type[EnvironmentOptions]] = AgentAdapterOptions
     actions = ()
     default_action = ""
 
-    def __init__(self, task: str | None, max_turns: int, options: WorldOptions) -> None:
+    def __init__(self, task: str | None, max_turns: int, options: AgentAdapterOptions) -> None:
         super().__init__(task, max_turns, options)
         self.agent: BaseAgent = agent_of(
             NamedAgent(
@@ -75,30 +76,28 @@ class AgentWorld(Environment):
         )
 
     def reset(self, seed: int) -> str:
-        """Begin the episode of a seed."""
-        return self._show(self.agent.reset(seed))
+        """Start the episode of a seed."""
+        return self._view(self.agent.reset(seed))
 
     def step(self, action: str) -> StepResult:
-        """Give the agent a response."""
+        """Pass a response to the agent."""
         output = self.agent.get_env_outputs(action)
-        done = output.terminated, output.truncated or self.agent.done
-        return StepResult(
-            self._show(output), float(output.reward), terminated=done[0], truncated=not done[0] and done[1]
-        )
+        truncated = not output.terminated and (output.truncated or self.agent.done)
+        return StepResult(self._view(output), float(output.reward), output.terminated, truncated)
 
     def instruction_prompt(self) -> str:
-        """Nothing: the agent words its own prompts."""
+        """Return an empty text: the agent writes its own prompts."""
         return ""
 
     def parse_action(self, text: str) -> str | None:
-        """The response as it is."""
+        """Return the response unchanged."""
         return text
 
     def close(self) -> None:
-        """Let go of what the agent holds."""
+        """Close the agent."""
         self.agent.close()
 
-    def _show(self, output: EnvOutput) -> str:
+    def _view(self, output: EnvOutput) -> str:
         agent = self.agent
         over = output.done or agent.done
         state = agent.get_final_rollout_states()
@@ -117,7 +116,7 @@ class AgentWorld(Environment):
 
 
 def agent_of(named: NamedAgent) -> BaseAgent:
-    """The agent that settings name. Raises SettingsError for a type or an environment that cannot be made."""
+    """Create an agent from its settings. Raises SettingsError if its class or its environment cannot be created."""
     try:
         agent_class = get_agent_cls(named.agent_type)
     except KeyError as error:
@@ -130,15 +129,15 @@ def agent_of(named: NamedAgent) -> BaseAgent:
         raise SettingsError(str(error).replace("environment.options.", "envConfig.")) from None
 
 
-def _explain(problem: Any) -> str:
-    place = ".".join(["envConfig", *map(str, problem["loc"])])
+def _explain(problem: ErrorDetails) -> str:
+    path = ".".join(["envConfig", *map(str, problem["loc"])])
     if problem["type"] == "extra_forbidden":
-        return f"{place}: the agent has no such setting. Look it up in docs/grl.md."
-    return f"{place} ({problem['input']!r}): {problem['msg']}. Correct it."
+        return f"{path}: the agent has no such setting. Look it up in docs/grl.md."
+    return f"{path} ({problem['input']!r}): {problem['msg']}. Correct it."
 
 
-def options_of(agent: NamedAgent) -> dict[str, Any]:
-    """An agent's settings as options of its world."""
+def options_of(agent: NamedAgent) -> dict[str, JsonValue]:
+    """Return an agent's settings as options of its adapter."""
     return {
         "agentType": agent.agent_type,
         "tag": agent.name,
