@@ -12,7 +12,7 @@ import yaml
 from support import promql
 from support.programs import find_program, why_no_program
 from turnmill.observability.dashboards.foreign import PYTHON
-from turnmill.observability.prometheus import RunFacts, RunMetrics
+from turnmill.observability.prometheus import RunInfo, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill_operator import metrics as operator_metrics
 
@@ -304,7 +304,7 @@ def test_the_index_of_the_runbooks_names_every_alert():
 
 def served() -> dict[str, set[str]]:
     """The series of the exporters, each with its labels."""
-    run = RunMetrics(RunFacts("babyai", gpus={("train", "H100"): 8}), labels={"training_job": "goto", "attempt": "1"})
+    run = RunMetrics(RunInfo("babyai", gpus={("train", "H100"): 8}), labels={"training_job": "goto", "attempt": "1"})
     tools = ToolMetrics(("python_code",))
     tools.store.show({"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0})
     operator_metrics.initialize_series()

@@ -17,7 +17,7 @@ from turnmill.observability.dashboards.boards import BOARDS
 from turnmill.observability.dashboards.foreign import FOREIGN, KUBE_STATE, KUBERAY, PYTHON, VLLM
 from turnmill.observability.dashboards.foreign import RAY as RAY_SERIES
 from turnmill.observability.dashboards.grafana import to_json
-from turnmill.observability.prometheus import RunFacts, RunMetrics
+from turnmill.observability.prometheus import RunInfo, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill_operator import metrics as operator_metrics
 
@@ -56,7 +56,7 @@ def series_of(families: Iterator[Metric]) -> dict[str, set[str]]:
 
 
 def run_series() -> dict[str, set[str]]:
-    facts = RunFacts("babyai", gpus={("train", "H100"): 8})
+    facts = RunInfo("babyai", gpus={("train", "H100"): 8})
     return series_of(RunMetrics(facts, labels={"training_job": "goto", "attempt": "1"}).registry.collect())
 
 

@@ -101,8 +101,8 @@ def test_a_run_goes_on_when_its_tool_server_and_its_store_are_killed(run):
 
     break_in_mid_step(run, attempt, 1, "tool-server")
     attempt.wait_for(in_mid_step(run, 2))
-    (guardian,) = run.processes("guardian.py")
-    (store,) = descendants(guardian)
+    (supervisor,) = run.processes("store_supervisor.py")
+    (store,) = descendants(supervisor)
     kill_now([store])
     mark = run.mark()
     attempt.wait()

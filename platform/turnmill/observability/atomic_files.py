@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files: a file is written completely or not at all."""
 
 import os
 import uuid
@@ -8,7 +8,7 @@ TEMPORARY_SUFFIX = ".partial"
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Replace a file in one move; `durable` also survives a power cut, at the price of a disk flush."""
+    """Replace a file atomically; a `durable` write is flushed to disk and survives a power cut."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:
@@ -22,22 +22,25 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 def write_text(path: Path, content: str, *, durable: bool = True) -> None:
-    """Replace a text file in one move."""
+    """Replace a text file atomically."""
     write_bytes(path, content.encode(), durable=durable)
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add bytes at the end of a file in one call, so that processes that share the file do not mix their lines."""
+    """Append bytes to a file in one write, so that lines of processes that share the file do not mix."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         written = os.write(descriptor, content)
     finally:
         os.close(descriptor)
     if written != len(content):
-        raise OSError(f"{path} took {written} of {len(content)} bytes: the disk is full. Free some space and resume.")
+        raise OSError(
+            f"The disk is full: only {written} of {len(content)} bytes were written to {path}. "
+            "Free some space and resume."
+        )
 
 
-def sweep(folder: Path) -> None:
-    """Remove what writers that were killed left half done; only for a folder without a living writer."""
+def remove_partial_files(folder: Path) -> None:
+    """Remove the partial files of killed writers. Only for a folder that nobody is writing to."""
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)

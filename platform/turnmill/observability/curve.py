@@ -1,15 +1,18 @@
-"""The picture of a run: success, reward, episode length and KL over its steps."""
+"""The learning curve of a run: success, reward, episode length and KL over its steps."""
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from turnmill.observability import atomic_files
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import MetricsRow, RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Point = tuple[int, float]
 
@@ -18,7 +21,7 @@ INK, FAINT, GRID, PAPER = "#24292f", "#6e7781", "#e6e8eb", "#fcfcfb"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One small chart: the training metric it follows and the validation metric it marks."""
+    """One chart: a training metric as a line, and a validation metric as points."""
 
     title: str
     unit: str
@@ -58,20 +61,20 @@ def draw_curve(run_dir: Path | str) -> Path:
 
 
 def _name(folder: RunFolder) -> str:
-    """The job's name; the folder's, where the job cannot be read."""
+    """Return the job's name, or the folder's if the job cannot be read."""
     try:
         return str(yaml.safe_load(folder.job.read_text())["metadata"]["name"])
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return folder.path.resolve().name
 
 
-def points(rows: Sequence[dict[str, Any]], key: str) -> list[Point]:
-    """The steps that measured a metric, and what they measured."""
+def points(rows: Sequence[MetricsRow], key: str) -> list[Point]:
+    """Return the steps that have a metric, with its values."""
     return [(row["step"], float(row[key])) for row in rows if row.get(key) is not None]
 
 
-def smoothed(series: Sequence[Point], window: int) -> list[Point]:
-    """Each value as the mean of the last `window` ones, itself included."""
+def moving_average(series: Sequence[Point], window: int) -> list[Point]:
+    """Return the moving average: each value is the mean of the last `window` values."""
     means: list[Point] = []
     for index, (step, _) in enumerate(series):
         recent = [value for _, value in series[max(0, index + 1 - window) : index + 1]]
@@ -79,7 +82,7 @@ def smoothed(series: Sequence[Point], window: int) -> list[Point]:
     return means
 
 
-def _draw_panel(axes: Any, panel: Panel, rows: Sequence[dict[str, Any]], last_step: int) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, rows: Sequence[MetricsRow], last_step: int) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     training = points(rows, panel.training)
@@ -93,12 +96,12 @@ def _draw_panel(axes: Any, panel: Panel, rows: Sequence[dict[str, Any]], last_st
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     elif training or validation:
-        _leave_room(axes, training + validation)
+        _set_limits(axes, training + validation)
     if training:
         axes.plot(*zip(*training, strict=True), color=panel.colour, linewidth=1, alpha=0.3)
         window = max(1, len(training) // 12)
         label = "training" if window == 1 else f"training, mean of {window} steps"
-        axes.plot(*zip(*smoothed(training, window), strict=True), color=panel.colour, linewidth=2.2, label=label)
+        axes.plot(*zip(*moving_average(training, window), strict=True), color=panel.colour, linewidth=2.2, label=label)
     if validation:
         _mark_validation(axes, panel, validation)
     if training or validation:
@@ -117,7 +120,7 @@ def _draw_panel(axes: Any, panel: Panel, rows: Sequence[dict[str, Any]], last_st
         axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color=FAINT)
 
 
-def _mark_validation(axes: Any, panel: Panel, validation: Sequence[Point]) -> None:
+def _mark_validation(axes: "Axes", panel: Panel, validation: Sequence[Point]) -> None:
     axes.plot(
         *zip(*validation, strict=True),
         linestyle="",
@@ -131,13 +134,13 @@ def _mark_validation(axes: Any, panel: Panel, validation: Sequence[Point]) -> No
         label="validation",
     )
     first, last = validation[0], validation[-1]
-    # A label keeps clear of the line: under it, except where the line sets out downwards.
+    # Labels are below the line, unless it starts downwards.
     _label(axes, panel, "before", first, above=last[1] < first[1])
     if len(validation) > 1:
         _label(axes, panel, "after", last, above=False)
 
 
-def _label(axes: Any, panel: Panel, when: str, point: Point, *, above: bool) -> None:
+def _label(axes: "Axes", panel: Panel, when: str, point: Point, *, above: bool) -> None:
     bottom, top = axes.get_ylim()
     height = (point[1] - bottom) / (top - bottom)
     above = (above or height < 0.15) and height < 0.88
@@ -157,15 +160,15 @@ def _label(axes: Any, panel: Panel, when: str, point: Point, *, above: bool) -> 
     )
 
 
-def _leave_room(axes: Any, series: Sequence[Point]) -> None:
-    """Limits that include zero, where every one of these measures begins."""
+def _set_limits(axes: "Axes", series: Sequence[Point]) -> None:
+    """Set axis limits that include zero."""
     values = [value for _, value in series]
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.1 * (high - low) or 1.0
     axes.set_ylim(low - room, high + 2 * room)
 
 
-def _style(axes: Any, panel: Panel) -> None:
+def _style(axes: "Axes", panel: Panel) -> None:
     axes.set_facecolor(PAPER)
     axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=22)
     axes.set_title(panel.unit, loc="right", fontsize=9, color=FAINT, pad=22)

@@ -1,24 +1,23 @@
-"""Logs as events with fields: `key=value` for people, one JSON object per line for machines."""
+"""Structured logs: events with fields, as `key=value` on the console and as JSON lines in files."""
 
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
 
 ROOT = "turnmill"
 
-# What every record has; anything else on it came as a field, through `extra`.
+# Attributes of every record; any other attribute is a field given by `extra`.
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class ConsoleFormatter(logging.Formatter):
-    """One line per event: time, level, sentence, fields."""
+    """Formats an event as one line: time, level, message, fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of one event, and under it what was raised."""
+        """Return the line of an event, followed by the traceback if there is one."""
         clock = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         fields = (f"{name}={_quoted(value)}" for name, value in _fields(record).items())
         line = " ".join([clock, record.levelname.lower(), record.getMessage(), *fields])
@@ -26,11 +25,11 @@ class ConsoleFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One strict JSON object per event."""
+    """Formats an event as one strict JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object of one event; fields that JSON has no type for are kept as text."""
-        event: dict[str, Any] = {
+        """Return the JSON line of an event; fields without a JSON type become text."""
+        event: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -43,7 +42,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(folder: RunFolder | None = None, *, process: str = "main", level: int = logging.INFO) -> None:
-    """Send our events to the console from `level` on, and all to `logs/<process>.jsonl`; may be called again."""
+    """Log events from `level` on to the console, and all events to `logs/<process>.jsonl`. May be called again."""
     logger = logging.getLogger(ROOT)
     close()
     console = logging.StreamHandler(sys.stderr)
@@ -57,12 +56,12 @@ def configure(folder: RunFolder | None = None, *, process: str = "main", level: 
         file.setFormatter(JsonFormatter())
         logger.addHandler(file)
     logger.setLevel(min(level, logging.INFO))
-    # Ray and verl set up the root logger for themselves and would print every event a second time.
+    # Ray and verl configure the root logger, which would print every event a second time.
     logger.propagate = False
 
 
 def close() -> None:
-    """Take back what `configure` set up."""
+    """Remove the handlers that `configure` added."""
     logger = logging.getLogger(ROOT)
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -70,8 +69,8 @@ def close() -> None:
     logger.propagate = True
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    # Ray puts a private field of its own on every record.
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    # Ray adds a private attribute to every record.
     return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES and name[0] != "_"}
 
 

@@ -1,4 +1,4 @@
-"""How far a run is: the trainer writes it, the command line shows it."""
+"""Progress of a run: written by the trainer, shown by the command line and the operator."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -9,7 +9,7 @@ from turnmill.observability.run_folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands at one moment."""
+    """Progress of a run at one moment."""
 
     phase: str
     done: int = 0
@@ -22,12 +22,12 @@ class Progress:
 
 
 def write_progress(folder: RunFolder, progress: Progress) -> None:
-    """Replace what readers see, in one move."""
+    """Replace `progress.json` atomically."""
     atomic_files.write_text(folder.progress, json.dumps(asdict(progress)), durable=False)
 
 
 def read_progress(folder: RunFolder) -> Progress | None:
-    """The last progress written, or None before the first."""
+    """Return the last written progress; None before the first."""
     try:
         record = json.loads(folder.progress.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""What a run tells Prometheus; every metric here has a row in docs/metrics.md."""
+"""Prometheus metrics of a run; each has a row in docs/metrics.md."""
 
 import math
 import time
@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+from wsgiref.simple_server import WSGIServer
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary
 
 from turnmill.core.errors import EpisodeError
-from turnmill.observability.step_parts import PARTS
+from turnmill.observability.step_time import PARTS
 from turnmill.observability.summary import GENERATING, LEARNING, NEITHER, OUTSIDE
 
 STOP_REASONS = ("completed", "max_turns", "max_tokens", "timeout", "failed")
@@ -20,7 +21,7 @@ REWARD_QUANTILES = ("0.1", "0.5", "0.9")
 PHASES = (*GENERATING, *LEARNING, *NEITHER, *OUTSIDE)
 STEP_SECONDS_BUCKETS = (0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1200, 3600)
 
-# The trainer's key of a mean over the step -> the gauge that shows it.
+# The trainer's key of a mean over the step -> name and help text of its gauge.
 GAUGES = {
     "training/global_step": ("turnmill_step", "Step the run has finished last"),
     "turnmill/policy_version": ("turnmill_policy_version", "Weight updates behind the policy that acts"),
@@ -69,8 +70,8 @@ GAUGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What holds for a whole run."""
+class RunInfo:
+    """Facts about a run that do not change while it goes on."""
 
     environment: str
     attempt: int = 1
@@ -79,27 +80,27 @@ class RunFacts:
     max_failed_ratio: float = 0.0
     stall_timeout_seconds: float = 0.0
     gpus: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """GPUs that the run holds, by role and accelerator."""
+    """Number of GPUs of the run, by role and accelerator."""
 
 
 class RunMetrics:
-    """The metrics of one run, in a registry of their own; every series bears `labels`."""
+    """The metrics of one run, in a registry of their own; every series has `labels`."""
 
     def __init__(
         self,
-        facts: RunFacts,
+        info: RunInfo,
         *,
         labels: Mapping[str, str] | None = None,
         seconds_since_progress: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        # Without this every counter would bring a second series that no panel shows.
+        # Without this every counter would add a `_created` series that no panel shows.
         prometheus_client.disable_created_metrics()
         self.registry = registry = LabelledRegistry(labels or {})
-        self._environment = facts.environment
+        self._environment = info.environment
         self._clock = clock
         self._checkpoint_time = clock()
-        self._server: Any = None
+        self._server: WSGIServer | None = None
 
         self._episodes = Counter(
             "turnmill_episodes_total", "Episodes ended", ["environment", "stop_reason"], registry=registry
@@ -136,7 +137,7 @@ class RunMetrics:
         self._evicted = Counter(
             "turnmill_evicted_trajectories_total", "Trajectories dropped because they were too stale", registry=registry
         )
-        self._show_facts(facts)
+        self._set_run_info(info)
         Gauge(
             "turnmill_progress_age_seconds", "Time since anything in the run progressed", registry=registry
         ).set_function(seconds_since_progress)
@@ -145,7 +146,7 @@ class RunMetrics:
             "Time since the attempt's last checkpoint, or since its start without one: what a crash would cost",
             registry=registry,
         ).set_function(lambda: max(0.0, self._clock() - self._checkpoint_time))
-        self._start_at_zero()
+        self._initialize_series()
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +157,7 @@ class RunMetrics:
         self.close()
 
     def serve(self, port: int, *, all_interfaces: bool = False) -> int:
-        """Answer on `/metrics` from a thread of its own; port 0 takes a free one. Returns the port taken."""
+        """Serve `/metrics` from a thread; port 0 takes a free one. Returns the port."""
         address = "0.0.0.0" if all_interfaces else "127.0.0.1"
         try:
             self._server, _ = prometheus_client.start_http_server(port, address, self.registry)
@@ -166,14 +167,14 @@ class RunMetrics:
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop serving."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
 
     def observe_step(self, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of one step; keys that no metric here stands for are passed over."""
+        """Update the metrics from those of one step; unknown keys are ignored."""
         for key, value in metrics.items():
             if not isinstance(value, Real) or not math.isfinite(value):
                 continue
@@ -183,7 +184,7 @@ class RunMetrics:
                 self._observe(key, float(value))
 
     def observe_checkpoint(self) -> None:
-        """A checkpoint is complete."""
+        """Record that a checkpoint is complete."""
         self._checkpoint_time = self._clock()
 
     def _observe(self, key: str, value: float) -> None:
@@ -212,25 +213,25 @@ class RunMetrics:
             case "training/off_policy", "evicted_samples":
                 self._evicted.inc(value)
 
-    def _show_facts(self, facts: RunFacts) -> None:
+    def _set_run_info(self, info: RunInfo) -> None:
         registry = self.registry
-        Gauge("turnmill_attempt", "Number of the attempt, from 1", registry=registry).set(facts.attempt)
-        Gauge("turnmill_steps", "Steps the run is to take", registry=registry).set(facts.steps)
+        Gauge("turnmill_attempt", "Number of the attempt, from 1", registry=registry).set(info.attempt)
+        Gauge("turnmill_steps", "Steps the run is to take", registry=registry).set(info.steps)
         Gauge("turnmill_checkpoint_interval_steps", "Steps between the run's checkpoints", registry=registry).set(
-            facts.checkpoint_every
+            info.checkpoint_every
         )
         Gauge(
             "turnmill_failed_ratio_limit", "Share of failed episodes at which the run gives up", registry=registry
-        ).set(facts.max_failed_ratio)
+        ).set(info.max_failed_ratio)
         Gauge(
             "turnmill_stall_timeout_seconds", "Time without progress after which the attempt fails", registry=registry
-        ).set(facts.stall_timeout_seconds)
+        ).set(info.stall_timeout_seconds)
         gpus = Gauge("turnmill_gpus", "GPUs that the run holds", ["role", "accelerator"], registry=registry)
-        for (role, accelerator), count in facts.gpus.items():
+        for (role, accelerator), count in info.gpus.items():
             gpus.labels(role, accelerator).set(count)
 
-    def _start_at_zero(self) -> None:
-        """Show the series of closed sets from the start: a rate over one that appears at 1 would miss the first."""
+    def _initialize_series(self) -> None:
+        """Create the series of closed label sets at zero: a rate over one that begins at 1 misses the first."""
         for stop_reason in STOP_REASONS:
             self._episodes.labels(self._environment, stop_reason)
         for cause in causes(EpisodeError):
@@ -243,25 +244,25 @@ class RunMetrics:
             self._part_seconds.labels(part)
         for share in REWARD_QUANTILES:
             self._reward_quantiles.labels(share).set(math.nan)
-        # A mean that nobody has measured is not zero.
+        # A mean that has not been measured yet is not zero.
         for gauge in self._gauges.values():
             gauge.set(math.nan)
 
 
 def causes(error: type[EpisodeError]) -> set[str]:
-    """What may end an episode: the causes of an error and of those that descend from it."""
+    """Return the causes of an error class and of its subclasses."""
     return {error.cause}.union(*map(causes, error.__subclasses__()))
 
 
 class LabelledRegistry(CollectorRegistry):
-    """A registry whose every sample bears the same labels besides its own."""
+    """A registry that adds the same labels to every sample."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         super().__init__()
         self._labels = dict(labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, with the labels."""
+        """Yield every metric with the labels added."""
         for metric in super().collect():
             metric.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in metric.samples]
             yield metric

@@ -1,4 +1,4 @@
-"""A run on a terminal: what came out, where the time went, what broke."""
+"""Report of a run for the terminal: results, time per phase, how episodes ended."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +10,17 @@ from rich.text import Text
 
 from turnmill.observability import summary as sums
 from turnmill.observability.curve import draw_curve
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import MetricsRow, RunFolder
 from turnmill.observability.summary import PhaseTimes, summarise
 
 __all__ = ["draw_curve", "report_text", "summarise"]
 
 
 def report_text(run_dir: Path | str) -> RenderableType:
-    """Everything worth knowing of a run so far, to print."""
+    """Return the report of a run so far, ready to print."""
     folder = RunFolder(run_dir)
     rows = list(folder.read_metrics())
-    # A finished run keeps the versions it ran with; those installed by the time of the report may be others.
+    # A finished run keeps the versions it ran with; the installed ones may have changed since.
     summary = summarise(run_dir)
     summary["versions"] = folder.read_summary().get("versions", summary["versions"])
     parts: list[RenderableType] = [_summary_table(summary, rows)]
@@ -33,7 +33,7 @@ def report_text(run_dir: Path | str) -> RenderableType:
     return Group(*parts)
 
 
-def _summary_table(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> Table:
+def _summary_table(summary: Mapping[str, Any], rows: list[MetricsRow]) -> Table:
     table = _table("Run", show_header=False)
     table.add_column()
     table.add_column()
@@ -73,7 +73,7 @@ def _phase_table(times: PhaseTimes) -> Table:
     return table
 
 
-def _episode_table(rows: list[dict[str, Any]]) -> Table:
+def _episode_table(rows: list[MetricsRow]) -> Table:
     table = _table("How episodes ended")
     table.add_column("stop reason")
     table.add_column("episodes", justify="right")

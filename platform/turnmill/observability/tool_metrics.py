@@ -1,4 +1,4 @@
-"""What a tool server tells Prometheus; every metric here has a row in docs/metrics.md."""
+"""Prometheus metrics of a tool server; each has a row in docs/metrics.md."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
+StoreInfo = Mapping[str, Any]
+"""Fields of Redis' INFO, parsed by redis-py."""
+
 CallOutcome = Literal["done", "invalid", "unmatched", "replayed", "tool_error", "failed", "cancelled"]
 """`invalid`: the tool refused the action; `tool_error`: the tool has a fault; `failed`: infrastructure."""
 
@@ -18,22 +21,22 @@ CAUSES = ("tool", "sandbox", "store", "store_unavailable", "store_full", "stale_
 LIMITS = ("time", "cpu", "memory", "output", "files", "processes")
 STORE_OPERATIONS = ("begin", "commit", "release", "finish")
 
-# From a state write to a retriever that is asked over the network.
+# From writing state to asking a retriever over the network.
 SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 STORE_SECONDS_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 20)
 
 NO_TOOL = "none"
-"""The label of actions that no tool takes."""
+"""Label of actions that match no tool."""
 
-# prometheus_client reads it when it is imported, and keeps the values of all workers in files of this folder.
+# Read by prometheus_client at import; it keeps the values of all workers in files of this folder.
 WORKERS_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class ToolMetrics:
-    """The metrics of one process of a tool server; with several workers, each shows the sums over all of them."""
+    """Metrics of one process of a tool server; with several workers, each serves the sums over all of them."""
 
     def __init__(self, tools: tuple[str, ...] = ()) -> None:
-        # Without this every counter would bring a second series that no panel shows.
+        # Without this every counter would add a `_created` series that no panel shows.
         prometheus_client.disable_created_metrics()
         self.registry = registry = CollectorRegistry()
         self.calls = Counter("turnmill_tool_calls_total", "Tool calls", ["tool", "outcome"], registry=registry)
@@ -114,22 +117,22 @@ class ToolMetrics:
         )
         self.store = StoreHealth()
         registry.register(self.store)
-        self._start_at_zero()
+        self._initialize_series()
         self.show(tools)
 
     def text(self) -> bytes:
-        """All metrics as Prometheus reads them."""
+        """Return all metrics in Prometheus' text format."""
         if WORKERS_FOLDER_VARIABLE not in os.environ:
             return prometheus_client.generate_latest(self.registry)
-        forget_ended_workers(Path(os.environ[WORKERS_FOLDER_VARIABLE]))
+        remove_dead_workers(Path(os.environ[WORKERS_FOLDER_VARIABLE]))
         together = CollectorRegistry()
         MultiProcessCollector(together)
-        # The worker that answers has asked the store itself: no other one's answer is as fresh.
+        # The worker that answers has just queried the store: its values are the latest.
         together.register(self.store)
         return prometheus_client.generate_latest(together)
 
     def show(self, tools: tuple[str, ...]) -> None:
-        """Show the series of these tools from the start: a rate over one that appears at 1 would miss the first."""
+        """Create the series of tools at zero: a rate over one that begins at 1 misses the first."""
         for tool in tools:
             self.call_seconds.labels(tool)
             self.run_seconds.labels(tool)
@@ -137,7 +140,7 @@ class ToolMetrics:
             for outcome in OUTCOMES:
                 self.calls.labels(tool, outcome)
 
-    def _start_at_zero(self) -> None:
+    def _initialize_series(self) -> None:
         self.calls.labels(NO_TOOL, "unmatched")
         for cause in CAUSES:
             self.failures.labels(cause)
@@ -152,47 +155,47 @@ class ToolMetrics:
 
 
 class StoreHealth:
-    """What the trajectory store tells of itself; asked for at each scrape."""
+    """Metrics of the trajectory store, from its INFO at each scrape."""
 
     def __init__(self) -> None:
-        self._info: Mapping[str, Any] | None = None
+        self._info: StoreInfo | None = None
 
-    def show(self, info: Mapping[str, Any] | None) -> None:
-        """Take in the answer to Redis' INFO; None where there was none."""
+    def show(self, info: StoreInfo | None) -> None:
+        """Set the fields of Redis' INFO; None if the store did not answer."""
         self._info = info
 
     def collect(self) -> Iterator[Metric]:
-        """Whether it answers and, if so, how it fares."""
+        """Yield whether the store answers and, if it does, its metrics."""
         yield GaugeMetricFamily("turnmill_store_up", "Whether the trajectory store answers", self._info is not None)
-        told = self._info or {}
-        keys = sum(fields["keys"] for name, fields in told.items() if name.startswith("db") and "keys" in fields)
+        info = self._info or {}
+        keys = sum(fields["keys"] for name, fields in info.items() if name.startswith("db") and "keys" in fields)
         gauges = (
-            ("memory_bytes", "Memory that the store has taken", told.get("used_memory")),
-            ("memory_limit_bytes", "Memory that the store may take; 0 for any", told.get("maxmemory")),
-            ("keys", "Keys in the store", keys if told else None),
-            ("connections", "Clients that are connected to the store", told.get("connected_clients")),
-            ("aof_failing", "Whether the last write to the append-only file failed", _aof_failing(told)),
+            ("memory_bytes", "Memory that the store has taken", info.get("used_memory")),
+            ("memory_limit_bytes", "Memory that the store may take; 0 for any", info.get("maxmemory")),
+            ("keys", "Keys in the store", keys if info else None),
+            ("connections", "Clients that are connected to the store", info.get("connected_clients")),
+            ("aof_failing", "Whether the last write to the append-only file failed", _aof_failing(info)),
         )
         for name, help_, value in gauges:
             yield GaugeMetricFamily(f"turnmill_store_{name}", help_, value)
         counters = (
-            ("evicted_keys", "Keys that the store threw away to make room", told.get("evicted_keys")),
-            ("aof_delayed_writes", "Writes that waited for the disk of the append-only file", _aof_delayed(told)),
+            ("evicted_keys", "Keys that the store threw away to make room", info.get("evicted_keys")),
+            ("aof_delayed_writes", "Writes that waited for the disk of the append-only file", _aof_delayed(info)),
         )
         for name, help_, value in counters:
             yield CounterMetricFamily(f"turnmill_store_{name}", help_, value)
 
 
-def _aof_failing(told: Mapping[str, Any]) -> bool | None:
-    return told.get("aof_last_write_status", "ok") != "ok" if told else None
+def _aof_failing(info: StoreInfo) -> bool | None:
+    return info.get("aof_last_write_status", "ok") != "ok" if info else None
 
 
-def _aof_delayed(told: Mapping[str, Any]) -> int | None:
-    return told.get("aof_delayed_fsync", 0) if told else None
+def _aof_delayed(info: StoreInfo) -> int | None:
+    return info.get("aof_delayed_fsync", 0) if info else None
 
 
-def forget_ended_workers(folder: Path) -> None:
-    """Delete the gauges of workers that are gone: a killed one would be in flight for ever."""
+def remove_dead_workers(folder: Path) -> None:
+    """Delete the gauges of dead workers: calls of a killed one would count as in flight for ever."""
     for file in folder.glob("gauge_live*_*.db"):
         pid = int(file.stem.rpartition("_")[2])
         if not Path(f"/proc/{pid}").exists():

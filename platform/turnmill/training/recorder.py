@@ -12,9 +12,9 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import atomic_files
 from turnmill.observability.progress import Progress, write_progress
-from turnmill.observability.prometheus import RunFacts, RunMetrics
+from turnmill.observability.prometheus import RunInfo, RunMetrics
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.step_parts import step_parts
+from turnmill.observability.step_time import split_step_time
 
 ATTEMPT = "TURNMILL_ATTEMPT"
 """Environment variable with the number of the attempt."""
@@ -84,7 +84,7 @@ class RunRecorder:
         """Keep the metrics of a finished step and show them."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
         numbers["turnmill/policy_version"] = float(step)
-        numbers |= {f"turnmill/step_parts/{part}": seconds for part, seconds in step_parts(numbers).items()}
+        numbers |= {f"turnmill/step_parts/{part}": seconds for part, seconds in split_step_time(numbers).items()}
         self._last |= numbers
         self._steps_taken += 1
         self._turns += numbers.get("turnmill/turns", 0.0)
@@ -119,13 +119,13 @@ class RunRecorder:
         )
 
 
-def run_facts(job: AgentTrainingJob, device: str) -> RunFacts:
+def run_facts(job: AgentTrainingJob, device: str) -> RunInfo:
     """What a job, and the environment of its attempt, say of the whole attempt."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}
     if job.spec.training.mode == "separate_async":
         counts["rollout", rollout.accelerator or "any"] = rollout.replicas
-    return RunFacts(
+    return RunInfo(
         environment=job.spec.environment_name,
         attempt=int(os.environ.get(ATTEMPT, "1")),
         steps=job.spec.training.steps,

@@ -1,1 +1,1 @@
-"""The trajectory store: what tools remember and what calls did, outside every process that may die."""
+"""The trajectory store: tool state, results of calls and journals of trajectories, in Redis."""

@@ -1,4 +1,4 @@
-"""Where a run keeps its journal, told in the run's folder to whoever wants to read it."""
+"""Address of a run's journal, written to the run's folder for readers."""
 
 import json
 import os
@@ -13,19 +13,19 @@ from turnmill.observability import atomic_files
 FILE = "journal.json"
 
 PASSWORD = "TURNMILL_STORE_PASSWORD"
-"""Environment variable with the store's password, where the URL that goes about holds none."""
+"""Environment variable with the store's password, for URLs without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalAddress:
-    """A store and the name of the run in it."""
+    """URL of a store, and the name of the run in it."""
 
     url: str
     run: str
 
     def write(self, run_dir: Path) -> None:
-        """Tell it, to the run's user alone: the URL may hold a password."""
-        # mkstemp gives access to its owner alone.
+        """Write the address, readable by the run's user alone: the URL may contain a password."""
+        # mkstemp makes files that only their owner can access.
         descriptor, fresh = tempfile.mkstemp(prefix=f".{FILE}.", suffix=atomic_files.TEMPORARY_SUFFIX, dir=run_dir)
         with os.fdopen(descriptor, "w") as file:
             json.dump(asdict(self), file)
@@ -33,7 +33,7 @@ class JournalAddress:
 
     @classmethod
     def read(cls, run_dir: Path) -> Self | None:
-        """What the run told; None where it keeps no journal."""
+        """Read the address of a run's journal; None if it has none."""
         try:
             return cls(**json.loads((run_dir / FILE).read_text()))
         except FileNotFoundError:
@@ -41,7 +41,7 @@ class JournalAddress:
 
 
 def with_password(url: str) -> str:
-    """The URL with the password of the environment, unless it names one or there is none."""
+    """Return the URL with the password from the environment, unless the URL has one or none is set."""
     parts, password = urlsplit(url), os.environ.get(PASSWORD)
     if not password or parts.password:
         return url

@@ -1,15 +1,15 @@
-"""What is kept of a trajectory between calls, and how a call claims it."""
+"""Tool state, changes of it, and claims on calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 State = Mapping[str, bytes]
-"""What one tool remembers of one trajectory: named parts, so that a call writes just the parts that it changed."""
+"""State of one tool in one trajectory: named parts, so that a call writes only the parts that it changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a call makes of a tool's state."""
+    """Change of a tool's state by a call."""
 
     written: State = field(default_factory=dict)
     removed: tuple[str, ...] = ()
@@ -19,7 +19,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class CallKey:
-    """A call is known by its trajectory and its `call_id`; without one it is a call that nobody repeats."""
+    """Identity of a call: its trajectory and its `call_id`; a call without an id is never repeated."""
 
     trajectory_id: str
     call_id: str | None
@@ -27,21 +27,21 @@ class CallKey:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to do a call: its fencing token goes with every write, and a later claim makes it stale."""
+    """Exclusive right to execute a call. Every write carries its fencing token; a later claim makes it stale."""
 
     key: CallKey
     tool: str
     token: int
     state: State
     stateful: bool = True
-    """Whether it keeps the trajectory's other calls of the tool waiting."""
+    """If true, other calls of the same tool and trajectory must wait."""
 
     version: int = 0
-    """The token that wrote the state; 0 where nothing has."""
+    """Fencing token of the last write of the state; 0 if it was never written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a call did when it was done before."""
+    """Recorded result of a call that was executed before."""
 
     result: bytes

@@ -1,4 +1,4 @@
-"""Deletes what a run left in the trajectory store, when nobody asks for it any more."""
+"""Deletion of a run's data from the trajectory store."""
 
 from turnmill.trajectories.client import StoreClient
 from turnmill.trajectories.keys import Keys
@@ -7,7 +7,7 @@ BATCH = 500
 
 
 async def forget_run(client: StoreClient, run: str, *, deadline: float) -> int:
-    """Delete the run's journal, and what tool servers keep of its trajectories; returns how many keys there were."""
+    """Delete the run's journals and the tool state of its trajectories; return the number of deleted keys."""
     keys = Keys(run)
     found = {
         name

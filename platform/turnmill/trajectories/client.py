@@ -1,4 +1,4 @@
-"""Asks Redis within a deadline: what fails is asked again, by itself and with pauses that grow."""
+"""Redis client that retries failed requests with backoff until a deadline."""
 
 import asyncio
 import random
@@ -14,11 +14,13 @@ from turnmill.core.errors import SettingsError, StoreFullError, StoreUnavailable
 from turnmill.core.tasks import is_cancelled
 from turnmill.trajectories.scripts import Script
 
+Argument = str | bytes | int | float
+
 FIRST_ATTEMPT_SECONDS = 1.0
 MAX_ATTEMPT_SECONDS = 8.0
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.5
-LEAVE_SECONDS = 0.1
+DISCONNECT_SECONDS = 0.1
 SCAN_COUNT = 1000
 
 _TRANSIENT = (
@@ -33,7 +35,7 @@ _TRANSIENT_REPLIES = ("BUSY ", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 
 class StoreClient:
-    """Connections to one Redis, opened when they are needed and after every failure anew."""
+    """Connections to one Redis, opened on demand and again after failures."""
 
     def __init__(self, url: str, *, max_connections: int = 32) -> None:
         try:
@@ -42,12 +44,12 @@ class StoreClient:
                 max_connections=max_connections,
                 timeout=None,
                 protocol=2,
-                # Fewer round trips to the first answer.
+                # Fewer round trips before the first reply.
                 lib_name=None,
                 lib_version=None,
                 socket_timeout=None,
                 socket_connect_timeout=None,
-                # One place decides what is asked again and until when: `_ask`.
+                # Retries are decided in one place: `_retry`.
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError as error:
@@ -56,28 +58,28 @@ class StoreClient:
                 "Write redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH."
             ) from error
         self._redis = redis.asyncio.Redis(connection_pool=pool)
-        self.place = _place(pool)
+        self.location = _location(pool)
         self.retries = 0
-        """How often something was asked again."""
+        """Number of retried requests."""
 
-    async def run(self, script: Script, key: str, *arguments: Any, deadline: float) -> Any:
-        """Run a script on a key; its effect is the same when it runs twice."""
+    async def run(self, script: Script, key: str, *arguments: Argument, deadline: float) -> Any:
+        """Run an idempotent script on a key."""
 
-        async def ask() -> Any:
+        async def request() -> Any:
             try:
                 return await self._redis.execute_command("EVALSHA", script.digest, 1, key, *arguments)
             except redis.exceptions.NoScriptError:
                 return await self._redis.execute_command("EVAL", script.source, 1, key, *arguments)
 
-        return await self._ask(ask, deadline)
+        return await self._retry(request, deadline)
 
-    async def command(self, *words: Any, deadline: float) -> Any:
-        """Send one command that may be sent twice."""
-        return await self._ask(lambda: self._redis.execute_command(*words), deadline)
+    async def command(self, *words: Argument, deadline: float) -> Any:
+        """Send one idempotent command."""
+        return await self._retry(lambda: self._redis.execute_command(*words), deadline)
 
     async def scan(self, pattern: str, *, deadline: float) -> AsyncIterator[bytes]:
-        """The names of the keys that fit a pattern, each at least once."""
-        cursor: Any = 0
+        """Yield the names of the keys that match a pattern, each at least once."""
+        cursor: int | bytes = 0
         while True:
             cursor, names = await self.command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, deadline=deadline)
             for name in names:
@@ -91,32 +93,32 @@ class StoreClient:
         await self._redis.connection_pool.disconnect()
 
     async def _drop_idle_connections(self) -> None:
-        """What made one connection silent has made the idle ones silent too."""
+        """Close the idle connections: the failure of one probably affects them, too."""
         try:
-            # Taking leave of a silent peer may take for ever.
-            async with asyncio.timeout(LEAVE_SECONDS):
+            # Closing a connection to a silent peer may never end.
+            async with asyncio.timeout(DISCONNECT_SECONDS):
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            # Who gives up waiting for a connection to close ends the wait of all others for it.
+            # A task that gives up waiting for a connection to close cancels the wait of all others for it.
             if is_cancelled():
                 raise
 
-    async def _ask(self, ask: Callable[[], Awaitable[Any]], deadline: float) -> Any:
+    async def _retry(self, request: Callable[[], Awaitable[Any]], deadline: float) -> Any:
         loop = asyncio.get_running_loop()
         attempt_seconds, pause_seconds = FIRST_ATTEMPT_SECONDS, FIRST_PAUSE_SECONDS
         while True:
             try:
                 async with asyncio.timeout_at(min(deadline, loop.time() + attempt_seconds)):
-                    return await ask()
+                    return await request()
             except redis.exceptions.OutOfMemoryError as error:
                 raise StoreFullError(
-                    f"The store at {self.place} has reached its memory limit: finish trajectories, or raise maxmemory."
+                    f"The store at {self.location} is at its memory limit: finish trajectories, or raise maxmemory."
                 ) from error
             except redis.exceptions.AskError as error:
                 raise StoreUnavailableError(
-                    f"The store at {self.place} is one node of a cluster and holds another part of the keys ({error}), "
+                    f"The store at {self.location} is one node of a cluster and holds other keys ({error}), "
                     "and no redirection is followed: name a proxy that follows them, or a Redis that is no cluster."
                 ) from error
             except redis.exceptions.RedisError as error:
@@ -130,21 +132,21 @@ class StoreClient:
             if loop.time() + pause >= deadline:
                 reason = str(cause) or "no answer"
                 raise StoreUnavailableError(
-                    f"The store at {self.place} did not answer within the deadline ({reason}): send the call again."
+                    f"The store at {self.location} did not answer within the deadline ({reason}): send the call again."
                 ) from cause
             await asyncio.sleep(pause)
             self.retries += 1
-            # A store that is slow but well answers an attempt that waits longer.
+            # A store that is slow, but healthy, answers an attempt that waits longer.
             attempt_seconds = min(attempt_seconds * 2, MAX_ATTEMPT_SECONDS)
             pause_seconds = min(pause_seconds * 2, MAX_PAUSE_SECONDS)
 
 
 def deadline_in(seconds: float) -> float:
-    """A deadline from here on, in the event loop's time."""
+    """Return the deadline a number of seconds from now, in the event loop's time."""
     return asyncio.get_running_loop().time() + seconds
 
 
-def _place(pool: redis.asyncio.ConnectionPool) -> str:
-    """Where the store is, without passwords."""
+def _location(pool: redis.asyncio.ConnectionPool) -> str:
+    """Return the address of the store without its password."""
     options = pool.connection_kwargs
     return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"

@@ -1,4 +1,4 @@
-"""A store that comes with the process: a Redis-compatible server of its own, gone when the process is gone."""
+"""Embedded store: a Redis-compatible server as a child process that ends with its owner."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 MAX_SOCKET_PATH_BYTES = 107
 
-_GUARDIAN = Path(__file__).with_name("guardian.py")
+_SUPERVISOR = Path(__file__).with_name("store_supervisor.py")
 _PORT_TRIES = 5
 
 
@@ -39,7 +39,7 @@ class EmbeddedStore:
     `with EmbeddedStore() as store:` or `async with`; then `store.url`. It listens on a Unix socket in a private
     folder, or with `tcp` on a free loopback port, behind a password. What it holds is in memory: with `keep_in`, a
     folder, it is also written there and read again at the next start; then a server that crashes is started again.
-    One that keeps nothing stays down, so that nobody goes on with half a trajectory.
+    Without it a crashed server stays down, so that no trajectory continues with lost state.
     """
 
     def __init__(self, *, max_bytes: int = DEFAULT_MAX_BYTES, tcp: bool = False, keep_in: Path | None = None) -> None:
@@ -47,47 +47,47 @@ class EmbeddedStore:
         self._tcp = tcp
         self._keep_in = keep_in
         self._folder: Path | None = None
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._url: str | None = None
 
     @property
     def url(self) -> str:
-        """Where it is, with the password."""
+        """URL of the server, with the password."""
         assert self._url is not None, "the store is not started"
         return self._url
 
     @property
     def folder(self) -> Path:
-        """Its private folder; left behind only where it is killed together with its owner and its guardian."""
+        """Private folder; left behind only if server, owner and supervisor are killed together."""
         assert self._folder is not None, "the store is not started"
         return self._folder
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         program = find_server()
         for _ in range(_PORT_TRIES):
             self._launch(program)
-            if self._answers():
+            if self._wait_until_ready():
                 return
             reason = self._log_tail()
             self.stop()
             if "Address already in use" not in reason:
                 raise StoreUnavailableError(f"The embedded store did not start within {START_SECONDS:g} s:\n{reason}")
-        raise StoreUnavailableError("The embedded store found no free port: others take them as fast. Start again.")
+        raise StoreUnavailableError("The embedded store found no free port: other processes were faster. Start again.")
 
     def stop(self) -> None:
-        """End it; what it held is gone, unless it is kept in a folder."""
-        if self._guardian is not None:
-            self._guardian.terminate()
+        """Stop the server; its data is lost unless it is kept in a folder."""
+        if self._supervisor is not None:
+            self._supervisor.terminate()
             try:
-                self._guardian.wait(STOP_SECONDS)
+                self._supervisor.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                # Its server goes with it.
-                self._guardian.kill()
-                self._guardian.wait()
+                # Its server ends with it.
+                self._supervisor.kill()
+                self._supervisor.wait()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._guardian = self._folder = self._url = None
+        self._supervisor = self._folder = self._url = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -114,18 +114,18 @@ class EmbeddedStore:
         options = self._options(folder)
         config = folder / "server.conf"
         config.touch(mode=0o600)
-        config.write_text("".join(f"{name} {_word(value)}\n" for name, value in options.items()))
+        config.write_text("".join(f"{name} {_quote(value)}\n" for name, value in options.items()))
         with (folder / "log").open("wb") as log:
-            self._guardian = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [
-                    *(sys.executable, "-I", "-S", str(_GUARDIAN)),
+                    *(sys.executable, "-I", "-S", str(_SUPERVISOR)),
                     *(str(os.getpid()), str(folder), "once" if self._keep_in is None else "again"),
                     *(program, str(config)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # The terminal's Ctrl-C is for the owner, which ends the store when it needs it no more.
+                # Ctrl-C in the terminal is for the owner, which stops the store itself.
                 start_new_session=True,
             )
 
@@ -146,13 +146,13 @@ class EmbeddedStore:
         self._url = f"unix://{path}"
         return options | {"port": "0", "unixsocket": str(path), "unixsocketperm": "600"}
 
-    def _answers(self) -> bool:
-        """Wait until it answers; False if it ended or the time is up."""
-        assert self._guardian is not None
+    def _wait_until_ready(self) -> bool:
+        """Wait until the server answers; return False if it ended or timed out."""
+        assert self._supervisor is not None
         deadline = time.monotonic() + START_SECONDS
         client = redis.Redis.from_url(self.url, socket_timeout=START_SECONDS, retry=Retry(NoBackoff(), 0), protocol=2)
         with contextlib.closing(client):
-            while time.monotonic() < deadline and self._guardian.poll() is None:
+            while time.monotonic() < deadline and self._supervisor.poll() is None:
                 try:
                     return bool(client.ping())
                 except redis.exceptions.RedisError:
@@ -167,7 +167,7 @@ class EmbeddedStore:
 
 
 def find_server(package: str = PACKAGE) -> str:
-    """The server of the package, or one that is installed."""
+    """Return the path of the server program: that of the package, or an installed one."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         for file in metadata.files(package) or ():
             path = Path(str(file.locate()))
@@ -200,7 +200,7 @@ def _free_port() -> int:
         return port
 
 
-def _word(value: str) -> str:
-    """A value as the server's configuration reads it."""
+def _quote(value: str) -> str:
+    """Return a value quoted for the server's configuration file."""
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{quoted}"'

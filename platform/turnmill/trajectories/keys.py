@@ -9,17 +9,17 @@ MAX_RUN_CHARACTERS = 200
 
 
 JOURNALS_OF_ANY_RUN = f"{PREFIX}:*:journal:{{*}}"
-"""The pattern of the keys that `Keys.journal` makes for any run, and of no other."""
+"""Pattern that matches exactly the keys of `Keys.journal` for any run."""
 
 
 def run_and_name(key: str) -> tuple[str, str]:
-    """The run and the name of the trajectory that `Keys.journal` made the key of."""
+    """Return the run and the trajectory's name of a journal's key."""
     run, _, _ = key.removeprefix(f"{PREFIX}:").partition(":journal:{")
     return unquote(run, errors="surrogatepass"), Keys(unquote(run, errors="surrogatepass")).trajectory_name(key)
 
 
 class Keys:
-    """The keys of one run. The braces make a Redis cluster keep all keys of a trajectory in one place."""
+    """The keys of one run. The braces put all keys of a trajectory into one hash slot of a Redis cluster."""
 
     def __init__(self, run: str) -> None:
         if not 0 < len(run) <= MAX_RUN_CHARACTERS:
@@ -29,40 +29,40 @@ class Keys:
         self._run = _quoted(run)
 
     def trajectory(self, trajectory_id: str) -> str:
-        """Its claims and sizes; `:calls` and `:state:TOOL` after it name what belongs to it."""
+        """Return the key of a trajectory's claims and sizes; `:calls` and `:state:TOOL` are appended for the others."""
         return f"{PREFIX}:{self._run}:trajectory:{{{_quoted(trajectory_id)}}}"
 
     def journal(self, name: str) -> str:
-        """What is known of a trajectory; `:turns` after it names its turns."""
+        """Return the key of a trajectory's journal; `:turns` is appended for its turns."""
         return f"{PREFIX}:{self._run}:journal:{{{_quoted(name)}}}"
 
     def trajectory_name(self, key: str) -> str:
-        """The name that `journal` made the key of."""
+        """Return the trajectory's name of a journal's key."""
         return unquote(key[key.index("{") + 1 : key.rindex("}")], errors="surrogatepass")
 
     @property
     def attempt(self) -> str:
-        """The newest attempt at the run."""
+        """Key of the number of the latest attempt at the run."""
         return f"{PREFIX}:{self._run}:attempt"
 
     @property
     def every_trajectory(self) -> str:
-        """The pattern of the keys that `trajectory` makes, and of no other."""
+        """Pattern that matches exactly the keys of `trajectory`."""
         return f"{PREFIX}:{self._run}:trajectory:{{*}}"
 
     @property
     def every_journal(self) -> str:
-        """The pattern of the keys that `journal` makes, and of no other."""
+        """Pattern that matches exactly the keys of `journal`."""
         return f"{PREFIX}:{self._run}:journal:{{*}}"
 
     @property
     def of_any_server(self) -> str:
-        """The pattern of what tool servers, whatever their names, keep of trajectories that begin with the run's."""
+        """Pattern of the keys of any tool server for trajectories whose ids begin with the run's name."""
         return f"{PREFIX}:*:trajectory:{{{self._run}-*"
 
     @property
     def everything(self) -> str:
-        """The pattern of all keys of the run."""
+        """Pattern of all keys of the run."""
         return f"{PREFIX}:{self._run}:*"
 
 

@@ -1,4 +1,4 @@
-"""How much the trajectory store keeps, and for how long."""
+"""Settings of the trajectory store: sizes, leases and expiry."""
 
 from dataclasses import dataclass
 
@@ -18,32 +18,32 @@ _POSITIVE = (
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Limits of one run's trajectories; every server of a run has the same."""
+    """Limits of one run's trajectories; the same for every server of a run."""
 
     lease_seconds: float = 1.5
-    """So long a claim lasts beyond the death of its server; a living server renews its claims by itself."""
+    """How long a claim outlives its server; a living server renews its claims."""
 
     max_call_seconds: float = 3600.0
-    """A claim is renewed for so long at most, whatever became of its call."""
+    """How long a claim is renewed at most."""
 
     expiry_seconds: float = 24 * 3600.0
-    """A trajectory that nobody touches for so long is forgotten."""
+    """How long an unused trajectory is kept."""
 
     finished_seconds: float = 300.0
-    """So long the results of a finished trajectory's calls stay, for calls that are repeated late."""
+    """How long the results of a finished trajectory's calls are kept, for late repeats."""
 
     max_trajectory_bytes: int = 64 * MIB
-    """Of the state and the recorded results of one trajectory; a larger one is refused with StoreFullError."""
+    """Limit of the state and recorded results of one trajectory; beyond it StoreFullError is raised."""
 
     cache_bytes: int = 64 * MIB
-    """State that a server keeps in memory beside the store, to read it once less; 0 keeps none."""
+    """Size of a server's in-memory cache of state; 0 disables it."""
 
     max_connections: int = 32
-    """Of one process to the store; further operations wait for one of them."""
+    """Maximum number of connections of one process; further operations wait for one."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} ({getattr(self, name)}) must be greater than 0.")
         if self.cache_bytes < 0:
-            raise SettingsError(f"cache_bytes ({self.cache_bytes}) must be 0 or greater: 0 keeps no state in memory.")
+            raise SettingsError(f"cache_bytes ({self.cache_bytes}) must be 0 or greater: 0 disables the cache.")

@@ -1,4 +1,4 @@
-"""The trajectory store: what tools remember of trajectories, and what each call did, exactly once."""
+"""The trajectory store: tool state and results of calls, each call taking effect exactly once."""
 
 import asyncio
 import secrets
@@ -10,11 +10,11 @@ from typing import Any, Self
 from turnmill.core.errors import CallInProgressError, StaleClaimError, StoreFullError
 from turnmill.trajectories import scripts
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State
-from turnmill.trajectories.cache import StateCache
-from turnmill.trajectories.client import StoreClient
+from turnmill.trajectories.claim_renewer import ClaimRenewer
+from turnmill.trajectories.client import Argument, StoreClient
 from turnmill.trajectories.keys import Keys
-from turnmill.trajectories.renewal import Renewal
 from turnmill.trajectories.settings import StoreSettings
+from turnmill.trajectories.state_cache import StateCache
 
 BEGIN = scripts.load("begin", prelude="trajectory")
 COMMIT = scripts.load("commit", prelude="trajectory")
@@ -26,7 +26,7 @@ DELETE = scripts.load("delete", prelude="trajectory", allow_oom=True)
 FIRST_WAIT_SECONDS = 0.002
 MAX_WAIT_SECONDS = 0.05
 ANSWER_SECONDS = 0.05
-"""Nobody who waits for a claim asks again with less time left: no answer would look like a store that is down."""
+"""With less time left a waiting call does not ask again: a missing answer would look like a store that is down."""
 
 _NOTHING: State = MappingProxyType({})
 _NO_CHANGE = Change()
@@ -34,7 +34,7 @@ _NO_CHANGE = Change()
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Another claim is in the way, for so long at most unless it is renewed."""
+    """Another claim is held, for at most so long unless it is renewed."""
 
     left_seconds: float
 
@@ -42,7 +42,7 @@ class _Held:
 class TrajectoryStore:
     """The trajectories of one run, for any number of servers at once.
 
-    A call is begun, done and committed:
+    A call is begun, executed and committed:
 
         begun = await store.begin(key, "bash_terminal", stateful=True, deadline=deadline)
         if isinstance(begun, Recorded):
@@ -51,8 +51,8 @@ class TrajectoryStore:
         await store.commit(begun, result, change, deadline=deadline)
 
     or released, if nothing of it took effect. Deadlines are in the event loop's time. Until then every operation is
-    tried again by itself, and may also be sent again by the caller: none takes effect twice. What is not done by then
-    raises StoreUnavailableError, or CallInProgressError where another claim is in the way.
+    retried, and the caller may also send it again: all are idempotent. At the deadline they raise
+    StoreUnavailableError, or CallInProgressError if another claim is held.
     """
 
     def __init__(self, client: StoreClient, run: str, settings: StoreSettings | None = None) -> None:
@@ -60,28 +60,28 @@ class TrajectoryStore:
         self._keys = Keys(run)
         self._settings = settings or StoreSettings()
         self._cache = StateCache(self._settings.cache_bytes)
-        self._renewal = Renewal(self._renew_in_time, self._settings.lease_seconds, self._settings.max_call_seconds)
+        self._renewal = ClaimRenewer(self._renew_in_time, self._settings.lease_seconds, self._settings.max_call_seconds)
         self.num_taken_over = 0
-        """Claims that this server took from one that let them run out."""
+        """Number of expired claims of other servers that this one took over."""
 
     @classmethod
     def from_url(cls, url: str, run: str, settings: StoreSettings | None = None) -> Self:
-        """A store with connections of its own; `close` closes them."""
+        """Create a store with its own connections; `close` closes them."""
         settings = settings or StoreSettings()
         return cls(StoreClient(url, max_connections=settings.max_connections), run, settings)
 
     async def begin(self, key: CallKey, tool: str, *, stateful: bool = True, deadline: float) -> Claim | Recorded:
-        """Claim a call and get the tool's state, or get what the call did when it was done before.
+        """Claim a call and return the tool's state, or return the recorded result of a call that was executed before.
 
-        Where another server does the call, or a call before it on the same stateful tool, this waits for the end of
-        it or of its lease. The claim is renewed by itself until it is committed or released; either must follow.
+        If another server executes the call, or an earlier call on the same stateful tool, this waits for its end or
+        the end of its lease. The claim is renewed in the background until it is committed or released: one must follow.
         """
         if not stateful and key.call_id is None:
-            # Nobody repeats it and it touches nothing: the store has no part in it.
+            # The call is never repeated and has no state: the store is not needed.
             return Claim(key, tool, 0, _NOTHING, stateful=False)
         loop = asyncio.get_running_loop()
         holder, wait_seconds = secrets.token_hex(8), FIRST_WAIT_SECONDS
-        begun = await self._ask_for_claim(key, tool, stateful, holder, deadline)
+        begun = await self._try_claim(key, tool, stateful, holder, deadline)
         while isinstance(begun, _Held):
             pause = min(wait_seconds, begun.left_seconds)
             if loop.time() + pause + ANSWER_SECONDS >= deadline:
@@ -91,7 +91,7 @@ class TrajectoryStore:
                 )
             await asyncio.sleep(pause)
             wait_seconds = min(wait_seconds * 1.5, MAX_WAIT_SECONDS)
-            begun = await self._ask_for_claim(key, tool, stateful, holder, deadline)
+            begun = await self._try_claim(key, tool, stateful, holder, deadline)
         return begun
 
     async def commit(
@@ -103,10 +103,10 @@ class TrajectoryStore:
         finishes: bool = False,
         deadline: float,
     ) -> None:
-        """Record what a call did and change the tool's state, both or none, and let the claim go.
+        """Record a call's result and change the tool's state, both or neither, and release the claim.
 
-        With `finishes` the call ends its trajectory: all state is forgotten in the same moment. StaleClaimError means
-        that another server has taken the call over, or that the trajectory was finished: nothing took effect.
+        With `finishes` the call ends its trajectory, and all its state is deleted with the same commit. Raises
+        StaleClaimError if another server has taken the call over or the trajectory was finished: nothing took effect.
         """
         if claim.token == 0:
             if finishes:
@@ -144,24 +144,24 @@ class TrajectoryStore:
         if answer == b"stale":
             raise StaleClaimError(
                 f"The claim on {claim.tool!r} for trajectory {claim.key.trajectory_id!r} was lost to another server or "
-                "to the end of the trajectory: what was done does not count. Begin the call again."
+                "to the end of the trajectory: its effects do not count. Begin the call again."
             )
         if finishes:
             self._cache.forget(claim.key.trajectory_id)
         elif answer == b"repeated":
-            # What took effect is what was sent first.
+            # Only the first commit took effect.
             self._cache.drop(claim.key.trajectory_id, claim.tool)
         elif changes:
-            self._remember(claim, change)
+            self._cache_state(claim, change)
 
     async def release(self, claim: Claim, *, deadline: float) -> None:
-        """Let a claim go: nothing of the call took effect, and whoever repeats it does it anew."""
+        """Release a claim: nothing of the call took effect, and a repeat executes it again."""
         self._renewal.drop(claim)
         if claim.token:
             await self._run(RELEASE, claim.key.trajectory_id, _field(claim), claim.token, deadline=deadline)
 
     async def renew(self, claim: Claim, *, deadline: float) -> None:
-        """Make a claim last for another lease from here on; StaleClaimError if it is lost."""
+        """Renew a claim for another lease. Raises StaleClaimError if it is lost."""
         arguments = (_field(claim), claim.token, _microseconds(self._settings.lease_seconds))
         if claim.token and not await self._run(RENEW, claim.key.trajectory_id, *arguments, deadline=deadline):
             raise StaleClaimError(
@@ -169,47 +169,47 @@ class TrajectoryStore:
             )
 
     async def finish(self, trajectory_id: str, *, deadline: float) -> None:
-        """Forget all state of a trajectory and fence off the calls in progress.
+        """Delete all state of a trajectory and fence off the calls in progress.
 
-        What calls did stays for `finished_seconds`, so that a late repeat gets its result and starts nothing anew; a
-        call with a new id, or with none, begins with empty state. For a call that is claimed itself, use `commit`
-        with `finishes`.
+        Results of calls are kept for `finished_seconds`, so that a late repeat gets its result instead of being
+        executed again; a call with a new id, or with none, begins with empty state. From within a claimed call, use
+        `commit` with `finishes`.
         """
         arguments = (secrets.token_hex(8), self._expiry_ms(finished=True))
         await self._run(FINISH, trajectory_id, *arguments, deadline=deadline)
         self._cache.forget(trajectory_id)
 
     async def delete(self, trajectory_id: str, *, deadline: float) -> None:
-        """Delete a trajectory with all it did, as if it had never been."""
+        """Delete a trajectory with its state and results."""
         await self._run(DELETE, trajectory_id, deadline=deadline)
 
     async def count(self, *, deadline: float) -> int:
-        """How many trajectories the store knows, in flight or finished a short while ago."""
+        """Return the number of trajectories in the store, in flight or recently finished."""
         return len({key async for key in self._client.scan(self._keys.every_trajectory, deadline=deadline)})
 
     async def ping(self, *, deadline: float) -> None:
-        """Return if the store answers."""
+        """Check that the store answers. Raises StoreUnavailableError."""
         await self._client.command("PING", deadline=deadline)
 
     async def info(self, *, deadline: float) -> Mapping[str, Any]:
-        """What Redis tells of itself, in its own words."""
-        told: Mapping[str, Any] = await self._client.command("INFO", deadline=deadline)
-        return told
+        """Return the fields of Redis' INFO."""
+        info: Mapping[str, Any] = await self._client.command("INFO", deadline=deadline)
+        return info
 
     async def close(self) -> None:
-        """Close the connections; claims that are held run out by themselves."""
+        """Close the connections; held claims expire."""
         await self._renewal.close()
         await self._client.close()
 
     @property
     def num_retries(self) -> int:
-        """How often an operation was tried again because the store did not answer."""
+        """Number of operations that were retried because the store did not answer."""
         return self._client.retries
 
-    async def _run(self, script: scripts.Script, trajectory_id: str, *arguments: Any, deadline: float) -> Any:
+    async def _run(self, script: scripts.Script, trajectory_id: str, *arguments: Argument, deadline: float) -> Any:
         return await self._client.run(script, self._keys.trajectory(trajectory_id), *arguments, deadline=deadline)
 
-    async def _ask_for_claim(
+    async def _try_claim(
         self, key: CallKey, tool: str, stateful: bool, holder: str, deadline: float
     ) -> "Claim | Recorded | _Held":
         cached = self._cache.version(key.trajectory_id, tool) if stateful else 0
@@ -226,15 +226,15 @@ class TrajectoryStore:
         if answer == b"gone":
             raise StaleClaimError(
                 f"Trajectory {key.trajectory_id!r} was finished while call {key.call_id!r} was in progress: "
-                "it is not done any more. Send a call with another call_id."
+                "it will not be executed any more. Send a call with another call_id."
             )
         if answer == b"recorded":
             return Recorded(rest[0])
         if answer == b"held":
             return _Held(left_seconds=int(rest[0]) / 1e6)
-        return self._claimed(key, tool, stateful, rest)
+        return self._build_claim(key, tool, stateful, rest)
 
-    def _claimed(self, key: CallKey, tool: str, stateful: bool, rest: list[Any]) -> Claim:
+    def _build_claim(self, key: CallKey, tool: str, stateful: bool, rest: list[Any]) -> Claim:
         token, version, taken_over, parts = int(rest[0]), int(rest[1]), int(rest[2]), rest[3]
         self.num_taken_over += taken_over
         state = _NOTHING
@@ -253,8 +253,8 @@ class TrajectoryStore:
         loop = asyncio.get_running_loop()
         await self.renew(claim, deadline=loop.time() + self._settings.lease_seconds)
 
-    def _remember(self, claim: Claim, change: Change) -> None:
-        """Keep the state that a commit wrote: its version is the claim's token."""
+    def _cache_state(self, claim: Claim, change: Change) -> None:
+        """Cache the state that a commit wrote; its version is the claim's token."""
         state = {} if change.forget else {k: v for k, v in claim.state.items() if k not in change.removed}
         state.update(change.written)
         self._cache.put(claim.key.trajectory_id, claim.tool, claim.token, MappingProxyType(state))
@@ -269,7 +269,7 @@ def _call(key: CallKey, tool: str, stateful: bool) -> tuple[str, str, bytes, str
 
 
 def _field(claim: Claim) -> bytes:
-    """Where the scripts keep a claim, see `scripts/trajectory.lua`."""
+    """Return the hash field of a claim, see `scripts/trajectory.lua`."""
     return _bytes(f"lock {claim.tool}" if claim.stateful else f"claim {claim.key.call_id}")
 
 

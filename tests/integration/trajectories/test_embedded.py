@@ -112,13 +112,13 @@ def test_an_embedded_store_keeps_what_it_is_told_to_keep(tmp_path):
         assert client.get("key") == b"value"
 
 
-def guardian_of(store: EmbeddedStore) -> psutil.Process:
-    (guardian,) = (child for child in psutil.Process().children() if str(store.folder) in child.cmdline())
-    return guardian
+def supervisor_of(store: EmbeddedStore) -> psutil.Process:
+    (supervisor,) = (child for child in psutil.Process().children() if str(store.folder) in child.cmdline())
+    return supervisor
 
 
-def kill_server(guardian: psutil.Process) -> None:
-    (server,) = guardian.children()
+def kill_server(supervisor: psutil.Process) -> None:
+    (server,) = supervisor.children()
     server.kill()
     wait_until(lambda: not alive(server.pid))
 
@@ -126,10 +126,10 @@ def kill_server(guardian: psutil.Process) -> None:
 @pytest.mark.parametrize("tcp", [False, True])
 def test_a_server_that_crashes_is_there_again_with_what_it_kept(tmp_path, tcp):
     with EmbeddedStore(keep_in=tmp_path, tcp=tcp) as store, redis.Redis.from_url(store.url) as client:
-        guardian = guardian_of(store)
+        supervisor = supervisor_of(store)
         for number in range(3):
             client.set(f"key-{number}", "value")
-            kill_server(guardian)
+            kill_server(supervisor)
             wait_until(lambda: answers(client))
 
         assert sorted(client.keys()) == [b"key-0", b"key-1", b"key-2"]
@@ -138,11 +138,11 @@ def test_a_server_that_crashes_is_there_again_with_what_it_kept(tmp_path, tcp):
 def test_a_server_that_crashes_and_kept_nothing_stays_down():
     with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
         client.set("key", "value")
-        guardian = guardian_of(store)
+        supervisor = supervisor_of(store)
 
-        kill_server(guardian)
+        kill_server(supervisor)
 
-        guardian.wait(10)
+        supervisor.wait(10)
         assert not answers(client)
 
 
@@ -213,18 +213,18 @@ def test_an_embedded_store_is_gone_with_its_owner(owner, number):
     wait_until(lambda: not any(child.is_running() for child in family))
 
 
-def test_no_server_outlives_its_guardian(owner):
+def test_no_server_outlives_its_supervisor(owner):
     process, _ = owner
-    guardian = psutil.Process(process.pid).children()[0]
-    server = guardian.children()[0]
+    supervisor = psutil.Process(process.pid).children()[0]
+    server = supervisor.children()[0]
 
-    guardian.kill()
+    supervisor.kill()
 
     wait_until(lambda: not server.is_running())
 
 
 def test_ctrl_c_in_the_terminal_is_for_the_owner(owner):
     process, _ = owner
-    guardian = psutil.Process(process.pid).children()[0]
+    supervisor = psutil.Process(process.pid).children()[0]
 
-    assert os.getsid(guardian.pid) != os.getsid(process.pid)
+    assert os.getsid(supervisor.pid) != os.getsid(process.pid)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from turnmill.observability.prometheus import GAUGES, PHASES, RunFacts, RunMetrics
+from turnmill.observability.prometheus import GAUGES, PHASES, RunInfo, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill_operator import metrics as operator_metrics
 
@@ -34,7 +34,7 @@ STEP = {
 
 @pytest.fixture
 def metrics() -> Iterator[RunMetrics]:
-    with RunMetrics(RunFacts("babyai", steps=60)) as metrics:
+    with RunMetrics(RunInfo("babyai", steps=60)) as metrics:
         yield metrics
 
 
@@ -82,7 +82,7 @@ def test_a_scrape_shows_what_the_steps_brought(metrics: RunMetrics):
 
 
 def test_every_series_bears_the_labels_of_its_run():
-    with RunMetrics(RunFacts("babyai"), labels={"training_job": "goto", "attempt": "2"}) as metrics:
+    with RunMetrics(RunInfo("babyai"), labels={"training_job": "goto", "attempt": "2"}) as metrics:
         metrics.observe_step(STEP)
         samples = scrape(metrics.serve(0))
 
@@ -100,7 +100,7 @@ def test_the_parts_of_steps_and_what_must_not_happen_are_counted(metrics: RunMet
 
 
 def test_what_holds_for_the_whole_run_is_there_from_the_start():
-    facts = RunFacts("babyai", checkpoint_every=10, max_failed_ratio=0.2, gpus={("train", "H100"): 8})
+    facts = RunInfo("babyai", checkpoint_every=10, max_failed_ratio=0.2, gpus={("train", "H100"): 8})
     metrics = RunMetrics(facts, seconds_since_progress=lambda: 7.0)
 
     assert value(metrics, "turnmill_gpus", role="train", accelerator="H100") == 8
@@ -131,7 +131,7 @@ def test_phases_outside_the_known_set_make_no_series(metrics: RunMetrics):
 
 def test_the_age_of_the_checkpoint_grows_until_another_is_saved():
     now = 1000.0
-    metrics = RunMetrics(RunFacts("babyai"), clock=lambda: now)
+    metrics = RunMetrics(RunInfo("babyai"), clock=lambda: now)
 
     now = 1030.0
     assert value(metrics, "turnmill_checkpoint_age_seconds") == 30
@@ -144,15 +144,15 @@ def test_the_age_of_the_checkpoint_grows_until_another_is_saved():
 def test_a_port_in_use_is_refused_with_a_way_out(metrics: RunMetrics):
     port = metrics.serve(0)
 
-    with RunMetrics(RunFacts("babyai")) as second, pytest.raises(OSError, match=rf"metrics.port \({port}\).*Try 0"):
+    with RunMetrics(RunInfo("babyai")) as second, pytest.raises(OSError, match=rf"metrics.port \({port}\).*Try 0"):
         second.serve(port)
 
 
 def test_closing_frees_the_port():
-    with RunMetrics(RunFacts("babyai")) as first:
+    with RunMetrics(RunInfo("babyai")) as first:
         port = first.serve(0)
 
-    with RunMetrics(RunFacts("babyai")) as second:
+    with RunMetrics(RunInfo("babyai")) as second:
         assert second.serve(port) == port
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from turnmill.observability.curve import points, smoothed
+from turnmill.observability.curve import moving_average, points
 from turnmill.observability.report import draw_curve, report_text, summarise
 from turnmill.observability.run_folder import RunFolder
 
@@ -89,7 +89,7 @@ def test_a_curve_passes_over_what_was_not_measured():
 
 
 def test_the_smooth_line_is_the_mean_of_the_last_values():
-    assert smoothed([(1, 1.0), (2, 3.0), (3, 5.0)], window=2) == [(1, 1.0), (2, 2.0), (3, 4.0)]
+    assert moving_average([(1, 1.0), (2, 3.0), (3, 5.0)], window=2) == [(1, 1.0), (2, 2.0), (3, 4.0)]
 
 
 def test_matplotlib_is_imported_only_to_draw():

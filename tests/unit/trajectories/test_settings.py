@@ -12,5 +12,5 @@ def test_a_limit_of_nothing_is_refused(name):
 
 def test_a_store_can_do_without_a_cache():
     assert StoreSettings(cache_bytes=0).cache_bytes == 0
-    with pytest.raises(SettingsError, match="0 keeps no state"):
+    with pytest.raises(SettingsError, match="0 disables the cache"):
         StoreSettings(cache_bytes=-1)

@@ -1,4 +1,4 @@
-"""What a board is made of, whatever draws it."""
+"""Boards, panels and queries, independent of Grafana."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,16 +12,16 @@ RECENT = "$__rate_interval"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where series come from, and the variables that choose among them."""
+    """Origin of series, and the variables that select among them."""
 
     labels: tuple[str, ...]
     """Labels to choose by; each has a variable of its name."""
 
     anchor: str
-    """A metric that every such source has: its labels are the choice."""
+    """A metric that every such source has: its labels are the values of the variables."""
 
     def __call__(self, metric: str, matchers: str = "") -> str:
-        """A selector with the filters of the board."""
+        """Return a selector with the filters of the board."""
         chosen = [f'{label}=~"${label}"' for label in self.labels]
         return f"{metric}{{{', '.join([*chosen, matchers] if matchers else chosen)}}}"
 
@@ -91,24 +91,24 @@ class Board:
 
 
 def lines(title: str, says: str, unit: str, *queries: tuple[str, str], **options: float) -> Panel:
-    """A panel of lines."""
+    """Return a panel with lines."""
     return Panel(title, says, unit, tuple(Query(*query) for query in queries), **options)  # type: ignore[arg-type]
 
 
 def stacked(title: str, says: str, unit: str, *queries: tuple[str, str], **options: float) -> Panel:
-    """A panel of areas that add up."""
+    """Return a panel with stacked areas."""
     made = tuple(Query(*query) for query in queries)
     return Panel(title, says, unit, made, kind="stacked", **options)  # type: ignore[arg-type]
 
 
 def number(title: str, says: str, unit: str, *queries: tuple[str, str], width: int = 4, **options: float) -> Panel:
-    """A panel with the last value, large."""
+    """Return a panel with the last value in large type."""
     made = tuple(Query(*query) for query in queries)
     return Panel(title, says, unit, made, kind="number", width=width, **options)
 
 
 def quantile(share: float, buckets: str, *, by: str = "", window: str = RECENT) -> str:
-    """A quantile of a histogram, given the selector of its buckets."""
+    """Return the query for a quantile of a histogram, given the selector of its buckets."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({share:g}, sum by ({labels}) (rate({buckets}[{window}])))"
 

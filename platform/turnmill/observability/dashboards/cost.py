@@ -1,4 +1,4 @@
-"""What teams and runs cost, in GPU hours."""
+"""Board: cost of teams and runs in GPU hours."""
 
 from turnmill.observability.dashboards.board import CLUSTER, RUN, WINDOW, Board, Row, lines, number, stacked
 

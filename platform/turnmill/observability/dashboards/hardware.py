@@ -1,4 +1,4 @@
-"""What GPUs, engines and machines do; the series are Ray's, and vLLM's by way of Ray."""
+"""Board: GPUs, engines and machines, from Ray's metrics and vLLM's metrics in Ray."""
 
 from turnmill.observability.dashboards.board import RAY, RECENT, Board, Row, lines, quantile, stacked
 

@@ -1,10 +1,10 @@
-"""Whether the policy learns, and whether what it learns from can be trusted."""
+"""Board: learning of the policy, and quality of the data that it learns from."""
 
 from turnmill.observability.dashboards.board import RUN, Board, Row, lines, number
 
 
 def of_run(metric: str) -> tuple[str, str]:
-    """A gauge of each run."""
+    """Return the query for a gauge of each run."""
     return RUN(metric), "{{namespace}} {{training_job}}"
 
 

@@ -1,4 +1,4 @@
-"""Whether the operator keeps the cluster in step with the jobs."""
+"""Board: the operator."""
 
 from turnmill.observability.dashboards.board import (
     CLUSTER,

@@ -1,4 +1,4 @@
-"""How fast trajectories are gathered, and how they end."""
+"""Board: throughput of trajectories, and how they end."""
 
 from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines, number, stacked
 

@@ -1,4 +1,4 @@
-"""How old the policy is that trajectories come from."""
+"""Board: staleness of the policy that generated the trajectories."""
 
 from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and why GPUs idle."""
+"""Board: time of a step by part, and idle GPUs."""
 
 from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Panel, Row, lines, number, percentiles, stacked
 
@@ -13,7 +13,7 @@ def share(matchers: str) -> str:
 
 
 def share_of_steps(title: str, says: str, query: tuple[str, str], *, alarming_from: float) -> Panel:
-    """A panel with a share of the steps' time, large."""
+    """Return a panel with a share of the steps' time in large type."""
     return number(title, says, "percentunit", query, width=6, max=1, alarming_from=alarming_from)
 
 

@@ -1,4 +1,4 @@
-"""Whether the trajectory store keeps up and keeps everything."""
+"""Board: load and durability of the trajectory store."""
 
 from turnmill.observability.dashboards.board import (
     RECENT,

@@ -1,4 +1,4 @@
-"""Whether the tool servers keep up, and what they refuse, break or kill."""
+"""Board: load of the tool servers, and failed, refused and killed calls."""
 
 from turnmill.observability.dashboards.board import (
     CLUSTER,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from turnmill.core.trajectory import EpisodeSummary
-from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
+from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.training.batches.rewards import reward_quantiles
 from turnmill.training.batches.trajectory import Split, TrajectoryBatch, rewards_of_groups
 

@@ -17,7 +17,7 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.core.trajectory import SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
-from turnmill.observability.step_parts import IN_FLIGHT, ROLLOUT, SLOTS
+from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.queue_payload import TURN_METADATA, decode
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.training.batches.rewards import reward_quantiles

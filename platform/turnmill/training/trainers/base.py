@@ -19,7 +19,7 @@ from verl.utils.debug import marked_timer
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.step_parts import RELEASE
+from turnmill.observability.step_time import RELEASE
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.training import checkpoints
 from turnmill.training.dataset import rows_as_columns, select

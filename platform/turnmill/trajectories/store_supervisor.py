@@ -1,6 +1,6 @@
-"""Runs a server for its owner and ends it with the owner, however that ends; a program of its own, see `embedded`.
+"""Supervisor of the embedded store: runs the server and stops it when its owner ends. A program, started by `embedded`.
 
-Imports little: it starts in a few hundredths of a second, and is there for as long as the server.
+It imports little, to start fast and stay small.
 """
 
 import ctypes
@@ -17,9 +17,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: list[str]) -> int:
-    """`OWNER_PID FOLDER once|again COMMAND...`: run the command until it, the owner or this process is to end.
+    """Run `OWNER_PID FOLDER once|again COMMAND...`: the command, until it or the owner ends or a signal arrives.
 
-    With `again` a command that a signal has ended is started again: it crashed, or was killed for memory.
+    With `again`, a command that was ended by a signal is restarted: it crashed, or was killed for memory.
     """
     owner, folder, again, command = int(arguments[0]), arguments[1], arguments[2] == "again", arguments[3:]
     asked, ask = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         owner_fd = os.pidfd_open(owner)
     except ProcessLookupError:
         owner_fd = -1
-    # The owner started this process: another parent says that it has gone, and its number may be another's.
+    # The owner is the parent. Another parent means that it has ended, and its pid may have been reused.
     if owner_fd < 0 or os.getppid() != owner:
         shutil.rmtree(folder, ignore_errors=True)
         return 0
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     while child_fd in _ready([owner_fd, child_fd, asked], None):
         exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if exit_code >= 0 or not again:
-            # The folder stays: it holds the log, in which the owner finds the reason.
+            # The folder is kept: the owner finds the reason in its log.
             return exit_code
         if _ready([owner_fd, asked], _PAUSE_MILLISECONDS):
             shutil.rmtree(folder, ignore_errors=True)
@@ -63,7 +63,7 @@ def _ready(descriptors: list[int], milliseconds: int | None) -> list[int]:
 
 
 def _start(command: list[str]) -> int:
-    guardian = os.getpid()
+    supervisor = os.getpid()
     child = os.fork()
     if child:
         return child
@@ -72,7 +72,7 @@ def _start(command: list[str]) -> int:
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        if os.getppid() == guardian:
+        if os.getppid() == supervisor:
             os.execv(command[0], command)
     finally:
         os._exit(127)

@@ -1,4 +1,4 @@
-from turnmill.trajectories.cache import ENTRY_BYTES, StateCache
+from turnmill.trajectories.state_cache import ENTRY_BYTES, StateCache
 
 
 def test_a_state_counts_in_its_own_version_alone():

@@ -2,7 +2,7 @@ import asyncio
 
 from turnmill.core.errors import StaleClaimError, StoreUnavailableError
 from turnmill.trajectories.base import CallKey, Claim
-from turnmill.trajectories.renewal import Renewal
+from turnmill.trajectories.claim_renewer import ClaimRenewer
 
 CLAIM = Claim(CallKey("trajectory-1", "call-1"), "shell", 1, {})
 OTHER = Claim(CallKey("trajectory-2", "call-1"), "shell", 1, {})
@@ -31,7 +31,7 @@ class Store:
 
 async def test_a_claim_is_renewed_until_it_is_dropped():
     store = Store()
-    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal = ClaimRenewer(store.renew, 0.03, 3600)
     renewal.add(CLAIM)
     renewal.add(OTHER)
     await store.until(4)
@@ -46,7 +46,7 @@ async def test_a_claim_is_renewed_until_it_is_dropped():
 
 async def test_a_claim_that_is_lost_is_left_alone():
     store = Store(StaleClaimError("lost"))
-    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal = ClaimRenewer(store.renew, 0.03, 3600)
     renewal.add(CLAIM)
     await store.until(1)
     renewal.add(OTHER)
@@ -59,7 +59,7 @@ async def test_a_claim_that_is_lost_is_left_alone():
 
 async def test_a_store_that_is_away_is_asked_again():
     store = Store(StoreUnavailableError("away"), StoreUnavailableError("away"))
-    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal = ClaimRenewer(store.renew, 0.03, 3600)
     renewal.add(CLAIM)
 
     await store.until(3)
@@ -69,7 +69,7 @@ async def test_a_store_that_is_away_is_asked_again():
 
 async def test_nothing_is_renewed_after_the_end():
     store = Store()
-    renewal = Renewal(store.renew, 0.03, 3600)
+    renewal = ClaimRenewer(store.renew, 0.03, 3600)
     renewal.add(CLAIM)
     await store.until(1)
 

@@ -1,4 +1,4 @@
-"""State that a server has just read or written, so that it reads it once less."""
+"""LRU cache of tool state in a server's memory."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from turnmill.trajectories.base import State
 
 ENTRY_BYTES = 1024
-"""What a state takes beside its parts: its mapping, its names, its place here."""
+"""Estimated overhead of an entry beside the content of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class _Entry:
 
 
 class StateCache:
-    """The states used last, up to a number of bytes. A state counts only if the store has the same version."""
+    """The last used states, up to a number of bytes. A state is valid only if the store has the same version."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -26,12 +26,12 @@ class StateCache:
         self.num_bytes = 0
 
     def version(self, trajectory_id: str, tool: str) -> int:
-        """The version of the state that is here; 0 if none is."""
+        """Return the version of the cached state; 0 if there is none."""
         entry = self._entries.get((trajectory_id, tool))
         return 0 if entry is None else entry.version
 
     def get(self, trajectory_id: str, tool: str, version: int) -> State | None:
-        """The state, if it is here in this version."""
+        """Return the state if it is cached in this version."""
         entry = self._entries.get((trajectory_id, tool))
         if entry is None or entry.version != version:
             return None
@@ -39,7 +39,7 @@ class StateCache:
         return entry.state
 
     def put(self, trajectory_id: str, tool: str, version: int, state: State) -> None:
-        """Keep a state, and drop what has been unused for longest where there is no room."""
+        """Cache a state, evicting the least recently used ones if needed."""
         self.drop(trajectory_id, tool)
         num_bytes = ENTRY_BYTES + sum(len(name) + len(value) for name, value in state.items())
         if num_bytes > self._max_bytes or not state:
@@ -51,7 +51,7 @@ class StateCache:
             self.drop(*next(iter(self._entries)))
 
     def drop(self, trajectory_id: str, tool: str) -> None:
-        """Forget a state."""
+        """Remove a state."""
         entry = self._entries.pop((trajectory_id, tool), None)
         if entry is not None:
             self.num_bytes -= entry.num_bytes
@@ -61,6 +61,6 @@ class StateCache:
                 del self._tools[trajectory_id]
 
     def forget(self, trajectory_id: str) -> None:
-        """Forget the states of all tools of a trajectory."""
+        """Remove the states of all tools of a trajectory."""
         for tool in list(self._tools.get(trajectory_id, ())):
             self.drop(trajectory_id, tool)

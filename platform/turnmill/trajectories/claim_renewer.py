@@ -1,4 +1,4 @@
-"""Keeps the claims of a server alive while it works on them."""
+"""Background renewal of claims while their calls are executed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from turnmill.core.errors import StaleClaimError, StoreError
 from turnmill.trajectories.base import Claim
 
 PER_LEASE = 3
-"""A claim is renewed so often within one lease, so that two lost attempts do no harm."""
+"""Number of renewals within one lease, so that two may fail."""
 
 
 @dataclass(slots=True)
@@ -18,8 +18,8 @@ class _Held:
     renewed: float
 
 
-class Renewal:
-    """Renews what is held; calls that are shorter than a third of the lease never come to it."""
+class ClaimRenewer:
+    """Renews held claims; calls shorter than a third of the lease need no renewal."""
 
     def __init__(self, renew: Callable[[Claim], Awaitable[None]], lease_seconds: float, max_seconds: float) -> None:
         self._renew = renew
@@ -29,18 +29,18 @@ class Renewal:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, claim: Claim) -> None:
-        """Renew a claim from here on."""
+        """Start renewing a claim."""
         loop = asyncio.get_running_loop()
-        self._held[_name(claim)] = _Held(claim, loop.time(), loop.time())
+        self._held[_claim_id(claim)] = _Held(claim, loop.time(), loop.time())
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
 
     def drop(self, claim: Claim) -> None:
-        """Leave a claim alone."""
-        self._held.pop(_name(claim), None)
+        """Stop renewing a claim."""
+        self._held.pop(_claim_id(claim), None)
 
     async def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing all claims."""
         self._held.clear()
         if self._task is not None:
             self._task.cancel()
@@ -64,12 +64,12 @@ class Renewal:
             await self._renew(held.claim)
             held.renewed = now
         except StaleClaimError:
-            # Its call learns it when it commits.
+            # The commit of its call will report it.
             self.drop(held.claim)
         except StoreError:
-            # The next round tries again; a claim that runs out meanwhile is lost, and its commit tells.
+            # The next round tries again; if the claim expires meanwhile, its commit will report it.
             return
 
 
-def _name(claim: Claim) -> tuple[str, str, int]:
+def _claim_id(claim: Claim) -> tuple[str, str, int]:
     return claim.key.trajectory_id, claim.tool, claim.token

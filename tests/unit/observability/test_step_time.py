@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnmill.observability.step_parts import PARTS, step_parts
+from turnmill.observability.step_time import PARTS, split_step_time
 
 TIMES = {
     "timing_s/step": 20.0,
@@ -23,7 +23,7 @@ ROLLOUT = {
 
 
 def test_a_wait_for_turns_is_shared_out_by_what_its_trajectories_did():
-    parts = step_parts(TIMES | ROLLOUT)
+    parts = split_step_time(TIMES | ROLLOUT)
 
     assert parts == pytest.approx(
         {
@@ -40,7 +40,7 @@ def test_a_wait_for_turns_is_shared_out_by_what_its_trajectories_did():
 
 
 def test_of_trajectories_that_began_before_the_wait_no_more_counts_than_was_waited_for():
-    parts = step_parts(TIMES | ROLLOUT | {"turnmill/rollout_slots": 1.0})
+    parts = split_step_time(TIMES | ROLLOUT | {"turnmill/rollout_slots": 1.0})
 
     assert [parts[part] for part in ("generation", "tools", "loop", "stragglers")] == pytest.approx(
         [5.0, 10 / 3, 5 / 3, 0.0]
@@ -48,7 +48,7 @@ def test_of_trajectories_that_began_before_the_wait_no_more_counts_than_was_wait
 
 
 def test_a_wait_that_nobody_measured_has_no_name():
-    assert step_parts(TIMES)["other"] == pytest.approx(11.5)
+    assert split_step_time(TIMES)["other"] == pytest.approx(11.5)
 
 
 seconds = st.floats(0, 1e4)
@@ -56,7 +56,7 @@ seconds = st.floats(0, 1e4)
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys((*TIMES, *ROLLOUT), seconds)))
 def test_the_parts_sum_to_the_step_and_none_is_negative(metrics):
-    parts = step_parts(metrics)
+    parts = split_step_time(metrics)
 
     assert tuple(sorted(parts)) == tuple(sorted(PARTS))
     assert sum(parts.values()) == pytest.approx(metrics.get("timing_s/step", 0.0))
@@ -74,4 +74,4 @@ def test_rounding_takes_no_part_below_zero():
         "turnmill/rollout_seconds/loop": 1.164170465002826,
     }
 
-    assert min(step_parts(metrics).values()) == 0.0
+    assert min(split_step_time(metrics).values()) == 0.0
