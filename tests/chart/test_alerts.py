@@ -213,7 +213,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @needs_promtool
-def test_promtool_finds_nothing_to_complain_about(rule_files: list[Path]):
+def test_promtool_accepts_the_rules(rule_files: list[Path]):
     checked = promtool("check", "rules", "--lint=all", "--lint-fatal", *rule_files)
 
     assert checked.returncode == 0, checked.stdout + checked.stderr

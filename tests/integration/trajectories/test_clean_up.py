@@ -34,7 +34,7 @@ async def leave_traces(redis_url: str, run: str) -> None:
     await store.close()
 
 
-def test_nothing_of_a_deleted_run_stays_in_the_store_and_all_of_others_does(redis_url):
+def test_clean_up_deletes_all_data_of_a_run_and_nothing_else(redis_url):
     run, other = RunFolder(RUN_DIR).run_name(), RunFolder(f"{RUN_DIR}5").run_name()
     for name in (run, other):
         asyncio.run(leave_traces(redis_url, name))

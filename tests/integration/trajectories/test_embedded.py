@@ -44,7 +44,7 @@ def folder_of(store_url: str) -> Path:
     return Path(urlsplit(store_url).path).parent
 
 
-def test_an_embedded_store_is_there_for_its_block_alone():
+def test_an_embedded_store_lives_as_long_as_its_block():
     with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
         assert client.ping()
         folder = folder_of(store.url)
@@ -124,7 +124,7 @@ def kill_server(supervisor: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-def test_a_server_that_crashes_is_there_again_with_what_it_kept(tmp_path, tcp):
+def test_a_crashed_server_with_a_folder_is_restarted_with_its_data(tmp_path, tcp):
     with EmbeddedStore(keep_in=tmp_path, tcp=tcp) as store, redis.Redis.from_url(store.url) as client:
         supervisor = supervisor_of(store)
         for number in range(3):
@@ -135,7 +135,7 @@ def test_a_server_that_crashes_is_there_again_with_what_it_kept(tmp_path, tcp):
         assert sorted(client.keys()) == [b"key-0", b"key-1", b"key-2"]
 
 
-def test_a_server_that_crashes_and_kept_nothing_stays_down():
+def test_a_crashed_server_without_a_folder_stays_down():
     with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
         client.set("key", "value")
         supervisor = supervisor_of(store)
@@ -153,7 +153,7 @@ def answers(client: redis.Redis) -> bool:
         return False
 
 
-def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path, monkeypatch):
+def test_a_path_too_long_for_a_socket_is_replaced_by_a_port(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -169,7 +169,7 @@ def test_a_store_that_cannot_start_says_why():
         EmbeddedStore(max_bytes=-1).start()
 
 
-def test_a_machine_without_a_folder_to_write_to_gets_a_way_out(tmp_path, monkeypatch):
+def test_a_machine_without_a_writable_folder_is_an_error_with_a_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
 
     with pytest.raises(SettingsError, match="Set TMPDIR"):

@@ -121,7 +121,7 @@ async def test_calls_of_a_stateful_tool_follow_one_another(new_server, key):
     assert (await following).state == {"part": b"1"}
 
 
-async def test_a_call_that_waits_gives_up_at_its_deadline(new_server):
+async def test_a_waiting_call_fails_at_its_deadline(new_server):
     first, second = new_server(), new_server()
     await claim(first)
 
@@ -202,7 +202,7 @@ async def test_the_claims_of_a_living_server_outlast_their_lease(new_server, red
     assert await repeated == Recorded(b"of the first")
 
 
-async def test_a_claim_is_not_renewed_for_ever(new_server):
+async def test_a_claim_is_renewed_for_a_limited_time(new_server):
     first = new_server(replace(SHORT_LEASE, max_call_seconds=0.1))
     held = await claim(first)
 
@@ -212,7 +212,7 @@ async def test_a_claim_is_not_renewed_for_ever(new_server):
 
 
 @pytest.mark.parametrize("key", [FIRST, UNNAMED])
-async def test_a_released_call_leaves_nothing_and_can_be_done_anew(new_server, key):
+async def test_a_released_call_has_no_effect_and_can_be_repeated(new_server, key):
     first, second = new_server(), new_server()
     await first.release(await claim(first, key), deadline=deadline_in(10))
 
@@ -316,7 +316,7 @@ async def test_finishing_a_trajectory_that_nobody_knows_leaves_no_trace(new_serv
     assert await store.count(deadline=deadline_in(10)) == 0
 
 
-async def test_a_deleted_trajectory_has_never_been(new_server):
+async def test_a_deleted_trajectory_leaves_nothing(new_server):
     store = new_server()
     late = await claim(store, SECOND, "sql")
     await write(store, FIRST, part=b"1")
@@ -366,7 +366,7 @@ async def test_all_keys_of_a_trajectory_expire_in_the_same_moment(new_server, re
     assert expiries.pop() > 0
 
 
-async def test_a_trajectory_that_grows_too_large_is_refused_whole(new_server):
+async def test_a_commit_beyond_the_size_limit_changes_nothing(new_server):
     store = new_server(StoreSettings(max_trajectory_bytes=1000))
     await write(store, FIRST, part=b"1")
     held = await claim(store, SECOND)
@@ -450,7 +450,7 @@ async def test_every_key_of_a_trajectory_lies_in_one_slot_of_a_cluster(new_serve
 
 
 @pytest.mark.parametrize("url", ["http://localhost", "localhost:6379"])
-def test_a_url_that_no_store_can_have_is_refused(url):
+def test_an_invalid_store_url_is_refused(url):
     with pytest.raises(SettingsError, match="redis://HOST:PORT/0"):
         TrajectoryStore.from_url(url, "run")
 

@@ -23,7 +23,7 @@ def events(folder: RunFolder, process: str = "main") -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder.logs / f"{process}.jsonl").read_text().splitlines()]
 
 
-def test_people_read_a_sentence_and_its_fields(capsys: pytest.CaptureFixture[str]):
+def test_the_console_shows_message_and_fields(capsys: pytest.CaptureFixture[str]):
     logs.configure()
 
     LOG.info("Episode ended", extra={"episode_id": "e3-17", "reward": 0.123456, "why": "no way out", "_ray": 1})
@@ -32,7 +32,7 @@ def test_people_read_a_sentence_and_its_fields(capsys: pytest.CaptureFixture[str
     assert line.endswith(" info Episode ended episode_id=e3-17 reward=0.1235 why='no way out'\n")
 
 
-def test_machines_read_one_object_per_event(tmp_path: Path):
+def test_the_file_has_one_json_object_per_event(tmp_path: Path):
     folder = RunFolder(tmp_path)
     logs.configure(folder, process="trainer")
 
@@ -43,7 +43,7 @@ def test_machines_read_one_object_per_event(tmp_path: Path):
     assert (event["episode_id"], event["num_turns"], event["path"]) == ("e3-17", 4, str(tmp_path))
 
 
-def test_an_error_is_logged_with_where_it_came_from(tmp_path: Path):
+def test_an_error_is_logged_with_its_traceback(tmp_path: Path):
     folder = RunFolder(tmp_path)
     logs.configure(folder)
 

@@ -19,7 +19,7 @@ def test_a_run_that_has_not_begun_has_no_progress(tmp_path: Path):
     assert read_progress(RunFolder(tmp_path)) is None
 
 
-def test_fields_of_another_version_are_passed_over(tmp_path: Path):
+def test_unknown_fields_of_another_version_are_ignored(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.progress.write_text(json.dumps({"phase": "training", "done": 1, "weather": "fine"}))
 

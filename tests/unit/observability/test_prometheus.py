@@ -58,7 +58,7 @@ def value(metrics: RunMetrics, name: str, **labels: str) -> float:
     return sample
 
 
-def test_a_scrape_shows_what_the_steps_brought(metrics: RunMetrics):
+def test_a_scrape_shows_the_metrics_of_the_steps(metrics: RunMetrics):
     port = metrics.serve(0)
 
     metrics.observe_step(STEP)
@@ -81,7 +81,7 @@ def test_a_scrape_shows_what_the_steps_brought(metrics: RunMetrics):
     assert samples[key("turnmill_steps")] == 60
 
 
-def test_every_series_bears_the_labels_of_its_run():
+def test_every_series_has_the_labels_of_its_run():
     with RunMetrics(RunInfo("babyai"), labels={"training_job": "goto", "attempt": "2"}) as metrics:
         metrics.observe_step(STEP)
         samples = scrape(metrics.serve(0))
@@ -99,7 +99,7 @@ def test_the_parts_of_steps_and_what_must_not_happen_are_counted(metrics: RunMet
     assert value(metrics, "turnmill_token_mismatches_total") == 6
 
 
-def test_what_holds_for_the_whole_run_is_there_from_the_start():
+def test_facts_about_the_run_are_served_from_the_start():
     facts = RunInfo("babyai", checkpoint_every=10, max_failed_ratio=0.2, gpus={("train", "H100"): 8})
     metrics = RunMetrics(facts, seconds_since_progress=lambda: 7.0)
 
@@ -109,7 +109,7 @@ def test_what_holds_for_the_whole_run_is_there_from_the_start():
     assert value(metrics, "turnmill_progress_age_seconds") == 7
 
 
-def test_a_number_that_is_not_finite_changes_nothing(metrics: RunMetrics):
+def test_numbers_that_are_not_finite_are_ignored(metrics: RunMetrics):
     metrics.observe_step(STEP)
 
     metrics.observe_step({"turnmill/turns": math.nan, "turnmill/success": math.nan, "actor/entropy": math.inf})
@@ -123,7 +123,7 @@ def test_a_mean_is_unknown_before_the_first_step(metrics: RunMetrics):
     assert math.isnan(value(metrics, "turnmill_success_ratio"))
 
 
-def test_phases_outside_the_known_set_make_no_series(metrics: RunMetrics):
+def test_unknown_phases_create_no_series(metrics: RunMetrics):
     metrics.observe_step(STEP)
 
     assert metrics.registry.get_sample_value("turnmill_phase_seconds_count", {"phase": "stop_profile"}) is None

@@ -41,7 +41,7 @@ def lines(folder: RunFolder) -> list[str]:
     return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
-def test_the_report_tells_what_came_out_where_the_time_went_and_what_broke(folder: RunFolder):
+def test_the_report_shows_results_time_per_phase_and_failures(folder: RunFolder):
     folder.append_metrics(0, {"validation/success": 0.4})
     folder.append_metrics(1, STEP)
     folder.append_metrics(2, {**STEP, "validation/success": 0.9, "timing_s/testing": 7.0})
@@ -82,13 +82,13 @@ def test_a_curve_can_be_drawn_at_any_time_of_a_run(folder: RunFolder, steps: int
     assert [file.name for file in folder.path.glob("*curve*")] == ["curve.png"]
 
 
-def test_a_curve_passes_over_what_was_not_measured():
+def test_a_curve_skips_missing_values():
     rows = [{"step": 0}, {"step": 1, "a": None}, {"step": 2, "a": 0.5}]
 
     assert points(rows, "a") == [(2, 0.5)]
 
 
-def test_the_smooth_line_is_the_mean_of_the_last_values():
+def test_the_moving_average_is_the_mean_of_the_last_values():
     assert moving_average([(1, 1.0), (2, 3.0), (3, 5.0)], window=2) == [(1, 1.0), (2, 2.0), (3, 4.0)]
 
 

@@ -28,7 +28,7 @@ def test_metrics_are_read_as_they_were_written(folder: RunFolder):
     assert row["turnmill/turns"] == 128
 
 
-def test_numbers_that_json_has_no_word_for_become_null(folder: RunFolder):
+def test_nan_and_infinities_become_null(folder: RunFolder):
     folder.append_metrics(1, {"a": math.nan, "b": math.inf, "c": [1.0, -math.inf]})
 
     row = json.loads(folder.metrics.read_text(), parse_constant=pytest.fail)
@@ -46,7 +46,7 @@ def test_array_scalars_are_written_as_numbers(folder: RunFolder):
     assert next(folder.read_metrics())["a"] == 0.5
 
 
-def test_readers_pass_over_a_torn_last_line(folder: RunFolder):
+def test_readers_skip_a_torn_last_line(folder: RunFolder):
     folder.append_metrics(1, {})
     atomic_files.append(folder.metrics, b'{"step":2,"turnm')
 
@@ -93,7 +93,7 @@ def test_a_failed_write_leaves_the_file_as_it_was(folder: RunFolder, monkeypatch
     assert sorted(path.name for path in folder.path.iterdir() if path.is_file()) == ["heartbeat", "summary.json"]
 
 
-def test_making_ready_removes_what_a_killed_writer_left(folder: RunFolder):
+def test_create_removes_partial_files_of_killed_writers(folder: RunFolder):
     leftover = folder.path / f".summary.json.123{atomic_files.TEMPORARY_SUFFIX}"
     leftover.write_text("{")
 
@@ -125,7 +125,7 @@ def test_beats_in_quick_succession_touch_the_file_once(folder: RunFolder, monkey
     assert touched == [folder.heartbeat, folder.heartbeat]
 
 
-def test_an_attempt_that_starts_notes_when_the_one_before_gave_its_last_sign_of_life(folder: RunFolder):
+def test_a_new_attempt_records_the_last_heartbeat_of_the_previous_one(folder: RunFolder):
     os.utime(folder.heartbeat, (1234.5, 1234.5))
 
     folder.create()
@@ -135,7 +135,7 @@ def test_an_attempt_that_starts_notes_when_the_one_before_gave_its_last_sign_of_
     assert second["previous_beat"] == 1234.5
 
 
-def test_the_first_reason_to_fail_stays_until_the_next_attempt(folder: RunFolder):
+def test_the_first_failure_is_kept_until_the_next_attempt(folder: RunFolder):
     folder.create()
     assert folder.read_failure() is None
 

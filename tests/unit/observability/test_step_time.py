@@ -22,7 +22,7 @@ ROLLOUT = {
 }
 
 
-def test_a_wait_for_turns_is_shared_out_by_what_its_trajectories_did():
+def test_a_wait_for_turns_is_split_by_what_trajectories_did():
     parts = split_step_time(TIMES | ROLLOUT)
 
     assert parts == pytest.approx(
@@ -39,7 +39,7 @@ def test_a_wait_for_turns_is_shared_out_by_what_its_trajectories_did():
     )
 
 
-def test_of_trajectories_that_began_before_the_wait_no_more_counts_than_was_waited_for():
+def test_work_done_before_the_wait_is_not_counted():
     parts = split_step_time(TIMES | ROLLOUT | {"turnmill/rollout_slots": 1.0})
 
     assert [parts[part] for part in ("generation", "tools", "loop", "stragglers")] == pytest.approx(
@@ -47,7 +47,7 @@ def test_of_trajectories_that_began_before_the_wait_no_more_counts_than_was_wait
     )
 
 
-def test_a_wait_that_nobody_measured_has_no_name():
+def test_a_wait_without_measurements_counts_as_other():
     assert split_step_time(TIMES)["other"] == pytest.approx(11.5)
 
 
@@ -63,7 +63,7 @@ def test_the_parts_sum_to_the_step_and_none_is_negative(metrics):
     assert all(value >= 0 for value in parts.values())
 
 
-def test_rounding_takes_no_part_below_zero():
+def test_rounding_makes_no_part_negative():
     metrics = {
         "timing_s/step": 1.3080832569976337,
         "timing_s/gen": 0.20848514400131535,

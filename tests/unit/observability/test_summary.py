@@ -90,7 +90,7 @@ def test_an_attempt_that_never_reached_a_step_does_not_delay_the_first_one(folde
     assert summarise(folder.path)["seconds_to_first_step"] == 30.0
 
 
-def test_an_empty_folder_has_nothing_to_tell(folder: RunFolder):
+def test_the_summary_of_an_empty_folder_is_empty(folder: RunFolder):
     summary = summarise(folder.path)
 
     assert (summary["seconds_total"], summary["seconds_to_first_step"], summary["steps"]) == (None, None, 0)

@@ -19,7 +19,7 @@ def told(metrics: ToolMetrics) -> dict[str, float]:
     return {s.name.removeprefix("turnmill_store_"): s.value for f in families for s in f.samples if not s.labels}
 
 
-def test_what_the_store_tells_of_itself_is_shown():
+def test_the_stores_info_becomes_metrics():
     metrics = ToolMetrics()
 
     metrics.store.show(INFO)
@@ -38,7 +38,7 @@ def test_a_store_without_an_append_only_file_is_not_failing():
     assert (told(metrics)["aof_failing"], told(metrics)["aof_delayed_writes_total"]) == (0, 0)
 
 
-def test_of_a_store_that_does_not_answer_nothing_is_shown_but_that():
+def test_a_store_that_does_not_answer_has_only_the_up_metric():
     metrics = ToolMetrics()
     metrics.store.show(INFO)
 

@@ -51,7 +51,7 @@ def test_a_turn_is_read_as_it_was_written(log: TrajectoryLog):
     assert list(log.read_turns()) == [TURN]
 
 
-def test_what_is_as_it_mostly_is_takes_no_place(log: TrajectoryLog):
+def test_default_values_are_not_written(log: TrajectoryLog):
     log.append([TURN])
 
     (line,) = (log.path / "step-000001.jsonl").read_text().splitlines()
@@ -85,7 +85,7 @@ def test_steps_and_validations_have_files_of_their_own(log: TrajectoryLog):
     assert files == ["step-000001.jsonl", "step-000012.jsonl", "validation-000000.jsonl"]
 
 
-def test_an_episode_that_spans_steps_is_put_together_again(log: TrajectoryLog):
+def test_an_episode_that_spans_steps_is_read_as_one(log: TrajectoryLog):
     log.append([replace(TURN, turn=0, step=1), replace(TURN, episode="e1-0", environment=1)])
     log.append([replace(TURN, turn=1, step=2, reward=1.0, done=True, stop_reason="completed")])
 
@@ -187,13 +187,13 @@ def test_advantages_are_kept_beside_the_turns_and_forgotten_with_them(log: Traje
     assert list(log.read_turns()) == []
 
 
-def test_an_advantage_that_is_no_number_is_read_as_it_was_written(log: TrajectoryLog):
+def test_a_nan_advantage_is_read_as_it_was_written(log: TrajectoryLog):
     log.append_advantages(1, {"t1-0-0": math.nan, "t1-0-1": 0.5})
 
     assert log.read_advantages(1) == {"t1-0-0": pytest.approx(math.nan, nan_ok=True), "t1-0-1": 0.5}
 
 
-def test_an_episode_whose_reward_is_no_number_is_read_and_counted_as_unsolved(log: TrajectoryLog):
+def test_an_episode_with_a_nan_reward_counts_as_unsolved(log: TrajectoryLog):
     log.append([*episode("a", turns=2, done=True, reward=math.nan), *episode("b", done=True, reward=1.0)])
 
     first, second = log.read_episodes()

@@ -30,7 +30,7 @@ def text(renderable: RenderableType) -> str:
     return capture.get()
 
 
-def test_the_list_tells_how_each_episode_went():
+def test_the_list_shows_the_outcome_of_each_episode():
     heading, row, count = text(render_episodes([EPISODE])).splitlines()
 
     assert heading.split() == ["episode", "kind", "steps", "policy", "turns", "reward", "outcome", "why"]

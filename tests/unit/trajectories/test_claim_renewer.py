@@ -44,7 +44,7 @@ async def test_a_claim_is_renewed_until_it_is_dropped():
     await renewal.close()
 
 
-async def test_a_claim_that_is_lost_is_left_alone():
+async def test_a_lost_claim_is_not_renewed():
     store = Store(StaleClaimError("lost"))
     renewal = ClaimRenewer(store.renew, 0.03, 3600)
     renewal.add(CLAIM)
@@ -57,7 +57,7 @@ async def test_a_claim_that_is_lost_is_left_alone():
     await renewal.close()
 
 
-async def test_a_store_that_is_away_is_asked_again():
+async def test_renewal_is_retried_while_the_store_is_unavailable():
     store = Store(StoreUnavailableError("away"), StoreUnavailableError("away"))
     renewal = ClaimRenewer(store.renew, 0.03, 3600)
     renewal.add(CLAIM)
@@ -67,7 +67,7 @@ async def test_a_store_that_is_away_is_asked_again():
     await renewal.close()
 
 
-async def test_nothing_is_renewed_after_the_end():
+async def test_nothing_is_renewed_after_close():
     store = Store()
     renewal = ClaimRenewer(store.renew, 0.03, 3600)
     renewal.add(CLAIM)

@@ -13,7 +13,7 @@ async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     writer.close()
 
 
-async def test_who_leaves_a_silent_connection_does_not_end_others_who_leave_it_too():
+async def test_cancelling_one_disconnect_does_not_cancel_the_others():
     server = await asyncio.start_server(read_nothing, "127.0.0.1", 0)
     client = StoreClient(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
     pool = client._redis.connection_pool

@@ -50,7 +50,7 @@ def test_the_name_of_a_trajectory_follows_from_its_key(name):
 
 
 @pytest.mark.parametrize("run", ["", "x" * 201])
-def test_a_run_without_a_name_or_with_a_novel_for_one_is_refused(run):
+def test_an_empty_or_overlong_run_name_is_refused(run):
     with pytest.raises(SettingsError, match="1 to 200"):
         Keys(run)
 

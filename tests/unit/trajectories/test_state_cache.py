@@ -1,7 +1,7 @@
 from turnmill.trajectories.state_cache import ENTRY_BYTES, StateCache
 
 
-def test_a_state_counts_in_its_own_version_alone():
+def test_a_cached_state_is_valid_for_its_version_only():
     cache = StateCache(3 * (ENTRY_BYTES + 31))
     cache.put("a", "shell", 7, {"x": b"1"})
 
@@ -11,7 +11,7 @@ def test_a_state_counts_in_its_own_version_alone():
     assert cache.get("a", "sql", 7) is None
 
 
-def test_what_has_been_unused_for_longest_makes_room():
+def test_the_least_recently_used_state_is_evicted():
     cache = StateCache(3 * (ENTRY_BYTES + 31))
     for name in "abc":
         cache.put(name, "shell", 1, {"x": bytes(30)})
@@ -23,7 +23,7 @@ def test_what_has_been_unused_for_longest_makes_room():
     assert cache.num_bytes == 3 * (ENTRY_BYTES + 31)
 
 
-def test_a_state_larger_than_the_cache_is_not_kept_and_drops_the_one_before_it():
+def test_a_state_larger_than_the_cache_is_not_cached_and_evicts_its_predecessor():
     cache = StateCache(ENTRY_BYTES + 10)
     cache.put("a", "shell", 1, {"x": b"1"})
 
@@ -33,7 +33,7 @@ def test_a_state_larger_than_the_cache_is_not_kept_and_drops_the_one_before_it()
     assert cache.num_bytes == 0
 
 
-def test_a_cache_of_no_bytes_keeps_nothing():
+def test_a_cache_of_zero_bytes_stays_empty():
     cache = StateCache(0)
 
     cache.put("a", "shell", 1, {"x": b"1"})
@@ -41,7 +41,7 @@ def test_a_cache_of_no_bytes_keeps_nothing():
     assert cache.version("a", "shell") == 0
 
 
-def test_a_small_state_takes_more_than_its_bytes():
+def test_a_cached_state_has_overhead():
     cache = StateCache(10 * ENTRY_BYTES)
 
     for number in range(100):
