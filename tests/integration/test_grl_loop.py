@@ -1,4 +1,4 @@
-"""Episodes of GRL's agents in processes of their own: rows 107 to 109, 111, 116, 119 and 125 of the feature table."""
+"""Episodes of GRL's agents in processes of their own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

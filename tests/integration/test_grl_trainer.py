@@ -1,4 +1,4 @@
-"""What a step makes of groups of agents: rows 106, 116 to 118 and 123 of the feature table."""
+"""The batch that a step makes of groups of GRL's agents."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whole runs of GRL's agents: rows 110, 116, 120, 123, 124 and 126 of the feature table."""
+"""Whole runs of GRL's agents."""
 
 import math
 import os

@@ -534,6 +534,7 @@ async def test_every_trajectory_is_released_once(table, server):
     assert len(server.finished) == 3
 
 
+@pytest.mark.feature("verl-tool", "rewards of tools")
 async def test_a_tool_ends_a_trajectory(table):
     async with HttpTools(lambda call: {"obs": "bye", "reward": 0.5, "metrics": {"lines": 3}}, done=True) as server:
         play = table([CALL], server, maxTurns=5)
@@ -756,7 +757,6 @@ WITH_TOOLS = {
 }
 
 
-@pytest.mark.feature("verl-tool", "rewards of tools")
 @pytest.mark.feature("verl-tool", "metrics of the agent")
 async def test_an_episode_has_the_metrics_of_verl_tool(table, server):
     result = await table([CALL, ANSWER], server).play()

@@ -1,4 +1,4 @@
-"""What the trainer of turns makes of a step's rows: rows 79, 83 to 87, 91 and 104 of the feature table."""
+"""Advantages and losses that the trainer of turns computes from a step's rows."""
 
 import random
 import statistics

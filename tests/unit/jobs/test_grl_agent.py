@@ -1,4 +1,4 @@
-"""Groups of GRL's agents in a job: rows 106, 108, 110 and 123 of the table of features."""
+"""Groups of GRL's agents in a job."""
 
 from typing import Any
 

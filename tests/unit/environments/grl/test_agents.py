@@ -1,4 +1,4 @@
-"""GRL's agents in turnmill's environments: rows 121 and 122 of the table of features."""
+"""GRL's agents in turnmill's environments."""
 
 import json
 from typing import Any

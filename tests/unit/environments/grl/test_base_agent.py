@@ -1,4 +1,4 @@
-"""What agents in GRL's manner do with a turn: rows 111 to 115 of the table of features."""
+"""Prompts, parsing, budgets and penalties of GRL's base agent."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Finding agents by name: row 105 of the table of features."""
+"""Registration and lookup of GRL's agents by name."""
 
 import logging
 

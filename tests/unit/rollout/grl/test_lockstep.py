@@ -1,4 +1,4 @@
-"""Turns that wait for each other: row 109 of the feature table."""
+"""Turns of a group that wait for each other."""
 
 import asyncio
 

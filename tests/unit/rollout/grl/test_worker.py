@@ -1,4 +1,4 @@
-"""Which episodes a worker has wait for each other: row 109 of the feature table."""
+"""Groups of episodes whose turns a worker synchronises."""
 
 import asyncio
 from contextlib import nullcontext

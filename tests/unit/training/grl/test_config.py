@@ -1,4 +1,4 @@
-"""GRL's configuration as a job, by the document's keys and those that its code reads: row 123 of the feature table."""
+"""GRL's configuration as a job, by the documented keys and those that its code reads."""
 
 from pathlib import Path
 from typing import Any

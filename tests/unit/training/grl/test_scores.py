@@ -1,4 +1,4 @@
-"""What becomes of rewards: rows 114 and 116 to 118 of the table of features."""
+"""Penalties, placement, normalisation and filter of GRL's rewards."""
 
 from dataclasses import replace
 
