@@ -1,14 +1,17 @@
-"""`turnmill tool-server`: the flags of verl-tool's server by their own names, and those that only we have."""
+"""`turnmill tool-server`: verl-tool's flags by their own names, and those of turnmill's server."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from turnmill.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
@@ -16,10 +19,10 @@ ACCEPTED = "Without effect; accepted for the sake of verl-tool's scripts"
 
 
 class FireStyleCommand(TyperCommand):
-    """Takes its options as verl-tool's command line does: `--tool_type X`, `--use_ray=True`."""
+    """Command that also accepts options in the style of verl-tool's: `--tool_type X`, `--use_ray=True`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite them before they are parsed."""
+        """Rewrite the options to typer's style before they are parsed."""
         flags = {
             name
             for parameter in self.params
@@ -30,18 +33,18 @@ class FireStyleCommand(TyperCommand):
 
 
 def from_fire_style(arguments: Sequence[str], flags: set[str]) -> list[str]:
-    """Underscores of option names to dashes, `--flag True` to `--flag`, `--flag False` to `--no-flag`, no None."""
+    """Rewrite `--tool_type` to `--tool-type`, `--flag True` to `--flag`, `--flag False` to `--no-flag`; drop `None`."""
     rewritten: list[str] = []
-    waiting = list(arguments)
-    while waiting:
-        word = waiting.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
         if not word.startswith("--"):
             rewritten.append(word)
             continue
         name, has_value, value = word.partition("=")
         name = name.replace("_", "-")
-        if not has_value and waiting and (waiting[0] == "None" or (name in flags and _is_boolean(waiting[0]))):
-            has_value, value = "=", waiting.pop(0)
+        if not has_value and remaining and (remaining[0] == "None" or (name in flags and _is_boolean(remaining[0]))):
+            has_value, value = "=", remaining.pop(0)
         if has_value and value == "None":
             continue
         if name in flags and has_value and _is_boolean(value):
@@ -152,20 +155,21 @@ def tool_server(
             f"`turnmill tool-server` needs {error.name}, which is not installed. "
             "Install turnmill with its extra `tool-server`."
         ) from error
-    given: dict[str, Any] = {name: value for name, value in locals().items() if name in ServerSettings.model_fields} | {
+    flags = {name: value for name, value in locals().items() if name in ServerSettings.model_fields}
+    given: dict[str, object] = flags | {
         "tool_type": tool_names(tool_type),
         "tool_settings": tool_settings(settings or ()),
         "action_stop_tokens": stop_tokens(action_stop_tokens),
     }
     try:
-        chosen = ServerSettings(**given)
+        chosen = ServerSettings.model_validate(given)
     except ValidationError as error:
         raise SettingsError("\n".join(map(_problem, error.errors()))) from error
     run_server(chosen)
 
 
 def tool_names(text: str) -> tuple[str, ...]:
-    """Names out of `a,b`, and out of the tuple that verl-tool's command line prints."""
+    """Parse `a,b`, or a Python tuple of names, as verl-tool's scripts pass it."""
     names = tuple(dict.fromkeys(name for name in re.split(r"[,\s()\[\]'\"]+", text) if name))
     if not names:
         raise SettingsError(f"--tool-type ({text!r}) names no tool. Write for example --tool-type python_code.")
@@ -173,7 +177,7 @@ def tool_names(text: str) -> tuple[str, ...]:
 
 
 def tool_settings(pairs: Sequence[str]) -> Mapping[str, str]:
-    """Settings out of `NAME=VALUE`."""
+    """Parse `NAME=VALUE` settings. Raises SettingsError."""
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -184,12 +188,12 @@ def tool_settings(pairs: Sequence[str]) -> Mapping[str, str]:
 
 
 def stop_tokens(text: str) -> tuple[str, ...]:
-    """Tokens out of `a,b` or out of a file that holds as much, as verl-tool's eval service takes them."""
+    """Parse `a,b`, or a file with such a line, as verl-tool's evaluation service does."""
     is_file = bool(text) and len(text) < 4096 and Path(text).is_file()
     content = Path(text).read_text(encoding="utf-8") if is_file else text
     return tuple(token.strip("\n ") for token in content.split(",") if token.strip("\n "))
 
 
-def _problem(error: Any) -> str:
+def _problem(error: "ErrorDetails") -> str:
     name = "-".join(str(part) for part in error["loc"]).replace("_", "-")
     return f"--{name} ({error['input']!r}): {error['msg']}."

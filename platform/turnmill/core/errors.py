@@ -1,4 +1,4 @@
-"""What may go wrong on purpose, and what each error ends."""
+"""Errors that this project raises on purpose; the base classes say what each one ends."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ class TurnmillError(Exception):
 
 
 class SettingsError(TurnmillError):
-    """The user's settings cannot work; the message names the value, the rule and the way out."""
+    """Settings of the user that cannot work; the message names the value, the rule and the way out."""
 
 
 class RunFailedError(TurnmillError):
@@ -26,7 +26,7 @@ class RunFailedError(TurnmillError):
 
     @property
     def is_final(self) -> bool:
-        """Whether another attempt would end the same way."""
+        """True if another attempt would end in the same way."""
         return self.cause in self.FINAL_CAUSES
 
 
@@ -37,23 +37,23 @@ class EpisodeError(TurnmillError):
 
 
 class EnvironmentFailedError(EpisodeError):
-    """The environment of an episode died, hung or answered nonsense."""
+    """The environment of an episode died, hung or sent an invalid reply."""
 
     cause: ClassVar[str] = "environment"
 
 
 class InferenceError(EpisodeError):
-    """The policy could not answer."""
+    """The policy's inference engine failed to generate a response."""
 
     cause: ClassVar[str] = "inference"
 
 
 class OvertakenError(InferenceError):
-    """A later attempt plays the episode: what is kept of it, and its tools' state, is not this one's any more."""
+    """A later attempt has taken over the episode: its record and its tools' state must not be changed any more."""
 
 
 class ToolError(TurnmillError):
-    """A tool call could not be done; nothing of it took effect."""
+    """A tool call could not be executed; it had no effect."""
 
     cause: ClassVar[str] = "tool"
 
@@ -91,25 +91,25 @@ class StoreFullError(StoreError):
 
 
 class StaleClaimError(StoreError):
-    """Another server has taken the call over: what this one did of it does not count."""
+    """Another server has taken over the call: this one's result is discarded."""
 
     cause: ClassVar[str] = "stale_claim"
 
 
 class CallInProgressError(StoreError):
-    """Another server does the call, or one before it, beyond this call's deadline; it may be sent again."""
+    """Another server is still executing the call, or one before it, at this call's deadline; it may be sent again."""
 
     cause: ClassVar[str] = "call_in_progress"
 
 
 class ToolCallError(EpisodeError):
-    """A tool call could not be done, here or on another server, while its time lasted."""
+    """A tool call could not be executed on any server within its timeout."""
 
     cause: ClassVar[str] = "tool_server"
 
 
 class ToolCallTimeoutError(ToolCallError):
-    """No server answered a tool call in time."""
+    """No server answered a tool call within its timeout."""
 
     cause: ClassVar[str] = "tool_timeout"
 
@@ -121,24 +121,24 @@ class ToolCallConnectionError(ToolCallError):
 
 
 class ToolCallRefusedError(ToolCallError):
-    """A tool server does not take a call: another try would end the same way."""
+    """A tool server rejected a call; a retry would end in the same way."""
 
     cause: ClassVar[str] = "tool_refused"
 
 
 class ToolRaisedError(ToolCallError):
-    """A tool broke on a call instead of answering it."""
+    """A tool raised an exception instead of answering a call."""
 
     cause: ClassVar[str] = "tool_raised"
 
 
 class AgentLoopError(EpisodeError):
-    """An agent loop of verl's or of the user's broke on a trajectory."""
+    """An agent loop of verl or of the user raised an exception."""
 
     cause: ClassVar[str] = "agent_loop"
 
 
 class RewardError(EpisodeError):
-    """The worth of an answer could not be told."""
+    """The reward of an answer could not be computed."""
 
     cause: ClassVar[str] = "reward"

@@ -1,4 +1,4 @@
-"""Finding things by name: what an import path names, and what a misspelt word was meant to be."""
+"""Objects by import path, and suggestions for misspelt names."""
 
 import difflib
 import importlib
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def import_object(path: str) -> Any:
-    """What `package.module:name` names; raises ImportError, saying why, where it names nothing."""
+    """Import the object that `package.module:name` names. Raises ImportError, with the reason, if there is none."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -16,7 +16,7 @@ def import_object(path: str) -> Any:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """A sentence that names the closest known words, and all of them where they are few."""
+    """Return a sentence with the closest known words, and with all of them, or the first 20."""
     by_lower: dict[str, str] = {}
     for candidate in known:
         by_lower.setdefault(candidate.lower(), candidate)

@@ -1,4 +1,4 @@
-"""How seeds are shared out between training and validation."""
+"""Ranges of seeds for training and for validations."""
 
 VALIDATION_SEEDS = 1_000_000
-"""Smaller seeds belong to validations; training never plays one of them."""
+"""Seeds below this number are used by validations only, all others by training."""

@@ -1,9 +1,9 @@
-"""Tasks of asyncio."""
+"""Cancellation of asyncio tasks."""
 
 import asyncio
 
 
 def is_cancelled() -> bool:
-    """Whether it is this task that is to end; else a CancelledError comes from what it waited for."""
+    """Return whether the current task itself was cancelled, not only an awaitable that it waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

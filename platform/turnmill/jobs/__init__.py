@@ -1,4 +1,4 @@
-"""AgentTrainingJob and every validated setting."""
+"""The AgentTrainingJob resource: models of all settings, their validation, and files generated from them."""
 
 from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob
 from turnmill.jobs.load import dump_job, load_job

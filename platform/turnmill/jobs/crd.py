@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models: structural schema, defaults, rules, columns."""
+"""Generator of the CustomResourceDefinition from the models: structural schema, defaults, rules, columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ WIDE_COLUMNS = (
     ("Checkpoint", "integer", ".status.progress.checkpointStep"),
 )
 
-# What the schema of a single value means the same by, here and there.
+# Keywords that JSON Schema and the API server's structural schemas share.
 KEPT = (
     *("description", "enum", "format", "pattern"),
     *("maximum", "minimum", "maxLength", "minLength", "maxItems", "minItems"),
@@ -43,7 +43,7 @@ NAME_RULE = {
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The manifest that teaches a cluster what an AgentTrainingJob is."""
+    """Return the manifest of the CustomResourceDefinition."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -78,7 +78,7 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def crd_yaml() -> str:
-    """The manifest as text, as it is committed."""
+    """Return the manifest as YAML, as it is committed."""
     head = "# Made from turnmill.jobs by `turnmill crd`.\n"
     return head + yaml.safe_dump(custom_resource_definition(), sort_keys=False, allow_unicode=True, width=110)
 
@@ -107,13 +107,13 @@ def _root() -> Schema:
 
 
 def _validation(rule: str, path: str, message: str) -> Schema:
-    """A rule in CEL, with the sentence that the command line says."""
-    # A message with values in it is made by CEL too, and numbers as text go over the API server's cost budget.
+    """Return a rule in CEL, with the command line's message."""
+    # Messages with values would be CEL expressions, and formatting numbers exceeds the API server's cost budget.
     return {"rule": rule, "fieldPath": f".{path}", "message": message, "reason": "FieldValueInvalid"}
 
 
 def structural(model: type[Settings]) -> Schema:
-    """The schema of a section without references, as the API server asks for."""
+    """Return the schema of a section without references, as the API server requires."""
     schema = model.model_json_schema(by_alias=True)
     return _node(schema, schema.get("$defs", {}))
 
@@ -147,7 +147,7 @@ def _node(schema: Schema, definitions: Schema) -> Schema:
 
 
 def _union(schema: Schema, definitions: Schema) -> Schema:
-    """Sections of several types as one: the API server knows no choice between schemas."""
+    """Merge sections of several types into one: structural schemas have no unions."""
     variants = [_node(choice, definitions) for choice in schema["oneOf"]]
     types = [variant["properties"]["type"].get("enum", [PLUGIN])[0] for variant in variants]
     names = list(dict.fromkeys(name for variant in variants for name in variant["properties"]))
@@ -181,7 +181,7 @@ def _union(schema: Schema, definitions: Schema) -> Schema:
 
 
 def _for_some_types(own: Mapping[str, Schema]) -> Schema:
-    """A field as the types that have it know it; a default would be filled in for all types."""
+    """Merge the schemas of a field that only some types have; without a default, which would apply to all types."""
     first, *others = own.values()
     node = {key: value for key, value in first.items() if key != "default"}
     for other in others:
@@ -215,7 +215,7 @@ def _is_not(kind: str) -> str:
 
 
 def _narrower_with(kind: str, name: str, own: Schema, shared: Schema) -> Iterator[Schema]:
-    """Rules for the bounds of a field that are narrower with one type than the schema that all types share."""
+    """Yield rules for bounds of a field that are narrower with one type than in the schema that all types share."""
     for bound, compares, sentence in (("minimum", ">=", "at least"), ("maximum", "<=", "at most")):
         if bound in own and own[bound] != shared[bound]:
             number = f"{own[bound]:.15g}"
@@ -238,7 +238,7 @@ def _object(schema: Schema, definitions: Schema) -> Schema:
 
 
 def _resolved(schema: Schema, definitions: Schema) -> tuple[Schema, bool]:
-    """The schema with its reference followed and `or null` taken out, and whether null was there."""
+    """Return the schema with its reference resolved and `or null` removed, and whether null was allowed."""
     nullable = False
     if "anyOf" in schema:
         (choice,) = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]

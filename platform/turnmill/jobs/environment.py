@@ -1,4 +1,4 @@
-"""What the agent acts on."""
+"""Settings of the environment."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from turnmill.jobs.settings import FilePath, Settings, Word
 
 
 class EnvironmentSettings(Settings):
-    """The environment and how its answers become rewards."""
+    """The environment, its processes and its rewards."""
 
     name: Annotated[str, Field(max_length=253)] = ""
     """Name of a registered environment, for example `babyai`; agents of type `grl` have environments of their own."""
@@ -42,5 +42,5 @@ class EnvironmentSettings(Settings):
 
     @property
     def label(self) -> str:
-        """Environment and task in one line."""
+        """Name and task of the environment in one line."""
         return f"{self.name} {self.task or ''}".strip()

@@ -15,12 +15,12 @@ _AGENTS = "self.agent.agents.map(a, a.name)"
 
 
 def _names(field: str) -> str:
-    """A list of names in CEL, empty where it is left out."""
+    """Return the CEL expression of a list of names, which is empty if the field is omitted."""
     return f"(has(self.agent.{field}) ? self.agent.{field} : [])"
 
 
 _LEARNING = f"({_names('train')}.size() + {_names('training')}.size())"
-"""How many agents learn, where lists say so."""
+"""CEL expression of the number of agents that learn, 0 if no list names them."""
 
 _NUM_LEARNING = f"({_LEARNING} > 0 ? {_LEARNING} : self.agent.agents.size())"
 _NUM_VALIDATED = f"({_names('validation')}.size() > 0 ? {_names('validation')}.size() : {_NUM_LEARNING})"

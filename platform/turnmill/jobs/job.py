@@ -29,7 +29,7 @@ QueueName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9
 
 
 class Metadata(Settings):
-    """What the job is called."""
+    """Name, namespace and labels of the job."""
 
     name: JobName
     """Name of the job and of its run folder: lower-case letters, digits and dashes, a letter first."""
@@ -45,7 +45,7 @@ class Metadata(Settings):
 
 
 class JobSpec(Settings):
-    """What to train, on what, how and with which means."""
+    """The training run: model, agent, environment, algorithm, training and resources."""
 
     model: ModelSettings
     """The model that learns: either a folder or a warm start."""
@@ -54,13 +54,13 @@ class JobSpec(Settings):
     """The agent loop; `type` says which."""
 
     environment: EnvironmentSettings = EnvironmentSettings()
-    """The environment and how its answers become rewards."""
+    """The environment, its processes and its rewards."""
 
     algorithm: AlgorithmSettings = TurnPpo()
     """How the policy learns; `type` says which way."""
 
     training: TrainingSettings
-    """How long to train, on how much, and how to look after the run."""
+    """Length of the training, size of its steps, validations and supervision."""
 
     resources: ResourcesSettings = ResourcesSettings()
     """Devices and processes."""
@@ -194,7 +194,7 @@ class AgentTrainingJob(Settings):
     """Kind of this file."""
 
     metadata: Metadata
-    """What the job is called."""
+    """Name, namespace and labels of the job."""
 
     spec: JobSpec
-    """What to train, on what, how and with which means."""
+    """The training run: model, agent, environment, algorithm, training and resources."""

@@ -1,4 +1,4 @@
-"""The job file on disk."""
+"""Reading and writing of job files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from turnmill.jobs.yaml_file import Document, Path, dotted, parse_yaml
 
 
 def load_job(path: FilePath | str, overrides: Sequence[str] = (), *, checks: Sequence[Check] = ()) -> AgentTrainingJob:
-    """The job in a file, with `path=value` overrides; `JobError` with all that is wrong, in the file's order."""
+    """Load the job in a file, with `path=value` overrides. Raises JobError with all problems, in the file's order."""
     document = _read(FilePath(path))
     data, places, problems = apply_overrides(document.value, overrides)
     origins = {dotted(place): f"line {line}" for place, line in document.lines.items()}
@@ -28,13 +28,13 @@ def load_job(path: FilePath | str, overrides: Sequence[str] = (), *, checks: Seq
 
 
 def dump_job(job: AgentTrainingJob) -> str:
-    """The job as a file, with every default written out."""
+    """Return the job as YAML, with all defaults."""
     data = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
 def model_folder(values: Values) -> Iterator[Problem]:
-    """A problem if the model's folder holds no model."""
+    """Yield a problem if the model's folder contains no model."""
     place = "spec.model.path"
     path = values[place]
     if path is None:
@@ -75,7 +75,7 @@ def _file_error(path: FilePath, rule: str, way_out: str) -> JobError:
 
 
 def _origin(path: str, origins: Mapping[str, str], overridden: Sequence[Path]) -> str | None:
-    """Where the value comes from: an override, its line, or the line of the section it is missing from."""
+    """Return the origin of a value: an override, its line, or the line of the section in which it is missing."""
     for place in map(dotted, overridden):
         if path == place or path.startswith(f"{place}."):
             return "--set"

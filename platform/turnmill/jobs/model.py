@@ -1,4 +1,4 @@
-"""Which model learns, and where it comes from."""
+"""Settings of the model that is trained."""
 
 from typing import Annotated
 

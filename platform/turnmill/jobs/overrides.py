@@ -1,4 +1,4 @@
-"""Settings given on the command line: `training.steps=3` in place of what the file says."""
+"""Settings on the command line, such as `training.steps=3`, that override those of the file."""
 
 import copy
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ FREE_MAPS = (("spec", "verl"), ("metadata", "labels"), ("metadata", "annotations
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Path], list[Problem]]:
-    """The data with every `path=value` in place, the paths that were set, and the overrides that could not be."""
+    """Return the data with every `path=value` set, the paths that were set, and problems of overrides."""
     data = copy.deepcopy(data)
     places: list[Path] = []
     problems: list[Problem] = []
@@ -29,7 +29,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> tuple[dic
 
 
 def split_override(override: str) -> tuple[Path, Any]:
-    """Path and value of `path=value`; a path that does not start at the top starts at `spec`."""
+    """Split `path=value`; a path that does not start with a top-level field starts at `spec`. Raises JobError."""
     name, equals, text = override.partition("=")
     parts = tuple(name.strip().split("."))
     if not equals or not all(parts):

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, all of it at once."""
+"""Problems of a job file, and the error that reports all of them at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MISSING = _Missing()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that cannot work: where it is, its value, the rule it breaks and the way out."""
+    """One problem: its path, its value, the rule that it breaks and the way out."""
 
     path: str
     value: Any
@@ -28,14 +28,14 @@ class Problem:
     origin: str | None = None
 
     def __str__(self) -> str:
-        """Such as `spec.agent.maxTurns: 0 must be at least 1. Try 1. (line 7)`."""
+        """Format as `spec.agent.maxTurns: 0 must be at least 1. Try 1. (line 7)`."""
         place = f"{self.path}: " if self.path else ""
         origin = f" ({self.origin})" if self.origin else ""
         return f"{place}{f'{show(self.value)} {self.rule}'.strip()}. {self.way_out}{origin}"
 
 
 class JobError(SettingsError):
-    """A job that cannot start; `problems` holds every reason."""
+    """A job has errors; `problems` lists all of them."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -55,7 +55,7 @@ def problems_of(error: SettingsError) -> Iterator[Problem]:
 
 
 def show(value: Any) -> str:
-    """The value as a reader of the file knows it, cut where it gets long."""
+    """Format a value as in a YAML file, truncated if it is long."""
     if value is MISSING:
         return ""
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The reference of the job file, made from the models: `python -m turnmill.jobs.reference > docs/jobs.md`."""
+"""Generator of the job file's reference: `python -m turnmill.jobs.reference > docs/jobs.md`."""
 
 import json
 import sys
@@ -7,7 +7,8 @@ from typing import Any
 
 from turnmill.jobs.crd import Schema, structural
 from turnmill.jobs.job import API_VERSION, KIND, JobSpec, Metadata
-from turnmill.jobs.rules import RULES, Rule
+from turnmill.jobs.rule import Rule
+from turnmill.jobs.rules import RULES
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, tag_of, variants_of
 
@@ -35,14 +36,14 @@ where the job runs, and its class checks `options`: the API server and the opera
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD, *_sections("metadata", Metadata), *_sections("spec", JobSpec), RULES_HEAD]
     rules = "".join(f"- `spec.{rule.path}` {rule.message}{_judged_for(rule)}.\n" for rule in RULES)
     return "\n".join([*parts, rules])
 
 
 def _judged_for(rule: Rule) -> str:
-    """The types that a rule is for."""
+    """Return the types for which a rule applies."""
     types = " and ".join(f"`{value}`" if isinstance(value, str) else _one_of(value) for _, value in rule.only)
     return f" (with {types})" if types else ""
 
@@ -52,7 +53,7 @@ def _one_of(words: tuple[str, ...]) -> str:
 
 
 def _sections(path: str, model: type[Settings], kind: str = "") -> Iterator[str]:
-    """A heading and a table for the section, then the sections in it."""
+    """Yield a heading and a table for the section, then its subsections."""
     schema = structural(model)
     rows = "".join(_row(name, child, schema.get("required", ())) for name, child in schema["properties"].items())
     head = "| field | type | default | meaning |\n| --- | --- | --- | --- |"
@@ -95,7 +96,7 @@ def _range(schema: Schema) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A value as it is written in YAML."""
+    """Format a value as in YAML."""
     if isinstance(value, float) and not isinstance(value, bool):
         return f"{value:.15g}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""What the run may use."""
+"""Settings of the devices and processes of a run."""
 
 from typing import Literal
 
@@ -6,17 +6,17 @@ from pydantic import Field
 
 from turnmill.jobs.settings import Settings, Word
 
-# Enough of an accelerator's resource to be put where it is, and little enough for everybody.
+# Positive, so that Ray places a process on a machine with the accelerator; small, so that many processes fit there.
 RESOURCE_SHARE = 1e-4
 
 
 def ray_resource(accelerator: str) -> str:
-    """Ray's name of the resource that every machine with an accelerator has."""
+    """Return Ray's name of the resource that machines with an accelerator offer."""
     return f"accelerator_type:{accelerator}"
 
 
 class TrainResources(Settings):
-    """Where the weights are updated."""
+    """Devices that update the weights."""
 
     accelerator: Word | None = None
     """Kind of GPU, for example `H100`, as the Ray cluster offers it (`accelerator_type:H100`); left out, any. On one
@@ -30,7 +30,7 @@ class TrainResources(Settings):
 
 
 class RolloutResources(Settings):
-    """Where responses are generated."""
+    """Devices that generate responses."""
 
     accelerator: Word | None = None
     """Kind of GPU for `training.mode: separate_async`, for example `A40`; in the other modes rollout shares the
@@ -48,10 +48,10 @@ class ResourcesSettings(Settings):
     """`auto` takes CUDA where there is one and the CPU elsewhere."""
 
     train: TrainResources = TrainResources()
-    """Where the weights are updated."""
+    """Devices that update the weights."""
 
     rollout: RolloutResources = RolloutResources()
-    """Where responses are generated."""
+    """Devices that generate responses."""
 
     agent_loop_workers: int = Field(default=1, ge=1, le=256)
     """Processes that run agent loops."""

@@ -13,7 +13,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z.]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold between fields; `{path}` in the sentence stands for a value, paths start below `spec`."""
+    """A condition on several fields; `{path}` in the sentence stands for a value, paths start below `spec`."""
 
     path: str
     holds: Callable[[Values], bool]
@@ -21,10 +21,10 @@ class Rule:
     sentence: str
     way_out: Callable[[Values], str]
     only: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
-    """Fields and what they must say, one of several, for the rule to be judged at all."""
+    """Fields and their values, one of several, with which the rule applies."""
 
     def check(self, values: Values) -> Problem | None:
-        """The problem, if the rule is broken; none if it cannot be judged."""
+        """Return the problem if the rule is broken, or None, also if a value that it needs is broken itself."""
         try:
             if not self._is_judged(values) or self.holds(values):
                 return None
@@ -40,7 +40,7 @@ class Rule:
 
     @property
     def validation(self) -> str:
-        """The rule in CEL, with what it is judged for."""
+        """The rule in CEL, with the conditions under which it applies."""
         conditions = [_is_other(path, _words(wanted)) for path, wanted in self.only]
         return " || ".join([*conditions, f"({self.cel})" if conditions else self.cel])
 

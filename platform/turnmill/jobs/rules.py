@@ -1,4 +1,7 @@
-"""Rules across fields, once for the file on a laptop and once, as CEL, for the API server."""
+"""Rules across fields, in Python for the job file and in CEL for the API server.
+
+They stay in one file: the list is the order in which problems are reported, and in which docs/jobs.md names them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from turnmill.jobs.values import BrokenValueError, Values
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A field that stays as it was when the run began."""
+    """A field that must not change after the start of a run."""
 
     path: str
     because: str
@@ -24,12 +27,12 @@ class Fixed:
 
     @property
     def sentence(self) -> str:
-        """What is said to whoever changes it."""
+        """Error message for a changed field."""
         return f"must stay as it was: {self.because}. Make a job of another name"
 
 
 def broken_rules(values: Values) -> Iterator[Problem]:
-    """A problem for every rule that the values break."""
+    """Yield a problem for every rule that the values break."""
     yield from (problem for rule in RULES if (problem := rule.check(values)))
 
 

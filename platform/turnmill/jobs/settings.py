@@ -1,14 +1,14 @@
-"""What every section of a job file has in common."""
+"""Base class of all sections of a job file, and common types of fields."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field
 from pydantic.alias_generators import to_camel
 
 
 class Settings(BaseModel):
-    """A section: frozen, closed, camelCase in the file; the docstring under a field is its documentation."""
+    """A section: frozen, without unknown fields, camelCase in the file; documented by its fields' docstrings."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -23,7 +23,7 @@ class Settings(BaseModel):
     )
 
 
-# The API server bounds the cost of every rule by the size of what it may have to read.
+# The API server estimates the cost of every rule from the maximum sizes of the values that it reads.
 Word = Annotated[str, Field(min_length=1, max_length=253)]
 FilePath = Annotated[str, Field(min_length=1, max_length=1024)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -38,12 +38,12 @@ PluginPath = Annotated[
 
 
 def by_type(default: type[Settings]) -> Discriminator:
-    """Tells the sections of a union apart by their field `type`; one that names none is the default."""
+    """Discriminate the sections of a union by their field `type`; a section without it is the default."""
     return Discriminator(lambda value: type_of(value, default))
 
 
-def type_of(section: Any, default: type[Settings]) -> str:
-    """The `type` of a section, read or unread."""
+def type_of(section: object, default: type[Settings]) -> str:
+    """Return the `type` of a section, parsed or not."""
     named = section.get("type") if isinstance(section, Mapping) else getattr(section, "type", None)
     return kind_of(str(default.model_fields["type"].default if named is None else named))
 

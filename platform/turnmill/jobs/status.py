@@ -1,4 +1,4 @@
-"""What the cluster reports about a job: the `status` of the custom resource."""
+"""The `status` of the custom resource, which the operator writes."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -17,13 +17,13 @@ class Condition(Settings):
     """State worth waiting for."""
 
     status: Literal["True", "False", "Unknown"]
-    """Whether the job is in that state."""
+    """`True` if the job is in that state, `False` if not."""
 
     observed_generation: int | None = Field(default=None, ge=0)
     """Generation of the resource that was looked at."""
 
     last_transition_time: datetime
-    """When `status` changed last."""
+    """Time of the last change of `status`."""
 
     reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9]*)$")]
     """One CamelCase word for programs."""
@@ -33,7 +33,7 @@ class Condition(Settings):
 
 
 class JobProgress(Settings):
-    """How far the job is."""
+    """Progress of the run."""
 
     step: int = Field(default=0, ge=0)
     """Last step that is done."""
@@ -58,7 +58,7 @@ class JobProgress(Settings):
 
 
 class JobStatus(Settings):
-    """What the operator last saw."""
+    """State of the job as the operator last observed it."""
 
     observed_generation: int | None = Field(default=None, ge=0)
     """Generation of the resource that was looked at."""
@@ -76,10 +76,10 @@ class JobStatus(Settings):
     """Ray cluster of the last attempt."""
 
     progress: JobProgress | None = None
-    """How far the job is."""
+    """Progress of the run."""
 
     next_attempt_time: datetime | None = None
-    """When the next attempt starts, after one that failed."""
+    """Start of the next attempt, after one that failed."""
 
     conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=8)] = ()
     """Observations, one of each type."""

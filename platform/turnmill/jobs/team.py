@@ -1,4 +1,4 @@
-"""What a team's release of the chart gives to its jobs: key `team.yaml` of the ConfigMap `turnmill-team`."""
+"""Settings that a team's release of the chart provides for its jobs: `team.yaml` in the ConfigMap `turnmill-team`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -63,7 +63,7 @@ class CleanUp(Settings):
 
 
 class TeamSettings(Settings):
-    """What a team's release of the chart gives to its jobs.
+    """Settings that a team's release of the chart provides for its jobs.
 
     Pod templates are complete: image, environment, volumes, places, security. The operator adds what belongs to one
     job: labels, replicas and the port of its metrics.
@@ -103,18 +103,18 @@ class TeamSettings(Settings):
         return self
 
     def group_for(self, accelerator: str | None) -> WorkerGroup | None:
-        """The worker group with an accelerator, the first for None; None where there is no such group."""
+        """Return the worker group with an accelerator, or the first group for None; None if there is no such group."""
         groups = self.worker_groups
         return next((group for group in groups if accelerator in (None, group.accelerator)), None)
 
     @property
     def accelerators(self) -> str:
-        """Every accelerator, for messages."""
+        """All accelerators, separated by commas, for messages."""
         return ", ".join(group.accelerator for group in self.worker_groups)
 
 
 def parse_team(data: Mapping[str, str]) -> TeamSettings:
-    """The settings in a ConfigMap's data; `SettingsError` with the way out."""
+    """Parse the settings in a ConfigMap's data. Raises SettingsError."""
     if KEY not in data:
         raise SettingsError(f"ConfigMap {CONFIG_MAP} has no key {KEY}. Install the chart turnmill-team again.")
     try:
@@ -129,7 +129,7 @@ def parse_team(data: Mapping[str, str]) -> TeamSettings:
 
 
 def run_dir(namespace: str, name: str, uid: str) -> str:
-    """The folder of a job's run on the team's shared storage, the same in every attempt."""
+    """Return the folder of a job's run on the team's shared storage; it is the same for every attempt."""
     return f"{RUNS_FOLDER}/{namespace}/{name}-{uid[:8]}"
 
 

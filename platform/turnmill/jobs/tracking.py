@@ -1,4 +1,4 @@
-"""Who is told how the run goes."""
+"""Settings of trackers and Prometheus metrics."""
 
 from typing import Annotated, Literal
 
@@ -10,17 +10,17 @@ Logger = Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab",
 
 
 class TrackingSettings(Settings):
-    """Trackers that get every step's numbers, besides the run folder."""
+    """Trackers that receive the metrics of every step, in addition to the run folder."""
 
     loggers: Annotated[tuple[Logger, ...], Field(strict=False, max_length=8)] = ()
     """verl's trackers, by name."""
 
     project: Word = "turnmill"
-    """Project under which trackers file the run."""
+    """Name of the project in trackers."""
 
 
 class MetricsSettings(Settings):
     """Prometheus metrics of the run."""
 
     port: int | None = Field(default=None, ge=0, le=65_535)
-    """Port of `/metrics`; 0 takes any free one, left out there is none."""
+    """Port of `/metrics`; 0 takes any free one; if omitted, there is none."""

@@ -1,4 +1,4 @@
-"""How long to train, on how much, and how to look after the run."""
+"""Settings of the training loop, its validations and its supervision."""
 
 from typing import Literal
 
@@ -8,26 +8,26 @@ from turnmill.jobs.settings import Seed, Settings
 
 
 class ValidationSettings(Settings):
-    """Whole episodes with the policy as it is, before, after and in between."""
+    """Validations: whole episodes with the present policy, before, during and after training."""
 
     episodes: int = Field(default=128, ge=0, le=100_000)
-    """Episodes of a validation; 0 leaves validation out."""
+    """Episodes of a validation; 0 for no validations."""
 
     every: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Steps between validations; left out, only before the first and after the last step."""
+    """Steps between validations; if omitted, only before the first and after the last step."""
 
     seed: Seed = 0
     """Seed of the validation's episodes: each validation plays the same ones."""
 
     temperature: float = Field(default=1.0, ge=0, le=10)
-    """Temperature at which responses are sampled; 0 takes the likeliest token."""
+    """Temperature at which responses are sampled; 0 takes the most likely token."""
 
     render_episodes: int = Field(default=0, ge=0, le=1000)
     """Episodes of each validation that are drawn as animated pictures."""
 
 
 class TrainingSettings(Settings):
-    """How long to train, on how much, and how to look after the run."""
+    """Length of the training, size of its steps, validations and supervision."""
 
     steps: int = Field(ge=1, le=1_000_000)
     """Updates of the policy."""
@@ -63,4 +63,4 @@ class TrainingSettings(Settings):
     `tasksPerStep` it is the share of a step's trajectories."""
 
     validation: ValidationSettings = ValidationSettings()
-    """Whole episodes with the policy as it is, before, after and in between."""
+    """Validations: whole episodes with the present policy, before, during and after training."""

@@ -1,4 +1,4 @@
-"""From what a file says to a job, or to everything that is wrong with it."""
+"""Validation of the data of a job: it returns the job, or all of its problems."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ TYPE_RULES = {
 }
 
 
-# What the API server and controllers add to an object; no job says it, and one read from a cluster has it.
+# Fields that the API server and controllers add to an object; a job that is read from a cluster has them.
 SERVER_FIELDS = frozenset(
     {
         *("creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers", "generateName"),
@@ -46,7 +46,7 @@ SERVER_FIELDS = frozenset(
 
 
 def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[AgentTrainingJob | None, list[Problem]]:
-    """The job, or None and every problem: of single fields, across fields, and of further checks."""
+    """Return the job, or None and all problems: of single fields, across fields, and of further checks."""
     data = without_server_fields(data)
     job, problems, broken = None, list(_head_problems(data)), []
     try:
@@ -58,7 +58,7 @@ def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[Age
             problems.append(_field_problem(place, details))
     values = Values(data, AgentTrainingJob, broken)
     for check in (broken_rules, broken_settings, *checks):
-        # A check that comes upon a broken value has nothing to judge: the value has its problem already.
+        # A check that reads a broken value is skipped: the value has its problem already.
         try:
             problems.extend(check(values))
         except BrokenValueError:
@@ -67,7 +67,7 @@ def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[Age
 
 
 def parse_job(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> AgentTrainingJob:
-    """The job in a mapping, such as a custom resource; `JobError` with all that is wrong with it."""
+    """Parse the job in a mapping, such as a custom resource. Raises JobError with all problems."""
     job, problems = validate(data, checks)
     if job is None:
         raise JobError(problems)
@@ -75,7 +75,7 @@ def parse_job(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> AgentTra
 
 
 def without_server_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A job read from a cluster as its file would have it."""
+    """Return a job from a cluster without `status` and the metadata that the API server adds."""
     kept = {name: value for name, value in data.items() if name != "status"}
     if isinstance(metadata := kept.get("metadata"), Mapping):
         kept["metadata"] = {name: value for name, value in metadata.items() if name not in SERVER_FIELDS}
@@ -83,7 +83,7 @@ def without_server_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head_problems(data: Mapping[str, Any]) -> Iterable[Problem]:
-    """What every Kubernetes object must say, though the models have it by default."""
+    """Yield problems of fields that every Kubernetes object must have, though the models have defaults for them."""
     for name, word in (("apiVersion", API_VERSION), ("kind", KIND)):
         if name not in data:
             yield Problem(name, MISSING, "is missing", f"Add `{name}: {word}`.")
@@ -91,19 +91,19 @@ def _head_problems(data: Mapping[str, Any]) -> Iterable[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a job a problem is."""
+    """Location of a problem in a job."""
 
     path: Path
-    """As the file has it, without the types that pydantic puts between sections."""
+    """Path in the file, without the types that pydantic inserts for unions."""
 
     section: type[Settings] | None
-    """What holds the field."""
+    """Section of the field."""
 
     field: FieldInfo | None
 
 
 def locate(location: Path) -> Place:
-    """The place that pydantic means, as the file has it."""
+    """Translate a location of pydantic to one in the file."""
     path: list[str | int] = []
     section: type[Settings] | None = AgentTrainingJob
     field: FieldInfo | None = None
@@ -179,14 +179,14 @@ def _unknown_field(place: Place, value: Any) -> Problem:
 
 
 def _suggest(word: str, known: Sequence[str], otherwise: str) -> str:
-    """The nearest word, or another sentence where none is near."""
+    """Suggest the closest word, or return another sentence if none is close."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.replace("_", "").replace("-", "").lower(), by_lower, n=1, cutoff=0.6)
     return f"Did you mean {by_lower[close[0]]}?" if close else otherwise
 
 
 def _choices(field: FieldInfo | None) -> list[Any]:
-    """The words of a Literal, wherever in the annotation it stands."""
+    """Return the words of all Literals in the annotation."""
     return _flat(get_args(field.annotation)) if field else []
 
 
@@ -202,7 +202,7 @@ def _one_of(words: Sequence[str]) -> str:
 
 
 def _as_name(value: Any) -> str:
-    """The nearest allowed name of a job."""
+    """Return the allowed name of a job that is closest to a value."""
     kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in str(value).lower()).strip("-")
     return kept[:40].strip("-") if kept[:1].isalpha() else f"job-{kept}"[:40].strip("-")
 

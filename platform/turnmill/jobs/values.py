@@ -1,4 +1,4 @@
-"""The values of a job file while it may still be wrong somewhere else."""
+"""Values of a job file that may still contain errors elsewhere."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
@@ -10,11 +10,11 @@ from turnmill.jobs.yaml_file import Path
 
 
 class BrokenValueError(Exception):
-    """The value has a problem of its own, so no rule can be judged on it."""
+    """The value has a problem of its own, so that no rule can be checked with it."""
 
 
 class Values:
-    """A job's values by their path in the file, defaults filled in; what is broken raises on being read."""
+    """A job's values by their path in the file, with defaults filled in; reading a broken value raises."""
 
     def __init__(self, data: Any, model: type[Settings], broken: Iterable[Path] = ()) -> None:
         self._data = data
@@ -22,7 +22,10 @@ class Values:
         self._broken = frozenset(broken)
 
     def __getitem__(self, path: str) -> Any:
-        """The value at `spec.training.steps`, or None where its section is left out."""
+        """Return the value at a path such as `spec.training.steps`, or None if its section is omitted.
+
+        Raises BrokenValueError if the value, or a section above it, has a problem.
+        """
         node: Any = self._data
         model: type[Settings] | None = self._model
         parts = tuple(path.split("."))
@@ -37,31 +40,31 @@ class Values:
         return node
 
     def within(self, path: str) -> bool:
-        """Whether everything at or below the path can be trusted."""
+        """Return whether everything at and below a path is valid."""
         parts = tuple(path.split("."))
         return not any(broken[: len(parts)] == parts or parts[: len(broken)] == broken for broken in self._broken)
 
 
 def fields_by_alias(model: type[Settings]) -> dict[str, FieldInfo]:
-    """The fields of a section by their names in the file."""
+    """Return the fields of a section by their names in the file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def variants_of(field: FieldInfo) -> tuple[type[Settings], ...]:
-    """The sections that a field may hold, the default first; none where it holds a plain value."""
+    """Return the sections that a field may hold, the default first; none for a field with a plain value."""
     return tuple(sections_in(field.annotation))
 
 
 def tag_of(variant: type[Settings]) -> str:
-    """What `type` says in one of the sections that a field may hold."""
+    """Return the `type` of one of the sections that a field may hold."""
     field = variant.model_fields["type"]
     return PLUGIN if field.is_required() else str(field.default)
 
 
 def section_of(field: FieldInfo, value: Any = None) -> type[Settings] | None:
-    """The section that a field holds, or None where it holds a plain value; `value` tells which of several.
+    """Return the section that a field holds, by the `type` of its value if there are several; None for a plain value.
 
-    Raises BrokenValueError where the value's `type` is none of them.
+    Raises BrokenValueError if the value's `type` is none of them.
     """
     variants = variants_of(field)
     if len(variants) < 2:
@@ -74,7 +77,7 @@ def section_of(field: FieldInfo, value: Any = None) -> type[Settings] | None:
 
 
 def sections_in(annotation: Any) -> Iterator[type[Settings]]:
-    """The sections in an annotation, in order."""
+    """Yield the sections in an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         yield annotation
         return

@@ -1,4 +1,4 @@
-"""What `spec.verl` says, by the dotted names of verl's settings."""
+"""Settings in `spec.verl`, by verl's dotted names."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 def setting(settings: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A setting by its whole name, also where it is inside of one that is a mapping; the last one counts."""
+    """Return a setting by its whole dotted name, also if it is nested in a mapping; the last one counts."""
     found = default
     for key, value in settings.items():
         if key == name:
@@ -21,7 +21,7 @@ def setting(settings: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def broken_settings(values: Values) -> Iterator[Problem]:
-    """A problem for what must be known before verl reads it: the GPUs of an engine decide which machines there are."""
+    """Yield problems of settings that are needed before verl starts: the GPUs per engine decide the placement."""
     size, place = setting(values["spec.verl"], TENSOR_PARALLEL, 1), f"spec.verl.{TENSOR_PARALLEL}"
     if type(size) is not int or size < 1:
         yield Problem(place, size, "must be a whole number, at least 1", "Try 1.")

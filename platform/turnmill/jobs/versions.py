@@ -1,4 +1,4 @@
-"""A job between versions of turnmill: a newer definition fills in fields that an older program does not know."""
+"""Jobs between versions of turnmill: a newer CRD fills in fields that an older program does not know."""
 
 import copy
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ TAG = "type"
 
 
 def changed_fields(job: AgentTrainingJob) -> dict[str, Any]:
-    """The job as JSON with only what differs from the defaults, so that a version that lacks the rest takes it."""
+    """Return the job as JSON with only the fields that differ from the defaults, for versions that lack the others."""
     dumped = job.model_dump(mode="json", by_alias=True)
     return {"apiVersion": job.api_version, "kind": job.kind} | _changed(job, dumped)
 
 
 def known_fields(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A resource from the API server without the fields of newer versions, and the names of these.
+    """Return a resource from the API server without the fields of newer versions, and the names of these fields.
 
-    The API server has refused what its definition does not have, so an unknown field is one that is newer.
+    The API server refuses fields that its CRD does not have, so an unknown field is one of a newer version.
     """
     known = copy.deepcopy(without_server_fields(resource))
     try:

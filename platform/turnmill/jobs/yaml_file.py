@@ -1,4 +1,4 @@
-"""YAML as Kubernetes reads it, with the line of every value and no key twice."""
+"""Parser of YAML as Kubernetes reads it, with the line of every value; duplicate keys are problems."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ Path = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `1e-6` as a number, as the API server does, and leaves dates as text."""
+    """YAML loader that reads `1e-6` as a number, as the API server does, and dates as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":float", ":int"))]
@@ -31,7 +31,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a YAML text says, the line of each of its parts, and what no job can say."""
+    """Value of a YAML text, the line of each of its parts, and its problems."""
 
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Document:
 
 
 def parse_yaml(text: str) -> Document:
-    """The document in a text; `JobError` where it is no single YAML document."""
+    """Parse a text. Raises JobError if it is not a single YAML document."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -63,7 +63,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
 
 
 def _children(node: yaml.Node, path: Path) -> Iterator[tuple[Path, yaml.Node, yaml.Node]]:
-    """Path, place and value of each part."""
+    """Yield path, key node and value node of each part."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield (*path, str(key.value)), key, value
@@ -83,7 +83,7 @@ def _lines(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[tuple[Path, 
 
 
 def _problems(node: yaml.Node, path: Path, seen: set[int], above: frozenset[int]) -> Iterator[Problem]:
-    """Keys that are there twice, and aliases of what they stand in."""
+    """Yield a problem for every duplicate key and every alias of a node that contains it."""
     if id(node) in above:
         yield Problem(dotted(path), MISSING, "contains itself by an alias", "Write out what it means.")
     if id(node) in seen:
@@ -100,7 +100,7 @@ def _problems(node: yaml.Node, path: Path, seen: set[int], above: frozenset[int]
 
 
 def dotted(path: Path) -> str:
-    """The path as it is written in messages: `spec.tracking.loggers[0]`."""
+    """Format a path as in messages: `spec.tracking.loggers[0]`."""
     text = ""
     for part in path:
         if isinstance(part, int):
