@@ -17,6 +17,7 @@ from turnmill.rollout.rewards import compute_reward
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
+from turnmill.rollout.tool_agent.response import ResponseParser
 from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.tool_agent.stop_tokens import load_stop_tokens
 from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
@@ -48,6 +49,12 @@ class ToolLoop(AgentLoopBase):
         self.stop_tokens = load_stop_tokens(self.agent)
         self.stop_token_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
         self.observation_tokenizer = ObservationTokenizer(self.tokenizer, self.agent, processor=self.processor)
+        self.response_parser = ResponseParser(
+            self.tokenizer,
+            self.agent,
+            stop_tokens=self.stop_tokens,
+            observation_tokenizer=self.observation_tokenizer,
+        )
         self.tools = self._create_client(tool_server_url or self.agent.tool_server_url)
         if self.tools is not None:
             self.source.require_json()
