@@ -262,7 +262,7 @@ def test_tasks_that_no_tool_can_be_told_are_an_error_at_start(table, tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     environment = {"name": "dataset", "options": {"path": str(path)}}
 
-    with pytest.raises(SettingsError, match="extra_info goes with every tool call"):
+    with pytest.raises(SettingsError, match="extra_info is sent with every tool call"):
         table([], "http://127.0.0.1:1", environment)
     table([], None, environment, enableAgent=False)
 
