@@ -1,10 +1,10 @@
-"""The tool `audio_crop`: plays back a stretch of one of a trajectory's sounds."""
+"""The tool `audio_crop`: cuts clips out of a trajectory's sounds."""
 
 import asyncio
 import io
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
@@ -13,20 +13,20 @@ from turnmill.tools.media import Media, MediaLimits, data_url
 from turnmill.tools.registry import register
 
 LEAST_SECONDS = 1.0
-_FARTHEST = 1e9
+_MAX_SECONDS = 1e9
 
 
 class _BadArgumentError(ValueError):
-    """An argument that cannot be meant; the text is for the agent."""
+    """An invalid argument; the message is for the agent."""
 
 
 class _NoClipError(ValueError):
-    """There is no such stretch; the text is for the agent."""
+    """There is no such clip; the message is for the agent."""
 
 
 @register
 class AudioCrop(Tool):
-    """Cuts out a stretch; what it cuts out can be cut again, by its number."""
+    """Cuts out a clip; each result is a sound with the next number."""
 
     name: ClassVar[str] = "audio_crop"
     stateful: ClassVar[bool] = True
@@ -37,12 +37,12 @@ class AudioCrop(Tool):
         self._limits = MediaLimits.from_settings(context.settings, "AUDIO")
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         call = '{"name": "audio_crop", "arguments": {"target_audio": 1, "time_window": [start, end]}}'
         return f"Cut out a stretch of a sound with <tool_call>{call}</tool_call>, in seconds; sounds count from 1."
 
     def parse(self, action: str) -> str | None:
-        """A call of its function, or an action that is one as a whole."""
+        """Return the arguments of a call, which may also be the whole action."""
         call = function_call(action)
         if call is None or (call.get("name") or call.get("tool_name")) != self.name:
             return None
@@ -50,7 +50,7 @@ class AudioCrop(Tool):
         return json.dumps(arguments) if isinstance(arguments, dict) else None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Cut it out."""
+        """Cut out the clip."""
         media = Media(call.state, call.extra, ("audios", "audio"), self._limits)
         if not len(media):
             return ToolResult("No audio sources supplied for cropping.", valid=False)
@@ -62,17 +62,17 @@ class AudioCrop(Tool):
             return ToolResult(f"Audio crop failed: {error}", valid=False)
 
 
-def _cut(arguments: Mapping[str, Any], media: Media) -> ToolResult:
+def _cut(arguments: Mapping[str, object], media: Media) -> ToolResult:
     window, number = _window(arguments.get("time_window")), _number(arguments.get("target_audio"), len(media))
     file, start, end = _clip(media.read(number), *window)
-    change = media.adding([file])
+    change = media.change_with([file])
     if change is None:
         raise _NoClipError("No more sounds can be kept for this task.")
-    said = (
+    text = (
         f"<audio>This is the audio clip ({start:.2f}s - {end:.2f}s) from the original audio #{number} "
         "according to your request."
     )
-    return ToolResult({"obs": said, "audio": data_url("audio/wav", file)}, change=change)
+    return ToolResult({"obs": text, "audio": data_url("audio/wav", file)}, change=change)
 
 
 def _window(given: object) -> tuple[float, float]:
@@ -82,7 +82,7 @@ def _window(given: object) -> tuple[float, float]:
         start, end = (float(entry) for entry in given)
     except (TypeError, ValueError, OverflowError) as error:
         raise _BadArgumentError("time_window values must be numeric.") from error
-    if not (abs(start) < _FARTHEST and abs(end) < _FARTHEST):
+    if not (abs(start) < _MAX_SECONDS and abs(end) < _MAX_SECONDS):
         raise _BadArgumentError("time_window values must be finite.")
     if end <= start:
         raise _BadArgumentError("time_window end must be greater than start.")
@@ -102,7 +102,7 @@ def _number(given: object, num_sounds: int) -> int:
 
 
 def _clip(file: bytes, start: float, end: float) -> tuple[bytes, float, float]:
-    """What of the window lies within the sound, as a file, and the seconds at which it begins and ends."""
+    """Return the part of the window within the sound, as a WAV file, and its start and end in seconds."""
     import soundfile
 
     try:

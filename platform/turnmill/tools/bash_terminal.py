@@ -1,4 +1,4 @@
-"""The tool `bash_terminal`: a shell whose folder, exports, functions and files live from turn to turn."""
+"""The tool `bash_terminal`: a shell whose working directory, exports, functions and files persist between turns."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, tagged
 from turnmill.tools.registry import register
-from turnmill.tools.sandboxed.parts import pack
-from turnmill.tools.sessions import read_answer
+from turnmill.tools.sandboxed.packing import pack
+from turnmill.tools.sessions import read_session_result
 
 BLOCKED = (
     "Execution blocked: Command contains potentially dangerous operations. Forbidden commands detected: {commands}"
@@ -28,11 +28,11 @@ _FORBIDDEN_PATTERNS = (
 )  # fmt: skip
 _GRACE_SECONDS = 5.0
 _STATE_BYTES = MIB
-"""Room for exports and functions beside the files."""
+"""Maximum size of exports and functions."""
 
 
-def forbidden(commands: str) -> list[str]:
-    """What of it is refused by courtesy: the first word found, or else the first pattern's finds."""
+def find_forbidden(commands: str) -> list[str]:
+    """Return the first forbidden word, or the matches of a pattern; a courtesy, as the sandbox is the real barrier."""
     lowered = commands.lower()
     for word in _FORBIDDEN_WORDS:
         if word in lowered:
@@ -61,11 +61,11 @@ class BashTerminal(Tool):
         self._joins_lines = settings.switch(values, "BASH_JOIN_LINES", False)
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "Write shell commands between <bash> and </bash>; folder, exported variables and files stay."
 
     def parse(self, action: str) -> str | None:
-        """Its blocks, the first kind that it has."""
+        """Return the blocks of the first kind that the action has."""
         gap = r"\s*"
         blocks = (
             tagged(action, "bash") or fenced(action, "bash|sh|shell", gap=gap) or fenced(action, "terminal", gap=gap)
@@ -73,8 +73,8 @@ class BashTerminal(Tool):
         return "\n".join(blocks) if blocks else None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run the block and keep what it left."""
-        refused = forbidden(call.parsed) if self._refuses_words else []
+        """Run the block and return the change of state."""
+        refused = find_forbidden(call.parsed) if self._refuses_words else []
         if refused:
             return ToolResult(_wrap(call.action, BLOCKED.format(commands=", ".join(refused))))
         commands = encodable(call.parsed).replace("\0", "")
@@ -82,13 +82,13 @@ class BashTerminal(Tool):
         if not commands.strip():
             return ToolResult(_wrap(call.action, ""))
         seconds = min(self._block_seconds, len(lines) * self._seconds)
-        outcome = await self.context.sandbox.run(self._task(lines, call, seconds))
+        result = await self.context.sandbox.run(self._task(lines, call, seconds))
         max_bytes = self._home_bytes + 128 * self._home_files + _STATE_BYTES
-        answer = read_answer(outcome.value, is_part=_is_part, max_bytes=max_bytes)
-        text = outcome.stdout.decode("utf-8", "replace")
-        if answer is None:
-            text += _broken_off(outcome, seconds)
-        return ToolResult(_wrap(call.action, text.strip(" \n")), change=answer.change if answer else None)
+        session = read_session_result(result.value, is_part=_is_state_part, max_bytes=max_bytes)
+        text = result.stdout.decode("utf-8", "replace")
+        if session is None:
+            text += _describe_failure(result, seconds)
+        return ToolResult(_wrap(call.action, text.strip(" \n")), change=session.change if session else None)
 
     def _task(self, lines: list[str], call: ToolCall, seconds: float) -> SandboxTask:
         limits = {
@@ -118,19 +118,19 @@ class BashTerminal(Tool):
         )
 
 
-def _broken_off(outcome: SandboxResult, seconds: float) -> str:
-    if outcome.limit == "time":
+def _describe_failure(result: SandboxResult, seconds: float) -> str:
+    if result.limit == "time":
         return f"Process timed out after {seconds:g} seconds\n{UNCHANGED}"
-    why = f"reached its limit of {outcome.limit}" if outcome.limit else "was killed"
+    why = f"reached its limit of {result.limit}" if result.limit else "was killed"
     return f"The shell {why}.\n{UNCHANGED}"
 
 
-def _is_part(name: str) -> bool:
+def _is_state_part(name: str) -> bool:
     return name in ("cwd", "exports", "functions") or name.startswith("file/")
 
 
 def _wrap(action: str, text: str) -> str:
-    """The transcript in the manner in which the action was written."""
+    """Wrap the transcript in the format in which the action was written."""
     if action.endswith("```output"):
         return f"\n{text}\n```\n"
     if action.endswith("</tool_call>"):

@@ -1,4 +1,4 @@
-"""The databases that the tool `sql` reads; the files themselves are never written to."""
+"""Finds the database files of the tool `sql`, which are never written to."""
 
 import asyncio
 import hashlib
@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import ToolFailedError
 
@@ -16,38 +15,38 @@ MAX_KNOWN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database file as it was found."""
+    """A database file and its digest."""
 
     path: Path
     size: int
     digest: str
-    """Of its content."""
+    """SHA-256 of the content."""
 
 
 class Databases:
-    """Finds databases, in a folder if one is given."""
+    """Finds databases, and caches their digests; only within a folder if one is given."""
 
     def __init__(self, folder: Path | None, *, max_bytes: int) -> None:
         self._folder = folder.resolve() if folder else None
         self._max_bytes = max_bytes
         self._known: OrderedDict[tuple[Path, int, int], Database] = OrderedDict()
 
-    async def read(self, extra: Mapping[str, Any]) -> Database:
-        """The database that a call names; ToolFailedError if there is none."""
+    async def read(self, extra: Mapping[str, object]) -> Database:
+        """Return the database that a call names; raises ToolFailedError if there is none."""
         path = self._path(extra)
         return await asyncio.to_thread(self._read, path)
 
-    def _path(self, extra: Mapping[str, Any]) -> Path:
+    def _path(self, extra: Mapping[str, object]) -> Path:
         named, number = extra.get("db_path"), extra.get("db_id")
         if isinstance(named, str) and named:
             path = (self._folder / named if self._folder else Path(named)).resolve()
         elif isinstance(number, str) and number and self._folder:
-            places = (
+            candidates = (
                 self._folder / number,
                 self._folder / f"{number}.sqlite",
                 self._folder / number / f"{number}.sqlite",
             )
-            path = next((place for place in places if place.is_file()), places[0]).resolve()
+            path = next((path for path in candidates if path.is_file()), candidates[0]).resolve()
         else:
             raise ToolFailedError(
                 "sql: the call names no database. Send extra_fields.db_path, or db_id with SQL_DB_FOLDER set."

@@ -1,8 +1,8 @@
-"""The tool `google_search`: asks Google, by the service Serper."""
+"""The tool `google_search`: searches Google through the service Serper."""
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.tools import settings
@@ -35,7 +35,7 @@ class GoogleSearch(Tool):
         if not key:
             raise ToolUnavailableError("google_search: SERPER_API_KEY is missing: set it to a key of serper.dev.")
         self._num_results = settings.count(values, "GOOGLE_SEARCH_RESULTS", 10, least=1)
-        self._place = {
+        self._locale = {
             "hl": settings.text(values, "GOOGLE_SEARCH_LANGUAGE", "en"),
             "gl": settings.text(values, "GOOGLE_SEARCH_COUNTRY", "us"),
         }
@@ -48,15 +48,15 @@ class GoogleSearch(Tool):
         await self._service.start()
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         await self._service.close()
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "Search the web by writing your query between <search> and </search>, or in a fence `search`."
 
     def parse(self, action: str) -> str | None:
-        """The first query in the first form that there is, if it is not too long."""
+        """Return the first query in the first format that matches, unless it is too long."""
         for pattern in _PATTERNS:
             if found := re.search(pattern, encodable(action), re.DOTALL | re.IGNORECASE):
                 query = found.group(1).strip()
@@ -65,17 +65,17 @@ class GoogleSearch(Tool):
         return None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Ask."""
+        """Search."""
         query = call.parsed.replace('"', "")
-        status, answer = await self._service.post("search", {"q": query, "num": self._num_results, **self._place})
+        status, answer = await self._service.post("search", {"q": query, "num": self._num_results, **self._locale})
         if status != 200:
             # A query is text, and any text can be searched for: credit or key is what it lacks.
             raise ToolFailedError(f"google_search: the service answered {status}: {answer.get('message')}.")
-        found = _shown(answer.get("organic") or [], self._num_results)
+        found = _format_results(answer.get("organic") or [], self._num_results)
         return ToolResult(encodable(f"<result>Search results for '{call.parsed}':\n\n{found}</result>"))
 
 
-def _shown(pages: Sequence[Mapping[str, Any]], num_results: int) -> str:
+def _format_results(pages: Sequence[Mapping[str, object]], num_results: int) -> str:
     pieces: dict[str, str] = {}
     for number, page in enumerate(pages[:num_results], start=1):
         snippet = str(page.get("snippet") or page.get("description") or "").strip()

@@ -1,12 +1,15 @@
-"""Parts of pictures, in sizes that vision models take."""
+"""Crops of pictures, in sizes that vision models take."""
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from turnmill.core.errors import ToolFailedError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_SOURCE_PIXELS = 100_000_000
 """A picture with more would take more than 300 MB of memory to open."""
@@ -15,22 +18,22 @@ _PADDING, _PADDING_PIXELS = 0.1, 600
 _MAX_RATIO = 200
 
 
-class UnfitError(ValueError):
-    """There is no such part; the text is for the agent."""
+class UnusableCropError(ValueError):
+    """The crop is empty or too narrow; the message is for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes that a vision model takes: sides that are multiples of a patch, and so many pixels."""
+class SizeLimits:
+    """SizeLimits that a vision model takes: sides that are multiples of a patch, and so many pixels."""
 
     multiple: int
     min_pixels: int
     max_pixels: int
 
     def fit(self, width: int, height: int) -> tuple[int, int]:
-        """The closest such size; UnfitError for a strip."""
+        """Return the closest size in pixels that fits; raises UnusableCropError for a narrow strip."""
         if max(width, height) > _MAX_RATIO * min(width, height):
-            raise UnfitError(f"a part of {width}x{height} pixels is too narrow")
+            raise UnusableCropError(f"a part of {width}x{height} pixels is too narrow")
         sides = [max(self.multiple, round(side / self.multiple) * self.multiple) for side in (width, height)]
         if math.prod(sides) > self.max_pixels:
             scale = math.sqrt(width * height / self.max_pixels)
@@ -40,12 +43,12 @@ class Sizes:
             sides = [self._whole(math.ceil, side * scale) for side in (width, height)]
         return sides[0], sides[1]
 
-    def _whole(self, rounded: Any, side: float) -> int:
-        return int(rounded(side / self.multiple)) * self.multiple
+    def _whole(self, rounding: Callable[[float], int], side: float) -> int:
+        return rounding(side / self.multiple) * self.multiple
 
 
-def read_image(file: bytes) -> Any:
-    """A picture; ToolFailedError if the file holds none."""
+def read_image(file: bytes) -> "Image.Image":
+    """Decode a picture; raises ToolFailedError if the file holds none."""
     from PIL import Image
 
     try:
@@ -59,8 +62,8 @@ def read_image(file: bytes) -> Any:
         raise ToolFailedError(f"A picture of the trajectory cannot be opened: {error}.") from error
 
 
-def crop(image: Any, box: Sequence[float]) -> Any:
-    """A box of a picture with a margin; in pixels, or in fractions where no number is above 1."""
+def crop(image: "Image.Image", box: Sequence[float]) -> "Image.Image":
+    """Crop a box with a margin; the box is in pixels, or in fractions if no number is above 1."""
     sides = (image.width, image.height) * 2
     fractions = box if max(box) <= 1 else [number / side for number, side in zip(box, sides, strict=True)]
     margins = [min(_PADDING, _PADDING_PIXELS / side) for side in sides]
@@ -69,17 +72,17 @@ def crop(image: Any, box: Sequence[float]) -> Any:
         for fraction, sign, margin, side in zip(fractions, (-1, -1, 1, 1), margins, sides, strict=True)
     )
     if right <= left or bottom <= top:
-        raise UnfitError(f"the box {list(box)} is empty in a picture of {image.width}x{image.height}")
+        raise UnusableCropError(f"the box {list(box)} is empty in a picture of {image.width}x{image.height}")
     return image.crop((left, top, right, bottom))
 
 
-def resized(image: Any, sizes: Sizes) -> Any:
-    """The picture in a size that fits."""
+def resized(image: "Image.Image", sizes: SizeLimits) -> "Image.Image":
+    """Return the picture in a size that fits."""
     size = sizes.fit(image.width, image.height)
     return image if size == image.size else image.resize(size)
 
 
-def to_jpeg(image: Any) -> bytes:
-    """The picture as a file."""
+def to_jpeg(image: "Image.Image") -> bytes:
+    """Encode the picture as JPEG."""
     image.save(buffer := io.BytesIO(), format="JPEG")
     return buffer.getvalue()

@@ -48,7 +48,7 @@ class McpGateway:
                 return {}
             return {str(resource.uri): resource.description or "" for resource in listed.resources}
 
-    async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, server: str, tool: str, arguments: Mapping[str, object]) -> str:
         """The text of what the tool answers."""
         async with self._session(server) as session:
             return _text(await session.call_tool(tool, dict(arguments)))
@@ -60,8 +60,8 @@ class McpGateway:
 
         url = self.url(server)
         async with asyncio.timeout(self._seconds):
-            place = sse_client(url, timeout=self._seconds) if self._transport == "sse" else url
-            async with Client(place, mode="legacy" if self._transport == "sse" else "auto", cache=None) as client:
+            transport = sse_client(url, timeout=self._seconds) if self._transport == "sse" else url
+            async with Client(transport, mode="legacy" if self._transport == "sse" else "auto", cache=None) as client:
                 yield client
 
 

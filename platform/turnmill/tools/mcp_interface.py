@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.tools import settings
@@ -23,7 +23,7 @@ class McpCall:
     """A call as an agent writes it."""
 
     name: str
-    arguments: Any
+    arguments: object
     server: str | None
 
 
@@ -86,12 +86,12 @@ class McpInterface(Tool):
         except _NotResolvedError as error:
             return ToolResult(_wrap(str(error)), done=True, valid=False)
         except Exception as error:
-            if is_missing(error) and self._is_made_up(server, call.extra):
+            if is_missing(error) and self._is_invented_server(server, call.extra):
                 return ToolResult(_wrap(f"There is no server '{server}'."), valid=False)
             text = self._explain(error, wanted, server)
         return ToolResult(_wrap(text))
 
-    async def _resolve(self, wanted: McpCall, extra: Mapping[str, Any]) -> str:
+    async def _resolve(self, wanted: McpCall, extra: Mapping[str, object]) -> str:
         allowed = _allowed(extra.get("mcp_servers"))
         if wanted.server is not None:
             if (allowed or extra.get("use_specified_server")) and wanted.server not in allowed:
@@ -111,8 +111,8 @@ class McpInterface(Tool):
             )
         raise _NotResolvedError(f"Unable to locate tool '{wanted.name}'. Specify one of the servers: {candidates}")
 
-    def _is_made_up(self, server: str, extra: Mapping[str, Any]) -> bool:
-        """Whether nobody has named the server but the agent, and it has never answered."""
+    def _is_invented_server(self, server: str, extra: Mapping[str, object]) -> bool:
+        """Return whether only the agent has named the server, and it has never answered."""
         if self._on_failure != "fail":
             return False
         return server not in (*_allowed(extra.get("mcp_servers")), self._default_server, *self._gateway.servers())
@@ -162,12 +162,13 @@ def parse_call(action: str) -> McpCall | None:
     return McpCall(name, _arguments(data.get("arguments")), None if server is None else str(server))
 
 
-def _arguments(given: object) -> Any:
+def _arguments(given: object) -> object:
     if isinstance(given, str):
         try:
-            return json.loads(given) or {}
+            parsed: object = json.loads(given) or {}
         except ValueError:
             return given
+        return parsed
     return {} if given is None else given
 
 

@@ -1,4 +1,4 @@
-"""The pictures or sounds of a trajectory: those that came with it, and those that its calls made."""
+"""The pictures or sounds of a trajectory: those given with it, and those that its calls made."""
 
 import base64
 import binascii
@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.base import MIB
@@ -16,12 +15,12 @@ from turnmill.trajectories.base import Change, State
 _GIVEN = "given"
 _MADE = "made/"
 _SHARE = 3 / 7
-"""Of a file in all that is kept of it: its answer is recorded as well, in base64."""
+"""The share of a file in all that is stored for it: the recorded result has it as well, in base64."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Where files may lie, and how much may be kept; settings whose names begin with `prefix`."""
+    """Limits on media, from settings whose names begin with `prefix`."""
 
     prefix: str
     folder: Path | None
@@ -41,27 +40,27 @@ class MediaLimits:
 
 
 class Media:
-    """What one call can reach, numbered from 1. What came with the first call is known to every later one."""
+    """The media of a trajectory, numbered from 1. Those given with the first call are known to every later one."""
 
-    def __init__(self, state: State, extra: Mapping[str, Any], keys: Sequence[str], limits: MediaLimits) -> None:
-        """`keys` are the names under which the call may bring them along: paths and data URLs."""
+    def __init__(self, state: State, extra: Mapping[str, object], keys: Sequence[str], limits: MediaLimits) -> None:
+        """`keys` are the names in `extra` under which a call may give media, as paths or data URLs."""
         self._state = state
         self._limits = limits
         self._made = sorted(name for name in state if name.startswith(_MADE))
-        brought: object = next((extra[key] for key in keys if extra.get(key)), [])
-        self._given = json.loads(state[_GIVEN]) if _GIVEN in state else _locations(brought)
+        given: object = next((extra[key] for key in keys if extra.get(key)), [])
+        self._given = json.loads(state[_GIVEN]) if _GIVEN in state else _locations(given)
 
     def __len__(self) -> int:
         return len(self._given) + len(self._made)
 
     def read(self, number: int) -> bytes:
-        """The file of that number; ToolFailedError if it came with the trajectory and cannot be read."""
+        """Return the file of that number; raises ToolFailedError if a given one cannot be read."""
         if number > len(self._given):
             return self._state[self._made[number - len(self._given) - 1]]
         return self._read(self._given[number - 1])
 
-    def adding(self, files: Sequence[bytes]) -> Change | None:
-        """The change that keeps these as the next numbers; None if that would be more than may be kept."""
+    def change_with(self, files: Sequence[bytes]) -> Change | None:
+        """Return the change that adds files under the next numbers; None if the state would become too large."""
         num_bytes = sum(len(self._state[name]) for name in self._made) + sum(map(len, files))
         if num_bytes > self._limits.max_state_bytes:
             return None
@@ -74,22 +73,24 @@ class Media:
     def _read(self, location: str) -> bytes:
         if location.startswith("data:"):
             return _from_data_url(location)
-        folder, most = self._limits.folder, self._limits.max_file_bytes
+        folder, max_bytes = self._limits.folder, self._limits.max_file_bytes
         path = Path(location.removeprefix("file://"))
         path = (folder / path if folder else path).resolve()
         if folder is not None and not path.is_relative_to(folder):
             raise ToolFailedError(f"{path} is not in {self._limits.prefix}_FOLDER ({folder}): move it there.")
         try:
-            if path.stat().st_size > most:
+            if path.stat().st_size > max_bytes:
                 name = f"{self._limits.prefix}_MAX_FILE_BYTES"
-                raise ToolFailedError(f"{path} has {path.stat().st_size:,} bytes, {name} allows {most:,}: raise it.")
+                raise ToolFailedError(
+                    f"{path} has {path.stat().st_size:,} bytes, {name} allows {max_bytes:,}: raise it."
+                )
             return path.read_bytes()
         except OSError as error:
             raise ToolFailedError(f"{path} cannot be read here: {error.strerror}.") from error
 
 
 def data_url(kind: str, file: bytes) -> str:
-    """A file as text; `kind` is its media type."""
+    """Encode a file as a data URL; `kind` is its media type."""
     return f"data:{kind};base64,{base64.b64encode(file).decode()}"
 
 
@@ -100,9 +101,9 @@ def _from_data_url(url: str) -> bytes:
         raise ToolFailedError(f"{url[:40]}... is no data URL in base64: {error}.") from error
 
 
-def _locations(brought: object) -> list[str]:
-    """One or several; each is text, or an object with the text under the name of its kind."""
-    several = brought if isinstance(brought, list) else [brought]
+def _locations(given: object) -> list[str]:
+    """Return the locations of one or several media; each is text, or an object with the text under its kind."""
+    several = given if isinstance(given, list) else [given]
     return [_location(entry) for entry in several]
 
 

@@ -20,7 +20,7 @@ _MILLISECONDS = 1000
 
 @register
 class Piston(Tool):
-    """Has a program run and reports on it, which ends the trajectory."""
+    """Runs a program and reports on it, which ends the trajectory."""
 
     name: ClassVar[str] = "piston"
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
@@ -40,11 +40,11 @@ class Piston(Tool):
         await self._service.start()
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         await self._service.close()
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return (
             "Run a program in any language: "
             '<piston><language>python</language><file name="main.py">print(1)</file></piston>; '
@@ -59,7 +59,7 @@ class Piston(Tool):
         return _from_json(text) if text.startswith("{") and text.endswith("}") else None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Have it run."""
+        """Run the program."""
         wanted = json.loads(call.parsed)
         limits = {
             "compile_timeout": round(self._compile_seconds * _MILLISECONDS),
@@ -81,7 +81,7 @@ def _from_xml(text: str) -> str | None:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError:
         return None
-    wanted: dict[str, Any] = {
+    wanted: dict[str, object] = {
         element.tag: (element.text or "").strip()
         for element in root
         if element.tag in ("language", "version", "args", "stdin")
@@ -91,7 +91,7 @@ def _from_xml(text: str) -> str | None:
         for number, element in enumerate(root.findall("file"))
     ]
     if "args" in wanted:
-        wanted["args"] = wanted["args"].split()
+        wanted["args"] = str(wanted["args"]).split()
     return json.dumps(wanted | {"files": files}) if wanted.get("language") and files else None
 
 
@@ -106,7 +106,7 @@ def _from_json(text: str) -> str | None:
     return json.dumps({key: wanted[key] for key in known if key in wanted}) if is_whole else None
 
 
-def _report(wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+def _report(wanted: Mapping[str, object], answer: Mapping[str, Any]) -> str:
     run, compiled = answer.get("run"), answer.get("compile")
     for stage in (run, compiled):
         if isinstance(stage, dict) and stage.get("status") == INTERNAL_ERROR:
@@ -124,7 +124,7 @@ def _report(wanted: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     raise ToolFailedError(f"piston: the service answered neither `run` nor `compile`: {str(answer)[:200]}.")
 
 
-def _run_report(wanted: Mapping[str, Any], answer: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+def _run_report(wanted: Mapping[str, object], answer: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     status = f" ({run['status']})" if run.get("status") else ""
     return (
         "Execution result:\n\n"

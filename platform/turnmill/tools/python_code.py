@@ -8,7 +8,7 @@ from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import fenced, fences_are_even, stdin_of, tagged
 from turnmill.tools.registry import register
-from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sandboxed.packing import pack
 from turnmill.tools.sandboxed.python_main import EXITED, REACHED_END
 
 MAX_OBSERVATION_CHARACTERS = 100_000
@@ -24,18 +24,18 @@ _BLOCKED_WORDS = (
 
 
 def python_blocks(action: str) -> str | None:
-    """The program in an action: all blocks of the first kind that it has."""
+    """Return the program in an action: all blocks of the first kind that it has; None if it has none."""
     blocks = tagged(action, "python") or fenced(action, "python") or fenced(action, "py")
     return "\n".join(blocks) if blocks else None
 
 
 def is_blocked(source: str) -> bool:
-    """Whether it has a word that is refused by courtesy; what really holds it off is the sandbox."""
+    """Return whether the source has a forbidden word; a courtesy, as the sandbox is the real barrier."""
     return any(word in source for word in _BLOCKED_WORDS)
 
 
 def wrap(action: str, text: str) -> str:
-    """The observation in the manner in which the action was written."""
+    """Wrap the observation in the format in which the action was written."""
     if "```output" in action or "```python" in action:
         return f"\n```result\n{text}\n```\n" if fences_are_even(action) else f"\n{text}\n```\n"
     if "</tool_call>" in action:
@@ -47,13 +47,13 @@ def wrap(action: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What a program wrote, and how it ended."""
+    """The output of a program, and how it ended."""
 
     stdout: str
     stderr: str
     failed: bool
     reached_end: bool = False
-    """Whether its last line was run; a program that exits before it has not failed for that."""
+    """True if the last line was run; a program that exits before it need not have failed."""
 
 
 class PythonProgram:
@@ -72,35 +72,35 @@ class PythonProgram:
             return ProgramResult("", BLOCKED, failed=True)
         parts = {"source": source.encode("utf-8", "replace"), **({"prelude": b""} if prelude else {})}
         program = Function("turnmill.tools.sandboxed.python_main:run", pack(parts))
-        outcome = await self._sandbox.run(SandboxTask(program, stdin=stdin, limits=self._limits))
-        stderr = outcome.stderr.decode("utf-8", "replace") + self._explain(outcome)
+        result = await self._sandbox.run(SandboxTask(program, stdin=stdin, limits=self._limits))
+        stderr = result.stderr.decode("utf-8", "replace") + self._explain(result)
         return ProgramResult(
-            outcome.stdout.decode("utf-8", "replace"),
+            result.stdout.decode("utf-8", "replace"),
             stderr,
-            failed=bool(stderr) or outcome.value not in (REACHED_END, EXITED),
-            reached_end=outcome.value == REACHED_END,
+            failed=bool(stderr) or result.value not in (REACHED_END, EXITED),
+            reached_end=result.value == REACHED_END,
         )
 
-    def _explain(self, outcome: SandboxResult) -> str:
-        match outcome.limit:
+    def _explain(self, result: SandboxResult) -> str:
+        match result.limit:
             case "time":
                 return f"Execution timed out after {self.seconds:g} seconds.\n"
             case None:
-                return "" if outcome.value is not None else how_it_ended(outcome)
+                return "" if result.value is not None else describe_exit(result)
             case limit:
                 return f"Execution stopped at its limit of {limit}.\n"
 
 
-def how_it_ended(outcome: SandboxResult) -> str:
-    """A sentence on a program that ended without an answer."""
-    if outcome.exit_code is None:
+def describe_exit(result: SandboxResult) -> str:
+    """Describe the exit of a program that returned no value."""
+    if result.exit_code is None:
         return "Execution was killed.\n"
-    return f"Execution ended with code {outcome.exit_code}.\n" if outcome.exit_code else ""
+    return f"Execution ended with code {result.exit_code}.\n" if result.exit_code else ""
 
 
 @register
 class PythonCode(Tool):
-    """Runs a program and answers with what it wrote."""
+    """Runs a program and returns its output."""
 
     name: ClassVar[str] = "python_code"
 
@@ -109,11 +109,11 @@ class PythonCode(Tool):
         self._program = PythonProgram(context)
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "Write Python code between <python> and </python>; it runs in a sandbox, and what it prints comes back."
 
     def parse(self, action: str) -> str | None:
-        """Its Python blocks."""
+        """Return the Python blocks."""
         return python_blocks(action)
 
     async def call(self, call: ToolCall) -> ToolResult:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
@@ -38,11 +38,11 @@ class PythonOJ(Tool):
         self._program = PythonProgram(context)
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "Write a Python program between <python> and </python>; the public tests are run on it."
 
     def parse(self, action: str) -> str | None:
-        """Its Python blocks."""
+        """Return the Python blocks."""
         return python_blocks(action)
 
     async def call(self, call: ToolCall) -> ToolResult:
@@ -72,7 +72,7 @@ class PythonOJ(Tool):
         return None
 
 
-def _tests(given: object) -> list[str] | Mapping[str, Any] | None:
+def _tests(given: object) -> list[str] | Mapping[str, object] | None:
     """Assertions, or inputs with outputs; None if there are no tests."""
     if given is None:
         return None
@@ -92,8 +92,11 @@ def _tests(given: object) -> list[str] | Mapping[str, Any] | None:
     )
 
 
-def _cases(source: str, stdin: bytes, tests: Mapping[str, Any]) -> list[Case]:
-    pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+def _cases(source: str, stdin: bytes, tests: Mapping[str, object]) -> list[Case]:
+    inputs, outputs = tests["inputs"], tests["outputs"]
+    assert isinstance(inputs, list)
+    assert isinstance(outputs, list)
+    pairs = zip(inputs, outputs, strict=True)
     function = tests.get("fn_name")
     if isinstance(function, str) and function:
         return [_function_case(source, stdin, function, given, expected) for given, expected in pairs]

@@ -1,14 +1,16 @@
-"""Finding tools by name: this package's, those of entry points, import paths and folders."""
+"""Finds tools by name: those of this package, of entry points, of import paths and of a folder."""
 
 import shutil
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
 
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.core.lookup import import_object, suggestion
 from turnmill.tools.base import Tool, ToolContext
+from turnmill.tools.registration import register as register
+from turnmill.tools.registration import registered_tools
+from turnmill.tools.verl_tool_files import import_file
 
 ENTRY_POINT_GROUP = "turnmill.tools"
 """Installed packages offer tools under this group: `name = "package.module:Class"`."""
@@ -31,38 +33,26 @@ BUILT_IN = {
     "text_browser": "turnmill.tools.text_browser:TextBrowser",
     "verl": "turnmill.tools.verl_tools:VerlTools",
 }
-"""The tools of this package; one is imported when it is asked for."""
+"""The tools of this package; each is imported when it is first asked for."""
 
 TOOLS_FOLDER = "TOOLS_FOLDER"
 """Setting: a folder in which `NAME.py` registers the tool NAME."""
 
-_registered: dict[str, type[Tool]] = {}
-
-ToolClass = TypeVar("ToolClass", bound=type[Tool])
-
-
-def register(tool_class: ToolClass) -> ToolClass:
-    """Make a tool known by its `name`."""
-    known = _registered.setdefault(tool_class.name, tool_class)
-    if known is not tool_class:
-        raise ValueError(
-            f"The tool name {tool_class.name!r} belongs to {known.__module__}.{known.__qualname__}: "
-            f"give {tool_class.__module__}.{tool_class.__qualname__} another one."
-        )
-    return tool_class
-
 
 def names(folder: Path | None = None) -> list[str]:
-    """Every name that `find` knows, in order."""
+    """Return all names that `find` knows, sorted."""
     points = (point.name for point in _entry_points())
     files = (file.stem for file in folder.glob("[!_]*.py")) if folder else ()
-    return sorted({*_registered, *BUILT_IN, *points, *files})
+    return sorted({*registered_tools, *BUILT_IN, *points, *files})
 
 
 def find(name: str, folder: Path | None = None) -> type[Tool]:
-    """The tool of that name; `package.module:Class` names one that is registered nowhere."""
-    if name in _registered:
-        return _registered[name]
+    """Return the tool of that name; `package.module:Class` names one that is not registered.
+
+    Raises ToolUnavailableError if there is none, or if it cannot be loaded.
+    """
+    if name in registered_tools:
+        return registered_tools[name]
     if name in BUILT_IN:
         return _from_path(BUILT_IN[name])
     if ":" in name:
@@ -76,7 +66,7 @@ def find(name: str, folder: Path | None = None) -> type[Tool]:
 
 
 def create(name: str, context: ToolContext) -> Tool:
-    """Make a tool; ToolUnavailableError if there is none, or if something that it needs is not installed."""
+    """Create a tool; raises ToolUnavailableError if there is none or a requirement is not installed."""
     folder = context.settings.get(TOOLS_FOLDER)
     tool_class = find(name, Path(folder) if folder else None)
     lacking = missing(tool_class.requires)
@@ -89,7 +79,7 @@ def create(name: str, context: ToolContext) -> Tool:
 
 
 def missing(requires: Iterable[str]) -> list[str]:
-    """What of these packages and programs is not installed."""
+    """Return those of these packages and programs that are not installed."""
     return [name for name in requires if shutil.which(name) is None and not _is_distribution(name)]
 
 
@@ -105,11 +95,12 @@ def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _load(point: EntryPoint) -> Any:
+def _load(point: EntryPoint) -> object:
     try:
-        return point.load()
+        loaded: object = point.load()
     except Exception as error:
         raise ToolUnavailableError(f"The tool {point.name!r} ({point.value}) cannot be loaded: {error}") from error
+    return loaded
 
 
 def _from_path(path: str) -> type[Tool]:
@@ -124,17 +115,15 @@ def _from_path(path: str) -> type[Tool]:
 
 
 def _from_file(file: Path) -> type[Tool]:
-    from turnmill.tools.tool_files import import_file
-
     import_file(file)
-    if file.stem not in _registered:
+    if file.stem not in registered_tools:
         raise ToolUnavailableError(
             f"{file} registers no tool {file.stem!r}: give a class of it @register and `name = {file.stem!r}`."
         )
-    return _registered[file.stem]
+    return registered_tools[file.stem]
 
 
-def _checked(found: Any, name: str) -> type[Tool]:
+def _checked(found: object, name: str) -> type[Tool]:
     if isinstance(found, type) and issubclass(found, Tool):
         return found
     raise ToolUnavailableError(f"{name!r} is {found!r}; it must be a subclass of turnmill.tools.base.Tool.")

@@ -43,7 +43,7 @@ _TAG = re.compile(r"<([\w+]+)>")
 
 @register
 class SandboxFusion(Tool):
-    """Has a program run and tells what came of it."""
+    """Runs a program and reports its output."""
 
     name: ClassVar[str] = "sandbox_fusion"
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
@@ -64,11 +64,11 @@ class SandboxFusion(Tool):
         await self._service.start()
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         await self._service.close()
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "Write a program between <LANGUAGE> and </LANGUAGE>, or in a fence with its language; it is run."
 
     def parse(self, action: str) -> str | None:
@@ -82,7 +82,7 @@ class SandboxFusion(Tool):
         return None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Have it run."""
+        """Run the program."""
         program = json.loads(call.parsed)
         if self._refuses_words and _is_refused(**program):
             return ToolResult(BLOCKED, done=True, valid=False)

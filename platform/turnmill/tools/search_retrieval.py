@@ -1,14 +1,17 @@
-"""The tool `search_retrieval`: asks a retriever service for documents."""
+"""The tool `search_retrieval`: queries a retriever service for documents."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import last_tagged
 from turnmill.tools.registry import register
+
+if TYPE_CHECKING:
+    import httpx
 
 
 @register
@@ -25,7 +28,7 @@ class SearchRetrieval(Tool):
         self._topk = settings.count(values, "RETRIEVER_TOPK", 3, least=1)
         self._seconds = settings.number(values, "RETRIEVER_TIMEOUT_SECONDS", 30, least=0.1)
         self._on_failure = settings.choice(values, "RETRIEVER_ON_FAILURE", "fail", ("fail", "empty"))
-        self._client: Any = None
+        self._client: httpx.AsyncClient | None = None
 
     async def start(self) -> None:
         """Open the connections."""
@@ -43,23 +46,24 @@ class SearchRetrieval(Tool):
             await self._client.aclose()
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "You can search for information by putting your query between <search> and </search> tags."
 
     def parse(self, action: str) -> str | None:
-        """Its last query, or else its last answer."""
+        """Return the last query, or else the last answer."""
         query = last_tagged(action, "search")
         return query if query is not None else last_tagged(action, "answer")
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Search, or end."""
+        """Search, or end the trajectory."""
         query = last_tagged(call.action, "search")
         if query is None:
             return ToolResult("", done=True, valid=False)
         documents = await self._retrieve(query)
-        return ToolResult(f"\n\n<information>{_shown(documents).strip()}</information>\n\n")
+        return ToolResult(f"\n\n<information>{_format_documents(documents).strip()}</information>\n\n")
 
     async def _retrieve(self, query: str) -> Sequence[str]:
+        assert self._client is not None, "start() opens the connections"
         request = {"queries": [query], "topk": self._topk, "return_scores": True}
         try:
             async with asyncio.timeout(self._seconds):
@@ -76,13 +80,15 @@ class SearchRetrieval(Tool):
             ) from error
 
 
-def _contents(found: dict[str, Any]) -> str:
+def _contents(found: dict[str, object]) -> str:
     document = found.get("document", found)
+    if not isinstance(document, dict):
+        raise ValueError(f"it returned a document that is not an object: {str(document)[:200]}")
     return str(document.get("contents") or "")
 
 
-def _shown(documents: Sequence[str]) -> str:
-    """Of each, its first line as the title."""
+def _format_documents(documents: Sequence[str]) -> str:
+    """Format the documents, with the first line of each as its title."""
     pieces = []
     for number, contents in enumerate(documents, start=1):
         title, _, text = contents.partition("\n") if contents else ("No title", "", "No content")

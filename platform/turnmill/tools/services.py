@@ -1,13 +1,17 @@
-"""Asking a service behind a tool: an answer is an answer, and all else is an outage."""
+"""A client of the HTTP services behind tools."""
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 
+if TYPE_CHECKING:
+    import httpx  # Imported when a tool starts: most servers run without it.
+
 
 class JsonService:
-    """One address that takes and gives JSON."""
+    """A service that takes and returns JSON; anything else counts as its failure."""
 
     def __init__(
         self, tool: str, setting: str, url: str, *, seconds: float, headers: Mapping[str, str] | None = None
@@ -18,7 +22,7 @@ class JsonService:
         self._url = url.rstrip("/")
         self._seconds = seconds
         self._headers = dict(headers or {})
-        self._client: Any = None
+        self._client: httpx.AsyncClient | None = None
 
     async def start(self) -> None:
         """Open the connections."""
@@ -29,14 +33,16 @@ class JsonService:
         )
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-        """The status, 200 or one that blames the request, and the object; ToolFailedError if there is none."""
-        import asyncio
+    async def post(self, path: str, body: Mapping[str, object]) -> tuple[int, Mapping[str, Any]]:
+        """Return the status, 200 or one that blames the request, and the JSON object.
 
+        Raises ToolFailedError if the service returns anything else.
+        """
+        assert self._client is not None, "start() opens the connections"
         try:
             async with asyncio.timeout(self._seconds):
                 response = await self._client.post(f"{self._url}/{path}", json=body)

@@ -1,24 +1,23 @@
-"""Reading what a session in the sandbox hands back; all of it comes from untrusted code."""
+"""Reads the result of a session in the sandbox; all of it comes from untrusted code."""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
 from turnmill.trajectories.base import Change
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a session says of itself, and what its state becomes."""
+class SessionResult:
+    """The report of a session, and the change of its state."""
 
-    report: Mapping[str, Any]
+    report: Mapping[str, object]
     change: Change
 
 
-def read_answer(value: bytes | None, *, is_part: Callable[[str], bool], max_bytes: int) -> Answer | None:
-    """None if there is none, or if it is none of ours: the code has meddled with it, and its state stays as it was."""
+def read_session_result(value: bytes | None, *, is_part: Callable[[str], bool], max_bytes: int) -> SessionResult | None:
+    """Unpack a result; None if there is none or untrusted code has tampered with it, and the state stays unchanged."""
     if value is None:
         return None
     try:
@@ -31,4 +30,4 @@ def read_answer(value: bytes | None, *, is_part: Callable[[str], bool], max_byte
     is_whole = isinstance(report, dict) and all(isinstance(name, str) and is_part(name) for name in names)
     if not is_whole or sum(map(len, written.values())) > max_bytes:
         return None
-    return Answer(report, Change(written=written, removed=tuple(removed)))
+    return SessionResult(report, Change(written=written, removed=tuple(removed)))

@@ -1,4 +1,4 @@
-"""Reading what was set for tools by name; a wrong value is refused at start."""
+"""Typed access to the settings of tools; each function raises SettingsError for an invalid value."""
 
 from collections.abc import Mapping
 
@@ -7,16 +7,16 @@ from turnmill.trajectories.settings import MIB, StoreSettings
 
 Values = Mapping[str, str]
 _ANSWERS_BYTES = 4 * MIB
-"""Room that a trajectory has in the store for what its calls answered, beside the state of a tool."""
+"""Space that a trajectory has in the store for recorded results, beside the state of a tool."""
 
 
 def text(values: Values, name: str, default: str) -> str:
-    """The value, or the default if there is none or it is empty."""
+    """Return the value, or the default if it is missing or empty."""
     return values.get(name) or default
 
 
 def number(values: Values, name: str, default: float, *, least: float = 0) -> float:
-    """A number of at least `least`."""
+    """Return a number of at least `least`."""
     given = values.get(name)
     if not given:
         return default
@@ -30,7 +30,7 @@ def number(values: Values, name: str, default: float, *, least: float = 0) -> fl
 
 
 def count(values: Values, name: str, default: int, *, least: int = 0) -> int:
-    """A whole number of at least `least`."""
+    """Return a whole number of at least `least`."""
     value = number(values, name, default, least=least)
     if value != int(value):
         raise SettingsError(f"{name} ({values[name]!r}) must be a whole number.")
@@ -38,7 +38,7 @@ def count(values: Values, name: str, default: int, *, least: int = 0) -> int:
 
 
 def state_bytes(values: Values, name: str, default: int, *, least: int = 0, share: float = 1) -> int:
-    """What a tool may keep of a trajectory; it is this share of all that comes into the store for it."""
+    """Return the bytes of state that a tool may keep per trajectory; `share` is their part of all that is stored."""
     value = count(values, name, default, least=least)
     most = int((StoreSettings().max_trajectory_bytes - _ANSWERS_BYTES) * share)
     if value > most:
@@ -47,7 +47,7 @@ def state_bytes(values: Values, name: str, default: int, *, least: int = 0, shar
 
 
 def choice(values: Values, name: str, default: str, known: tuple[str, ...]) -> str:
-    """One of the known words."""
+    """Return one of the known words."""
     value = text(values, name, default)
     if value not in known:
         raise SettingsError(f"{name} ({value!r}) must be one of {', '.join(known)}.")
@@ -55,5 +55,5 @@ def choice(values: Values, name: str, default: str, known: tuple[str, ...]) -> s
 
 
 def switch(values: Values, name: str, default: bool) -> bool:
-    """`on` or `off`."""
+    """Return whether the value is `on`, not `off`."""
     return choice(values, name, "on" if default else "off", ("on", "off")) == "on"

@@ -11,11 +11,11 @@ from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import encodable
 from turnmill.tools.databases import Database, Databases
-from turnmill.tools.python_code import how_it_ended
+from turnmill.tools.python_code import describe_exit
 from turnmill.tools.registry import register
-from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sandboxed.packing import pack
 from turnmill.tools.sandboxed.sql_session import DATABASE
-from turnmill.tools.sessions import read_answer
+from turnmill.tools.sessions import read_session_result
 from turnmill.trajectories.base import Change
 
 NO_STATEMENT = (
@@ -42,7 +42,7 @@ class Sql(Tool):
         self._max_change_bytes = settings.state_bytes(values, "SQL_MAX_CHANGE_BYTES", 8 * MIB)
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "Write one SQL statement between <sql> and </sql>; its result comes back."
 
     def parse(self, action: str) -> str | None:
@@ -54,19 +54,21 @@ class Sql(Tool):
     async def call(self, call: ToolCall) -> ToolResult:
         """Run it."""
         if not _statement(call.parsed):
-            return _result(call, NO_STATEMENT)
+            return _tool_result(call, NO_STATEMENT)
         database = await self._databases.read(call.extra)
         if call.state.get(_DIGEST, database.digest.encode()) != database.digest.encode():
             raise ToolFailedError("sql: the database file is another than the one this trajectory began with.")
-        outcome = await self.context.sandbox.run(self._task(call, database))
+        result = await self.context.sandbox.run(self._task(call, database))
         max_bytes = 2 * self._max_change_bytes + MIB
-        answer = read_answer(outcome.value, is_part=_is_part, max_bytes=max_bytes)
-        if answer is None:
-            return _result(call, _broken_off(call, outcome))
-        written = dict(answer.change.written)
+        session = read_session_result(result.value, is_part=_is_state_part, max_bytes=max_bytes)
+        if session is None:
+            return _tool_result(call, _describe_failure(call, result))
+        written = dict(session.change.written)
         if written and _DIGEST not in call.state:
             written[_DIGEST] = database.digest.encode()
-        return _result(call, str(answer.report.get("text")), Change(written=written, removed=answer.change.removed))
+        return _tool_result(
+            call, str(session.report.get("text")), Change(written=written, removed=session.change.removed)
+        )
 
     def _task(self, call: ToolCall, database: Database) -> SandboxTask:
         state = {name: part for name, part in call.state.items() if name != _DIGEST}
@@ -96,18 +98,18 @@ def _statement(text: str) -> str:
     return str(fenced[-1]).strip() if fenced else text
 
 
-def _result(call: ToolCall, text: str, change: Change | None = None) -> ToolResult:
+def _tool_result(call: ToolCall, text: str, change: Change | None = None) -> ToolResult:
     reminder = f"<reminder>You have {call.extra.get('turns_left', 0)} turns left to complete the task.</reminder>"
     observation = f"\n\n<observation>{encodable(text)}\n{reminder}</observation>\n\n"
     return ToolResult({"obs": observation, "parsed_sql": call.parsed}, change=change)
 
 
-def _broken_off(call: ToolCall, outcome: SandboxResult) -> str:
-    if outcome.limit == "time":
+def _describe_failure(call: ToolCall, result: SandboxResult) -> str:
+    if result.limit == "time":
         return f"SQL Timeout:\n{call.parsed}"
-    why = f"stopped at its limit of {outcome.limit}" if outcome.limit else how_it_ended(outcome).strip().lower()
+    why = f"stopped at its limit of {result.limit}" if result.limit else describe_exit(result).strip().lower()
     return f"Error executing SQL: {why}"
 
 
-def _is_part(name: str) -> bool:
+def _is_state_part(name: str) -> bool:
     return name == "length" or name.startswith("block/")

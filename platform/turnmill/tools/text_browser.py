@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from email.message import Message
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import ValidationError
 
@@ -12,23 +12,23 @@ from turnmill.sandboxes.base import MIB, Function, Limits, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.browser.commands import USAGE, fenced_command, parse_command
-from turnmill.tools.browser.fetch import Fetched, Fetcher, NotShownError
-from turnmill.tools.browser.page import Page, Place
-from turnmill.tools.browser.visit import NotPossibleError, Request, next_place
+from turnmill.tools.browser.fetch import FetchedPage, Fetcher, PageUnavailableError
+from turnmill.tools.browser.navigation import CommandNotPossibleError, Request, apply_command
+from turnmill.tools.browser.page import NavigationState, Page
 from turnmill.tools.code_blocks import encodable
 from turnmill.tools.registry import register
-from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sandboxed.packing import pack
 from turnmill.trajectories.base import Change
 
 INVALID = "The action is invalid, please retry"
-_PAGE, _PLACE = "page", "place"
+_PAGE, _NAVIGATION = "page", "place"
 _MAX_HISTORY = 50
 _MAX_PAGE_BYTES = 8 * MIB
 
 
 @register
 class TextBrowser(Tool):
-    """Keeps the page, what was typed, and the way that led there; runs no scripts."""
+    """A browser without scripts that keeps page, input, history and cookies of a trajectory."""
 
     name: ClassVar[str] = "text_browser"
     stateful: ClassVar[bool] = True
@@ -48,81 +48,81 @@ class TextBrowser(Tool):
         await self._fetcher.start()
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         await self._fetcher.close()
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return USAGE
 
     def parse(self, action: str) -> str | None:
-        """A thought and a command, or nothing at all, which asks for the page."""
+        """Return the command after a thought; an empty action asks for the page."""
         return fenced_command(action)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Do what the command says, on the first page if there is none yet."""
+        """Execute the command, on the start page if there is no page yet."""
         if _PAGE in call.state:
             page = Page.model_validate_json(call.state[_PAGE])
-            place = Place.model_validate_json(call.state[_PLACE])
+            navigation = NavigationState.model_validate_json(call.state[_NAVIGATION])
         else:
-            page, place = await self._first_page(call.extra)
-        command, said, valid = parse_command(call.parsed), call.parsed or "None", True
+            page, navigation = await self._first_page(call.extra)
+        command, message, valid = parse_command(call.parsed), call.parsed or "None", True
         if command is not None and command.name == "stop":
             return ToolResult("", done=True, change=Change(forget=True))
         before = page
         try:
             if command is None:
-                raise NotPossibleError(INVALID)
-            moved, request = next_place(page, place, command, self._window)
-            page, place = (page, moved) if request is None else await self._visit(request, moved)
-        except (NotPossibleError, NotShownError) as error:
-            said, valid = str(error), False
-        written = {_PLACE: place.model_dump_json(exclude_defaults=True).encode()}
+                raise CommandNotPossibleError(INVALID)
+            moved, request = apply_command(page, navigation, command, self._window)
+            page, navigation = (page, moved) if request is None else await self._visit(request, moved)
+        except (CommandNotPossibleError, PageUnavailableError) as error:
+            message, valid = str(error), False
+        written = {_NAVIGATION: navigation.model_dump_json(exclude_defaults=True).encode()}
         if page is not before or _PAGE not in call.state:
             written[_PAGE] = page.model_dump_json(exclude_defaults=True).encode()
-        text = f"<browser>Objective: {call.extra.get('question', '')}\n\n{self._seen(page, place)}"
-        text = encodable(f"{text}Parsed Previous Action:\n{said}\n</browser>")
+        text = f"<browser>Objective: {call.extra.get('question', '')}\n\n{self._format_page(page, navigation)}"
+        text = encodable(f"{text}Parsed Previous Action:\n{message}\n</browser>")
         return ToolResult(text, valid=valid, change=Change(written=written))
 
-    async def _first_page(self, extra: Mapping[str, Any]) -> tuple[Page, Place]:
+    async def _first_page(self, extra: Mapping[str, object]) -> tuple[Page, NavigationState]:
         url = str(extra.get("url") or self._start_url)
         if not url:
             raise ToolFailedError(
                 "text_browser: there is no first page: send extra_fields.url, or set BROWSER_START_URL."
             )
         try:
-            return await self._visit(Request(url), Place())
-        except NotShownError as error:
+            return await self._visit(Request(url), NavigationState())
+        except PageUnavailableError as error:
             raise ToolFailedError(f"text_browser: the first page {url} cannot be shown: {error}") from error
 
-    async def _visit(self, request: Request, place: Place) -> tuple[Page, Place]:
-        fetched = await self._fetcher.fetch(request.url, request.body, place.cookies)
-        page = await self._rendered(fetched)
-        back, forward = place.back[-_MAX_HISTORY:], place.forward[-_MAX_HISTORY:]
-        return page, Place(back=back, forward=forward, cookies=list(fetched.cookies))
+    async def _visit(self, request: Request, navigation: NavigationState) -> tuple[Page, NavigationState]:
+        fetched = await self._fetcher.fetch(request.url, request.body, navigation.cookies)
+        page = await self._render(fetched)
+        back, forward = navigation.back[-_MAX_HISTORY:], navigation.forward[-_MAX_HISTORY:]
+        return page, NavigationState(back=back, forward=forward, cookies=list(fetched.cookies))
 
-    async def _rendered(self, fetched: Fetched) -> Page:
+    async def _render(self, fetched: FetchedPage) -> Page:
         kind, charset = _media_type(fetched.content_type)
         if kind not in ("text/html", "application/xhtml+xml"):
-            return Page(url=fetched.url, text=self._plain(kind, charset, fetched.content))
+            return Page(url=fetched.url, text=self._decode(kind, charset, fetched.content))
         argument = {
             "html": fetched.content,
             "url": fetched.url.encode(),
             "charset": charset.encode(),
             "max_characters": str(self._max_characters).encode(),
         }
-        function = Function("turnmill.tools.sandboxed.page:run", pack(argument))
+        function = Function("turnmill.tools.sandboxed.page_renderer:run", pack(argument))
         limits = Limits(seconds=self._seconds, cpu_seconds=int(self._seconds) + 1)
         outcome = await self.context.sandbox.run(SandboxTask(function, limits=limits))
         try:
             page = Page.model_validate_json((outcome.value or b"")[:_MAX_PAGE_BYTES])
         except ValidationError as error:
-            raise NotShownError(f"The page {fetched.url} cannot be shown as text.") from error
+            raise PageUnavailableError(f"The page {fetched.url} cannot be shown as text.") from error
         notes = [f"(The server answered {fetched.status}.)"] if fetched.status >= 400 else []
         notes += ["(The page is cut: it is too large.)"] if fetched.is_cut else []
         return page.model_copy(update={"url": fetched.url, "text": "\n".join([*notes, page.text])})
 
-    def _plain(self, kind: str, charset: str, content: bytes) -> str:
+    def _decode(self, kind: str, charset: str, content: bytes) -> str:
         if not kind.startswith("text/") and kind not in ("application/json", "application/xml"):
             return f"(A file of type {kind} with {len(content):,} bytes; it has no text to show.)"
         try:
@@ -130,17 +130,17 @@ class TextBrowser(Tool):
         except LookupError:
             return content.decode("utf-8", "replace")[: self._max_characters]
 
-    def _seen(self, page: Page, place: Place) -> str:
-        """Address, title, and as much of the text as the window shows."""
-        end = min(place.offset + self._window, len(page.text))
-        shown = page.text[place.offset : end]
-        for number, text in place.filled.items():
-            mark = page.elements[number - 1].mark(number)
+    def _format_page(self, page: Page, navigation: NavigationState) -> str:
+        """Return address, title, and the text within the window."""
+        end = min(navigation.offset + self._window, len(page.text))
+        shown = page.text[navigation.offset : end]
+        for number, text in navigation.filled.items():
+            mark = page.elements[number - 1].marker(number)
             shown = shown.replace(mark, f"{mark} filled: '{text}'", 1)
-        for number, is_on in place.switched.items():
-            mark = page.elements[number - 1].mark(number)
+        for number, is_on in navigation.switched.items():
+            mark = page.elements[number - 1].marker(number)
             shown = shown.replace(mark, f"{mark} {'checked' if is_on else 'cleared'}", 1)
-        more = f"\n(characters {place.offset} to {end} of {len(page.text)})" if len(shown) < len(page.text) else ""
+        more = f"\n(characters {navigation.offset} to {end} of {len(page.text)})" if len(shown) < len(page.text) else ""
         title = f"{page.title}\n\n" if page.title else ""
         return f"URL: {page.url}\nObservation:\n{title}{shown}{more}\n"
 

@@ -15,7 +15,7 @@ class TurnCounter(Tool):
     stateful: ClassVar[bool] = True
 
     def usage(self) -> str:
-        """One line."""
+        """Return one line on how to call it."""
         return "Base usage instructions"
 
     def parse(self, action: str) -> str | None:

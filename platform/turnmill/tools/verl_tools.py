@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.tools import settings
@@ -19,9 +19,16 @@ from turnmill.tools.registry import register
 CONFIG, FUNCTIONS = "VERL_TOOL_CONFIG_PATH", "VERL_FUNCTION_TOOL_PATH"
 
 
+class _ToolResponse(Protocol):
+    """verl's `ToolResponse`."""
+
+    text: str | None
+    image: list[object] | None
+
+
 @register
 class VerlTools(Tool):
-    """Calls them by the function names of their schemas, each call with an instance of its own, as verl does.
+    """Calls verl tools by the function names of their schemas, each call with an instance of its own, as verl does.
 
     They run in the server's process, outside the sandbox: serve code that you trust. What an instance holds lives no
     longer than the call; state for later turns has to be kept outside, where every replica finds it.
@@ -51,13 +58,13 @@ class VerlTools(Tool):
         self._normalize = import_module("verl.tools.function_tool").normalize_function_tool_return
 
     def usage(self) -> str:
-        """The schemas, as a chat template would show them."""
+        """Return the schemas as a chat template would show them."""
         schemas = [tool.tool_schema.model_dump(exclude_none=True) for tool in self._tools.values()]
         form = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
         return f"Call a function with {form}: {json.dumps(schemas)}"
 
     def parse(self, action: str) -> str | None:
-        """A call of one of its functions."""
+        """Return a call of one of the functions."""
         written = first_tagged(action, "tool_call")
         try:
             call = json.loads(written) if written else None
@@ -68,7 +75,7 @@ class VerlTools(Tool):
         return json.dumps({"name": call["name"], "arguments": call.get("arguments") or {}})
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Create, execute, release; what a tool raises is its answer, as in verl's own loop."""
+        """Create, execute and release; an error of the tool is its observation, as in verl's own loop."""
         wanted = json.loads(call.parsed)
         name, arguments = wanted["name"], wanted["arguments"]
         try:
@@ -84,10 +91,11 @@ class VerlTools(Tool):
             observation["image"] = [_data_url(image) for image in response.image]
         return _result(response.text or "", observation)
 
-    async def _execute(self, name: str, arguments: Any, call: ToolCall) -> tuple[Any, Any, Any]:
+    async def _execute(self, name: str, arguments: object, call: ToolCall) -> tuple[_ToolResponse, object, object]:
         tool = self._tools[name]
         if hasattr(tool, "fn"):
-            return self._normalize(await tool.call(arguments))
+            normalized: tuple[_ToolResponse, object, object] = self._normalize(await tool.call(arguments))
+            return normalized
         given = call.extra.get("tools_kwargs")
         options = given.get(name) if isinstance(given, dict) else None
         options = options if isinstance(options, dict) else {}
@@ -95,7 +103,10 @@ class VerlTools(Tool):
         agent_data = SimpleNamespace(request_id=call.trajectory_id, tools_kwargs=given, extra_fields=dict(call.extra))
         instance, _ = await tool.create(create_kwargs=options.get("create_kwargs", {}))
         try:
-            return await tool.execute(instance, arguments, agent_data=agent_data)
+            executed: tuple[_ToolResponse, object, object] = await tool.execute(
+                instance, arguments, agent_data=agent_data
+            )
+            return executed
         finally:
             await tool.release(instance)
 
@@ -105,16 +116,17 @@ def _load(config: str | None, functions: str | None) -> list[Any]:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file {path}")
     # By name, as verl brings torch and Ray along, which no other tool needs.
-    return import_module("verl.tools.tool_registry").load_all_tools(config, functions)
+    tools: list[Any] = import_module("verl.tools.tool_registry").load_all_tools(config, functions)
+    return tools
 
 
 def _data_url(image: Any) -> str:
-    """An image as text; one that is text already stays as it is."""
+    """Encode an image as a PNG data URL; text stays unchanged."""
     if not hasattr(image, "save"):
         return str(image)
     image.save(buffer := io.BytesIO(), format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _result(text: str, more: Mapping[str, Any] | None = None) -> ToolResult:
+def _result(text: str, more: Mapping[str, object] | None = None) -> ToolResult:
     return ToolResult({"obs": f"\n<tool_response>\n{text}\n</tool_response>\n", "reward": 0.0, **(more or {})})

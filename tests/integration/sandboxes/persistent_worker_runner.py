@@ -15,7 +15,7 @@ from support import container
 from turnmill.sandboxes.base import MIB, Function, Limits, SandboxTask
 from turnmill.sandboxes.confinement import FIRST_USER, NUM_USERS
 from turnmill.sandboxes.fork import ForkSandbox
-from turnmill.tools.sandboxed.parts import pack, unpack
+from turnmill.tools.sandboxed.packing import pack, unpack
 
 LIMITS = Limits(seconds=4, cpu_seconds=2, memory_bytes=256 * MIB, file_bytes=8 * MIB, processes=24, output_bytes=MIB)
 MARK = str(10**8 + secrets.randbelow(10**8))

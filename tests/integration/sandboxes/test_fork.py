@@ -16,7 +16,7 @@ from turnmill.core.errors import SandboxError
 from turnmill.sandboxes import fork_server_client
 from turnmill.sandboxes.base import MIB, Command, Function, Limits, Python, SandboxTask
 from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
-from turnmill.tools.sandboxed.parts import pack
+from turnmill.tools.sandboxed.packing import pack
 
 SECONDS = 60
 SHELL = "turnmill.tools.sandboxed.shell"

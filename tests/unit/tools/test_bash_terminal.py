@@ -4,15 +4,15 @@ import pytest
 
 from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
-from turnmill.tools.bash_terminal import UNCHANGED, forbidden
-from turnmill.tools.sandboxed.answers import pack_answer
-from turnmill.tools.sandboxed.parts import pack, unpack
+from turnmill.tools.bash_terminal import UNCHANGED, find_forbidden
+from turnmill.tools.sandboxed.packing import pack, unpack
+from turnmill.tools.sandboxed.session_result import pack_session_result
 
 
 def transcript(
     text: bytes, before: dict[str, bytes] | None = None, after: dict[str, bytes] | None = None
 ) -> SandboxResult:
-    return SandboxResult(0, text, value=pack_answer({}, before or {}, after or {}))
+    return SandboxResult(0, text, value=pack_session_result({}, before or {}, after or {}))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ async def test_the_transcript_is_wrapped_in_the_manner_of_the_action(action, obs
     ],
 )
 def test_forbidden_commands_are_named(commands, found):
-    assert forbidden(commands) == found
+    assert find_forbidden(commands) == found
 
 
 async def test_a_refused_block_is_wrapped_alike_and_runs_nothing():

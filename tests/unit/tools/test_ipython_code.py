@@ -3,14 +3,14 @@ import pytest
 from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.ipython_code import MAX_OUTPUT_CHARACTERS, NO_OUTPUT, UNCHANGED
-from turnmill.tools.sandboxed.answers import pack_answer
+from turnmill.tools.sandboxed.session_result import pack_session_result
 
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "1 + 1"}}</tool_call>'
 
 
 def cell(stdout: bytes = b"", stderr: bytes = b"", *, ok: bool = True, **report: object) -> SandboxResult:
     return SandboxResult(
-        0, stdout, stderr, value=pack_answer({"ok": ok, "timed_out": False, **report}, {}, {"count": b"1"})
+        0, stdout, stderr, value=pack_session_result({"ok": ok, "timed_out": False, **report}, {}, {"count": b"1"})
     )
 
 

@@ -3,7 +3,7 @@ import pytest
 from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.python_code import BLOCKED, MAX_OBSERVATION_CHARACTERS
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
 
 ENDED = b"end"
 

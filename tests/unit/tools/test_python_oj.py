@@ -7,7 +7,7 @@ from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools.python_code import BLOCKED
 from turnmill.tools.python_oj import PASSED, same_output
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
 
 CODE = "<python>def add(a, b): return a + b</python>"
 

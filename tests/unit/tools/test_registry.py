@@ -3,6 +3,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from typing import ClassVar
+from unittest.mock import patch
 
 import pytest
 
@@ -10,6 +11,7 @@ from turnmill.core.errors import SettingsError, ToolUnavailableError
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools import registry
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
+from turnmill.tools.registration import registered_tools
 from turnmill.tools.sandboxed import PRELOAD
 
 
@@ -79,10 +81,10 @@ class Later(BaseTool):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Tools of one test are unknown to the next."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    yield
+def registered():
+    """Make the tools of one test unknown to the next."""
+    with patch.dict(registered_tools):
+        yield
     for name in [name for name in sys.modules if name.startswith("turnmill_tools_folder")]:
         del sys.modules[name]
 

@@ -5,8 +5,8 @@ import pytest
 from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.base import SandboxResult
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
-from turnmill.tools.sandboxed.answers import pack_answer
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
+from turnmill.tools.sandboxed.session_result import pack_session_result
 from turnmill.tools.sql import NO_STATEMENT
 
 
@@ -21,7 +21,7 @@ def database(tmp_path):
 
 
 def answer(text: str, after: dict[str, bytes] | None = None) -> SandboxResult:
-    return SandboxResult(0, value=pack_answer({"text": text}, {}, after or {}))
+    return SandboxResult(0, value=pack_session_result({"text": text}, {}, after or {}))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What an agent can tell the browser to do."""
+"""Commands of the browser, and their syntax."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 from turnmill.tools.code_blocks import encodable
 
-Name = Literal["click", "type", "scroll", "goto", "go_back", "go_forward", "stop", "none"]
+CommandName = Literal["click", "type", "scroll", "goto", "go_back", "go_forward", "stop", "none"]
 
 USAGE = (
     "Think between <think> and </think>, then write one command in a fence: ```click [n]```, "
@@ -24,14 +24,14 @@ _TYPE = (
 class Command:
     """One command; `none` looks at the page."""
 
-    name: Name
+    name: CommandName
     element: int = 0
     text: str = ""
     enters: bool = True
 
 
 def fenced_command(action: str) -> str | None:
-    """What stands in the fence after a thought; nothing for an empty action, which asks for the page."""
+    """Return the text of the fence after a thought; None if there is none, empty for an empty action."""
     if not action.strip():
         return ""
     _, thought, rest = action.partition("<think>")
@@ -40,7 +40,7 @@ def fenced_command(action: str) -> str | None:
 
 
 def parse_command(text: str) -> Command | None:
-    """The command; None if there is no such command."""
+    """Parse a command; None if it is not valid."""
     if not text:
         return Command("none")
     for pattern in _TYPE:

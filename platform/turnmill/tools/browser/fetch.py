@@ -1,29 +1,33 @@
-"""Fetching what an address names."""
+"""Fetches pages over HTTP."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from http.cookiejar import CookieJar
+from typing import TYPE_CHECKING
 
 from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.base import MIB
 from turnmill.tools import settings
 
+if TYPE_CHECKING:
+    from turnmill.tools.browser.transport import GuardedTransport
+
 Cookie = tuple[str, str, str, str]
 
 _SERVER_ERROR = 500
-_NOT_NOW = (408, 425, 429)
+_TEMPORARY_ERRORS = (408, 425, 429)
 _MAX_COOKIES = 100
 _MAX_COOKIE_CHARACTERS = 4096
 
 
-class NotShownError(Exception):
-    """An address that shows nothing; the text is for the agent."""
+class PageUnavailableError(Exception):
+    """The address has no page to show; the message is for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """What came, as far as it may come."""
+class FetchedPage:
+    """A response, cut at the maximum size."""
 
     url: str
     status: int
@@ -43,7 +47,7 @@ class Fetcher:
         hosts = settings.text(values, "BROWSER_HOSTS", "")
         self._hosts = tuple(host.strip().lower() for host in hosts.split(",") if host.strip())
         self._fails = settings.choice(values, "BROWSER_ON_FAILURE", "fail", ("fail", "text")) == "fail"
-        self._transport: Any = None
+        self._transport: GuardedTransport | None = None
 
     async def start(self) -> None:
         """Open the connections."""
@@ -56,12 +60,15 @@ class Fetcher:
         self._transport = GuardedTransport(inner, allows_host=self._allows, private=self._private)
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         if self._transport is not None:
             await self._transport.aclose()
 
-    async def fetch(self, url: str, body: str | None, cookies: Sequence[Cookie]) -> Fetched:
-        """What is there; NotShownError where the address is to blame, ToolFailedError where it is out of order."""
+    async def fetch(self, url: str, body: str | None, cookies: Sequence[Cookie]) -> FetchedPage:
+        """Fetch a page; with a body, POST it.
+
+        Raises PageUnavailableError if the address is at fault, ToolFailedError if the site fails.
+        """
         import httpx
 
         from turnmill.tools.browser.transport import RefusedAddressError, UnknownHostError
@@ -70,15 +77,15 @@ class Fetcher:
             async with asyncio.timeout(self._seconds):
                 return await self._fetch(url, body, cookies)
         except (RefusedAddressError, UnknownHostError) as error:
-            raise NotShownError(str(error)) from error
+            raise PageUnavailableError(str(error)) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise NotShownError(f"{url[:200]!r} is no address that can be visited.") from error
+            raise PageUnavailableError(f"{url[:200]!r} is no address that can be visited.") from error
         except httpx.TooManyRedirects as error:
-            raise NotShownError("The page redirects in a circle.") from error
+            raise PageUnavailableError("The page redirects in a circle.") from error
         except (httpx.TransportError, httpx.DecodingError, OSError, TimeoutError) as error:
-            return self._out_of_order(url, str(error) or type(error).__name__, error)
+            return self._fail(url, str(error) or type(error).__name__, error)
 
-    async def _fetch(self, url: str, body: str | None, cookies: Sequence[Cookie]) -> Fetched:
+    async def _fetch(self, url: str, body: str | None, cookies: Sequence[Cookie]) -> FetchedPage:
         import httpx
 
         jar = httpx.Cookies()
@@ -93,14 +100,14 @@ class Fetcher:
         if body is not None:
             method, headers["content-type"] = "POST", "application/x-www-form-urlencoded"
         async with client.stream(method, url, headers=headers, content=body) as response:
-            if response.status_code >= _SERVER_ERROR or response.status_code in _NOT_NOW:
+            if response.status_code >= _SERVER_ERROR or response.status_code in _TEMPORARY_ERRORS:
                 raise OSError(f"it answered {response.status_code}")
             content = bytearray()
             async for piece in response.aiter_bytes():
                 content += piece
                 if len(content) > self._max_bytes:
                     break
-        return Fetched(
+        return FetchedPage(
             str(response.url),
             response.status_code,
             response.headers.get("content-type", "text/html"),
@@ -112,12 +119,12 @@ class Fetcher:
     def _allows(self, host: str) -> bool:
         return not self._hosts or any(host == known or host.endswith(f".{known}") for known in self._hosts)
 
-    def _out_of_order(self, url: str, what: str, error: Exception) -> Fetched:
+    def _fail(self, url: str, reason: str, error: Exception) -> FetchedPage:
         if self._fails:
-            raise ToolFailedError(f"text_browser: {url[:200]} failed: {what}.") from error
-        raise NotShownError(f"The page cannot be reached: {what}.") from error
+            raise ToolFailedError(f"text_browser: {url[:200]} failed: {reason}.") from error
+        raise PageUnavailableError(f"The page cannot be reached: {reason}.") from error
 
 
-def _kept(jar: Any) -> tuple[Cookie, ...]:
+def _kept(jar: CookieJar) -> tuple[Cookie, ...]:
     cookies = [(cookie.name, cookie.value or "", cookie.domain, cookie.path) for cookie in jar]
     return tuple(cookie for cookie in cookies if len("".join(cookie)) <= _MAX_COOKIE_CHARACTERS)[-_MAX_COOKIES:]

@@ -1,19 +1,19 @@
-"""A page as an agent sees it, and where in it the agent is; both are kept from turn to turn."""
+"""A page as an agent sees it, and the navigation state on it; both are kept from turn to turn."""
 
 from typing import Literal
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Kind = Literal["link", "textbox", "checkbox", "radio", "combobox", "button", "hidden"]
+ElementKind = Literal["link", "textbox", "checkbox", "radio", "combobox", "button", "hidden"]
 
 
 class Element(BaseModel):
-    """Something to click or to fill in; its number is its place in the page, from 1."""
+    """Something to click or to fill in; its number is its state in the page, from 1."""
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Kind
+    kind: ElementKind
     label: str = ""
     url: str = ""
     """Where a link leads."""
@@ -25,10 +25,10 @@ class Element(BaseModel):
     value: str = ""
     checked: bool = False
     options: list[tuple[str, str]] = []
-    """Values and texts that a combobox offers."""
+    """Values and texts of the options of a combobox."""
 
-    def mark(self, number: int) -> str:
-        """How it stands in the text of the page."""
+    def marker(self, number: int) -> str:
+        """Return the marker of the element in the text of the page."""
         return f"[{number}] {self.kind} '{self.label}'"
 
 
@@ -42,7 +42,7 @@ class Form(BaseModel):
 
 
 class Page(BaseModel):
-    """What a page says and offers."""
+    """Text and elements of a page."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,14 +53,14 @@ class Page(BaseModel):
     forms: list[Form] = []
 
 
-class Place(BaseModel):
-    """What an agent has done on a page, and how it came there."""
+class NavigationState(BaseModel):
+    """The agent's input on a page, its history and its cookies."""
 
     model_config = ConfigDict(extra="forbid")
 
     offset: int = 0
     filled: dict[int, str] = {}
-    """What was typed into or chosen in an element, by its number."""
+    """Text typed into or option chosen in an element, by its number."""
 
     switched: dict[int, bool] = {}
     """Boxes that were checked or cleared."""
@@ -71,22 +71,22 @@ class Place(BaseModel):
     """Name, value, domain and path."""
 
 
-def submission(page: Page, place: Place, form: int, clicked: int | None) -> tuple[str, str | None]:
-    """The address that a form is sent to, and its body if it is posted."""
-    fields = urlencode(_fields(page, place, form, clicked))
+def submission(page: Page, state: NavigationState, form: int, clicked: int | None) -> tuple[str, str | None]:
+    """Return the address that a form is sent to, and the body if it is posted."""
+    fields = urlencode(_fields(page, state, form, clicked))
     if page.forms[form].posts:
         return page.forms[form].url, fields
     return urlunsplit(urlsplit(page.forms[form].url)._replace(query=fields, fragment="")), None
 
 
-def _fields(page: Page, place: Place, form: int, clicked: int | None) -> list[tuple[str, str]]:
+def _fields(page: Page, state: NavigationState, form: int, clicked: int | None) -> list[tuple[str, str]]:
     fields = []
     for number, element in enumerate(page.elements, start=1):
         if element.form != form or not element.name or element.kind == "link":
             continue
         if element.kind == "button" and number != clicked:
             continue
-        if element.kind in ("checkbox", "radio") and not place.switched.get(number, element.checked):
+        if element.kind in ("checkbox", "radio") and not state.switched.get(number, element.checked):
             continue
-        fields.append((element.name, place.filled.get(number, element.value)))
+        fields.append((element.name, state.filled.get(number, element.value)))
     return fields

@@ -1,4 +1,4 @@
-"""Connections to public addresses alone: a name is looked up once, and what it was is what is connected to."""
+"""A transport that connects only to public addresses: a name is resolved once, and that address is connected to."""
 
 import asyncio
 import ipaddress
@@ -9,15 +9,15 @@ import httpx
 
 
 class RefusedAddressError(Exception):
-    """An address that may not be visited; the text is for the agent."""
+    """The address may not be visited; the message is for the agent."""
 
 
 class UnknownHostError(Exception):
-    """No machine has that name; the text is for the agent."""
+    """The host name does not exist; the message is for the agent."""
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """Looks at every request, those that follow a redirect among them."""
+    """Checks the address of every request, redirects included."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, *, allows_host: Callable[[str], bool], private: bool) -> None:
         self._inner = inner
@@ -25,7 +25,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._private = private
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Connect to the address that was looked at, under the name that was asked for."""
+        """Connect to the address that was checked, with the host name of the request."""
         host = request.url.host
         if not self._allows_host(host):
             raise RefusedAddressError(f"{host} may not be visited here.")
@@ -60,7 +60,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is anyone's to visit: no private, local or reserved one, in whatever clothes."""
+    """Return whether an address is public: not private, local or reserved, nor an IPv6 form of such an address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None, None))[1] or _behind_nat64(parsed)

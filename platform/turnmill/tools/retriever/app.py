@@ -1,6 +1,6 @@
-"""The HTTP service around an index."""
+"""The HTTP service of an index."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
@@ -9,7 +9,7 @@ from turnmill.tools.retriever.index import Index
 
 
 class Query(BaseModel):
-    """What `POST /retrieve` takes."""
+    """The body of `POST /retrieve`."""
 
     queries: list[str]
     topk: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -19,12 +19,12 @@ class Query(BaseModel):
 
 
 def create_app(index: Index, topk: int) -> FastAPI:
-    """An app that answers from this index."""
+    """Build the application; `topk` is the number of documents if a query names none."""
     app = FastAPI(title="turnmill retriever")
 
-    # Plain functions: searching is work for the processor, and runs in a thread beside the event loop.
+    # Plain functions: searching is CPU-bound, and runs in a thread beside the event loop.
     @app.post("/retrieve")
-    def retrieve(query: Query) -> dict[str, Any]:
+    def retrieve(query: Query) -> dict[str, object]:
         """The best documents for each query."""
         found = index.search(query.queries, query.topk or topk) if query.queries else []
         if query.return_scores:
@@ -33,7 +33,7 @@ def create_app(index: Index, topk: int) -> FastAPI:
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Whether it answers."""
+        """Report that the service is up."""
         return {"status": "healthy"}
 
     return app

@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 
-Document = dict[str, Any]
+Document = dict[str, object]
 
 
 def read_corpus(file: Path) -> list[Document]:
-    """Its documents; each has `contents`, a title and a text, or gets it from `title` and `text`."""
+    """Read the documents; each has `contents`, a title and a text, or gets it from `title` and `text`.
+
+    Raises SettingsError if the file cannot be read or a line is not such a document.
+    """
     try:
         # Not `splitlines`: JSON lets other ends of lines, such as U+2028, stand in a text.
         lines = file.read_text(encoding="utf-8").split("\n")

@@ -1,4 +1,4 @@
-"""Finding documents: by their words, or by their meaning where a library for it is installed."""
+"""Indexes of documents: BM25, or embeddings if a library for them is installed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,21 +19,24 @@ class Index(ABC):
 
     @abstractmethod
     def search(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
-        """The best documents for each query, best first; at most as many as there are."""
+        """Return the documents for each query, best first; at most as many as there are."""
 
 
 class Bm25Index(Index):
-    """Ranks by the words that query and document have in common."""
+    """Ranks by BM25."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         bm25s = _import("bm25s", "bm25s")
         self._documents = documents
-        self._tokenize = lambda texts: bm25s.tokenize(texts, stopwords="en", show_progress=False)
+        self._library = bm25s
         self._index = bm25s.BM25()
-        self._index.index(self._tokenize([document["contents"] for document in documents]), show_progress=False)
+        self._index.index(self._tokenize([str(document["contents"]) for document in documents]), show_progress=False)
+
+    def _tokenize(self, texts: list[str]) -> Any:
+        return self._library.tokenize(texts, stopwords="en", show_progress=False)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
-        """Documents without any of the words are left out."""
+        """Return the best documents that share a word with the query."""
         count = min(topk, len(self._documents))
         numbers, scores = self._index.retrieve(self._tokenize(list(queries)), k=count, show_progress=False)
         return [
@@ -43,16 +46,16 @@ class Bm25Index(Index):
 
 
 class EmbeddingIndex(Index):
-    """Ranks by the likeness of vectors that a model of sentence-transformers makes of the texts."""
+    """Ranks by cosine similarity of embeddings from a model of sentence-transformers."""
 
     def __init__(self, documents: Sequence[Document], model: str) -> None:
         library = _import("sentence_transformers", "sentence-transformers")
         self._documents = documents
         self._model = library.SentenceTransformer(model)
-        self._vectors = self._encode([document["contents"] for document in documents])
+        self._vectors = self._encode([str(document["contents"]) for document in documents])
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
-        """Every document counts, however unlike."""
+        """Return the best documents, however dissimilar."""
         scores = self._encode(list(queries)) @ self._vectors.T
         best = np.argsort(-scores, axis=1, kind="stable")[:, :topk]
         return [
@@ -65,7 +68,7 @@ class EmbeddingIndex(Index):
 
 
 def build_index(kind: IndexKind, documents: Sequence[Document], model: str | None = None) -> Index:
-    """An index over documents; ToolUnavailableError if its library is not installed."""
+    """Build an index; raises ToolUnavailableError if its library is not installed."""
     if kind == "bm25":
         return Bm25Index(documents)
     if not model:

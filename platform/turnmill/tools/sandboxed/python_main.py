@@ -8,7 +8,7 @@ import traceback
 from types import CodeType, ModuleType, TracebackType
 from typing import TextIO
 
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
 
 FILENAME = "main.py"
 REACHED_END, EXITED, FAILED = b"end", b"exit", b"failed"

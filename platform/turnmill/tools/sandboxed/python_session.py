@@ -1,4 +1,7 @@
-"""One cell of a Python session: variables are unpickled, the cell runs, variables are pickled again."""
+"""One cell of a Python session: variables are unpickled, the cell runs, variables are pickled again.
+
+Stored sessions name `current_namespace`, `cached` and `cell_of` of this module: they keep their names.
+"""
 
 import ast
 import builtins
@@ -19,30 +22,30 @@ from typing import Any, ClassVar, NoReturn
 import cloudpickle
 
 from turnmill.tools.sandboxed import python_main
-from turnmill.tools.sandboxed.answers import not_kept, pack_answer
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
+from turnmill.tools.sandboxed.session_result import not_kept_notice, pack_session_result
 from turnmill.tools.sandboxed.workspace import restore, snapshot
 
 VARIABLES = "vars/"
 COUNT = "count"
-# What many variables may hold without being one another's affair.
-_SHARED_SAFELY = (str, bytes, int, float, complex, tuple, frozenset, type, FunctionType, ModuleType, CodeType)
+# Immutable objects, which many variables may share and still be pickled apart.
+_IMMUTABLE_TYPES = (str, bytes, int, float, complex, tuple, frozenset, type, FunctionType, ModuleType, CodeType)
 
 
-class TimeIsUp(BaseException):
-    """The cell took too long; what it did until then stays."""
+class CellTimeout(BaseException):
+    """The cell took too long; its changes until then are kept."""
 
 
 def run(argument: bytes) -> bytes:
-    """Run the part `source` on the part `state`."""
+    """Run the part `source` with the variables and files of the part `state`."""
     parts = unpack(argument)
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
     root = os.getcwd()
     restore(before, root)
     module = python_main.fresh_main()
-    _Memory.namespace = module.__dict__
-    lost = _remember(before, module)
+    _SessionPickler.namespace = module.__dict__
+    lost = _restore_variables(before, module)
     count = int(before.get(COUNT, b"0")) + 1
     report = {"lost": lost, **_run_cell(parts["source"].decode(), count, module, limits["seconds"])}
     _flush_files(module)
@@ -50,8 +53,8 @@ def run(argument: bytes) -> bytes:
     variables, forgotten = _pickled(_variables(module), limits["bytes"])
     room = limits["bytes"] - sum(map(len, variables.values()))
     files, left_out = snapshot(root, max_bytes=room, max_files=limits["files"])
-    report["notice"] = not_kept(forgotten + left_out)
-    return pack_answer(report, before, {COUNT: str(count).encode(), **variables, **files})
+    report["notice"] = not_kept_notice(forgotten + left_out)
+    return pack_session_result(report, before, {COUNT: str(count).encode(), **variables, **files})
 
 
 def _run_cell(source: str, count: int, module: ModuleType, seconds: float) -> dict[str, bool]:
@@ -66,7 +69,7 @@ def _run_cell(source: str, count: int, module: ModuleType, seconds: float) -> di
                 if shown and value is not None:
                     module.__dict__["_"] = value
                     print(f"Out[{count}]: {value!r}")
-    except TimeIsUp:
+    except CellTimeout:
         return {"ok": False, "timed_out": True}
     except SystemExit as end:
         return {"ok": end.code in (None, 0), "timed_out": False}
@@ -77,20 +80,20 @@ def _run_cell(source: str, count: int, module: ModuleType, seconds: float) -> di
 
 
 def _awaited(value: Any) -> Any:
-    import asyncio  # Seldom needed, and as large as all the rest of what is imported here.
+    import asyncio  # Seldom needed, and as large as all other imports together.
 
     return asyncio.run(value)
 
 
 def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """The trace from the first frame that is the cell's."""
+    """Return the traceback from the cell's first frame on."""
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
     return trace
 
 
 def _compiled(source: str, filename: str) -> Iterator[tuple[CodeType, bool]]:
-    """The statements, and apart from them a last expression, whose value is shown."""
+    """Compile the statements, and separately a last expression, whose value is shown."""
     tree = ast.parse(source, filename)
     last = tree.body[-1] if tree.body else None
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -105,7 +108,7 @@ def _compiled(source: str, filename: str) -> Iterator[tuple[CodeType, bool]]:
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
     def ring(*_: object) -> NoReturn:
-        raise TimeIsUp
+        raise CellTimeout
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -116,8 +119,8 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _remember(state: Mapping[str, bytes], module: ModuleType) -> list[str]:
-    """Put the variables back; the names of those that cannot be."""
+def _restore_variables(state: Mapping[str, bytes], module: ModuleType) -> list[str]:
+    """Unpickle the variables; return the names of those that cannot be."""
     lost = []
     for name, part in state.items():
         if not name.startswith(VARIABLES):
@@ -130,12 +133,12 @@ def _remember(state: Mapping[str, bytes], module: ModuleType) -> list[str]:
 
 
 def _variables(module: ModuleType) -> dict[str, Any]:
-    """What the session defined; names with two underscores at both ends are Python's own."""
+    """Return the variables of the session; names with two underscores at both ends are Python's own."""
     return {name: value for name, value in module.__dict__.items() if not (name[:2] == name[-2:] == "__")}
 
 
 def _flush_files(module: ModuleType) -> None:
-    """What was written to a file that is still open belongs to the file."""
+    """Flush open files, so that the snapshot has what was written to them."""
     for value in list(module.__dict__.values()):
         if isinstance(value, io.IOBase):
             with suppress(Exception):
@@ -143,12 +146,12 @@ def _flush_files(module: ModuleType) -> None:
 
 
 def _pickled(variables: Mapping[str, Any], max_bytes: int) -> tuple[dict[str, bytes], list[str]]:
-    """Each variable as a part, those that hold one object in common as one; and what cannot be kept, with why."""
+    """Pickle each variable as a part, those that share an object as one; return also what cannot be kept, and why."""
     forgotten: list[str] = []
-    picklers: dict[str, _Memory] = {}
+    picklers: dict[str, _SessionPickler] = {}
     for name in sorted(variables):
         try:
-            picklers[name] = _Memory.of({name: variables[name]})
+            picklers[name] = _SessionPickler.of({name: variables[name]})
         except Exception as error:
             forgotten.append(f"{name} ({type(variables[name]).__name__}: {_first_line(error)})")
     parts: dict[str, bytes] = {}
@@ -158,7 +161,7 @@ def _pickled(variables: Mapping[str, Any], max_bytes: int) -> tuple[dict[str, by
     pickles = {
         tuple(group): picklers[group[0]].written()
         if len(group) == 1
-        else _Memory.of({name: variables[name] for name in group}).written()
+        else _SessionPickler.of({name: variables[name] for name in group}).written()
         for group in groups
     }
     for group, written in sorted(pickles.items(), key=lambda item: (len(item[1]), item[0])):
@@ -171,7 +174,7 @@ def _pickled(variables: Mapping[str, Any], max_bytes: int) -> tuple[dict[str, by
 
 
 def _groups(objects: Mapping[str, set[int]]) -> list[list[str]]:
-    """Names whose sets meet, directly or through others, together."""
+    """Group names whose sets intersect, directly or through others."""
     groups: list[tuple[list[str], set[int]]] = []
     for name, held in objects.items():
         meeting = [group for group in groups if group[1] & held]
@@ -194,7 +197,7 @@ class _Session:
 
 def current_namespace() -> dict[str, Any]:
     """The namespace of the session that runs in this process."""
-    return _Memory.namespace
+    return _SessionPickler.namespace
 
 
 def cached(function: Any, parameters: dict[str, Any]) -> Any:
@@ -225,13 +228,13 @@ def cell_of(key: str) -> CellType:
     return _CellKey.cells[key]
 
 
-class _Memory(cloudpickle.Pickler):
+class _SessionPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     """Pickles what is defined in the session by value, and leaves the session's namespace out of it."""
 
     namespace: dict[str, Any] = builtins.__dict__
 
     @classmethod
-    def of(cls, value: object) -> "_Memory":
+    def of(cls, value: object) -> "_SessionPickler":
         """A pickler that has pickled it."""
         pickler = cls(io.BytesIO())
         pickler.dump(value)
@@ -249,7 +252,7 @@ class _Memory(cloudpickle.Pickler):
     def objects(self) -> set[int]:
         """Ids of the objects in it that can change; the pickler keeps them alive, and with them their ids apart."""
         memo = [held for _, held in self.memo.copy().values()]
-        return {id(held) for held in memo if not isinstance(held, _SHARED_SAFELY)}
+        return {id(held) for held in memo if not isinstance(held, _IMMUTABLE_TYPES)}
 
     def reducer_override(self, obj: Any) -> Any:
         """As cloudpickle does, but without the values of the session's variables that a function names."""

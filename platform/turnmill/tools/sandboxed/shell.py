@@ -1,4 +1,4 @@
-"""A block of shell lines, each a bash of its own; working directory, exports and functions go from one to the next."""
+"""Runs a block of shell lines, each in its own bash; working directory, exports and functions pass between them."""
 
 import contextlib
 import functools
@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 
 from turnmill.sandboxes import processes
-from turnmill.tools.sandboxed.answers import not_kept, pack_answer
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
+from turnmill.tools.sandboxed.session_result import not_kept_notice, pack_session_result
 from turnmill.tools.sandboxed.shell_lines import join_lines
 from turnmill.tools.sandboxed.workspace import restore, snapshot
 
@@ -21,12 +21,12 @@ TIMED_OUT = "Process timed out after {seconds:g} seconds"
 CUT = "... [output cut: a block shows {limit:,} characters]"
 _HOME_MARK = b"\x01home\x01"
 _DRAIN_SECONDS = 0.1
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _SAVED_BYTES = 4 << 20
 """Of exports and functions; more than a state may hold."""
 
 # Where bash leaves what it did, and where it finds what it is to do if that is longer than a variable can be.
-_SAVED, _ORDER = 199, 198
+_SAVED, _INPUT = 199, 198
 _MAX_VARIABLE_BYTES = 100_000
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 
@@ -36,7 +36,7 @@ _SCRIPT = (
     'eval "$TURNMILL_SETUP"; }} 2>/dev/null; eval "$TURNMILL_LINE"'
 )
 _READ_FIRST = (
-    f"IFS= read -r -d '' -u {_ORDER} TURNMILL_SETUP; IFS= read -r -d '' -u {_ORDER} TURNMILL_LINE; exec {_ORDER}<&-;"
+    f"IFS= read -r -d '' -u {_INPUT} TURNMILL_SETUP; IFS= read -r -d '' -u {_INPUT} TURNMILL_LINE; exec {_INPUT}<&-;"
     ' eval "$TURNMILL_SETUP"'
 )
 _SAVE = (
@@ -46,7 +46,7 @@ _SAVE = (
 
 
 def run(argument: bytes) -> bytes:
-    """Run the part `lines` on the part `state`; the transcript goes to stdout as it comes about."""
+    """Run the part `lines` with the state in the part `state`; the transcript goes to stdout line by line."""
     parts = unpack(argument)
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
@@ -60,12 +60,12 @@ def run(argument: bytes) -> bytes:
     finally:
         shell.end()
     files, left_out = snapshot(root, max_bytes=limits["home_bytes"], max_files=limits["home_files"])
-    shell.say(not_kept(left_out))
-    return pack_answer({}, before, {**shell.state(), **files})
+    shell.write(not_kept_notice(left_out))
+    return pack_session_result({}, before, {**shell.state(), **files})
 
 
 class _Shell:
-    """What one line leaves to the next."""
+    """The state that passes from one line to the next."""
 
     def __init__(
         self, root: str, state: Mapping[str, bytes], seconds: float, max_characters: int, cpu_seconds: int
@@ -75,14 +75,14 @@ class _Shell:
         self._seconds = seconds
         self._room = self._limit = max_characters
         self._environment = _environment()
-        self._exports = self._located(state.get("exports", b""))
-        self._functions = self._located(state.get("functions", b""))
+        self._exports = self._with_home(state.get("exports", b""))
+        self._functions = self._with_home(state.get("functions", b""))
         folder = state.get("cwd", b"~").decode("utf-8", "surrogateescape")
         self._folder = root + folder.removeprefix("~") if folder.startswith("~") else folder
         self._processes: list[int] = []
 
     def state(self) -> dict[str, bytes]:
-        """The parts of the state but for files."""
+        """Return the parts of the state except files."""
         parts = {
             "cwd": self._shown_folder().encode("utf-8", "surrogateescape"),
             "exports": self._exports.replace(os.fsencode(self._root), _HOME_MARK),
@@ -91,21 +91,21 @@ class _Shell:
         return {name: part for name, part in parts.items() if part.strip()}
 
     def run_line(self, line: str) -> None:
-        """Run it and show it with what it wrote."""
+        """Run a line, and write it with its output to the transcript."""
         if not os.path.isdir(self._folder):
             self._folder = self._root
-        self.say(f"user@bash-session:{self._shown_folder()}$ " + line.replace("\n", "\n> "))
+        self.write(f"user@bash-session:{self._shown_folder()}$ " + line.replace("\n", "\n> "))
         with contextlib.ExitStack() as stack:
             written = self._watch(*self._start(line.encode("utf-8", "surrogateescape"), stack))
         if written is None:
-            self.say(TIMED_OUT.format(seconds=self._seconds))
+            self.write(TIMED_OUT.format(seconds=self._seconds))
             return
         output, saved = written
-        self._take_over(saved)
-        self.say(output.decode("utf-8", "replace").rstrip("\n"))
+        self._apply_saved_state(saved)
+        self.write(output.decode("utf-8", "replace").rstrip("\n"))
 
-    def say(self, text: str) -> None:
-        """Show a text, as far as there is room."""
+    def write(self, text: str) -> None:
+        """Write to the transcript, as far as there is room."""
         if not text or self._room < 0:
             return
         shown = text if len(text) <= self._room else f"{text[: self._room]}\n{CUT.format(limit=self._limit)}"
@@ -135,7 +135,7 @@ class _Shell:
             (os.POSIX_SPAWN_DUP2, saved[1], _SAVED),
         ]
         if max(len(setup), len(line)) > _MAX_VARIABLE_BYTES:
-            actions.append((os.POSIX_SPAWN_DUP2, self._order(setup + b"\0" + line + b"\0", stack), _ORDER))
+            actions.append((os.POSIX_SPAWN_DUP2, self._unnamed_file(setup + b"\0" + line + b"\0", stack), _INPUT))
             setup, line = _READ_FIRST.encode(), b""
         process = os.posix_spawn(
             _program(),
@@ -150,8 +150,8 @@ class _Shell:
             os.close(writing)
         return process, shown[0], saved[0]
 
-    def _order(self, content: bytes, stack: contextlib.ExitStack) -> int:
-        """A file without a name, at its beginning."""
+    def _unnamed_file(self, content: bytes, stack: contextlib.ExitStack) -> int:
+        """Return a descriptor of a deleted file with this content, positioned at its start."""
         path = f"{self._root}/{os.urandom(16).hex()}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         stack.callback(os.close, descriptor)
@@ -162,7 +162,7 @@ class _Shell:
         return descriptor
 
     def _watch(self, process: int, shown: int, saved: int) -> tuple[bytes, bytes] | None:
-        """What it wrote until it ended; None if it had to be killed."""
+        """Return its output and saved state when it has ended; None if it had to be killed."""
         # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
         kept = {shown: bytearray(), saved: bytearray()}
         room = {shown: 4 * self._limit, saved: _SAVED_BYTES}
@@ -173,7 +173,7 @@ class _Shell:
         deadline, ended, shows = time.monotonic() + self._seconds, False, True
         try:
             while (shows or not ended) and (left := deadline - time.monotonic()) > 0:
-                ready = dict(poll.poll(1000 * min(left, _LOOK_SECONDS)))
+                ready = dict(poll.poll(1000 * min(left, _POLL_SECONDS)))
                 for descriptor in kept.keys() & ready:
                     block = os.read(descriptor, 65536)
                     kept[descriptor] += block[: max(0, room[descriptor] - len(kept[descriptor]))]
@@ -214,14 +214,14 @@ class _Shell:
         )
         return b"\n".join(lines)
 
-    def _take_over(self, saved: bytes) -> None:
-        """A line that did not come to its end (exec, a trap of its own) leaves what was."""
+    def _apply_saved_state(self, saved: bytes) -> None:
+        """Update the state; a line that did not reach its end (exec, a trap of its own) leaves it unchanged."""
         fields = saved.split(b"\0")
         if len(fields) == 4:
             self._folder = os.fsdecode(fields[0])
             self._exports, self._functions = fields[1], fields[2]
 
-    def _located(self, text: bytes) -> bytes:
+    def _with_home(self, text: bytes) -> bytes:
         return text.replace(_HOME_MARK, os.fsencode(self._root))
 
     def _shown_folder(self) -> str:

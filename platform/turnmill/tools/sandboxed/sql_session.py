@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from turnmill.tools.sandboxed.answers import pack_answer
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
+from turnmill.tools.sandboxed.session_result import pack_session_result
 from turnmill.tools.sandboxed.sql_table import render
 
 DATABASE = "database.sqlite"
@@ -33,15 +33,15 @@ def run(argument: bytes) -> bytes:
     statement = parts["statement"].decode()
     text = _execute(file, "ro", statement, limits["seconds"])
     if text is not None:
-        return pack_answer({"text": text}, before, before)
+        return pack_session_result({"text": text}, before, before)
     digests = block_digests(file)
     text = _execute(file, "rw", statement, limits["seconds"])
     after = changes_since(digests, file, before)
     num_bytes = sum(map(len, after.values()))
     if num_bytes > limits["bytes"]:
         notice = f"[The change was undone: it touches {num_bytes:,} bytes, and {limits['bytes']:,} are kept.]"
-        return pack_answer({"text": f"{text}\n{notice}"}, before, before)
-    return pack_answer({"text": text}, before, after)
+        return pack_session_result({"text": f"{text}\n{notice}"}, before, before)
+    return pack_session_result({"text": text}, before, after)
 
 
 def patch(file: Path, changes: Mapping[str, bytes]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnmill.tools.sandboxed.parts import pack, unpack
+from turnmill.tools.sandboxed.packing import pack, unpack
 from turnmill.tools.sandboxed.sql_session import BLOCK_BYTES, DATABASE, block_digests, changes_since, patch, run
 
 contents = st.binary(max_size=3 * BLOCK_BYTES).map(lambda data: data * 2)

@@ -1,4 +1,4 @@
-"""Tools from files of the user's own; files written for verl-tool's server work as they are."""
+"""Imports files of tools from the user's folder; files written for verl-tool's server work unchanged."""
 
 import asyncio
 import copy
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.registry import register
+from turnmill.tools.registration import register
 from turnmill.trajectories.base import Change
 
 _PACKAGE = "turnmill_tools_folder"
@@ -20,7 +20,10 @@ _ENVIRONMENT = "env"
 
 
 def import_file(file: Path) -> None:
-    """Run it; `from .base import BaseTool, register_tool` in it gives the two of this module."""
+    """Import a file; `from .base import BaseTool, register_tool` in it refers to this module.
+
+    Raises ToolUnavailableError if it cannot be loaded.
+    """
     package = sys.modules.setdefault(_PACKAGE, ModuleType(_PACKAGE))
     package.__path__ = [str(file.parent)]
     sys.modules[f"{_PACKAGE}.base"] = sys.modules[__name__]
@@ -37,60 +40,67 @@ def import_file(file: Path) -> None:
 
 
 class BaseTool:
-    """What a tool written for verl-tool inherits: an environment of each trajectory, by its id."""
+    """The base class of tools written for verl-tool, which keeps an environment for each trajectory."""
 
     tool_type = "base"
 
     def __init__(self, num_workers: int = 1) -> None:
         self.num_workers = num_workers
-        self.env_cache: dict[str, Any] = {}
+        self.env_cache: dict[str, object] = {}
 
     def get_usage_inst(self) -> str:
-        """How an agent calls it."""
+        """Return how an agent calls the tool."""
         return ""
 
     def has_env(self, trajectory_id: str) -> bool:
-        """Whether the trajectory has one."""
+        """Return whether the trajectory has an environment."""
         return trajectory_id in self.env_cache
 
     def load_env(self, trajectory_id: str) -> Any:
-        """The trajectory's, or a fresh one that is not saved yet."""
+        """Return the trajectory's environment, or a new one that is not saved yet."""
         fresh = {"trajectory_id": trajectory_id, "metadata": {"turns": 0}, "previous_obs": []}
         return self.env_cache.get(trajectory_id, fresh)
 
-    def save_env(self, trajectory_id: str, env: Any) -> None:
-        """Keep it."""
+    def save_env(self, trajectory_id: str, env: object) -> None:
+        """Save the trajectory's environment."""
         self.env_cache[trajectory_id] = env
 
     def update_env(
-        self, trajectory_id: str, env: Any, action: Any, is_valid: bool, extra_field: Any, observation: Any, **more: Any
+        self,
+        trajectory_id: str,
+        env: Any,
+        action: object,
+        is_valid: bool,
+        extra_field: object,
+        observation: object,
+        **more: object,
     ) -> None:
-        """Count the turn, and note what happened in it."""
+        """Count the turn and append it to the environment's `previous_obs`."""
         env["metadata"]["turns"] += 1
         record = {"action": action, "is_valid": is_valid, "observation": observation, "extra_field": extra_field}
         env["previous_obs"].append({**record, **more})
 
     def delete_env(self, trajectory_id: str) -> None:
-        """Forget it."""
+        """Delete the trajectory's environment."""
         self.env_cache.pop(trajectory_id, None)
 
     def get_env_cache_keys(self) -> list[str]:
-        """Trajectories that have one."""
+        """Return the ids of trajectories that have an environment."""
         return list(self.env_cache)
 
-    def parse_action(self, action: str) -> tuple[Any, bool]:
-        """What of an action is meant for it, and whether anything is."""
+    def parse_action(self, action: str) -> tuple[object, bool]:
+        """Return the part of an action for this tool, and whether the action is valid."""
         raise NotImplementedError
 
     def conduct_action(self, trajectory_id: str, action: str, extra_field: Any) -> tuple[Any, bool, bool]:
-        """Observation, done, valid."""
+        """Execute the action; return observation, done and valid."""
         raise NotImplementedError
 
 
 def register_tool(tool_class: type[BaseTool]) -> type[BaseTool]:
-    """Make a class written for verl-tool known by its `tool_type`."""
+    """Register a class written for verl-tool under its `tool_type`."""
 
-    class Adapted(_VerlTool):
+    class Adapted(_AdaptedTool):
         name: ClassVar[str] = tool_class.tool_type
         adapted: ClassVar[type[BaseTool]] = tool_class
 
@@ -99,7 +109,7 @@ def register_tool(tool_class: type[BaseTool]) -> type[BaseTool]:
     return tool_class
 
 
-class _VerlTool(Tool):
+class _AdaptedTool(Tool):
     """Carries a trajectory's environment between the store and the tool, as JSON."""
 
     stateful: ClassVar[bool] = True
@@ -122,16 +132,16 @@ class _VerlTool(Tool):
 
     async def call(self, call: ToolCall) -> ToolResult:
         trajectory_id, extra = call.trajectory_id, dict(call.extra)
-        # Of this call alone: a thread whose call was given up goes on, and would leave its effect to the next one.
+        # A copy for this call: the thread of a cancelled call runs on, and must not change the next call's environment.
         tool = copy.copy(self._tool)
         tool.env_cache = {}
         if _ENVIRONMENT in call.state:
             tool.save_env(trajectory_id, json.loads(call.state[_ENVIRONMENT]))
         try:
-            many = getattr(tool, "aget_observations", None)
-            if inspect.iscoroutinefunction(many):
-                answers = await many([trajectory_id], [call.action], [extra])
-                observation, done, valid = (values[0] for values in answers)
+            get_observations = getattr(tool, "aget_observations", None)
+            if inspect.iscoroutinefunction(get_observations):
+                batch = await get_observations([trajectory_id], [call.action], [extra])
+                observation, done, valid = (values[0] for values in batch)
             else:
                 observation, done, valid = await asyncio.to_thread(
                     tool.conduct_action, trajectory_id, call.action, extra
@@ -147,5 +157,5 @@ class _VerlTool(Tool):
             return Change(written={_ENVIRONMENT: json.dumps(tool.load_env(trajectory_id)).encode()})
         except (TypeError, ValueError) as error:
             raise ToolFailedError(
-                f"{self.name}: its environment cannot be kept: {error}. Save what JSON can hold."
+                f"{self.name}: its environment cannot be saved: {error}. Keep only values that JSON can hold."
             ) from error

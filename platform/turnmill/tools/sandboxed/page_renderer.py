@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from turnmill.tools.sandboxed.parts import unpack
+from turnmill.tools.sandboxed.packing import unpack
 
 # Where they are missing, the tool says so when the server starts.
 with contextlib.suppress(ImportError):

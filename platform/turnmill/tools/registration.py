@@ -1,0 +1,20 @@
+"""The table of registered tools."""
+
+from typing import TypeVar
+
+from turnmill.tools.base import Tool
+
+registered_tools: dict[str, type[Tool]] = {}
+
+ToolClass = TypeVar("ToolClass", bound=type[Tool])
+
+
+def register(tool_class: ToolClass) -> ToolClass:
+    """Register a tool under its `name`; a class decorator. Raises ValueError if another class has the name."""
+    known = registered_tools.setdefault(tool_class.name, tool_class)
+    if known is not tool_class:
+        raise ValueError(
+            f"The tool name {tool_class.name!r} belongs to {known.__module__}.{known.__qualname__}: "
+            f"give {tool_class.__module__}.{tool_class.__qualname__} another one."
+        )
+    return tool_class
