@@ -78,7 +78,7 @@ def scores(queue: RowQueue) -> dict[str, list[float]]:
 def test_the_groups_that_differ_most_are_kept_with_their_scores(queue):
     two_groups(queue)
 
-    chosen = trainer()._choose(queue.meta())
+    chosen = trainer()._select_rows(queue.meta())
 
     assert chosen.keys == ["group1_0_0", "group1_1_0"]
     assert scores(queue) == {"group1_0_0": [0, 0, 0, 0, 0, 8.5], "group1_1_0": [0, 0, 1]}
@@ -87,7 +87,7 @@ def test_the_groups_that_differ_most_are_kept_with_their_scores(queue):
 def test_turns_may_have_scores_of_their_own(queue):
     two_groups(queue)
 
-    trainer(useTurnScores=True, rewardNormalization={"method": "mean"})._choose(queue.meta())
+    trainer(useTurnScores=True, rewardNormalization={"method": "mean"})._select_rows(queue.meta())
 
     # The mean of 9 and 1 is 5: of the first episode each turn bears half of it.
     assert scores(queue) == {"group1_0_0": [0, 0, -2.5, 0, 0, 6.0], "group1_1_0": [0, 0, -4.0]}
@@ -97,7 +97,7 @@ def test_metrics_are_of_all_episodes_of_the_step(queue):
     two_groups(queue)
     made = trainer()
 
-    made._choose(queue.meta())
+    made._select_rows(queue.meta())
 
     assert made._step_metrics["turnmill/trajectories"] == 4
     assert made._step_metrics["train/counter/success"] == 1.0

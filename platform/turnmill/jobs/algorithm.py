@@ -1,4 +1,4 @@
-"""How the policy learns."""
+"""The algorithms that a job may choose from: one line for each."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -55,7 +55,7 @@ class TurnPpo(Settings):
     """Training of the critic alone, before the policy moves."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
     first_token_value_weight: float = Field(default=3.0, gt=0, le=1000)
     """Weight of a turn's first value in the critic's loss; it carries the estimate across turns."""

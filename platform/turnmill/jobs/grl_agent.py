@@ -20,7 +20,7 @@ Text = Annotated[str, Field(max_length=65_536)]
 
 
 class AgentConfig(Settings):
-    """What an agent reads, how long it may act, and what a mistake costs it."""
+    """The prompt of an agent, the limits of its episodes, and the penalty of a mistake."""
 
     max_turns: int = Field(default=1, ge=1, le=100_000)
     """Turns after which an episode ends."""
@@ -73,7 +73,7 @@ class NamedAgent(Settings):
 
 
 class RewardNormalization(Settings):
-    """How rewards are compared before the penalties are added."""
+    """The comparison of rewards, before the penalties are added."""
 
     grouping: Literal["state", "inductive", "batch"] = "state"
     """What a reward is compared with: `state` its group, `inductive` all of its kind of agent, `batch` the step."""
@@ -141,7 +141,7 @@ class GrlAgent(BaseAgent):
     """Give each turn its score at its own last token, instead of the sum at the end."""
 
     reward_normalization: RewardNormalization = RewardNormalization()
-    """How rewards are compared before the penalties are added."""
+    """The comparison of rewards, before the penalties are added."""
 
     rollout_filter_ratio: float = Field(default=0.25, gt=0, le=1)
     """Share of a step's groups that is learned from; 1 takes all."""
@@ -154,8 +154,8 @@ class GrlAgent(BaseAgent):
     of the system, observations too, as GRL does."""
 
     reformat_responses: bool = False
-    """Put responses into the context as GRL does, spelled anew from thought and actions; what is trained is then not
-    what was sampled."""
+    """Put responses into the context as GRL does, tokenized anew from thought and actions; what is trained is then
+    not what was sampled."""
 
     max_prompt_length: int = Field(default=4096, ge=16, le=10_000_000)
     """Tokens of a conversation that the policy reads."""
@@ -168,7 +168,7 @@ class GrlAgent(BaseAgent):
     their own, `error` ends the episode with stop reason `max_tokens`."""
 
     num_prompt_threads: int = Field(default=0, ge=0, le=4096)
-    """Prompts of a worker that are spelled at once; 0 sets no limit."""
+    """Prompts of a worker that are tokenized at once; 0 sets no limit."""
 
     num_env_threads: int = Field(default=0, ge=0, le=4096)
     """Environments of a worker that act at once; 0 sets no limit."""
@@ -227,5 +227,5 @@ class GrlAgent(BaseAgent):
 
 
 def for_each(counts: Counts, names: Names) -> Counts:
-    """One number for each name, of a list that has one for each or one for all."""
+    """Return one number for each name, of a list that has one for each or one for all."""
     return counts * len(names) if len(counts) == 1 else counts

@@ -31,7 +31,7 @@ class MultiTurnAgent(BaseAgent):
     format: Literal["hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4"] = (
         "hermes"
     )
-    """How the model spells calls of functions."""
+    """The format in which the model writes calls of functions."""
 
     max_assistant_turns: int | None = Field(default=None, ge=1, le=100_000)
     """Responses of a trajectory; left out, as many as fit."""
@@ -62,7 +62,7 @@ class MultiTurnAgent(BaseAgent):
     """Tokens after the prompt, responses and tools' answers together."""
 
     use_inference_chat_template: bool = False
-    """Have the policy read each turn as the chat template spells the messages so far, often without earlier
+    """Have the policy read each turn as the chat template renders the messages so far, often without earlier
     reasoning, and not the tokens as they came; each such turn is learned from in a row of its own."""
 
     tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "disable"] = "strict"

@@ -15,7 +15,7 @@ class PluginAlgorithm(TrajectoryAlgorithm):
     """Algorithm of your own, as `package.module:Class`; what runs the job must be able to import it."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
     options: dict[str, Any] = Field(default_factory=dict, max_length=64)
     """Settings of the class's own, which the class checks."""

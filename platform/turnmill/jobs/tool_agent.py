@@ -122,7 +122,7 @@ class ToolAgent(BaseAgent):
     `text` puts the error into the context as an observation, as verl-tool does."""
 
     retokenization: bool = False
-    """Spell every response anew from its text, as verl-tool can; what is trained is then not what was sampled."""
+    """Tokenize every response anew from its text, as verl-tool can; what is trained is then not what was sampled."""
 
     logprobs: bool = True
     """Keep the log-probs of sampled tokens; those of observations are 0."""

@@ -1,4 +1,4 @@
-"""Ways to learn from whole trajectories."""
+"""The settings of algorithms over whole trajectories."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,7 +10,7 @@ Gamma = Annotated[float, Field(ge=0, le=1)]
 
 
 class KlSettings(Settings):
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
     coefficient: float = Field(default=0.001, ge=0, le=100)
     """Weight of the KL penalty in the reward; 0 leaves it out."""
@@ -26,12 +26,12 @@ class KlSettings(Settings):
 
 
 class TrajectoryAlgorithm(Settings):
-    """What all ways to learn from whole trajectories share."""
+    """The settings that all algorithms over whole trajectories share."""
 
     learns_from_turns: ClassVar[bool] = False
 
     type: str
-    """Which way it is."""
+    """Which algorithm it is."""
 
     clip_ratio: float = Field(default=0.2, gt=0, le=10)
     """How far one update may move the probability of a token."""
@@ -70,7 +70,7 @@ class TrajectoryAlgorithm(Settings):
 
 
 class Ppo(TrajectoryAlgorithm):
-    """PPO: a critic values every token, and GAE runs over all tokens of a trajectory that the policy said."""
+    """PPO: a critic values every token, and GAE runs over all tokens of a trajectory that the policy generated."""
 
     type: Literal["ppo"] = "ppo"
     """`ppo`: GAE over the tokens of a trajectory, with a critic."""
@@ -82,7 +82,7 @@ class Ppo(TrajectoryAlgorithm):
     """Weight of longer advantage estimates."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
     value_clip: float = Field(default=0.5, gt=0, le=1000)
     """How far one update may move a value."""
@@ -107,7 +107,7 @@ class Grpo(TrajectoryAlgorithm):
     """Divide advantages by the standard deviation of what they are compared with."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
 
 class Rloo(TrajectoryAlgorithm):
@@ -117,7 +117,7 @@ class Rloo(TrajectoryAlgorithm):
     """`rloo`: a trajectory's reward against the mean of the others of its group."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
 
 class ReinforcePlusPlus(TrajectoryAlgorithm):
@@ -130,7 +130,7 @@ class ReinforcePlusPlus(TrajectoryAlgorithm):
     """Discount from token to token."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
 
 class ReinforcePlusPlusBaseline(TrajectoryAlgorithm):
@@ -140,11 +140,11 @@ class ReinforcePlusPlusBaseline(TrajectoryAlgorithm):
     """`reinforce_plus_plus_baseline`: less the group's mean, then whitened over a step."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""
 
 
 class DynamicSampling(Settings):
-    """Other tasks in place of those that teach nothing."""
+    """Other tasks in place of those whose trajectories all have the same reward."""
 
     max_batches: int = Field(default=4, ge=1, le=1000)
     """Times the tasks of a step are filled up, the first time included; 1 takes tasks as they come. What is missing
@@ -163,7 +163,7 @@ class Overlong(Settings):
 
 
 class Dapo(TrajectoryAlgorithm):
-    """DAPO: GRPO with more room upwards, without KL; tasks that teach nothing are replaced, long answers cost."""
+    """DAPO: GRPO with more room upwards, without KL; tasks with uniform rewards are replaced, long responses are penalized."""
 
     type: Literal["dapo"] = "dapo"
     """`dapo`: GRPO with DAPO's clipping, dynamic sampling and overlong penalty."""
@@ -207,4 +207,4 @@ class GigPo(TrajectoryAlgorithm):
     """Divide advantages by the standard deviation of what they are compared with."""
 
     kl: KlSettings = KlSettings()
-    """What drifting from the first policy costs."""
+    """The penalty for drifting from the first policy."""

@@ -10,7 +10,7 @@ from turnmill.jobs.settings import Settings
 
 
 class MemorySettings(Settings):
-    """How much of its own past an agent sees."""
+    """The part of its own past that an agent sees."""
 
     text_turns: int = Field(default=1, ge=0, le=1024)
     """Earlier turns whose observation and action are shown again."""

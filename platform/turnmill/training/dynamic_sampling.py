@@ -17,27 +17,27 @@ DROPPED_TASKS = "turnmill/dynamic_sampling/dropped_tasks"
 
 
 class FilteringBuffer(ReplayBuffer):
-    """Asks for other tasks in place of those that teach nothing, a bounded number of times.
+    """Replaces tasks whose rewards are all the same, a bounded number of times: their advantages are 0.
 
     Keys of trajectories that failed stay, so that they are counted, whatever becomes of their task.
     """
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """The rows of tasks that teach something; fewer than asked for where none were found in time."""
+        """Return rows of tasks with different rewards; fewer than asked for where `max_batches` did not suffice."""
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id == "val":
             return batch, metrics
-        kept, dropped = sift(batch)
+        kept, dropped = partition_groups(batch)
         filled = 1
         while (missing := batch_size - num_tasks(kept)) > 0 and filled < self.sampler_kwargs["max_batches"]:
             self.refill_fn(missing)
             more, _ = super().sample(global_steps, partition_id, missing)
-            found, uniform = sift(more)
-            kept, dropped, filled = joined(kept, found), joined(dropped, uniform), filled + 1
+            found, uniform = partition_groups(more)
+            kept, dropped, filled = concatenate(kept, found), concatenate(dropped, uniform), filled + 1
         metrics |= {FILLED: float(filled), DROPPED_TASKS: float(num_tasks(dropped))}
         if not num_tasks(kept):
-            # Nothing was found: what there is is learned from as it is, which moves nothing.
-            return joined(kept, dropped), metrics
+            # All groups are uniform: learning from them changes no weights.
+            return concatenate(kept, dropped), metrics
         if dropped.keys:
             kept.extra_info[DROPPED] = Dropped(num_tasks(dropped), fetch_summaries(dropped, EpisodeSummary))
             tq.kv_clear(keys=dropped.keys, partition_id=partition_id)
@@ -45,27 +45,27 @@ class FilteringBuffer(ReplayBuffer):
 
 
 class FilteringStepBuffer(FilteringBuffer, StepReplayBuffer):
-    """The same where rollout is ahead of learning: a step is filled up with tasks of its own."""
+    """Filters in the asynchronous modes, where a step is filled up with tasks of its own."""
 
 
-def sift(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
-    """The rows of tasks that teach something with all failed trajectories, and the rows of the other tasks."""
+def partition_groups(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
+    """Return the rows of groups with different rewards and all failed trajectories, and the rows of uniform groups."""
     parts = split(batch)
     if not parts.survivors.keys:
         return batch, parts.survivors
     rewards = rewards_of_groups(parts.survivors.keys, fetch_summaries(parts.survivors, EpisodeSummary))
     failed = set(parts.failed.keys)
-    teaches = [key in failed or len(rewards[group_of(key)]) > 1 for key in batch.keys]
-    return select(batch, teaches), select(batch, [not each for each in teaches])
+    is_kept = [key in failed or len(rewards[group_of(key)]) > 1 for key in batch.keys]
+    return select(batch, is_kept), select(batch, [not each for each in is_kept])
 
 
 def num_tasks(batch: KVBatchMeta) -> int:
-    """Tasks with trajectories that did not fail."""
+    """Return the number of tasks with trajectories that did not fail."""
     return len({group_of(key) for key in split(batch).survivors.keys})
 
 
-def joined(one: KVBatchMeta, other: KVBatchMeta) -> KVBatchMeta:
-    """The rows of both."""
+def concatenate(one: KVBatchMeta, other: KVBatchMeta) -> KVBatchMeta:
+    """Return a batch with the rows of both."""
     return KVBatchMeta(
         partition_id=one.partition_id,
         keys=[*one.keys, *other.keys],

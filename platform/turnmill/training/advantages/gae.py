@@ -86,7 +86,7 @@ def dual_discount_gae(
 
 
 def _slots(live_RG: Tensor) -> Tensor | None:
-    """The rank of each slot among its row's live ones; None where the live slots are a prefix in every row."""
+    """Return the rank of each slot among its row's live ones; None where the live slots are a prefix in every row."""
     if not bool((live_RG[:, 1:] & ~live_RG[:, :-1]).any()):
         return None
     return (live_RG.cumsum(1) - 1).clamp(min=0)
@@ -111,7 +111,7 @@ def _discounted_suffix_sums(x_RG: Tensor, decay: float) -> Tensor:
 
 
 def _follow_turns(first_R: Tensor, reach_R: Tensor, num_environments: int) -> Tensor:
-    """The estimate of each row's next turn, from the last turn backwards; zero after the last."""
+    """Return the estimate of each row's next turn, from the last turn backwards; zero after the last."""
     first_TN, reach_TN = first_R.view(-1, num_environments), reach_R.view(-1, num_environments)
     following_TN = torch.zeros_like(first_TN)
     for t in range(first_TN.shape[0] - 2, -1, -1):
@@ -136,6 +136,7 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
     # verl's module takes seconds to import.
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
+    advantages_K1: Tensor
     advantages_K1, _ = compute_grpo_outcome_advantage(
         rewards_K[:, None],
         torch.ones_like(rewards_K)[:, None],

@@ -12,14 +12,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryIndex:
-    """Which rows make up each trajectory, in order, and how many tokens each row has."""
+    """The rows of each trajectory, in order, and the number of tokens of each row."""
 
     rows_K: tuple[tuple[int, ...], ...]
     lengths_R: tuple[int, ...]
 
     @classmethod
     def of(cls, keys: Sequence[str], lengths_R: Tensor) -> "TrajectoryIndex":
-        """The rows of these keys, which read {task}_{sample}_{row}, in the order in which their trajectories come."""
+        """Index rows by their keys, {task}_{sample}_{row}; trajectories keep the order in which they first occur."""
         rows: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
             rows.setdefault(trajectory_of(key), []).append(position)
@@ -40,12 +40,12 @@ class TrajectoryIndex:
         return found
 
     def join(self, values_RG: Tensor) -> Tensor:
-        """The tokens of each trajectory one after the other, shape (trajectories, tokens)."""
+        """Concatenate the tokens of each trajectory's rows, shape (trajectories, tokens)."""
         joined = [torch.cat([values_RG[row, : self.lengths_R[row]] for row in rows]) for rows in self.rows_K]
         return torch.nn.utils.rnn.pad_sequence(joined, batch_first=True)
 
     def split(self, values_KL: Tensor, width: int) -> Tensor:
-        """The opposite of `join`, shape (rows, width)."""
+        """Undo `join`, shape (rows, width)."""
         values_RG = values_KL.new_zeros(len(self.lengths_R), width)
         for trajectory, rows in enumerate(self.rows_K):
             start = 0
@@ -57,15 +57,15 @@ class TrajectoryIndex:
 
 
 def trajectory_of(key: str) -> str:
-    """Which trajectory a row belongs to; keys read {task}_{sample}_{row}."""
+    """Return the trajectory's part, {task}_{sample}, of a row's key."""
     return key.rsplit("_", 1)[0]
 
 
 def group_of(key: str) -> str:
-    """Which task a row belongs to."""
+    """Return the task's part of a row's key; the trajectories of a task are a group."""
     return key.rsplit("_", 2)[0]
 
 
 def row_number(key: str) -> int:
-    """The place of a row in its trajectory."""
+    """Return the position of a row in its trajectory, from its key."""
     return int(key.rsplit("_", 1)[1])

@@ -50,7 +50,7 @@ class GrlTrainer(TrajectoryTrainer):
     def _num_trajectories(self, num_tasks: int) -> int:
         return sum(self.train_dataset[position][GROUP_SIZE] for position in range(num_tasks))
 
-    def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
+    def _select_rows(self, survivors: KVBatchMeta) -> KVBatchMeta:
         """Give trajectories their scores, and keep the groups that the filter keeps."""
         agent = self.job.spec.grl_agent
         data = tq.kv_batch_get(

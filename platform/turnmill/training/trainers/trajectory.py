@@ -39,7 +39,7 @@ from turnmill.training.trainers.base import RunTrainer
 
 
 class TrajectoryTrainer(RunTrainer):
-    """What whole trajectories change in verl's trainer."""
+    """verl's trainer with steps of whole trajectories."""
 
     @cached_property
     def algorithm(self) -> TrajectoryAlgorithm[Any]:
@@ -47,7 +47,7 @@ class TrajectoryTrainer(RunTrainer):
         return trajectory_algorithm_of(self.job.spec.trajectory_algorithm)
 
     def _init_dataloader(self) -> None:
-        self._num_asked: Counter[int] = Counter()
+        self._num_requested: Counter[int] = Counter()
         self.config.data.train_max_samples = self.job.spec.tasks_per_step
         super()._init_dataloader()
         if critic_only_steps := self.algorithm.critic_only_steps:
@@ -56,10 +56,10 @@ class TrajectoryTrainer(RunTrainer):
             schedule.total_training_steps = max(1, schedule.total_training_steps - critic_only_steps)
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
-        """The next tasks of a step: those that it begins with, or others that fill it up."""
+        """Return the next tasks of a step: those that it begins with, or others that fill it up."""
         num_tasks = self.job.spec.tasks_per_step if num_prompts is None else num_prompts
-        first = self._num_asked[self.global_steps]
-        self._num_asked[self.global_steps] += num_tasks
+        first = self._num_requested[self.global_steps]
+        self._num_requested[self.global_steps] += num_tasks
         rows = [self.train_dataset[position] for position in range(first, first + num_tasks)]
         names = [str(uuid.uuid4()) for _ in rows]
         batch = tu.get_tensordict(rows_as_columns(rows) | {"uid": np.array(names, dtype=object)})
@@ -67,27 +67,27 @@ class TrajectoryTrainer(RunTrainer):
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
-        """Failed trajectories go here, before anything is computed of the batch."""
+        """Drop failed trajectories, before anything is computed of the batch."""
         self._split = split(batch)
-        self._require_whole(self._split, self._num_trajectories(self._num_asked[self.global_steps]))
+        self._require_whole(self._split, self._num_trajectories(self._num_requested[self.global_steps]))
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
-        self._forget_failed(self._split)
-        chosen = self._choose(self._split.survivors)
-        self._size_minibatches(len(chosen.keys))
-        return super()._balance_batch(chosen, metrics, **kwargs)
+        self._drop_failed(self._split)
+        selected = self._select_rows(self._split.survivors)
+        self._size_minibatches(len(selected.keys))
+        return super()._balance_batch(selected, metrics, **kwargs)
 
     def _num_trajectories(self, num_tasks: int) -> int:
-        """Trajectories of the first tasks of a step."""
+        """Return the number of trajectories of the first tasks of a step."""
         return num_tasks * self.job.spec.group_size
 
     @property
     def _num_at_once(self) -> int:
-        """Trajectories in flight at once; those that fill a step up come after the others."""
+        """The trajectories in flight at once; those that fill a step up come after the others."""
         asked = self._num_trajectories(self.job.spec.tasks_per_step)
         return min(asked, self.job.spec.max_concurrency or asked)
 
-    def _choose(self, survivors: KVBatchMeta) -> KVBatchMeta:
-        """Those that are learned from."""
+    def _select_rows(self, survivors: KVBatchMeta) -> KVBatchMeta:
+        """Return the rows that are learned from."""
         return survivors
 
     def _size_minibatches(self, num_rows: int) -> None:
@@ -108,12 +108,12 @@ class TrajectoryTrainer(RunTrainer):
                 "rollout",
             )
 
-    def _forget_failed(self, parts: Split) -> None:
+    def _drop_failed(self, parts: Split) -> None:
         if parts.failed.keys:
             tq.kv_clear(keys=parts.failed.keys, partition_id=parts.failed.partition_id)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Estimate over the trajectories that are left, after the KL penalty."""
+        """Estimate advantages of the trajectories that did not fail, after the KL penalty."""
         with_reference = self.config.algorithm.use_kl_in_reward
         rows = TrajectoryBatch.read(
             self._rows_of(batch), with_reference=with_reference, with_values=self.config.critic.enable
@@ -138,7 +138,7 @@ class TrajectoryTrainer(RunTrainer):
         return self._after_kl(rows.scores_RG, rows.old_log_probs_RG, rows.ref_log_probs_RG, rows.mask_RG, metrics)
 
     def _fill_padding(self, batch: KVBatchMeta) -> None:
-        """verl's update reads the columns of every row; those of its padding count for nothing."""
+        """Write zeros into the columns of padding rows, which verl's update reads with the others."""
         padding = select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags])
         if padding.keys:
             lengths_R = torch.tensor([int(tag["response_len"]) for tag in padding.tags])

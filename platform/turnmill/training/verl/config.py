@@ -17,7 +17,7 @@ from turnmill.training.verl.algorithm_config import learning_settings, sampler_s
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
 
 NEVER = 10**9
-# What carries weights to engines on devices of their own.
+# The checkpoint engine that carries weights to engines on devices of their own.
 WEIGHT_TRANSFER = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -40,7 +40,7 @@ def _queue_defaults() -> Any:
 
 
 def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, device: str) -> DictConfig:
-    """The configuration of one run; `spec.verl` has the last word.
+    """Compose the configuration of one run; `spec.verl` has the last word.
 
     Raises SettingsError for a setting of `spec.verl` that verl does not know.
     """
@@ -119,7 +119,7 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
 
 
 def _resource_of_training(job: AgentTrainingJob) -> str:
-    """What the machines that train have; those that only roll out should hold no rows."""
+    """Return the Ray resource of machines that train: those that only roll out should hold no rows."""
     accelerator = job.spec.resources.train.accelerator
     return "CPU" if accelerator is None else ray_resource(accelerator)
 
@@ -191,7 +191,7 @@ def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
 
 
 def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
-    """How rollout and learning share time and devices."""
+    """Return the settings of the training mode: how rollout and learning share time and devices."""
     spec, rollout, v1 = job.spec, "actor_rollout_ref.rollout", "trainer.v1"
     settings: dict[str, Any] = {f"{v1}.trainer_mode": spec.training.mode} | sampler_settings(job)
     if spec.training.mode == "sync":
@@ -216,7 +216,7 @@ def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    """What a machine with GPUs adds: verl's defaults are made for it."""
+    """Return the settings of machines with GPUs, beside verl's defaults."""
     return {
         "trainer.device": "cuda",
         "actor_rollout_ref.model.use_remove_padding": True,
@@ -227,7 +227,7 @@ def _cuda() -> dict[str, Any]:
 
 
 def _cpu() -> dict[str, Any]:
-    """What a machine without a GPU needs: float32, no compilation, small buffers, one process of each kind."""
+    """Return the settings of a machine without a GPU: float32, no compilation, small buffers, one process of each kind."""
     rollout, tokens = "actor_rollout_ref.rollout", 32768
     settings: dict[str, Any] = {
         "trainer.device": "cpu",

@@ -1,4 +1,4 @@
-"""Which names verl has settings for: those of its YAML files and those of the dataclasses behind them."""
+"""The names of verl's settings: those of its YAML files and those of the dataclasses behind them."""
 
 import dataclasses
 import difflib
@@ -23,7 +23,7 @@ WITH_EFFECT = frozenset({"algorithm.rollout_correction.bypass_mode"})
 
 
 def names_without_effect(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Settings that verl has and nothing here reads, each with what to do instead."""
+    """Return the settings that verl has and turnmill does not read, each with what to do instead."""
     parts = [(name, part) for name, part in _parts(settings) if part not in WITH_EFFECT]
     found = {
         name: instead
@@ -35,14 +35,14 @@ def names_without_effect(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def unknown_names(config: DictConfig, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Settings that verl has no name for, each with the closest name that it has (or "")."""
+    """Return the settings that verl does not have, each with the closest name that it has (or "")."""
     unknown = [(name, part) for name, part in _parts(settings) if not _is_known(config, part)]
     names = sorted(_names(config)) if unknown else []
     return [(name, next(iter(difflib.get_close_matches(part, names, n=1)), "")) for name, part in unknown]
 
 
 def _parts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names in the file, each with those that it gives values to: what is inside of it where it is a mapping."""
+    """Yield each name in the file with every setting that it sets: a mapping sets several."""
     return ((name, part) for name, value in settings.items() for part in _flat(name, value))
 
 
@@ -73,12 +73,12 @@ def _is_known(config: DictConfig, name: str) -> bool:
 
 
 def _accepts(declared: Any, part: str, node: DictConfig) -> bool:
-    """Whether a mapping takes keys that verl does not list; one that nearly is one of the listed is a slip."""
+    """Return True if a mapping takes a key that verl does not list, unless the key looks like a misspelt one."""
     return _is_open(declared) and not difflib.get_close_matches(part, map(str, node), cutoff=0.75)
 
 
 def _has(declared: Any, rest: list[str]) -> bool:
-    """Whether a field of this declared type exists and holds a setting of the remaining name."""
+    """Return True if a field has this declared type and holds a setting of the remaining name."""
     if declared is None:
         return False
     for part in rest:
@@ -102,7 +102,7 @@ def _target(node: DictConfig) -> Any:
 
 
 def _fields(declared: Any) -> dict[str, Any]:
-    """The fields of a dataclass, with their types; nothing for any other type."""
+    """Return the fields of a dataclass with their types; empty for any other type."""
     for option in _options(declared):
         if dataclasses.is_dataclass(option):
             hints = typing.get_type_hints(option)
@@ -111,12 +111,12 @@ def _fields(declared: Any) -> dict[str, Any]:
 
 
 def _is_open(declared: Any) -> bool:
-    """Whether a type takes any key: what goes in is for the engine behind it to judge."""
+    """Return True if a type takes any key: the engine behind it checks what goes in."""
     return any(option is Any or (typing.get_origin(option) or option) is dict for option in _options(declared))
 
 
 def _options(declared: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type itself."""
+    """Return the members of a union, or the type itself."""
     is_union = typing.get_origin(declared) in (typing.Union, types.UnionType)
     return typing.get_args(declared) if is_union else (declared,)
 
