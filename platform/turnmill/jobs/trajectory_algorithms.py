@@ -163,7 +163,7 @@ class Overlong(Settings):
 
 
 class Dapo(TrajectoryAlgorithm):
-    """DAPO: GRPO with more room upwards, without KL; tasks with uniform rewards are replaced, long responses are penalized."""
+    """DAPO: GRPO with more room upwards, without KL; tasks with uniform rewards are replaced, long responses cost."""
 
     type: Literal["dapo"] = "dapo"
     """`dapo`: GRPO with DAPO's clipping, dynamic sampling and overlong penalty."""

@@ -227,7 +227,7 @@ def _cuda() -> dict[str, Any]:
 
 
 def _cpu() -> dict[str, Any]:
-    """Return the settings of a machine without a GPU: float32, no compilation, small buffers, one process of each kind."""
+    """Return the settings of machines without GPUs: float32, no compilation, small buffers, one process per role."""
     rollout, tokens = "actor_rollout_ref.rollout", 32768
     settings: dict[str, Any] = {
         "trainer.device": "cpu",
