@@ -9,12 +9,12 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.verlog.episode_loop import EpisodeLoop
-from turnmill.testing.agent_loops import SAMPLING, Table, job_of
+from turnmill.testing.agent_loops import SAMPLING, AgentLoopHarness, job_of
 
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
 
 
-class EpisodeTable(Table):
+class EpisodeTable(AgentLoopHarness):
     """A loop that plays whole episodes."""
 
     def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob) -> None:

@@ -18,7 +18,7 @@ from turnmill.rollout.grl.rows import verl_rows
 from turnmill.rollout.journal import StoreJournal
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
-from turnmill.testing.agent_loops import END, TOKENIZER, GrlTable
+from turnmill.testing.agent_loops import END, TOKENIZER, GrlLoopHarness
 from turnmill.testing.policies import LOG_PROB
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
@@ -27,11 +27,11 @@ ONE, TWO, THREE = say("1") + END, say("2") + END, say("3") + END
 
 
 @pytest.fixture
-async def table(tmp_path) -> AsyncIterator[Callable[..., GrlTable]]:
-    made: list[GrlTable] = []
+async def table(tmp_path) -> AsyncIterator[Callable[..., GrlLoopHarness]]:
+    made: list[GrlLoopHarness] = []
 
-    def make(script: Any, *agents: dict[str, Any], journal: Any = None, **agent: Any) -> GrlTable:
-        made.append(GrlTable(tmp_path, script, grl_job(*agents, **agent), journal=journal))
+    def make(script: Any, *agents: dict[str, Any], journal: Any = None, **agent: Any) -> GrlLoopHarness:
+        made.append(GrlLoopHarness(tmp_path, script, grl_job(*agents, **agent), journal=journal))
         return made[-1]
 
     yield make

@@ -19,7 +19,7 @@ from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.testing.agent_loops import END, TOKENIZER
-from turnmill.testing.conversations import FORGETS, ConversationTable, conversation_job, summary_of
+from turnmill.testing.conversations import FORGETS, ConversationHarness, conversation_job, summary_of
 from turnmill.testing.policies import LOG_PROB
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.agent_kinds.multi_turn import existing_file
@@ -33,7 +33,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 VERLS_WORKER = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-Make = Callable[..., ConversationTable]
+Make = Callable[..., ConversationHarness]
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(
         script: Any, *tasks: dict[str, Any], template: str | None = None, reward: str | None = None, **agent: Any
-    ) -> ConversationTable:
+    ) -> ConversationHarness:
         rows = [TASK | task for task in tasks or ({},)]
         (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         paths = {name: str(tmp_path / agent.get(name, file)) for name, file in PATHS.items()}
         job = conversation_job(tmp_path / "tasks.jsonl", reward=reward, **(agent | paths))
-        return ConversationTable(tmp_path, script, job, **({"template": template} if template else {}))
+        return ConversationHarness(tmp_path, script, job, **({"template": template} if template else {}))
 
     return make
 
@@ -60,12 +60,12 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 PATHS = {"toolConfigPath": "tools.yaml", "functionToolPath": "functions.py"}
 
 
-def learned(table: ConversationTable, row: Any) -> str:
+def learned(table: ConversationHarness, row: Any) -> str:
     """The text of the tokens that are learned from."""
     return table.tokenizer.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
 
 
-def text(table: ConversationTable, row: Any) -> str:
+def text(table: ConversationHarness, row: Any) -> str:
     return table.tokenizer.decode(row.response_ids)
 
 

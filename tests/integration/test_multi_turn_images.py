@@ -15,11 +15,11 @@ from support.trial_tools import CAMERA_FILE
 from support.vision import VisionModel, tiny_vision_model
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.testing.agent_loops import END
-from turnmill.testing.conversations import ConversationTable, conversation_job
+from turnmill.testing.conversations import ConversationHarness, conversation_job
 
 DONE = f"It is done{END}"
 IMAGE = "<|vision_start|><|image_pad|><|image_pad|><|image_pad|><|image_pad|><|vision_end|>"
-Make = Callable[..., ConversationTable]
+Make = Callable[..., ConversationHarness]
 
 
 def photograph(colour: str) -> str:
@@ -35,19 +35,19 @@ def model() -> VisionModel:
 def table(tmp_path: Path, model: VisionModel) -> Make:
     (tmp_path / "tools.yaml").write_text(CAMERA_FILE)
 
-    def make(script: Any, *, image: str | None = None, **agent: Any) -> ConversationTable:
+    def make(script: Any, *, image: str | None = None, **agent: Any) -> ConversationHarness:
         task: dict[str, Any] = {"prompt": [{"role": "user", "content": "Look." if image is None else "Look: <image>"}]}
         if image is not None:
             Image.new("RGB", (70, 70), image).save(tmp_path / "seen.png")
             task["images"] = [str(tmp_path / "seen.png")]
         (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
         job = conversation_job(tmp_path / "tasks.jsonl", toolConfigPath=str(tmp_path / "tools.yaml"), **agent)
-        return ConversationTable(tmp_path, script, job, model=model)
+        return ConversationHarness(tmp_path, script, job, model=model)
 
     return make
 
 
-async def trained_row(table: ConversationTable, row: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+async def trained_row(table: ConversationHarness, row: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What verl's worker would put into the queue for a row: tokens, and the model's inputs for the images."""
     put: list[dict[str, Any]] = []
 

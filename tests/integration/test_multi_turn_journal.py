@@ -11,13 +11,13 @@ from support.trial_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
 from support.vision import tiny_vision_model
 from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END
-from turnmill.testing.conversations import ConversationTable, conversation_job, summary_of
+from turnmill.testing.conversations import ConversationHarness, conversation_job, summary_of
 from turnmill.testing.policies import Request
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
 
 WEIGHTS = (3, 4)
-Attempt = Callable[..., ConversationTable]
+Attempt = Callable[..., ConversationHarness]
 
 
 class Crash(BaseException):
@@ -53,11 +53,11 @@ def attempt(store: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Scales, "notes", [])
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "Weigh it."}))
 
-    def begin(script: Any, tools: str = SCALES_FILE, model: Any = None, **agent: Any) -> ConversationTable:
+    def begin(script: Any, tools: str = SCALES_FILE, model: Any = None, **agent: Any) -> ConversationHarness:
         (tmp_path / "tools.yaml").write_text(tools)
         job = conversation_job(tmp_path / "tasks.jsonl", toolConfigPath=str(tmp_path / "tools.yaml"), **agent)
         journal = StoreJournal(TrajectoryJournal.from_url(store.url, tmp_path.name))
-        return ConversationTable(tmp_path, script, job, journal=journal, model=model)
+        return ConversationHarness(tmp_path, script, job, journal=journal, model=model)
 
     return begin
 

@@ -9,7 +9,7 @@ from turnmill.core.errors import StoreUnavailableError
 from turnmill.core.trajectory import EpisodeFailure, complete_turns
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.journal import StoreJournal
-from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
+from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
 from turnmill.testing.policies import Request, ScriptedPolicy
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -52,14 +52,14 @@ async def server() -> AsyncIterator[HttpTools]:
 
 
 @pytest.fixture
-async def attempt(store, server, tmp_path) -> AsyncIterator[Callable[..., ToolTable]]:
+async def attempt(store, server, tmp_path) -> AsyncIterator[Callable[..., ToolLoopHarness]]:
     """Makes an agent loop as a new process of the run would have it."""
-    made: list[ToolTable] = []
+    made: list[ToolLoopHarness] = []
 
-    def begin(script: Any, run: str = "run", *, at: EmbeddedStore = store) -> ToolTable:
+    def begin(script: Any, run: str = "run", *, at: EmbeddedStore = store) -> ToolLoopHarness:
         run_dir = tmp_path / run
         journal = StoreJournal(TrajectoryJournal.from_url(at.url, RunFolder(run_dir).run_name()))
-        made.append(ToolTable(run_dir, script, JOB, server.url, journal=journal))
+        made.append(ToolLoopHarness(run_dir, script, JOB, server.url, journal=journal))
         return made[-1]
 
     yield begin
@@ -67,7 +67,7 @@ async def attempt(store, server, tmp_path) -> AsyncIterator[Callable[..., ToolTa
         await process.loop.close()
 
 
-async def dies(process: ToolTable, *, step: int = 1) -> None:
+async def dies(process: ToolLoopHarness, *, step: int = 1) -> None:
     with pytest.raises(Crash):
         await process.play(step=step)
     # A process that is gone releases nothing.

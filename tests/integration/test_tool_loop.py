@@ -22,7 +22,7 @@ from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
-from turnmill.testing.agent_loops import END, TOKENIZER, ToolTable, tool_job
+from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
 from turnmill.testing.policies import LOG_PROB
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
@@ -31,15 +31,15 @@ CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
 
 
 @pytest.fixture
-async def table(tmp_path) -> AsyncIterator[Callable[..., ToolTable]]:
-    made: list[ToolTable] = []
+async def table(tmp_path) -> AsyncIterator[Callable[..., ToolLoopHarness]]:
+    made: list[ToolLoopHarness] = []
 
     def make(
         script: Any, server: HttpTools | str | None, environment: dict[str, Any] | None = None, *, journal: Any = None,
         **agent: Any,
-    ) -> ToolTable:  # fmt: skip
+    ) -> ToolLoopHarness:  # fmt: skip
         url = server.url if isinstance(server, HttpTools) else server
-        made.append(ToolTable(tmp_path, script, tool_job(environment, **agent), url, journal=journal))
+        made.append(ToolLoopHarness(tmp_path, script, tool_job(environment, **agent), url, journal=journal))
         return made[-1]
 
     yield make

@@ -11,7 +11,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.rollout.verlog.turn_loop import MAX_FAILURES_IN_A_ROW
-from turnmill.testing.agent_loops import TOKENIZER, TurnTable, job_of
+from turnmill.testing.agent_loops import TOKENIZER, TurnLoopHarness, job_of
 from turnmill.testing.policies import LOG_PROB
 
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
@@ -28,14 +28,14 @@ def job(*, turns: int, max_turns: int, render_episodes: int, **options: str) -> 
 
 
 @pytest.fixture
-async def table(tmp_path) -> AsyncIterator[Callable[..., TurnTable]]:
-    made: list[TurnTable] = []
+async def table(tmp_path) -> AsyncIterator[Callable[..., TurnLoopHarness]]:
+    made: list[TurnLoopHarness] = []
 
     def make(
         script: Any, *, turns: int = 3, max_turns: int = 20, render_episodes: int = 0, **options: str
-    ) -> TurnTable:
+    ) -> TurnLoopHarness:
         played = job(turns=turns, max_turns=max_turns, render_episodes=render_episodes, **options)
-        made.append(TurnTable(tmp_path, script, played))
+        made.append(TurnLoopHarness(tmp_path, script, played))
         return made[-1]
 
     yield make
@@ -281,7 +281,7 @@ async def test_validation_leaves_the_environments_of_training_alone(table):
 
 
 async def test_every_turn_is_sampled_under_a_seed_of_its_own_that_a_rerun_repeats(table):
-    def seeds(at: TurnTable) -> list[int]:
+    def seeds(at: TurnLoopHarness) -> list[int]:
         return [request.sampling_params["seed"] for request in at.policy.requests]
 
     once, again = table([LOOK] * 6), table([LOOK] * 6)

@@ -1,5 +1,6 @@
-"""Agent loops without a trainer: a policy that says what it is told to, and what the loop left in its run folder."""
+"""Harnesses that run an agent loop without a trainer, on a scripted policy, and read what it logs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.grl.loop import GrlLoop
 from turnmill.rollout.tool_agent.loop import ToolLoop
 from turnmill.rollout.verlog.turn_loop import TurnLoop
-from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
+from turnmill.testing.policies import Script, ScriptedPolicy, character_tokenizer
 from turnmill.training.agent_kinds import agent_kind
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
@@ -22,13 +23,13 @@ END = TOKENIZER.eos_token
 _DATA = OmegaConf.create({"apply_chat_template_kwargs": {}})
 
 
-class Table:
-    """An agent loop and all that it sees; the script is that of its policy."""
+class AgentLoopHarness:
+    """An agent loop with a scripted policy, a tokenizer and a run folder."""
 
     loop: Any
 
     def __init__(
-        self, kind: type[AgentLoopBase], run_dir: Path, script: Any, job: AgentTrainingJob, **more: Any
+        self, kind: type[AgentLoopBase], run_dir: Path, script: Script, job: AgentTrainingJob, **more: object
     ) -> None:
         self.policy = ScriptedPolicy(TOKENIZER, script)
         self.folder = RunFolder(run_dir)
@@ -50,30 +51,30 @@ class Table:
 
     @property
     def prompts(self) -> list[str]:
-        """What the policy was asked, one by one."""
+        """The prompts of all requests to the policy, in their order."""
         return [request.prompt for request in self.policy.requests]
 
     def logged(self, *, validation: bool = False) -> list[TurnRecord]:
-        """The turns in the run folder."""
+        """Return the turns that the loop logged in its run folder."""
         return list(TrajectoryLog(self.folder).read_turns(validation=validation))
 
 
-class TurnTable(Table):
-    """A loop that plays turns in environments."""
+class TurnLoopHarness(AgentLoopHarness):
+    """A harness of the loop that gathers turns in environments, in the manner of Verlog."""
 
-    def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob) -> None:
+    def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob) -> None:
         super().__init__(TurnLoop, run_dir, script, job)
 
     async def play(self, step: int = 1, *, slot: int = 0, validate: bool = False) -> list[Any]:
-        """A segment of a slot, or an episode of a validation."""
+        """Return the rows of a segment of a slot, or of an episode of a validation."""
         rows: list[Any] = await self.loop.run(SAMPLING, slot=slot, global_steps=step, validate=validate)
         return rows
 
 
-class ToolTable(Table):
-    """A loop that plays trajectories with tools."""
+class ToolLoopHarness(AgentLoopHarness):
+    """A harness of the loop that calls tools."""
 
-    def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob, url: str | None, **more: Any) -> None:
+    def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob, url: str | None, **more: object) -> None:
         super().__init__(ToolLoop, run_dir, script, job, tool_server_url=url, **more)
 
     async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
@@ -81,10 +82,10 @@ class ToolTable(Table):
         return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
 
 
-class GrlTable(Table):
-    """A loop that plays groups of GRL's agents."""
+class GrlLoopHarness(AgentLoopHarness):
+    """A harness of the loop that runs groups of GRL's agents."""
 
-    def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob, **more: Any) -> None:
+    def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob, **more: object) -> None:
         super().__init__(GrlLoop, run_dir, script, job, **more)
 
     async def play(
@@ -97,13 +98,13 @@ class GrlTable(Table):
 
 
 def job_of(
-    agent: dict[str, Any],
-    environment: dict[str, Any] | None,
+    agent: Mapping[str, object],
+    environment: Mapping[str, object] | None,
     *,
-    algorithm: dict[str, Any] | None = None,
-    **training: Any,
+    algorithm: Mapping[str, object] | None = None,
+    **training: object,
 ) -> AgentTrainingJob:
-    """A job of one step."""
+    """Return a job of one step."""
     spec = {
         "model": {"warmStart": {}},
         "agent": agent,
@@ -120,8 +121,8 @@ def job_of(
     )
 
 
-def tool_job(environment: dict[str, Any] | None = None, **agent: Any) -> AgentTrainingJob:
-    """A job of an agent that calls a tool between <py> and </py>."""
+def tool_job(environment: Mapping[str, object] | None = None, **agent: object) -> AgentTrainingJob:
+    """Return a job of an agent that calls a tool between <py> and </py>."""
     return job_of(
         {"type": "tool", "stopTokens": ["</py>"], "maxTurns": 1, "toolCallTimeout": 5.0} | agent,
         environment or {"name": "arithmetic"},

@@ -1,4 +1,4 @@
-"""verl's agent loops without a trainer: verl's own worker and dispatch, and a policy that says what it is told to."""
+"""A harness that runs verl's agent loops by verl's own worker, without a trainer and on a scripted policy."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.rows import EpisodeRow
 from turnmill.rollout.verl_types import BatchRow
 from turnmill.testing.agent_loops import SAMPLING, job_of
-from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
+from turnmill.testing.policies import Script, ScriptedPolicy, character_tokenizer
 from turnmill.training.verl.config import build_verl_config
 
 THINKS = """
@@ -58,20 +58,20 @@ class _Worker(MultiTurnWorkerMixin, AgentLoopWorker):
     """verl's worker, which hands out what it would put into the queue."""
 
 
-class ConversationTable:
-    """A worker with a scripted policy and all that it sees."""
+class ConversationHarness:
+    """A harness of verl's agent loop worker with a scripted policy and a run folder."""
 
     def __init__(
         self,
         folder: Path,
-        script: Any,
+        script: Script,
         job: AgentTrainingJob,
         *,
         template: str = THINKS,
         journal: Journal | None = None,
         model: Any = None,
     ) -> None:
-        """`model`: one of `support.vision`, which reads images; a policy that reads text needs none."""
+        """Take a folder for the model and the run, and a model that reads images if the policy is to see them."""
         self.tokenizer = model.tokenizer if model else character_tokenizer()
         self.tokenizer.chat_template = template
         self.policy = model.policy(script) if model else ScriptedPolicy(self.tokenizer, script)
@@ -92,16 +92,16 @@ class ConversationTable:
 
     @property
     def prompts(self) -> list[str]:
-        """What the policy was asked, one by one."""
+        """The prompts of all requests to the policy, in their order."""
         return [request.prompt for request in self.policy.requests]
 
     def logged(self) -> list[TurnRecord]:
-        """The turns in the run folder."""
+        """Return the turns that the loop logged in its run folder."""
         return list(TrajectoryLog(self.folder).read_turns(validation=False))
 
 
-def conversation_job(tasks: Path, *, reward: str | None = None, **agent: Any) -> AgentTrainingJob:
-    """A job of one step whose tasks are the rows of a file."""
+def conversation_job(tasks: Path, *, reward: str | None = None, **agent: object) -> AgentTrainingJob:
+    """Return a job of one step whose tasks are the rows of a file."""
     reward = reward or "turnmill.testing.conversations:says_done"
     options = {"path": str(tasks), "validationTasks": 0, "reward": reward}
     return job_of(
@@ -113,8 +113,8 @@ def conversation_job(tasks: Path, *, reward: str | None = None, **agent: Any) ->
     )
 
 
-def says_done(answer: Any, truth: Any, extra_info: Any) -> float:
-    """1 where the last response ends with `done`."""
+def says_done(answer: Any, truth: object, extra_info: object) -> float:
+    """Return 1 if the last response ends with `done`, 0 otherwise."""
     return float(answer.last.endswith("done"))
 
 

@@ -1,9 +1,8 @@
-"""Any text at all as a response, in any environment."""
+"""Property tests of environments: any text at all as a response."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -16,11 +15,11 @@ _MAX_TURNS = 40
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An environment as it is fuzzed."""
+    """An environment with its task and options."""
 
     name: str
     task: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name}-{self.task}" if self.task else self.name
@@ -38,7 +37,7 @@ KINDS = (
     Kind("tetris", options={"boxType": 3}),
     Kind("webshop"),
 )
-"""Those that need nothing but turnmill's own packages."""
+"""Environments that need only turnmill's own dependencies."""
 
 _PIECES = (
     "ACTION:", "action:", "Action", "THINK:", "\n", " ", ".", ",", "_", "(", ")", "[", "]", "```sql\n", "\n```",
@@ -49,21 +48,21 @@ _PIECES = (
 
 
 def responses(actions: Sequence[str] = ()) -> st.SearchStrategy[str]:
-    """Text of every kind, and text that comes close to actions."""
+    """Return a strategy of arbitrary text and of text that resembles actions."""
     pieces = st.lists(st.sampled_from([*_PIECES, *actions]) | st.text(max_size=4), max_size=8).map("".join)
     announced = st.sampled_from(actions).map("ACTION: {}".format) if actions else st.nothing()
     return st.text() | pieces | pieces.map("ACTION: {}".format) | announced
 
 
 def make(kind: Kind) -> TurnEnvironment:
-    """The environment under the rules of a job."""
+    """Return the environment under the rules of a job."""
     return TurnEnvironment(
         create(kind.name, kind.task, _MAX_TURNS, kind.options), invalid_penalty=PENALTY, binary_reward=False
     )
 
 
 def give(episode: TurnEnvironment, seed: int, texts: Iterable[str]) -> None:
-    """Give responses one after the other, and begin anew whenever an episode is over."""
+    """Give responses one after the other, reset after the end of each episode, and assert on every result."""
     episode.reset(seed)
     for text in texts:
         result = episode.act(text)

@@ -1,4 +1,4 @@
-"""Policies for tests: they say what they are told to say."""
+"""Policies for tests that generate scripted responses."""
 
 import string
 from collections.abc import Callable, Iterable
@@ -11,12 +11,12 @@ from verl.workers.rollout.replica import TokenOutput
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 LOG_PROB = -0.5
-"""Of every token that a scripted policy says."""
+"""Log-prob of every token that a scripted policy generates."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an agent loop asked of a policy."""
+    """A request for one generation."""
 
     request_id: str
     prompt: str
@@ -24,20 +24,24 @@ class Request:
     sampling_params: dict[str, Any]
 
 
-class ScriptedPolicy:
-    """Stands where verl's client of the inference engine would: answers by a script and remembers what it was asked."""
+Script = Iterable[str] | Callable[[Request], str]
+"""The responses of a policy one after the other, or a function that returns the response to a request."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Iterable[str] | Callable[[Request], str]) -> None:
-        """`script`: the answers in turn, or what answers a request; an empty answer has no token."""
+
+class ScriptedPolicy:
+    """Stand-in for verl's client of the inference engine: generates scripted responses and keeps every request."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script) -> None:
+        """Take a tokenizer and a script; an empty response has no token."""
         self.tokenizer = tokenizer
         self.requests: list[Request] = []
         self._answers = None if callable(script) else iter(script)
         self._answer = script if callable(script) else None
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: object
     ) -> TokenOutput:
-        """Say the next thing of the script."""
+        """Return the tokens of the next scripted response."""
         request = Request(request_id, self.tokenizer.decode(prompt_ids), tuple(prompt_ids), dict(sampling_params))
         self.requests.append(request)
         answer = next(self._answers) if self._answers is not None else self._answer(request)  # type: ignore[misc]
@@ -51,5 +55,5 @@ class ScriptedPolicy:
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that gives every printable character back, and the chat template of the tiny model."""
+    """Return a tokenizer with one token for each printable character, and the chat template of the tiny model."""
     return build_tokenizer(set(string.ascii_letters + string.digits + string.punctuation + " \n"))

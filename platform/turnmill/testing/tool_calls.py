@@ -1,7 +1,6 @@
-"""Calls of one tool without a server: a sandbox that answers as told, and a trajectory that remembers."""
+"""Calls of one tool without a server: a scripted sandbox, and a trajectory that keeps the state of its tool."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from turnmill.sandboxes.base import Sandbox, SandboxResult, SandboxTask
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
@@ -16,18 +15,18 @@ class ScriptedSandbox:
         self.tasks: list[SandboxTask] = []
 
     async def run(self, task: SandboxTask) -> SandboxResult:
-        """The next outcome."""
+        """Return the next outcome."""
         self.tasks.append(task)
         return self.outcomes.pop(0)
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 class Dialogue:
-    """The calls that one trajectory makes of one tool, each on the state that the one before left."""
+    """Calls of one tool by one trajectory, each on the state that the call before left."""
 
-    def __init__(self, tool: Tool, extra: Mapping[str, Any] | None = None, trajectory_id: str = "t") -> None:
+    def __init__(self, tool: Tool, extra: Mapping[str, object] | None = None, trajectory_id: str = "t") -> None:
         self.tool = tool
         self.extra = dict(extra or {})
         self.trajectory_id = trajectory_id
@@ -35,7 +34,7 @@ class Dialogue:
         self.result = ToolResult("")
 
     async def say(self, action: str) -> str:
-        """The text of the observation; `result` has the rest."""
+        """Call the tool and return the text of its observation; `result` has the rest."""
         parsed = self.tool.parse(action)
         assert parsed is not None, f"{self.tool.name} does not take {action!r}"
         call = ToolCall(self.trajectory_id, action, parsed, self.extra, dict(self.state))
@@ -49,9 +48,9 @@ class Dialogue:
 
 
 def make_tool(name: str, sandbox: Sandbox | None = None, **settings: str) -> Tool:
-    """A tool with these settings; without a sandbox it gets one that expects no task."""
+    """Return a tool with these settings; the sandbox that it gets unless one is given expects no task."""
     return create(name, ToolContext(sandbox or ScriptedSandbox(), settings))
 
 
 NewDialogue = Callable[..., Dialogue]
-"""A fixture's: a dialogue with a tool of that name, with what comes with its calls, and settings by name."""
+"""Type of a fixture that returns a dialogue with a tool, by the name of the tool, extra fields and settings."""
