@@ -22,7 +22,7 @@ class PersistentWorker:
 
     pid: int
     proc_pid: int
-    """Its process id as /proc shows it."""
+    """The worker's process id as /proc shows it."""
 
     pipes: Pipes
     limits: Limits

@@ -49,7 +49,7 @@ FAILURES = {
 
 
 class _Environment(TypedDict):
-    """What the probe tries to reach."""
+    """The targets that the probe tries to reach."""
 
     outside: str
     server: int

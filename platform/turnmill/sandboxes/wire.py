@@ -40,7 +40,7 @@ class ForkServerOptions:
     """Packages that tasks may import."""
 
     warm_packages: Sequence[str]
-    """Those of the packages that it imports before it forks."""
+    """The packages that it imports before it forks."""
 
     network: bool
     namespaces: bool

@@ -22,19 +22,19 @@ class ActionRequest(ApiModel):
     """Actions of many trajectories."""
 
     trajectory_ids: list[str] = Field(min_length=1)
-    """Whose actions these are."""
+    """The trajectories of the actions."""
 
     actions: list[str] = Field(min_length=1)
-    """What the agents wrote, one per trajectory."""
+    """The agents' texts, one per trajectory."""
 
     extra_fields: list[dict[str, object]] | None = None
-    """What goes to the tool with each action; `call_id` makes a call known, so that a repeat gets its first answer."""
+    """Data for the tool with each action; `call_id` makes a call known, so that a repeat gets its first answer."""
 
     finish: list[bool] | None = None
-    """Whose trajectory has ended: nothing is called and what is kept of it is dropped."""
+    """True for trajectories that have ended: no tool is called, and the state is dropped."""
 
     is_last_step: list[bool] | None = None
-    """Whose trajectory ends with this action: the state of the tool is dropped after it."""
+    """True for trajectories that end with this action: the tool's state is dropped after it."""
 
     @field_validator("actions")
     @classmethod
@@ -74,16 +74,16 @@ def _of_length(values: list[T], name: str, info: ValidationInfo) -> list[T]:
 
 
 class ObservationResponse(ApiModel):
-    """What the tools answer, in the order of the request."""
+    """Results of the tools, in the order of the request."""
 
     observations: list[str | dict[str, object]]
     """Text, or an object that has its text under `obs`."""
 
     dones: list[bool]
-    """Whose trajectory the tool ends."""
+    """True for trajectories that the tool ends."""
 
     valids: list[bool]
-    """Whose action a tool accepted."""
+    """True for actions that a tool accepted."""
 
     processing_time_ms: float
     """Time of the calls."""
@@ -96,14 +96,14 @@ class Failure(ApiModel):
     """Infrastructure failed: no observation, and the same request may be sent again."""
 
     detail: str
-    """What failed."""
+    """A sentence on the failure."""
 
     cause: str
     """One word for what failed, from a closed set."""
 
 
 class Detail(ApiModel):
-    """Why a request was not answered."""
+    """The reason why a request was not answered."""
 
     detail: object
     """A sentence, or a list of what is wrong with the body."""

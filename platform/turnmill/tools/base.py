@@ -14,7 +14,7 @@ class ToolContext:
     """Resources that a server gives to its tools."""
 
     sandbox: Sandbox
-    """Where untrusted code runs."""
+    """The sandbox for untrusted code."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     """Values of settings of tools by name, such as RETRIEVER_URL, from `--set` and the environment."""

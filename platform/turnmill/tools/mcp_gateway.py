@@ -20,19 +20,19 @@ class McpGateway:
         self._tools: dict[str, dict[str, str]] = {}
 
     def url(self, server: str) -> str:
-        """Where a server is."""
+        """Return the URL of a server."""
         return f"{self._address}/{server}/{'sse' if self._transport == 'sse' else 'mcp'}"
 
     def known_tools(self, server: str) -> Mapping[str, str]:
-        """Descriptions by name, as far as the server has been asked."""
+        """Return descriptions by name; empty if the server has not been asked yet."""
         return self._tools.get(server, {})
 
     def servers(self) -> list[str]:
-        """Servers that have been asked."""
+        """Return the servers that have been asked."""
         return sorted(self._tools)
 
     async def tools(self, server: str) -> Mapping[str, str]:
-        """Descriptions by name; the server is asked once."""
+        """Return descriptions by name; the server is asked once."""
         if server not in self._tools:
             async with self._session(server) as session:
                 listed = await session.list_tools()
@@ -40,7 +40,7 @@ class McpGateway:
         return self._tools[server]
 
     async def resources(self, server: str) -> Mapping[str, str]:
-        """Descriptions by address; none if the server offers no resources."""
+        """Return descriptions by URI; empty if the server offers no resources."""
         async with self._session(server) as session:
             try:
                 listed = await session.list_resources()
@@ -49,7 +49,7 @@ class McpGateway:
             return {str(resource.uri): resource.description or "" for resource in listed.resources}
 
     async def call(self, server: str, tool: str, arguments: Mapping[str, object]) -> str:
-        """The text of what the tool answers."""
+        """Call a tool and return the text of its result."""
         async with self._session(server) as session:
             return _text(await session.call_tool(tool, dict(arguments)))
 
@@ -73,7 +73,7 @@ def protocol_error(error: BaseException) -> Exception | None:
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether there is nothing where the server should be; streamable HTTP has a refusal of its own for it."""
+    """Return whether the gateway has no such server; streamable HTTP reports that in a way of its own."""
     from httpx2 import HTTPStatusError
 
     if isinstance(error, BaseExceptionGroup):

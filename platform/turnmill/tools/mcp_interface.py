@@ -130,7 +130,7 @@ class McpInterface(Tool):
         return await self._gateway.call(server, wanted.name, wanted.arguments)
 
     def _explain(self, error: Exception, wanted: McpCall, server: str) -> str:
-        """What a server refuses is the agent's to read; a server that cannot be reached is nobody's observation."""
+        """Return a server's refusal for the agent; raises ToolFailedError if the server cannot be reached."""
         refusal = protocol_error(error)
         if refusal is None and self._on_failure == "fail":
             what = str(error) or type(error).__name__

@@ -135,7 +135,7 @@ def _arguments(given: object) -> list[str]:
 
 
 def _printed(expected: object) -> tuple[str, ...]:
-    """What may be printed for it: a list may stand for itself, for a tuple, or hold the one value."""
+    """Return the accepted outputs: a list may stand for itself, for a tuple, or hold the single value."""
     if isinstance(expected, str):
         try:
             value = json.loads(expected)
@@ -149,7 +149,7 @@ def _printed(expected: object) -> tuple[str, ...]:
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Whether two texts are alike but for blanks at the ends of lines, or are lines of the same numbers."""
+    """Return whether two texts match except for blanks at the ends of lines, or are lines of the same numbers."""
     lines, expected_lines = ([line.strip() for line in text.strip().splitlines()] for text in (output, expected))
     if lines == expected_lines:
         return True

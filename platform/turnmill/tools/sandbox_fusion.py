@@ -17,7 +17,7 @@ LANGUAGES = (
     *("bash", "cpp", "csharp", "cuda", "go", "java", "julia", "kotlin_script", "lean", "lua", "nodejs", "perl"),
     *("php", "python", "R", "racket", "ruby", "rust", "scala", "sql", "swift", "typescript", "verilog"),
 )
-"""Those of SandboxFusion that run a program; by their own names."""
+"""SandboxFusion's names of the languages in which it runs programs."""
 
 ALIASES = {
     "c++": "cpp",

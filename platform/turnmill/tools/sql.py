@@ -46,7 +46,7 @@ class Sql(Tool):
         return "Write one SQL statement between <sql> and </sql>; its result comes back."
 
     def parse(self, action: str) -> str | None:
-        """What follows the last <sql>, up to its end tag."""
+        """Return the text after the last <sql>, up to its end tag."""
         _, start, rest = action.rpartition("<sql>")
         statement, end, _ = rest.partition("</sql>")
         return statement.strip() if start and end else None

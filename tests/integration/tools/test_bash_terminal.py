@@ -90,7 +90,7 @@ async def test_a_process_in_the_background_does_not_hold_the_line_up(new_dialogu
 
 
 @pytest.mark.parametrize("line", ["exit 3", "exec true", "kill -KILL $$", "trap - EXIT"])
-async def test_a_line_that_leaves_the_shell_early_takes_nothing_along(new_dialogue: NewDialogue, line):
+async def test_a_line_that_exits_early_keeps_the_earlier_state(new_dialogue: NewDialogue, line):
     seen = await new_dialogue("bash_terminal").say(f"<bash>export A=1; mkdir d; cd d\n{line}\necho $A; pwd</bash>")
 
     assert "user@bash-session:~/d$ echo $A; pwd\n1\n/" in seen

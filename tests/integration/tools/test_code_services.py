@@ -48,7 +48,7 @@ async def fusion(services: CodeServices) -> AsyncIterator[Dialogue]:
 
 
 @pytest.mark.feature("verl-tool", "Piston and SandboxFusion")
-async def test_piston_reports_what_a_program_wrote_and_how_it_ended(piston: Dialogue):
+async def test_piston_reports_output_and_exit_of_a_program(piston: Dialogue):
     assert await piston.say(XML) == (
         "Execution result:\n\nLanguage: python\nVersion: 3.11.0\n\n"
         "--- STDOUT ---\nhello ['one', 'two'] three\n\n\n--- STDERR ---\n\n\n"
@@ -119,14 +119,14 @@ def test_piston_takes_whole_programs_alone(action):
 
 
 @pytest.mark.feature("verl-tool", "Piston and SandboxFusion")
-async def test_fusion_tells_what_a_program_wrote(fusion: Dialogue):
+async def test_fusion_reports_the_output_of_a_program(fusion: Dialogue):
     assert await fusion.say("<think>so</think> <python>print(6 * 7)</python>") == (
         "Execution results:\n\nExecution: Finished (took 0.0123s)\n\nOutput:\n42\n"
     )
     assert (fusion.result.done, fusion.result.valid) == (False, True)
 
 
-async def test_fusion_tells_what_went_wrong(fusion: Dialogue):
+async def test_fusion_reports_errors(fusion: Dialogue):
     said = await fusion.say("```python\nprint(1)\nraise ValueError('no')\n```")
 
     assert said.startswith(
@@ -135,13 +135,13 @@ async def test_fusion_tells_what_went_wrong(fusion: Dialogue):
     assert said.endswith("ValueError: no\n\nStatus: Failed")
 
 
-async def test_fusion_tells_a_program_over_its_time(fusion: Dialogue):
+async def test_fusion_reports_a_timeout(fusion: Dialogue):
     assert await fusion.say("<py>import time; time.sleep(60)</py>") == (
         "Execution results:\n\nExecution: TimeLimitExceeded (took 0.0123s)\n\nStatus: Failed"
     )
 
 
-async def test_fusion_tells_what_does_not_compile(services: CodeServices, fusion: Dialogue):
+async def test_fusion_reports_compilation_errors(services: CodeServices, fusion: Dialogue):
     compiled = {"status": "Finished", "return_code": 1, "stderr": "main.cpp:1: error"}
     services.answer = web.json_response(
         {"status": "Failed", "message": "", "compile_result": compiled, "run_result": None}
@@ -195,7 +195,7 @@ OUTAGES = {
 
 
 @pytest.mark.parametrize("answer", OUTAGES.values(), ids=OUTAGES)
-async def test_what_a_service_cannot_do_is_no_observation(answer, services: CodeServices, piston, fusion):
+async def test_a_failure_of_the_service_fails_the_call(answer, services: CodeServices, piston, fusion):
     services.answer = answer()
     with pytest.raises(ToolFailedError, match=r"^piston: the service"):
         await piston.say(XML)

@@ -117,7 +117,7 @@ async def test_errors_show_the_lines_of_cells_and_leave_what_was_done(new_dialog
     assert await run(dialogue, "x") == "Out[4]: 1"
 
 
-async def test_what_cannot_be_kept_is_named_and_gone_in_the_next_cell(new_dialogue: NewDialogue):
+async def test_unpicklable_variables_are_named_and_gone_in_the_next_cell(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
 
     seen = await run(dialogue, "x = 1\nnumbers = (n for n in [1])\nfile = open('out.txt', 'w'); file.write('kept'); 0")
@@ -149,7 +149,7 @@ async def test_only_parts_that_changed_are_written(new_dialogue: NewDialogue):
     assert (set(change.written), set(change.removed)) == ({"count", "vars/a"}, {"vars/c"})
 
 
-async def test_a_cell_that_takes_too_long_keeps_what_it_did_until_then(new_dialogue: NewDialogue):
+async def test_a_cell_that_times_out_keeps_its_earlier_changes(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code", IPYTHON_TIMEOUT_SECONDS="1")
 
     assert await run(dialogue, "x = 1\nwhile True: x += 1") == "Execution time out after 1 seconds"
@@ -182,7 +182,7 @@ async def test_leaving_by_exit_keeps_the_session(new_dialogue: NewDialogue):
     assert await run(dialogue, "x") == "Out[2]: 2"
 
 
-async def test_what_cannot_be_brought_back_is_named(new_dialogue: NewDialogue):
+async def test_variables_that_cannot_be_restored_are_named(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(
         dialogue, "class Odd(Exception):\n    def __init__(self, a, b): super().__init__(a)\nodd = Odd(1, 2); y = 3"
@@ -194,7 +194,7 @@ async def test_what_cannot_be_brought_back_is_named(new_dialogue: NewDialogue):
     assert "odd (TypeError: " in seen
 
 
-async def test_a_state_that_was_meddled_with_harms_nothing_outside(new_dialogue: NewDialogue):
+async def test_a_tampered_state_harms_nothing_outside_the_sandbox(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(dialogue, "x = 1")
     dialogue.state["vars/x"] = b"nonsense"

@@ -134,7 +134,7 @@ async def test_the_default_server_takes_what_names_none(gateway: str):
     assert await Dialogue(tool).say(call("forecast", city="Bern")) == shown("Bern: fine")
 
 
-async def test_what_a_tool_raises_is_the_agents_to_read(dialogue: Dialogue):
+async def test_an_error_of_an_mcp_tool_is_an_observation(dialogue: Dialogue):
     seen = await dialogue.say(call("divide", a=1, b=0))
 
     assert seen == shown("Error executing tool divide")
@@ -177,7 +177,7 @@ async def test_a_long_text_is_cut(dialogue: Dialogue):
     assert await dialogue.say(call("flood")) == shown("x" * 20_000 + "\n... (truncated)")
 
 
-async def test_a_gateway_that_is_down_is_nobodys_observation():
+async def test_a_gateway_that_is_down_fails_the_call():
     tool = make_tool("mcp_interface", MCP_GATEWAY_ADDRESS="http://127.0.0.1:1")
 
     with pytest.raises(ToolFailedError, match=r"http://127\.0\.0\.1:1/calculator/sse failed"):

@@ -40,7 +40,7 @@ async def test_a_right_program_passes(new_dialogue: NewDialogue):
         ("while True: pass", "time limit exceeded.\nExecution timed out after 1 seconds."),
     ],
 )
-async def test_a_wrong_program_is_told_why(new_dialogue: NewDialogue, source, report):
+async def test_a_wrong_program_gets_the_reason(new_dialogue: NewDialogue, source, report):
     tests = {"inputs": ["1"], "outputs": ["3"]}
     dialogue = new_dialogue("python_oj", {"public_tests": tests}, PYTHON_TIMEOUT_SECONDS="1")
 

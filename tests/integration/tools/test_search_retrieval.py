@@ -98,12 +98,12 @@ def test_a_request_that_makes_no_sense_is_refused(retriever: str, body):
     assert httpx.post(f"{retriever}/retrieve", json=body).status_code == 422
 
 
-async def test_a_retriever_that_is_down_is_nobodys_observation(unreachable: Dialogue):
+async def test_a_retriever_that_is_down_fails_the_call(unreachable: Dialogue):
     with pytest.raises(ToolFailedError, match=r"the retriever at RETRIEVER_URL .* failed"):
         await unreachable.say("<search>grain</search>")
 
 
-async def test_a_retriever_that_answers_nonsense_is_nobodys_observation(retriever: str):
+async def test_an_invalid_response_of_a_retriever_fails_the_call(retriever: str):
     tool = make_tool("search_retrieval", RETRIEVER_URL=f"{retriever}/health")
     await tool.start()
     try:
@@ -113,7 +113,7 @@ async def test_a_retriever_that_answers_nonsense_is_nobodys_observation(retrieve
         await tool.close()
 
 
-async def test_a_retriever_that_is_down_may_count_as_one_that_finds_nothing():
+async def test_a_retriever_that_is_down_may_count_as_empty():
     address = f"http://127.0.0.1:{free_port()}/retrieve"
     tool = make_tool("search_retrieval", RETRIEVER_URL=address, RETRIEVER_ON_FAILURE="empty")
     await tool.start()

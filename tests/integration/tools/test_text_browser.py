@@ -134,7 +134,7 @@ async def test_a_posted_form_names_the_button_that_was_clicked(new_browser, site
         ("go_back", "There is no page to go back to."),
     ],
 )
-async def test_what_cannot_be_done_is_told_and_leaves_the_page(new_browser, command, said):
+async def test_an_impossible_command_is_reported_and_leaves_the_page(new_browser, command, said):
     browser = await new_browser()
 
     seen = await browser.say(say(command))
@@ -173,7 +173,7 @@ async def test_a_page_that_is_not_found_is_an_observation(new_browser):
     assert browser.result.valid
 
 
-async def test_what_is_no_page_is_shown_as_far_as_it_is_text(new_browser, site):
+async def test_other_files_are_shown_if_they_are_text(new_browser, site):
     site.pages["/data"] = lambda request: web.json_response({"a": 1})
     site.pages["/file"] = lambda request: web.Response(body=b"\0" * 9, content_type="application/pdf")
     browser = await new_browser()
@@ -231,7 +231,7 @@ async def test_a_page_that_takes_too_long_to_show_costs_its_time_and_no_more(new
     assert "Grain is ground." in await browser.say(say("click [1]"))
 
 
-async def test_a_page_that_is_too_large_is_cut_and_says_so(new_browser, site):
+async def test_a_too_large_page_is_cut_and_says_so(new_browser, site):
     site.pages["/large"] = "<p>word</p>" * 10_000
     browser = await new_browser(BROWSER_MAX_PAGE_BYTES="2000")
 

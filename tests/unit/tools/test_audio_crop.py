@@ -48,7 +48,7 @@ async def test_a_stretch_is_cut_out_whatever_name_the_sounds_come_under(key):
     assert samples[-1] == pytest.approx(0.7, abs=0.001)
 
 
-async def test_what_lies_beyond_the_end_is_left_out_and_told():
+async def test_a_window_beyond_the_end_is_cut_and_reported():
     talk = Dialogue(make_tool("audio_crop"), {"audios": {"audio": sound(channels=2)}})
 
     assert "(3.00s - 5.00s)" in await talk.say(crop([3, 99]))
@@ -90,7 +90,7 @@ async def test_a_call_may_be_an_action_as_a_whole():
         ),
     ],
 )
-async def test_a_call_that_cannot_be_done_is_told(window, number, said):
+async def test_an_invalid_call_is_reported(window, number, said):
     talk = Dialogue(make_tool("audio_crop"), {"audios": [sound()]})
 
     assert await talk.say(crop(window, number)) == said

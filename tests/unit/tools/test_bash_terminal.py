@@ -101,11 +101,11 @@ async def test_a_line_ends_where_bash_ends_it():
     assert json.loads(unpack(sandbox.tasks[0].program.argument)["lines"]) == ["echo 'a\u2028b\x0cc\x85d'", "pwd"]
 
 
-async def test_a_block_of_nothing_runs_nothing():
+async def test_an_empty_block_runs_nothing():
     assert await Dialogue(make_tool("bash_terminal")).say("<bash>\n\n</bash>") == "\n<o>\n\n</o>\n"
 
 
-async def test_state_becomes_what_the_shell_hands_back():
+async def test_the_shells_result_changes_the_state():
     before = {"cwd": b"~/a", "exports": b"x"}
     outcome = transcript(b"", before, {"cwd": b"~/b", "file/f": b"new"})
     dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(outcome)))
@@ -145,7 +145,7 @@ async def test_a_shell_that_breaks_off_leaves_its_state_as_it_was(outcome, why):
         pack({"report": b"[" * 100_000, "removed": b"[]", "written": b""}),
     ],
 )
-async def test_an_answer_that_was_meddled_with_changes_nothing(value):
+async def test_a_tampered_result_changes_nothing(value):
     dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(SandboxResult(0, b"T", value=value))))
 
     assert UNCHANGED in await dialogue.say("<bash>x</bash>")

@@ -49,7 +49,7 @@ async def test_the_output_is_wrapped_in_the_manner_of_the_action(action, text):
     assert await dialogue.say(action) == text
 
 
-async def test_the_observation_tells_how_the_cell_went():
+async def test_the_observation_reports_how_the_cell_ended():
     dialogue = Dialogue(make_tool("ipython_code", ScriptedSandbox(cell(b"Traceback", ok=False))))
 
     await dialogue.say("<python>a\nb</python>")
@@ -76,13 +76,13 @@ async def test_the_observation_tells_how_the_cell_went():
         (cell(b"x" * (MAX_OUTPUT_CHARACTERS + 1)), "x" * MAX_OUTPUT_CHARACTERS + "\n...[output truncated]..."),
     ],
 )
-async def test_every_end_of_a_cell_is_told(outcome, text):
+async def test_every_end_of_a_cell_is_reported(outcome, text):
     dialogue = Dialogue(make_tool("ipython_code", ScriptedSandbox(outcome)))
 
     assert await dialogue.say(CALL) == text
 
 
-async def test_time_outs_are_flagged_whoever_notices_them():
+async def test_timeouts_are_flagged_by_session_and_by_sandbox():
     outcomes = (cell(ok=False, timed_out=True), SandboxResult(None, limit="time"))
     dialogue = Dialogue(make_tool("ipython_code", ScriptedSandbox(*outcomes)))
 

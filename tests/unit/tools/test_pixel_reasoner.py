@@ -64,7 +64,7 @@ async def test_a_large_part_is_made_smaller():
     assert "(Image Size: 420x196)" in await talk.say(crop([0, 0, 1, 1]))
 
 
-async def test_what_was_cropped_can_be_cropped_again_on_any_replica():
+async def test_a_crop_can_be_cropped_again_on_any_replica():
     talk = dialogue(picture())
     await talk.say(crop([0.6, 0.2, 0.9, 0.8]))
     talk.tool = make_tool("pixel_reasoner")
@@ -112,7 +112,7 @@ async def test_frames_come_together_and_get_numbers_of_their_own():
         ),
     ],
 )
-async def test_a_call_that_cannot_be_done_is_told(action, said):
+async def test_an_invalid_call_is_reported(action, said):
     talk = Dialogue(make_tool("pixel_reasoner"), {"images": [as_url(picture())]})
 
     parsed = talk.tool.parse(action)

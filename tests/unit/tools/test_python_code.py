@@ -48,7 +48,7 @@ async def test_the_observation_is_wrapped_in_the_manner_of_the_action(action, ob
     assert await dialogue.say(action) == observation
 
 
-async def test_what_the_document_of_the_server_shows_comes_out():
+async def test_the_example_of_the_docs_works():
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(program(b"Hello from Python!\nHello again!\n"))))
 
     seen = await dialogue.say(
@@ -68,7 +68,7 @@ async def test_stderr_follows_stdout_and_both_are_stripped_and_cut():
     assert (await dialogue.say("<python>a</python>")).count("x") == MAX_OBSERVATION_CHARACTERS
 
 
-async def test_a_time_out_is_told_behind_what_was_printed():
+async def test_a_timeout_is_reported_after_the_output():
     outcome = SandboxResult(None, b"begun\n", limit="time")
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(outcome)))
 
@@ -87,7 +87,7 @@ async def test_a_time_out_is_told_behind_what_was_printed():
         (SandboxResult(0), ""),
     ],
 )
-async def test_every_other_end_is_told(outcome, text):
+async def test_every_other_end_is_reported(outcome, text):
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(outcome)))
 
     assert await dialogue.say("<python>a</python>") == f"\n<result>\n{text}\n</result>\n"

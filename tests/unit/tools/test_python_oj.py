@@ -131,7 +131,7 @@ async def test_blocked_words_fail_the_test():
 @pytest.mark.parametrize(
     "tests", ["no json", 3, [1, 2], {"inputs": ["1"]}, {"inputs": ["1"], "outputs": []}, {"inputs": 1, "outputs": 1}]
 )
-async def test_tests_that_make_no_sense_are_nobodys_observation(tests):
+async def test_invalid_tests_fail_the_call(tests):
     dialogue, _ = judged(tests)
 
     with pytest.raises(ToolFailedError, match="public_tests"):

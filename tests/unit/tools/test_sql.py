@@ -77,7 +77,7 @@ async def test_a_fence_around_the_statement_is_taken_off(database):
         (SandboxResult(0, value=b"nonsense"), "Error executing SQL: "),
     ],
 )
-async def test_a_statement_that_breaks_off_is_told(database, outcome, text):
+async def test_a_failed_statement_is_reported(database, outcome, text):
     dialogue = Dialogue(make_tool("sql", ScriptedSandbox(outcome)), {"db_path": str(database)})
 
     assert f"<observation>{text}\n<reminder>" in await dialogue.say("<sql>select 1</sql>")
@@ -113,7 +113,7 @@ async def test_databases_are_found_in_their_folder(database, extra):
         ({"db_id": "nothing"}, "cannot be read: No such file"),
     ],
 )
-async def test_a_database_that_cannot_be_had_is_nobodys_observation(database, extra, message):
+async def test_an_unavailable_database_fails_the_call(database, extra, message):
     folder = database.parent / "databases"
     folder.mkdir()
     tool = make_tool("sql", SQL_DB_FOLDER=str(folder))

@@ -16,7 +16,7 @@ class Element(BaseModel):
     kind: ElementKind
     label: str = ""
     url: str = ""
-    """Where a link leads."""
+    """The target of a link."""
 
     form: int = -1
     """The form that it belongs to."""
@@ -33,7 +33,7 @@ class Element(BaseModel):
 
 
 class Form(BaseModel):
-    """Where a form is sent, and how."""
+    """The target and method of a form."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -8,7 +8,7 @@ MODULES = {
     "sql": "turnmill.tools.sandboxed.sql_session",
     "text_browser": "turnmill.tools.sandboxed.page_renderer",
 }
-"""What each tool calls there. A warm process imports it before it forks, so that no call waits for it; and no more than
-is needed, since a fork takes the longer the more there is."""
+"""Modules whose functions each tool calls in the sandbox. The fork server imports them before it forks, so that no call
+waits for them, and only those of the served tools, since forks of a larger process take longer."""
 
 PRELOAD = tuple(dict.fromkeys(MODULES.values()))

@@ -35,7 +35,7 @@ def run(argument: bytes) -> bytes:
 
 
 def render(html: bytes, url: str, charset: str | None) -> dict[str, Any]:
-    """The page; an empty one if there is nothing to read."""
+    """Render a page; empty if there is nothing to read."""
     page: dict[str, Any] = {"url": url, "title": "", "text": "", "elements": [], "forms": []}
     try:
         tree = lxml.html.document_fromstring(html, parser=_parser(charset))
@@ -82,7 +82,7 @@ def _form(form: Any, base: str) -> dict[str, Any]:
 
 
 def _element(node: Any, base: str, url: str) -> dict[str, Any] | None:
-    """What can be done with it; None if nothing can."""
+    """Return the element of a node; None if an agent can do nothing with it."""
     if "disabled" in node.attrib:
         return None
     if node.tag == "a":
@@ -117,7 +117,7 @@ def _link(node: Any, base: str, url: str) -> dict[str, Any] | None:
 
 
 def _joined(base: str, address: str) -> str:
-    """The address seen from the base; the base itself for one that is none."""
+    """Resolve an address against the base; an invalid one becomes the base itself."""
     try:
         return urljoin(base, address)
     except ValueError:
@@ -141,7 +141,7 @@ def _label(text: str | None) -> str:
 
 
 def _replace(node: Any, element: dict[str, Any], number: int) -> None:
-    """Put what the agent reads into its place."""
+    """Replace a node by the text that the agent reads."""
     tail = node.tail
     node.clear()
     node.tag, node.tail = "span", tail

@@ -12,7 +12,7 @@ from turnmill.tools.sandboxed.packing import unpack
 
 FILENAME = "main.py"
 REACHED_END, EXITED, FAILED = b"end", b"exit", b"failed"
-"""How a program ended: after its last line, by exiting with 0, or otherwise."""
+"""Endings of a program: after its last line, by exiting with 0, or otherwise."""
 
 _STARS = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
@@ -66,7 +66,7 @@ exec(_PRELUDE, _READY.__dict__)
 
 
 def run_source(source: str, filename: str, module: ModuleType) -> bytes:
-    """Run it; what goes wrong is shown on stderr, as Python itself shows it."""
+    """Run source code and return how it ended; errors are printed to stderr as Python prints them."""
     remember_lines(source, filename)
     try:
         code = compile(source, filename, "exec", dont_inherit=True)

@@ -23,7 +23,7 @@ _HOME_MARK = b"\x01home\x01"
 _DRAIN_SECONDS = 0.1
 _POLL_SECONDS = 0.05
 _SAVED_BYTES = 4 << 20
-"""Of exports and functions; more than a state may hold."""
+"""Bytes read of exports and functions; more than a state may hold."""
 
 # Where bash leaves what it did, and where it finds what it is to do if that is longer than a variable can be.
 _SAVED, _INPUT = 199, 198
@@ -230,19 +230,19 @@ class _Shell:
 
 
 def _is_first_process() -> bool:
-    """Of a pid namespace: what has lost its parent comes here, and nothing here is of another task."""
+    """Return whether this is the first process of a pid namespace, which inherits orphans, all of the same task."""
     return os.getpid() == 1
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
-    """Its reading end is closed with the stack."""
+    """Create a pipe whose reading end is closed with the stack."""
     reading, writing = os.pipe()
     stack.callback(os.close, reading)
     return reading, writing
 
 
 def _environment() -> dict[str, str]:
-    """What a bash starts with: where it is not told, it asks for the user's shell, and loads each part of a locale."""
+    """Return the environment of a bash, with the shell and locale that it would otherwise look up."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PWD", "OLDPWD", "LANG")}
     return {**environment, "LC_CTYPE": "C.UTF-8", "SHELL": "/bin/bash"}
 

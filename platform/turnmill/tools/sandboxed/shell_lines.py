@@ -7,7 +7,7 @@ _MAY_GO_ON = re.compile(r"""<<|['"`({]|\\$|(\|\|?|&&)\s*$|\b(if|then|else|for|wh
 _OPEN_DOCUMENT = re.compile(r"here-document .* \(wanted `(.*)'\)")
 _OPEN_COMMAND = re.compile(r"unexpected (end of file|EOF)")
 _MAX_CHECKS = 300
-"""Of one block; after so many its lines are taken as they are."""
+"""Maximum syntax checks of one block; after those, each line is a command."""
 
 
 def join_lines(lines: Sequence[str]) -> list[str]:
@@ -25,7 +25,7 @@ def join_lines(lines: Sequence[str]) -> list[str]:
 
 
 def _lines_of_command(lines: Sequence[str], max_checks: int) -> tuple[int, int]:
-    """How many lines the first command takes, 1 if it never ends, and how often bash was asked."""
+    """Return how many lines the first command takes, 1 if it never ends, and the number of syntax checks."""
     num_checks = 0
     if not _MAY_GO_ON.search(lines[0]):
         return 1, num_checks
@@ -46,7 +46,7 @@ def _lines_of_command(lines: Sequence[str], max_checks: int) -> tuple[int, int]:
 
 
 def _complaint(text: str) -> str:
-    """What bash says of it without running it."""
+    """Return the error messages of bash's syntax check."""
     import subprocess  # Seldom needed, and every process of the sandbox would carry it.
 
     checked = subprocess.run(

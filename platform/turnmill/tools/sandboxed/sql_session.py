@@ -45,7 +45,7 @@ def run(argument: bytes) -> bytes:
 
 
 def patch(file: Path, changes: Mapping[str, bytes]) -> None:
-    """Put the blocks that were changed into a database."""
+    """Write changed blocks into a database."""
     if LENGTH not in changes:
         return
     with file.open("r+b") as database:
@@ -57,12 +57,12 @@ def patch(file: Path, changes: Mapping[str, bytes]) -> None:
 
 
 def block_digests(file: Path) -> list[bytes]:
-    """What tells each block from what it may become."""
+    """Return a digest of each block, to find the blocks that change."""
     return [hashlib.blake2b(block, digest_size=16).digest() for block in _blocks(file)]
 
 
 def changes_since(digests: Sequence[bytes], file: Path, before: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All changes, those from before among them; the same where nothing has changed since."""
+    """Return all changes, earlier ones included; the same as before if nothing has changed since."""
     changed = {
         f"{BLOCKS}{number}": block
         for number, block in enumerate(_blocks(file))
@@ -87,7 +87,7 @@ def _blocks(file: Path) -> Iterator[bytes]:
 
 
 def _execute(file: Path, mode: str, statement: str, seconds: float) -> str | None:
-    """What a statement answers; None where it wants to write what may only be read."""
+    """Return the text of a statement's result; None if it writes and the mode is `ro`."""
     deadline = time.monotonic() + seconds
     with closing(sqlite3.connect(f"file:{file}?mode={mode}", uri=True, isolation_level=None)) as connection:
         connection.text_factory = lambda text: text.decode(errors="ignore")

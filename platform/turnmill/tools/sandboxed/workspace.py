@@ -12,7 +12,7 @@ _FILE, _LINK, _FOLDER = b"f", b"l", b"d"
 
 
 def restore(parts: Mapping[str, bytes], root: str) -> None:
-    """Put files, links and folders where they were, with their modes and times."""
+    """Restore files, links and folders with their modes and times."""
     folders: list[tuple[str, bytes]] = []
     for name, part in parts.items():
         if not name.startswith(PREFIX):
@@ -45,7 +45,7 @@ def _restore(path: str, part: bytes) -> None:
 
 
 def _set_attributes(descriptor: int, part: bytes) -> None:
-    """Not by name: without namespaces, the sandbox refuses that."""
+    """Set mode and time by descriptor: without namespaces, the sandbox refuses to do so by path."""
     _, mode, modified_ns = _HEADER.unpack_from(part)
     os.fchmod(descriptor, mode)
     os.utime(descriptor, ns=(modified_ns, modified_ns))
@@ -89,7 +89,7 @@ def _order(found: tuple[str, os.stat_result]) -> tuple[bool, int, str]:
 
 
 def _size(status: os.stat_result) -> int:
-    """Of what a part holds: nothing of a folder but its attributes."""
+    """Return the bytes that a part holds; 0 for folders, which have only attributes."""
     return 0 if stat.S_ISDIR(status.st_mode) else status.st_size
 
 

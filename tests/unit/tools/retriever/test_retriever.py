@@ -26,7 +26,7 @@ def test_documents_have_contents_or_a_title_and_a_text(corpus):
     assert [document["contents"] for document in read_corpus(corpus)] == ["T\nx", "A\nb", "\nc"]
 
 
-def test_a_document_may_hold_what_ends_lines_elsewhere(corpus):
+def test_a_document_may_contain_unicode_line_separators(corpus):
     corpus.write_text('{"contents": "a\u2028b\x85c"}\r\n{"contents": "d"}\n', encoding="utf-8")
 
     assert [document["contents"] for document in read_corpus(corpus)] == ["a\u2028b\x85c", "d"]

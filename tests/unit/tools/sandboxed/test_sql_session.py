@@ -74,7 +74,7 @@ def test_a_statement_that_writes_nothing_changes_nothing(database, statement):
         ("create index i on item(name)", "select count(*) from sqlite_master", " 0\n 2"),
     ],
 )
-def test_whatever_writes_is_kept(database, statement, asked, seen):
+def test_all_writing_statements_are_kept(database, statement, asked, seen):
     state: dict[str, bytes] = {}
 
     execute(database, statement, state)
@@ -112,7 +112,7 @@ def test_a_change_taken_back_leaves_rows_as_they_were(database):
     assert execute(database, "select name from sqlite_master", state) == "   0\nitem"
 
 
-def test_a_change_beyond_the_limit_is_undone_and_says_so(database):
+def test_a_change_beyond_the_limit_is_undone_and_reported(database):
     state: dict[str, bytes] = {}
 
     seen = execute(database, "insert into item values ('cup', 3)", state, bytes=10)

@@ -119,7 +119,7 @@ def test_a_file_for_which_there_is_no_room_is_not_cut_short(tmp_path):
     assert b"File too large" in done.stderr
 
 
-def test_what_is_no_file_is_named(tmp_path):
+def test_special_files_are_reported_as_left_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
 
     parts, left_out = snapshot(str(tmp_path), **ROOMY)
