@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from vllm.sampling_params import RequestOutputKind
 
@@ -12,6 +13,13 @@ from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.rollout.verl_types import LLMClient
 
 NUM_ROUTING_KEYS = 256
+
+
+class SampledEpisode(Protocol):
+    """An episode whose responses are sampled."""
+
+    name: str
+    sampling_stream: str
 
 
 async def generate(

@@ -2,9 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import StopReason, TrajectoryOutcome, Turn, complete_turns
@@ -16,13 +15,12 @@ from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.grl.conversation import Conversation
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.lockstep import Lockstep
+from turnmill.rollout.grl.runtime import GrlEpisodeRuntime
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
+from turnmill.rollout.verl_types import SamplingParams
 from turnmill.tasks import Task
-
-if TYPE_CHECKING:
-    from turnmill.rollout.grl.loop import GrlLoop
 
 Message = dict[str, str]
 
@@ -31,7 +29,7 @@ class GrlEpisode:
     """Plays one episode and keeps what it came to."""
 
     def __init__(
-        self, name: EpisodeId, group: AgentGroup, seed: int, loop: "GrlLoop", sampling: Mapping[str, Any]
+        self, name: EpisodeId, group: AgentGroup, seed: int, loop: GrlEpisodeRuntime, sampling: SamplingParams
     ) -> None:
         self.name, self.step, self.validate = str(name), name.step, name.validate
         self.sampling_stream = name.sampling_stream

@@ -18,7 +18,7 @@ from turnmill.jobs.grl_agent import AgentGroup, NamedAgent
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.generation import generate, routing_key, sampling_seed
+from turnmill.rollout.generation import SampledEpisode, generate, routing_key, sampling_seed
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.journal import Journal, NoJournal
@@ -120,7 +120,7 @@ class GrlLoop(AgentLoopBase):
         return next(alike, min(len(system_ids), len(ids)))
 
     async def generate(
-        self, episode: GrlEpisode, turn: int, prompt_ids: list[int], sampling_params: SamplingParams
+        self, episode: SampledEpisode, turn: int, prompt_ids: list[int], sampling_params: SamplingParams
     ) -> TokenOutput:
         """Return the policy's next response of an episode. Raises InferenceError."""
         training = self.job.spec.training

@@ -1,0 +1,55 @@
+"""The part of the agent loop that an episode of GRL's agents uses."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from turnmill.environments.runtime.process import EnvironmentProcess
+from turnmill.jobs.grl_agent import GrlAgent, NamedAgent
+from turnmill.rollout.generation import SampledEpisode
+from turnmill.rollout.journal import Journal
+from turnmill.rollout.verl_classes import TokenOutput
+from turnmill.rollout.verl_types import MergeResult, Message, SamplingParams, Tokenizer
+
+
+class GrlEpisodeRuntime(Protocol):
+    """What all episodes of a loop share: settings, limits, environments, journal, tokenizer and the policy."""
+
+    run_name: str
+    agent: GrlAgent
+    journal: Journal
+    tokenizer: Tokenizer
+
+    @property
+    def prompt_limit(self) -> AbstractAsyncContextManager[None]:
+        """Limits how many prompts are tokenized at once."""
+
+    @property
+    def environment_limit(self) -> AbstractAsyncContextManager[None]:
+        """Limits how many environments act at once."""
+
+    def environment_of(self, agent: NamedAgent) -> EnvironmentProcess:
+        """Return the process in which an agent acts."""
+
+    def ids_of(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+
+    async def tokenize_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the tokens of a prompt of any length."""
+
+    def system_length(self, messages: Sequence[Mapping[str, str]], ids: Sequence[int]) -> int:
+        """Return how many of a prompt's first tokens are those of its system message."""
+
+    async def ct_merge_context_msg(
+        self,
+        previous_messages: Sequence[Message],
+        updated_messages: Sequence[Message],
+        runtime_token_ids: list[int],
+        response_mask: list[int],
+    ) -> tuple[MergeResult, list[int], list[float] | None]:
+        """Return the tokens of a context with messages added."""
+
+    async def generate(
+        self, episode: SampledEpisode, turn: int, prompt_ids: list[int], sampling_params: SamplingParams
+    ) -> TokenOutput:
+        """Return the policy's next response of an episode. Raises InferenceError."""
