@@ -78,7 +78,7 @@ class Lease:
         if version != self._last_seen[0]:
             self._last_seen = (version, time.monotonic())
         # Clocks of machines differ: the Lease has expired if this replica has seen no change for its duration.
-        return time.monotonic() - self._last_seen[1] > spec.get("leaseDurationSeconds", DURATION_SECONDS)
+        return time.monotonic() - self._last_seen[1] > float(spec.get("leaseDurationSeconds", DURATION_SECONDS))
 
     def _manifest(self, lease: RawObject | None) -> Manifest:
         previous = (lease or {}).get("spec") or {}

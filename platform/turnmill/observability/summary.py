@@ -109,7 +109,7 @@ def _seconds_total(folder: RunFolder, marks: Sequence[Mapping[str, Any]]) -> flo
     ended = [mark["time"] for mark in marks if mark["event"] == "ended" and mark["time"] >= started[-1]["time"]]
     ends = [mark["previous_beat"] for mark in started[1:]] + [ended[-1] if ended else folder.last_beat()]
     spans = ((end or mark["time"]) - mark["time"] for mark, end in zip(started, ends, strict=True))
-    return sum(max(0.0, span) for span in spans)
+    return float(sum(max(0.0, span) for span in spans))
 
 
 def _seconds_to_first_step(marks: Sequence[Mapping[str, Any]], rows: Sequence[MetricsRow]) -> float | None:
@@ -121,4 +121,4 @@ def _seconds_to_first_step(marks: Sequence[Mapping[str, Any]], rows: Sequence[Me
     if step is None:
         return None
     starts = [mark["time"] for mark in marks if mark["event"] == "started" and mark["time"] <= step]
-    return step - max(starts) if starts else None
+    return float(step - max(starts)) if starts else None
