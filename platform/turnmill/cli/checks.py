@@ -1,4 +1,4 @@
-"""What only the floors above the job file can check: agents and what they act on, warm starts, verl's settings."""
+"""Checks of a job that need more than its settings: agents, environments, tasks, warm starts, verl's settings."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,6 @@
 """Rules across the fields of agents of type `grl`."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from turnmill.jobs.grl_agent import NamedAgent
 from turnmill.jobs.rule import Rule
@@ -32,7 +31,7 @@ def _agents(values: Values) -> list[str]:
     return [_name_of(agent) for agent in values["spec.agent.agents"]]
 
 
-def _name_of(agent: Any) -> str:
+def _name_of(agent: NamedAgent | Mapping[str, object]) -> str:
     return str(agent.name if isinstance(agent, NamedAgent) else agent["name"])
 
 

@@ -57,7 +57,7 @@ class JobSpec(Settings):
     """The environment, its processes and its rewards."""
 
     algorithm: AlgorithmSettings = TurnPpo()
-    """How the policy learns; `type` says which way."""
+    """The algorithm by which the policy learns, selected by `type`."""
 
     training: TrainingSettings
     """Length of the training, size of its steps, validations and supervision."""
@@ -84,7 +84,7 @@ class JobSpec(Settings):
     """Time after the end of a run at which the job is deleted; left out, it stays. Run folders always stay."""
 
     managed_by: Literal["turnmill.dev/operator", "kueue.x-k8s.io/multikueue"] = "turnmill.dev/operator"
-    """Who turns the job into a run; `kueue.x-k8s.io/multikueue` leaves it to another cluster."""
+    """Controller of the job; `kueue.x-k8s.io/multikueue` leaves it to another cluster."""
 
     tracking: TrackingSettings = TrackingSettings()
     """Trackers that get every step's numbers, besides the run folder."""

@@ -28,7 +28,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> tuple[dic
     return data, places, problems
 
 
-def split_override(override: str) -> tuple[Path, Any]:
+def split_override(override: str) -> tuple[Path, object]:
     """Split `path=value`; a path that does not start with a top-level field starts at `spec`. Raises JobError."""
     name, equals, text = override.partition("=")
     parts = tuple(name.strip().split("."))
@@ -49,7 +49,7 @@ def split_override(override: str) -> tuple[Path, Any]:
         raise JobError([Problem(f"--set {name}", text, error.problems[0].rule, way_out)]) from error
 
 
-def _put(data: dict[str, Any], path: Path, value: Any) -> None:
+def _put(data: dict[str, Any], path: Path, value: object) -> None:
     node: Any = data
     for depth, name in enumerate(path[:-1]):
         below = node.get(name)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 
@@ -22,7 +21,7 @@ class Problem:
     """One problem: its path, its value, the rule that it breaks and the way out."""
 
     path: str
-    value: Any
+    value: object
     rule: str
     way_out: str
     origin: str | None = None
@@ -54,7 +53,7 @@ def problems_of(error: SettingsError) -> Iterator[Problem]:
         yield Problem(f"spec.{place}", MISSING, rule.removesuffix("."), way_out)
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Format a value as in a YAML file, truncated if it is long."""
     if value is MISSING:
         return ""

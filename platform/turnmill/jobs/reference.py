@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from turnmill.jobs.crd import Schema, structural
 from turnmill.jobs.job import API_VERSION, KIND, JobSpec, Metadata
@@ -95,7 +94,7 @@ def _range(schema: Schema) -> str:
     return f", {above}{_plain(low)} to {_plain(high)}"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """Format a value as in YAML."""
     if isinstance(value, float) and not isinstance(value, bool):
         return f"{value:.15g}"

@@ -76,7 +76,7 @@ def _learns_from_turns(values: Values) -> bool:
 
 
 def _has_tasks(values: Values) -> bool:
-    """Whether a job says how many tasks a step has; what turns and groups of agents are follows from other fields."""
+    """Return whether a job sets its tasks per step, which turns and groups of agents derive from other fields."""
     return not _learns_from_turns(values) and values["spec.agent.type"] != "grl"
 
 
@@ -130,7 +130,7 @@ FIXED = (
     Fixed("algorithm.type", "the run's checkpoints belong to this algorithm"),
     Fixed("managedBy", "two operators must never run the same job"),
 )
-"""What identifies a run; a resumed one is held to it on the command line too."""
+"""Fields that identify a run; the command line checks them for resumed runs, too."""
 
 VERLOG, TOOL = ("agent.type", "verlog"), ("agent.type", "tool")
 TURN_PPO = ("algorithm.type", "turn_ppo")

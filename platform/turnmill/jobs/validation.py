@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -45,7 +45,7 @@ SERVER_FIELDS = frozenset(
 )
 
 
-def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[AgentTrainingJob | None, list[Problem]]:
+def validate(data: Mapping[str, object], checks: Sequence[Check] = ()) -> tuple[AgentTrainingJob | None, list[Problem]]:
     """Return the job, or None and all problems: of single fields, across fields, and of further checks."""
     data = without_server_fields(data)
     job, problems, broken = None, list(_head_problems(data)), []
@@ -66,7 +66,7 @@ def validate(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> tuple[Age
     return (None if problems else job), problems
 
 
-def parse_job(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> AgentTrainingJob:
+def parse_job(data: Mapping[str, object], checks: Sequence[Check] = ()) -> AgentTrainingJob:
     """Parse the job in a mapping, such as a custom resource. Raises JobError with all problems."""
     job, problems = validate(data, checks)
     if job is None:
@@ -74,7 +74,7 @@ def parse_job(data: Mapping[str, Any], checks: Sequence[Check] = ()) -> AgentTra
     return job
 
 
-def without_server_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+def without_server_fields(data: Mapping[str, object]) -> dict[str, object]:
     """Return a job from a cluster without `status` and the metadata that the API server adds."""
     kept = {name: value for name, value in data.items() if name != "status"}
     if isinstance(metadata := kept.get("metadata"), Mapping):
@@ -82,7 +82,7 @@ def without_server_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _head_problems(data: Mapping[str, Any]) -> Iterable[Problem]:
+def _head_problems(data: Mapping[str, object]) -> Iterable[Problem]:
     """Yield problems of fields that every Kubernetes object must have, though the models have defaults for them."""
     for name, word in (("apiVersion", API_VERSION), ("kind", KIND)):
         if name not in data:
@@ -151,7 +151,7 @@ def _field_problem(place: Place, details: ErrorDetails) -> Problem:
     return Problem(dotted(path), value, rule, way_out)
 
 
-def _bound_rule(kind: str, context: Mapping[str, Any]) -> tuple[str, str] | None:
+def _bound_rule(kind: str, context: Mapping[str, object]) -> tuple[str, str] | None:
     sentences = {
         "greater_than_equal": ("at least {ge}", "Try {ge}."),
         "greater_than": ("greater than {gt}", "Take a larger number."),
@@ -168,7 +168,7 @@ def _bound_rule(kind: str, context: Mapping[str, Any]) -> tuple[str, str] | None
     return f"must be {rule.format(**context)}", way_out.format(**context)
 
 
-def _unknown_field(place: Place, value: Any) -> Problem:
+def _unknown_field(place: Place, value: object) -> Problem:
     path, name = place.path, str(place.path[-1])
     known = list(fields_by_alias(place.section)) if place.section else []
     whole = dotted(path[:-1]) or f"an {KIND}"
@@ -185,13 +185,13 @@ def _suggest(word: str, known: Sequence[str], otherwise: str) -> str:
     return f"Did you mean {by_lower[close[0]]}?" if close else otherwise
 
 
-def _choices(field: FieldInfo | None) -> list[Any]:
+def _choices(field: FieldInfo | None) -> list[object]:
     """Return the words of all Literals in the annotation."""
     return _flat(get_args(field.annotation)) if field else []
 
 
-def _flat(arguments: Iterable[Any]) -> list[Any]:
-    words: list[Any] = []
+def _flat(arguments: Iterable[object]) -> list[object]:
+    words: list[object] = []
     for argument in arguments:
         words.extend([argument] if isinstance(argument, str) else _flat(get_args(argument)))
     return words
@@ -201,7 +201,7 @@ def _one_of(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _as_name(value: Any) -> str:
+def _as_name(value: object) -> str:
     """Return the allowed name of a job that is closest to a value."""
     kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in str(value).lower()).strip("-")
     return kept[:40].strip("-") if kept[:1].isalpha() else f"job-{kept}"[:40].strip("-")

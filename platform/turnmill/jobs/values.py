@@ -16,7 +16,7 @@ class BrokenValueError(Exception):
 class Values:
     """A job's values by their path in the file, with defaults filled in; reading a broken value raises."""
 
-    def __init__(self, data: Any, model: type[Settings], broken: Iterable[Path] = ()) -> None:
+    def __init__(self, data: object, model: type[Settings], broken: Iterable[Path] = ()) -> None:
         self._data = data
         self._model = model
         self._broken = frozenset(broken)
@@ -61,7 +61,7 @@ def tag_of(variant: type[Settings]) -> str:
     return PLUGIN if field.is_required() else str(field.default)
 
 
-def section_of(field: FieldInfo, value: Any = None) -> type[Settings] | None:
+def section_of(field: FieldInfo, value: object = None) -> type[Settings] | None:
     """Return the section that a field holds, by the `type` of its value if there are several; None for a plain value.
 
     Raises BrokenValueError if the value's `type` is none of them.
@@ -76,7 +76,7 @@ def section_of(field: FieldInfo, value: Any = None) -> type[Settings] | None:
     raise BrokenValueError("type")
 
 
-def sections_in(annotation: Any) -> Iterator[type[Settings]]:
+def sections_in(annotation: object) -> Iterator[type[Settings]]:
     """Yield the sections in an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         yield annotation

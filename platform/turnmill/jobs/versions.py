@@ -20,7 +20,7 @@ def changed_fields(job: AgentTrainingJob) -> dict[str, Any]:
     return {"apiVersion": job.api_version, "kind": job.kind} | _changed(job, dumped)
 
 
-def known_fields(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def known_fields(resource: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
     """Return a resource from the API server without the fields of newer versions, and the names of these fields.
 
     The API server refuses fields that its CRD does not have, so an unknown field is one of a newer version.
