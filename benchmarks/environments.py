@@ -45,7 +45,7 @@ PER_EPISODE = 20
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one pass took."""
+    """Time taken by one pass."""
 
     steps_per_second: float
     with_resets: float
@@ -103,7 +103,7 @@ def fuzz(num_strings: int) -> None:
 
 
 def _fuzz_one(kind: Kind, num_strings: int) -> tuple[int, float]:
-    """How many strings it was given, and the longest that `PER_EPISODE` of them took."""
+    """Number of strings, and the longest time that `PER_EPISODE` of them took."""
     episode = make(kind)
     took: list[float] = []
 

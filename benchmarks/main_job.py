@@ -53,7 +53,7 @@ def main() -> None:
 
 
 class WarmStart(NamedTuple):
-    """What it took; next to nothing where it is kept."""
+    """Time of the warm start; next to nothing if the result is cached."""
 
     seconds: float
     cpu_seconds: float

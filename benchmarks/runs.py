@@ -41,7 +41,7 @@ def measure(job: Path, run_dir: Path, *arguments: str) -> Measured:
 
 
 class Watch:
-    """What all processes of a run take together; pages that they share count once (PSS).
+    """Samples CPU time and memory of all processes of a run; shared pages count once (PSS).
 
     Of a process's end, up to `SAMPLE_SECONDS` of its time are not seen.
     """

@@ -1,4 +1,4 @@
-"""What a tool call asks of the trajectory store: times of single operations, and turns of many trajectories at once.
+"""Speed of the trajectory store: times of single operations, and turns of many trajectories at once.
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/store.py [--times 1000] [--redis URL]
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/store.py --shell [--times 200]  # shell turns, with a bare store beside

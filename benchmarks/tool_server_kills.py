@@ -54,7 +54,7 @@ class Servers:
 
 @dataclass
 class Outcome:
-    """What became of the trajectories."""
+    """Outcomes of the trajectories."""
 
     digests: dict[int, str] = field(default_factory=dict)
     lost: int = 0

@@ -26,7 +26,7 @@ SAMPLES = 8
 
 
 def memory_mib(pid: int) -> float:
-    """What a process holds for itself, without what it shares with files."""
+    """Return the private memory of a process, without pages shared with files."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1024
 

@@ -31,7 +31,7 @@ ACTIONS: dict[str, Callable[[int], str]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """What a load brought."""
+    """Result of one load."""
 
     calls: int
     seconds: float

@@ -1,4 +1,4 @@
-"""How fast the page of a run with many trajectories answers, as a process over HTTP and in a browser.
+"""Latency of the page of a run with many trajectories, over HTTP and in a browser.
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/trajectory_page.py [--trajectories 100000] [--folder DIR]
 """
