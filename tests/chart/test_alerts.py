@@ -220,7 +220,7 @@ def test_promtool_accepts_the_rules(rule_files: list[Path]):
 
 
 @needs_promtool
-def test_alerts_fire_when_they_should_and_not_when_they_should_not(rule_files: list[Path], tmp_path: Path):
+def test_alerts_fire_only_when_they_should(rule_files: list[Path], tmp_path: Path):
     tests = [
         {
             "name": f"{case.alert}: {case.what}",
@@ -245,12 +245,12 @@ def test_alerts_fire_when_they_should_and_not_when_they_should_not(rule_files: l
 
 
 @every_alert
-def test_what_sets_an_alert_off_and_what_does_not_are_both_tried(alert: str):
+def test_every_alert_is_tested_firing_and_not_firing(alert: str):
     assert {case.fires for case in CASES if case.alert == alert} == {True, False}
 
 
 @every_alert
-def test_an_alert_says_where_what_and_what_to_do(alert: str):
+def test_an_alert_has_a_severity_a_description_and_a_runbook(alert: str):
     rule = ALERTS[alert]
 
     assert rule["labels"]["severity"] in ("warning", "critical")
@@ -266,7 +266,7 @@ def test_an_alert_says_where_what_and_what_to_do(alert: str):
 
 
 @every_alert
-def test_an_alert_reads_series_that_exist_by_labels_that_they_have(alert: str):
+def test_alerts_use_existing_series_and_labels(alert: str):
     asked = promql.reads(ALERTS[alert]["expr"])
 
     series = served()
@@ -290,7 +290,7 @@ def test_the_charts_carry_the_alerts_as_they_are(chart: str, name: str):
     assert text == (ROOT / "manifests" / "alerts" / name).read_text()
 
 
-def test_every_page_of_the_runbooks_belongs_to_an_alert():
+def test_every_runbook_belongs_to_an_alert():
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "runbooks").glob("*.md")}
 
     assert pages - {"docs/runbooks/README.md"} == {rule["annotations"]["runbook"] for rule in ALERTS.values()}

@@ -41,14 +41,14 @@ def rendered(chart: Path, file: Path | None = None) -> list[dict[str, Any]]:
 
 
 @each_case
-def test_helm_finds_nothing_to_complain_about(chart, file):
+def test_helm_lint_passes(chart, file):
     done = try_helm("lint", "--strict", str(chart), *options(files=[file] if file else []))
 
     assert done.returncode == 0, done.stdout
 
 
 @each_case
-def test_objects_have_names_of_their_own_that_kubernetes_takes(chart, file):
+def test_object_names_are_unique_and_valid(chart, file):
     objects = rendered(chart, file)
 
     keys = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
@@ -57,7 +57,7 @@ def test_objects_have_names_of_their_own_that_kubernetes_takes(chart, file):
 
 
 @each_case
-def test_every_pod_is_restricted_bounded_and_without_a_token_it_does_not_need(chart, file):
+def test_every_pod_is_restricted_has_limits_and_mounts_no_unneeded_token(chart, file):
     for place, template in [pod for found in rendered(chart, file) for pod in pod_templates(found)]:
         spec = template["spec"]
         needs_token = "operator" in place or place.endswith("-ray head")
@@ -77,7 +77,7 @@ def test_every_pod_is_restricted_bounded_and_without_a_token_it_does_not_need(ch
 
 
 @each_case
-def test_what_serves_has_probes(chart, file):
+def test_servers_have_probes(chart, file):
     for found in rendered(chart, file):
         if found["kind"] in ("Deployment", "StatefulSet"):
             for container in found["spec"]["template"]["spec"]["containers"]:
@@ -100,7 +100,7 @@ def test_what_serves_has_probes(chart, file):
         (OPERATOR, {"crd.enabled": True}, "additional properties 'crd' not allowed"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_with_its_place(chart, values, message):
+def test_an_invalid_value_is_refused_with_its_path(chart, values, message):
     done = try_helm("template", "team-a", str(chart), *options(values))
 
     assert done.returncode != 0
@@ -108,7 +108,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_place(chart, values, message
 
 
 @pytest.mark.parametrize("chart", [OPERATOR, TEAM], ids=lambda chart: chart.name)
-def test_the_schema_is_closed_and_knows_every_value(chart):
+def test_the_schema_covers_every_value_and_refuses_others(chart):
     schema = json.loads((chart / "values.schema.json").read_text())
     values = yaml.safe_load((chart / "values.yaml").read_text())
 
@@ -156,7 +156,7 @@ def unset(values: dict[str, Any], example: dict[str, Any], place: str = "") -> l
 
 
 @pytest.mark.parametrize("file", [None, *values_files(TEAM)], ids=lambda file: file.stem if file else "defaults")
-def test_the_operator_can_read_what_the_team_s_chart_tells_it(file):
+def test_the_operator_can_parse_the_team_file_of_the_chart(file):
     objects = rendered(TEAM, file)
     (config,) = of_kind(objects, "ConfigMap", "turnmill-team")
 
@@ -174,7 +174,7 @@ def test_the_operator_can_read_what_the_team_s_chart_tells_it(file):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_shared_cluster_knows_what_a_group_would_bring_before_it_has_a_pod(device):
+def test_a_shared_cluster_declares_the_resources_of_empty_worker_groups(device):
     values = {"trainer.sharedCluster.enabled": True, "trainer.groups.h100.device": device}
     (cluster,) = of_kind(render(TEAM, values), "RayCluster")
     cluster["metadata"]["namespace"] = "team-a"
@@ -204,7 +204,7 @@ def test_gpu_groups_go_to_nodes_with_their_product():
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
 
 
-def test_the_store_s_password_is_in_a_secret_and_nowhere_else():
+def test_the_store_password_is_only_in_a_secret():
     objects = render(TEAM)
     (secret,) = of_kind(objects, "Secret")
     password = secret["data"]["password"]
@@ -215,7 +215,7 @@ def test_the_store_s_password_is_in_a_secret_and_nowhere_else():
     assert password not in others
 
 
-def test_an_external_store_replaces_our_own():
+def test_an_external_store_replaces_the_bundled_one():
     objects = rendered(TEAM, TEAM / "ci" / "external-store-values.yaml")
 
     assert not of_kind(objects, "StatefulSet")
@@ -229,7 +229,7 @@ def test_an_external_store_replaces_our_own():
     ]
 
 
-def test_the_autoscaler_goes_by_calls_in_flight_and_falls_back_on_cpu():
+def test_the_autoscaler_uses_calls_in_flight_or_else_cpu():
     (scaler,) = of_kind(render(TEAM), "HorizontalPodAutoscaler")
     assert [metric["type"] for metric in scaler["spec"]["metrics"]] == ["Pods", "Resource"]
 
@@ -245,13 +245,13 @@ def test_the_autoscaler_goes_by_calls_in_flight_and_falls_back_on_cpu():
         ({}, False),
     ],
 )
-def test_the_number_of_replicas_is_left_to_whoever_scales_them(values, there):
+def test_the_replica_count_is_left_to_the_autoscaler(values, there):
     (tools,) = of_kind(render(TEAM, values), "Deployment")
 
     assert ("replicas" in tools["spec"]) is there
 
 
-def test_the_kubelet_waits_longer_than_a_drain_takes():
+def test_the_termination_grace_period_exceeds_the_drain_time():
     (tools,) = of_kind(render(TEAM, {"toolServer.drainSeconds": 600, "toolServer.lameDuckSeconds": 7}), "Deployment")
     spec = tools["spec"]["template"]["spec"]
 
@@ -260,7 +260,7 @@ def test_the_kubelet_waits_longer_than_a_drain_takes():
     assert spec["terminationGracePeriodSeconds"] > 607
 
 
-def test_monitors_come_only_where_their_api_is_installed():
+def test_monitors_are_rendered_only_if_their_api_is_installed():
     kinds = {"PodMonitor", "PrometheusRule"}
     for chart in (OPERATOR, TEAM):
         without = {found["kind"] for found in render(chart, apis=[])}
@@ -270,7 +270,7 @@ def test_monitors_come_only_where_their_api_is_installed():
         assert "PodMonitor" in with_api
 
 
-def test_every_port_that_prometheus_asks_on_a_head_is_one_of_its_own():
+def test_every_scraped_port_of_a_head_is_declared():
     objects = render(TEAM, {"trainer.sharedCluster.enabled": True})
     (monitor,) = [found for found in of_kind(objects, "PodMonitor") if found["metadata"]["name"].endswith("-ray")]
     (cluster,) = of_kind(objects, "RayCluster")
@@ -288,7 +288,7 @@ def test_the_operator_reads_no_secrets():
                 assert "*" not in rule["resources"] + rule["verbs"] + rule["apiGroups"]
 
 
-def test_an_operator_for_namespaces_has_nothing_that_belongs_to_the_cluster():
+def test_an_operator_for_namespaces_has_no_cluster_scoped_objects():
     objects = rendered(OPERATOR, OPERATOR / "ci" / "one-namespace-values.yaml")
 
     assert {found["kind"] for found in objects}.isdisjoint(
@@ -298,7 +298,7 @@ def test_an_operator_for_namespaces_has_nothing_that_belongs_to_the_cluster():
     assert sorted(role["metadata"]["namespace"] for role in roles) == ["team-a", "team-b"]
 
 
-def test_the_custom_resource_stays_when_the_release_goes():
+def test_the_custom_resource_definition_is_kept_on_uninstall():
     (kept,) = of_kind(render(OPERATOR), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
@@ -313,7 +313,7 @@ def test_the_priorities_are_trainer_then_rollout_then_tools():
     assert values["turnmill-trainer"] > values["turnmill-rollout"] > values["turnmill-tools"]
 
 
-def test_nothing_comes_in_or_goes_out_that_no_policy_names():
+def test_traffic_is_denied_unless_a_network_policy_allows_it():
     policies = {found["metadata"]["name"]: found for found in of_kind(render(TEAM), "NetworkPolicy")}
 
     assert policies["team-a-default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -323,7 +323,7 @@ def test_nothing_comes_in_or_goes_out_that_no_policy_names():
         assert all(peer.get("namespaceSelector") != {} for peer in peers), name
 
 
-def test_the_operator_and_its_test_reach_each_other_where_a_team_denies_the_rest():
+def test_the_operator_and_its_test_reach_each_other_under_default_deny():
     objects = rendered(OPERATOR, OPERATOR / "ci" / "one-namespace-values.yaml")
     operator, test = ({"matchLabels": labels_of(objects, component)} for component in ("operator", "test"))
     ports = [{"port": 8080, "protocol": "TCP"}]
@@ -337,7 +337,7 @@ def test_the_operator_and_its_test_reach_each_other_where_a_team_denies_the_rest
     assert {"to": [{"podSelector": operator}], "ports": ports} in way_out["spec"]["egress"]
 
 
-def test_a_team_lets_the_operator_in_whatever_that_is_called():
+def test_a_team_admits_the_operator_under_any_release_name():
     (policy,) = of_kind(render(TEAM), "NetworkPolicy", "team-a-ray")
     (operator,) = of_kind(rendered(OPERATOR, OPERATOR / "ci" / "everything-values.yaml"), "Deployment")
 
@@ -365,11 +365,11 @@ def labels_of(objects: list[dict[str, Any]], component: str) -> dict[str, str]:
         ("manifests/dashboards", "charts/turnmill/files/dashboards"),
     ],
 )
-def test_what_the_charts_carry_is_what_the_manifests_say(source, copies):
+def test_the_charts_contain_the_generated_manifests(source, copies):
     assert texts(ROOT / copies) == texts(ROOT / source)
 
 
-def test_the_alerts_that_the_charts_carry_are_those_of_the_manifests():
+def test_the_alerts_of_the_charts_are_those_of_the_manifests():
     carried = texts(OPERATOR / "files" / "alerts") | texts(TEAM / "files" / "alerts")
 
     assert carried == texts(ROOT / "manifests" / "alerts")
@@ -381,7 +381,7 @@ def texts(folder: Path) -> dict[str, str]:
 
 @pytest.mark.skipif(why_no_program("helm-docs") is not None, reason=why_no_program("helm-docs") or "")
 @pytest.mark.parametrize("chart", [OPERATOR, TEAM], ids=lambda chart: chart.name)
-def test_the_readme_is_generated(chart):
+def test_the_chart_readmes_are_up_to_date(chart):
     program = find_program("helm-docs")
     done = subprocess.run(
         [program, "--chart-search-root", chart, "--dry-run", "--log-level=error"],
@@ -396,7 +396,7 @@ def test_the_readme_is_generated(chart):
 
 @pytest.mark.skipif(why_no_program("helm-unittest") is not None, reason=why_no_program("helm-unittest") or "")
 @pytest.mark.parametrize("chart", [OPERATOR, TEAM], ids=lambda chart: chart.name)
-def test_the_charts_own_suites_pass(chart):
+def test_helm_unittest_passes(chart):
     program = find_program("helm-unittest")
     done = subprocess.run(
         [program, "--strict", chart], capture_output=True, text=True, check=False, timeout=120, env={"CI": "true"}

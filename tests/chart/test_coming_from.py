@@ -150,7 +150,7 @@ def test_a_page_names_only_what_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_leaves_nothing_out(page):
+def test_a_page_covers_every_name_of_the_other_system(page):
     named = {name for row in rows(page) for name in re.findall(r"`([^`]+)`", row[0])}
 
     assert [name for name in THERE[page].split() if name not in named] == []
@@ -166,12 +166,12 @@ def test_every_tool_of_verl_tool_that_is_kept_has_its_name():
 @pytest.mark.parametrize(
     "name", ["agent.maxTurn", "agent.memory.turns", "--tool-kind", "turnmill sing", "turnmill/nothing", "PISTON_URI"]
 )
-def test_a_name_that_does_not_exist_is_found(name):
+def test_an_unknown_name_is_detected(name):
     assert not exists(name, "verlog")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_links_of_a_page_lead_somewhere(page):
+def test_the_links_of_a_page_resolve(page):
     links = re.findall(r"\]\(([^)#]+)", PAGES[page].read_text())
 
     assert [link for link in links if not (PAGES[page].parent / link).exists()] == []

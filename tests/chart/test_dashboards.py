@@ -84,7 +84,7 @@ SERIES = {
 }
 
 
-def test_the_boards_in_the_repository_are_those_that_make_dashboards_writes():
+def test_the_committed_dashboards_are_up_to_date():
     written = {path.name: path.read_text() for path in FOLDER.iterdir()}
     in_chart = {path.name: path.read_text() for path in (ROOT / "charts/turnmill/files/dashboards").iterdir()}
 
@@ -95,7 +95,7 @@ def test_the_boards_in_the_repository_are_those_that_make_dashboards_writes():
 
 
 @every_query
-def test_a_query_reads_series_that_exist_by_labels_that_they_have(board: Board, panel: Panel, query: Query):
+def test_queries_use_existing_series_and_labels(board: Board, panel: Panel, query: Query):
     asked = promql.reads(query.expression)
 
     assert asked.names <= set(SERIES)
@@ -107,7 +107,7 @@ def test_a_query_reads_series_that_exist_by_labels_that_they_have(board: Board, 
 
 
 @every_query
-def test_a_query_is_filtered_by_the_variables_of_what_it_reads(board: Board, panel: Panel, query: Query):
+def test_queries_are_filtered_by_the_variables_of_their_series(board: Board, panel: Panel, query: Query):
     for name, labels in promql.reads(query.expression).selectors:
         source = SERIES[name][0]
 
@@ -142,7 +142,7 @@ def test_a_legend_names_labels_that_the_result_has(board: Board, panel: Panel, q
 
 
 @every_query
-def test_runs_of_one_name_in_several_teams_are_kept_apart(board: Board, panel: Panel, query: Query):
+def test_runs_of_the_same_name_in_several_teams_are_distinguished(board: Board, panel: Panel, query: Query):
     groups = [set(labels.split(", ")) for labels in re.findall(r"by \(([^)]*)\)", query.expression)]
     named = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
 
@@ -153,14 +153,14 @@ def test_runs_of_one_name_in_several_teams_are_kept_apart(board: Board, panel: P
 
 
 @every_panel
-def test_a_panel_has_a_unit_and_one_sentence(panel: Panel):
+def test_a_panel_has_a_unit_and_a_description_of_one_sentence(panel: Panel):
     assert panel.title
     assert re.fullmatch(r"[A-Z0-9].+\.", panel.says)
     assert panel.unit in UNITS or panel.unit.startswith("suffix: ")
 
 
 @every_panel
-def test_lines_of_a_panel_have_names_of_their_own(panel: Panel):
+def test_the_legends_of_a_panel_are_unique(panel: Panel):
     legends = [query.legend for query in panel.queries]
 
     assert len(set(legends)) == len(legends)
@@ -170,7 +170,7 @@ def test_lines_of_a_panel_have_names_of_their_own(panel: Panel):
 
 
 @every_board
-def test_a_board_knows_every_variable_that_it_uses_and_uses_every_one(board: Board):
+def test_a_board_declares_exactly_the_variables_that_it_uses(board: Board):
     drawn = json.loads(to_json(board))
 
     known = {variable["name"] for variable in drawn["templating"]["list"]}
@@ -179,7 +179,7 @@ def test_a_board_knows_every_variable_that_it_uses_and_uses_every_one(board: Boa
 
 
 @every_board
-def test_all_of_a_board_comes_from_the_data_source_that_is_chosen(board: Board):
+def test_every_panel_uses_the_selected_data_source(board: Board):
     drawn = json.loads(to_json(board))
 
     panels = [panel for panel in drawn["panels"] if panel["type"] != "row"]
@@ -190,7 +190,7 @@ def test_all_of_a_board_comes_from_the_data_source_that_is_chosen(board: Board):
 
 
 @every_board
-def test_panels_lie_side_by_side_and_none_over_another(board: Board):
+def test_panels_do_not_overlap(board: Board):
     places = [panel["gridPos"] for panel in json.loads(to_json(board))["panels"]]
 
     cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
@@ -198,13 +198,13 @@ def test_panels_lie_side_by_side_and_none_over_another(board: Board):
     assert max(x for x, _ in cells) < 24
 
 
-def test_boards_have_names_of_their_own():
+def test_board_titles_are_unique():
     drawn = [json.loads(to_json(board)) for board in BOARDS]
 
     assert len({board["uid"] for board in drawn}) == len({board["title"] for board in drawn}) == len(BOARDS)
 
 
-def test_every_metric_of_ours_is_on_a_board():
+def test_every_metric_of_turnmill_is_on_a_board():
     drawn = {name for _, _, query in (q.values for q in QUERIES) for name in promql.reads(query.expression).names}
 
     ours = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in SERIES}
@@ -215,7 +215,7 @@ def test_every_metric_of_ours_is_on_a_board():
 # ---- series of others ----
 
 
-def test_the_documentation_lists_every_series_of_others():
+def test_the_documentation_lists_every_third_party_series():
     text = (ROOT / "docs" / "metrics.md").read_text()
 
     assert [name for name in FOREIGN if f"`{name.removesuffix('_bucket')}`" not in text] == []
@@ -251,7 +251,7 @@ def test_vllm_as_installed_serves_its_series(name: str):
     assert bare in words_of("vllm.v1.metrics.loggers")
 
 
-def test_engines_tell_ray_their_series_by_a_class_that_vllm_has():
+def test_vllm_has_the_class_that_exports_engine_metrics_to_ray():
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     (group,) = (group for group in points if group.startswith("vllm."))
 

@@ -14,7 +14,7 @@ def rows(page: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)`", (DOCS / page).read_text(), re.MULTILINE))
 
 
-def test_every_environment_has_a_row():
+def test_every_environment_is_documented():
     # Other tests may have registered environments of their own.
     ours = [
         name for name in environments.names() if environments.find(name).__module__.startswith("turnmill.environments.")
@@ -24,5 +24,5 @@ def test_every_environment_has_a_row():
     assert [name for name in ours if name not in rows("environments.md")] == []
 
 
-def test_every_tool_has_a_row():
+def test_every_tool_is_documented():
     assert [name for name in tools.BUILT_IN if name not in rows("tools.md")] == []

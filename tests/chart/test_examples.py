@@ -16,7 +16,7 @@ EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_an_example_lacks_nothing_but_perhaps_its_model_its_tasks_and_its_interpreter(file: Path):
+def test_an_example_lacks_at_most_its_model_tasks_and_interpreter(file: Path):
     try:
         problems = []
         load_job(file, checks=checks.ALL)
@@ -34,7 +34,7 @@ def test_the_examples_for_a_cpu_need_no_download(file: Path):
     assert job.spec.resources.device == "cpu"
 
 
-def test_every_example_stands_in_the_table_and_nothing_else_does():
+def test_the_table_lists_exactly_the_examples():
     linked = re.findall(r"\[`([^`]+\.yaml)`\]\(([^)]+)\)", (FOLDER / "README.md").read_text())
 
     assert [name for name, link in linked if name != link] == []
@@ -61,7 +61,7 @@ def load_yaml(file: Path) -> dict[str, Any]:
     return data
 
 
-def test_the_example_for_gpus_says_that_its_model_is_missing():
+def test_the_gpu_example_reports_that_its_model_is_missing():
     (file,) = (file for file in EXAMPLES if file.stem == "babyai-goto-gpu")
 
     with pytest.raises(JobError) as caught:

@@ -17,7 +17,7 @@ SCHEMA = VERSION["schema"]["openAPIV3Schema"]
     ("file", "text"),
     [("manifests/crds/agenttrainingjobs.turnmill.dev.yaml", crd_yaml()), ("docs/jobs.md", reference())],
 )
-def test_what_is_committed_is_what_the_models_make(file: str, text: str):
+def test_the_committed_files_are_what_the_models_generate(file: str, text: str):
     assert (ROOT / file).read_text() == text, "run `make crds`"
 
 
@@ -65,14 +65,14 @@ def test_a_rule_points_at_a_field_that_exists():
     assert [rule.path for rule in RULES if f".spec.{rule.path}" not in fields] == []
 
 
-def test_free_maps_keep_what_the_schema_does_not_know():
+def test_free_form_maps_preserve_unknown_fields():
     spec = SCHEMA["properties"]["spec"]["properties"]
 
     assert spec["verl"]["x-kubernetes-preserve-unknown-fields"]
     assert spec["environment"]["properties"]["options"]["x-kubernetes-preserve-unknown-fields"]
 
 
-def test_sections_are_filled_in_field_by_field():
+def test_defaults_of_sections_are_set_field_by_field():
     spec = SCHEMA["properties"]["spec"]["properties"]
 
     assert spec["agent"]["default"] == {}
@@ -106,13 +106,13 @@ def test_sections_of_several_types_share_one_schema():
         (1, ["Attempt", "Failed share", "Cluster", "Checkpoint"]),
     ],
 )
-def test_kubectl_lists_what_matters_and_with_wide_the_rest(priority: int, names: list[str]):
+def test_kubectl_columns_show_the_essentials_and_with_wide_the_rest(priority: int, names: list[str]):
     columns = VERSION["additionalPrinterColumns"]
 
     assert [column["name"] for column in columns if column["priority"] == priority] == names
 
 
-def test_no_field_is_read_as_anything_but_its_name():
+def test_no_field_name_is_a_yaml_boolean():
     # kubectl reads YAML 1.1, where these words are booleans, as keys too.
     booleans = {"y", "n", "yes", "no", "on", "off", "true", "false"}
 

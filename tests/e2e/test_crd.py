@@ -50,7 +50,7 @@ def named(breakers: Mapping[str, Any], prefix: str) -> dict[str, str]:
     return {re.sub(r"[^a-z]+", "-", f"{prefix}-{name.lower()}")[:40].strip("-"): name for name in breakers}
 
 
-def test_every_rule_is_told_in_the_same_words_as_on_the_command_line(place: Namespace):
+def test_the_api_server_and_the_command_line_report_the_same_messages(place: Namespace):
     jobs = {short: job(**RULE_BREAKERS[name]) for short, name in named(RULE_BREAKERS, "v").items()}
     jobs |= {short: tool_job(**TOOL_RULE_BREAKERS[name]) for short, name in named(TOOL_RULE_BREAKERS, "t").items()}
     jobs["both-algorithm"] = job(algorithm={"type": "grpo"})
@@ -69,7 +69,7 @@ def test_every_rule_is_told_in_the_same_words_as_on_the_command_line(place: Name
     assert said.keys() == jobs.keys()
 
 
-def test_good_jobs_are_taken(place: Namespace):
+def test_valid_jobs_are_accepted(place: Namespace):
     examples = [parse_yaml(file.read_text()).value for file in sorted((ROOT / "manifests/examples").rglob("*.yaml"))]
     jobs = {data["metadata"]["name"]: data for data in examples if data.get("kind") == "AgentTrainingJob"}
 
@@ -110,7 +110,7 @@ def test_unknown_fields_are_refused(place: Namespace):
 
 
 @pytest.mark.parametrize("name", ["x" * 41, "9-starts-with-a-digit"])
-def test_a_name_that_kuberay_cannot_have_is_refused(place: Namespace, name: str):
+def test_a_name_that_kuberay_does_not_accept_is_refused(place: Namespace, name: str):
     assert "metadata.name must be at most 40" in next(iter(answers(place, {name: job()}).values()))
 
 
@@ -124,7 +124,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fixed", FIXED, ids=lambda fixed: fixed.path)
-def test_what_identifies_a_run_cannot_be_changed(place: Namespace, fixed: Any):
+def test_fields_that_identify_a_run_are_immutable(place: Namespace, fixed: Any):
     name = re.sub(r"[^a-z]+", "-", fixed.path.lower())
     place.apply({**job(environment__options={"rooms": {"wide": 2}}), "metadata": {"name": name}})
 
@@ -136,7 +136,7 @@ def test_what_identifies_a_run_cannot_be_changed(place: Namespace, fixed: Any):
     assert fixed.sentence in done.stderr
 
 
-def test_what_does_not_identify_a_run_can_be_changed(place: Namespace):
+def test_other_fields_can_be_changed(place: Namespace):
     place.apply({**job(), "metadata": {"name": "mutable"}})
 
     change = {"suspend": True, "retries": 1, "ttlSecondsAfterFinished": 60, "training": {"steps": 30}}
@@ -147,7 +147,7 @@ def test_what_does_not_identify_a_run_can_be_changed(place: Namespace):
     assert found["spec"]["training"]["steps"] == 30
 
 
-def test_defaults_are_filled_in_by_the_api_server_as_by_the_models(place: Namespace):
+def test_the_api_server_and_the_models_set_the_same_defaults(place: Namespace):
     place.apply({**job(), "metadata": {"name": "defaults"}})
 
     found = place.get("atj", "defaults")
@@ -156,7 +156,7 @@ def test_defaults_are_filled_in_by_the_api_server_as_by_the_models(place: Namesp
     assert parse_job(found).spec == parse_job(job()).spec
 
 
-def test_kubectl_shows_state_and_progress(place: Namespace):
+def test_kubectl_get_shows_state_and_progress(place: Namespace):
     place.apply({**job(), "metadata": {"name": "columns"}})
     status = {
         "state": "Running",

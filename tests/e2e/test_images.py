@@ -50,7 +50,7 @@ def printed_by(namespace: Namespace, pod: dict[str, Any]) -> str:
     return output
 
 
-def test_the_tool_server_s_image_runs_tools_in_a_sandbox_whose_self_test_passes(namespace: Namespace):
+def test_the_tool_server_image_passes_the_sandbox_self_test(namespace: Namespace):
     tools = "python_code,ipython_code,bash_terminal,python_oj,sql,search_retrieval"
     ready = {"httpGet": {"path": "/health", "port": 5000}, "periodSeconds": 1}
     namespace.apply(
@@ -65,7 +65,7 @@ def test_the_tool_server_s_image_runs_tools_in_a_sandbox_whose_self_test_passes(
     assert f"tools={tools}" in log
 
 
-def test_the_tool_server_s_image_brings_what_sandboxed_programs_may_import_and_no_trainer(namespace: Namespace):
+def test_the_tool_server_image_has_the_sandbox_packages_and_no_trainer(namespace: Namespace):
     code = (
         "import importlib.util as util\n"
         "print([name for name in ('numpy', 'mpmath', 'sympy', 'torch', 'ray', 'verl') if util.find_spec(name)])"

@@ -82,12 +82,12 @@ def pod_of(number: int, made: dict[str, Any], template: dict[str, Any]) -> dict[
 
 
 @each_case
-def test_the_api_server_takes_everything_in_a_chart(chart, file, place):
+def test_the_api_server_accepts_every_object_of_a_chart(chart, file, place):
     assert_taken(place, as_list([made for made in objects_of(chart, file, place) if made["kind"] != "Namespace"]))
 
 
 @each_case
-def test_pod_security_admits_every_pod_that_comes_of_a_chart(chart, file, place):
+def test_pod_security_admits_every_pod_of_a_chart(chart, file, place):
     templates = [(made, template) for made in objects_of(chart, file, place) for _, template in pod_templates(made)]
 
     assert templates
@@ -100,7 +100,7 @@ def test_kubeconform_finds_every_object_of_a_chart_valid(chart, file, place, sch
 
 
 @each_file
-def test_the_api_server_takes_every_manifest(file, place):
+def test_the_api_server_accepts_every_manifest(file, place):
     assert_taken(place, file.read_text())
 
 
@@ -109,7 +109,7 @@ def test_kubeconform_finds_every_manifest_valid(file, schemas):
     assert find_invalid(file.read_text(), schemas) == []
 
 
-def test_kubeconform_finds_what_is_not_valid(schemas):
+def test_kubeconform_reports_an_invalid_object(schemas):
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [], "contianers": []}}
 
     (found,) = find_invalid([pod], schemas)
@@ -117,7 +117,7 @@ def test_kubeconform_finds_what_is_not_valid(schemas):
     assert "contianers" in found
 
 
-def test_pod_security_refuses_a_pod_with_rights(place):
+def test_pod_security_refuses_a_privileged_pod(place):
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -124,7 +124,7 @@ def wait_for_reason(place: Namespace, name: str, kind: str, reason: str, seconds
 # Five hundred jobs, before anything else works the cluster
 
 
-async def test_five_hundred_jobs_at_once(place: Namespace, tmp_path: Path):
+async def test_the_operator_handles_five_hundred_jobs_at_once(place: Namespace, tmp_path: Path):
     number = 500
     place.apply(config_map(TEAM))
     with operator_process(place.name, tmp_path / "operator.log") as operator:
@@ -149,7 +149,7 @@ async def test_five_hundred_jobs_at_once(place: Namespace, tmp_path: Path):
 # Single jobs
 
 
-def test_a_job_says_what_it_lacks_until_it_can_run(place: Namespace, operator: OperatorProcess):
+def test_a_job_reports_what_is_missing_until_it_can_run(place: Namespace, operator: OperatorProcess):
     place.apply(
         named_job("greedy", resources__train={"nodes": 4}),
         named_job("foreign", resources__train={"accelerator": "B200"}),
@@ -171,7 +171,7 @@ def test_a_job_says_what_it_lacks_until_it_can_run(place: Namespace, operator: O
     assert {"NoTeam", "TooManyNodes", "AttemptStarted"} <= events
 
 
-def test_a_refused_job_leaves_the_others_alone(place: Namespace, operator: OperatorProcess):
+def test_a_refused_job_does_not_affect_other_jobs(place: Namespace, operator: OperatorProcess):
     place.apply(config_map(TEAM))
     quota = {**NO_CLUSTERS, "metadata": {"name": "one"}, "spec": {"hard": {"count/rayjobs.ray.io": "1"}}}
     place.apply(quota)
@@ -206,7 +206,7 @@ def test_a_job_is_suspended_resumed_and_deleted(place: Namespace, operator: Oper
     wait_for("nothing", lambda: not place.list("rayjobs,rayclusters,jobs,pods"), seconds=60)
 
 
-def test_a_clean_up_that_cannot_run_does_not_hold_a_job_for_ever(place: Namespace, operator: OperatorProcess):
+def test_a_job_is_deleted_even_if_its_clean_up_cannot_run(place: Namespace, operator: OperatorProcess):
     place.apply(config_map(CLEAN_UP_TEAM), named_job("job", suspend=True))
     held = wait_for_reason(place, "job", "Suspended", "SuspendedBySpec")
     assert held["metadata"]["finalizers"] == ["turnmill.dev/clean-up"]
@@ -220,7 +220,7 @@ def test_a_clean_up_that_cannot_run_does_not_hold_a_job_for_ever(place: Namespac
     wait_for("nothing", lambda: not place.list("rayjobs,jobs,pods"), seconds=60)
 
 
-def test_what_was_done_is_done_once_by_two_replicas(place: Namespace, tmp_path: Path):
+def test_two_replicas_perform_each_action_once(place: Namespace, tmp_path: Path):
     with (
         operator_process(place.name, tmp_path / "a.log", environment={"POD_NAME": "a"}) as first,
         operator_process(place.name, tmp_path / "b.log", environment={"POD_NAME": "b"}) as second,
@@ -287,7 +287,7 @@ async def outcomes(cluster: StandIn) -> dict[str, tuple[str, int, int]]:
     }
 
 
-async def test_fifty_jobs_end_as_they_should_through_twenty_restarts(place: Namespace, tmp_path: Path):
+async def test_fifty_jobs_end_correctly_through_twenty_operator_restarts(place: Namespace, tmp_path: Path):
     jobs, dice = crowd(), random.Random(0)
     place.apply(config_map(TEAM))
     replicas = [
@@ -333,9 +333,7 @@ def way_to_the_api_server(toxiproxy: Toxiproxy, folder: Path) -> Iterator[tuple[
 
 
 @pytest.mark.skipif(toxiproxy_server() is None, reason="needs toxiproxy-server")
-async def test_fifty_jobs_end_as_they_should_though_the_api_server_is_away_for_half_a_minute(
-    place: Namespace, tmp_path: Path
-):
+async def test_fifty_jobs_end_correctly_after_an_api_server_outage_of_30_seconds(place: Namespace, tmp_path: Path):
     jobs = crowd()
     place.apply(config_map(TEAM))
     program = toxiproxy_server()

@@ -58,7 +58,7 @@ def babyai(team: Team) -> Learned:
     return Learned(job, job.wait_until_complete(seconds=RUN_SECONDS), submitted_at)
 
 
-def test_the_babyai_twin_learns_to_its_end_and_its_status_shows_how(team: Team, babyai: Learned):
+def test_the_babyai_example_completes_and_its_status_shows_its_progress(team: Team, babyai: Learned):
     job, recorded = babyai.job, babyai.job.rewards()
 
     assert job.progress["step"] == job.progress["steps"] == 6
@@ -70,7 +70,7 @@ def test_the_babyai_twin_learns_to_its_end_and_its_status_shows_how(team: Team, 
     wait_for("end of the run's pods", lambda: not team.pods(job.labels), seconds=60)
 
 
-def test_boards_find_the_run_its_engines_and_the_operator_in_the_prometheus_of_the_cluster(team: Team, babyai: Learned):
+def test_dashboard_queries_return_the_series_of_the_run_its_engines_and_the_operator(team: Team, babyai: Learned):
     wanted = [query for query in (*queries_of_ray(), *queries_of_operator()) if not needs_gpus(query)]
     assert len(wanted) > 30
 
@@ -84,7 +84,7 @@ def test_boards_find_the_run_its_engines_and_the_operator_in_the_prometheus_of_t
     assert missing == []
 
 
-def test_rollout_has_pods_of_its_own_one_of_which_may_go_and_the_loss_of_the_head_repeats_no_step(team: Team):
+def test_separate_rollout_pods_may_be_lost_and_the_loss_of_the_head_repeats_no_step(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
@@ -144,9 +144,7 @@ def next_version(chart: Path, folder: Path) -> Path:
     return copy
 
 
-def test_no_turn_is_lost_through_kills_and_upgrades_of_what_serves_a_run_and_a_deleted_job_leaves_nothing(
-    team: Team, tmp_path: Path
-):
+def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_nothing(team: Team, tmp_path: Path):
     job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=28, training__validation=NO_VALIDATION)
     job.wait_for_step(1, seconds=RUN_SECONDS)
 

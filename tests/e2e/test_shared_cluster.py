@@ -49,7 +49,7 @@ def shared_spec(namespace: Namespace) -> dict[str, Any]:
     return spec
 
 
-def test_a_shared_cluster_grows_by_the_accelerator_that_is_asked_for_and_an_upgrade_leaves_it_alone(
+def test_a_shared_cluster_scales_up_the_requested_accelerator_and_survives_an_upgrade(
     namespace: Namespace,
 ):
     with team_release(namespace, SHARED) as release:

@@ -45,7 +45,7 @@ def assert_nothing_lost_or_repeated(report: dict[str, Any]) -> None:
     assert (report["lost"], report["repeated"], report["in_order"]) == (0, 0, True), report
 
 
-def test_helm_test_makes_a_call_finds_its_record_and_scrapes_a_metric(release: TeamRelease):
+def test_helm_test_makes_a_call_reads_its_record_and_scrapes_a_metric(release: TeamRelease):
     said = release.test()
 
     assert "was answered with" in said
@@ -60,9 +60,7 @@ def calls_seen_by_the_autoscaler(release: TeamRelease) -> str | None:
     return next((found["pods"]["current"]["averageValue"] for found in metrics if found.get("type") == "Pods"), None)
 
 
-def test_a_burst_brings_replicas_and_its_end_takes_them_without_a_call_lost_or_repeated(
-    release: TeamRelease, caller: Caller
-):
+def test_scaling_up_and_down_with_load_neither_loses_nor_repeats_a_call(release: TeamRelease, caller: Caller):
     served = release.namespace.try_kubectl("get", "--raw", "/apis/custom.metrics.k8s.io/v1beta2")
     if served.returncode:
         pytest.skip("needs custom metrics, such as prometheus-adapter's")
@@ -78,7 +76,7 @@ def test_a_burst_brings_replicas_and_its_end_takes_them_without_a_call_lost_or_r
     assert_nothing_lost_or_repeated(caller.finish(rest, seconds=180))
 
 
-def test_a_replica_that_goes_answers_its_running_call_and_then_goes(release: TeamRelease, caller: Caller):
+def test_a_terminating_replica_answers_its_running_calls_first(release: TeamRelease, caller: Caller):
     (replica,) = release.tool_server_pods()
     url = f"http://{replica['status']['podIP']}:5000"
 
@@ -108,7 +106,7 @@ def test_an_upgrade_to_another_image_during_calls_loses_none(release: TeamReleas
     assert_nothing_lost_or_repeated(report)
 
 
-def test_the_store_keeps_what_was_recorded_when_its_pod_goes(release: TeamRelease, caller: Caller):
+def test_the_store_keeps_its_records_when_its_pod_is_deleted(release: TeamRelease, caller: Caller):
     calls = caller.begin(url=URL, trajectories=4, seconds=25, sleep=0.3)
     wait_for("calls", lambda: sum(release.calls_in_flight().values()) or None, seconds=30)
     release.namespace.kubectl("delete", "pod", f"{STORE}-0", "--wait=false")
@@ -117,7 +115,7 @@ def test_the_store_keeps_what_was_recorded_when_its_pod_goes(release: TeamReleas
     release.wait_until_ready()
 
 
-def test_another_team_s_pods_reach_neither_store_nor_tool_servers_nor_metrics(
+def test_pods_of_another_team_reach_neither_store_nor_tool_servers_nor_metrics(
     release: TeamRelease, caller: Caller, prefix: str
 ):
     (replica, *_) = release.tool_server_pods()
@@ -137,7 +135,7 @@ def test_another_team_s_pods_reach_neither_store_nor_tool_servers_nor_metrics(
             assert not any(can_connect(other, stranger, host, port) for host, port in targets), stranger
 
 
-def test_a_pod_of_the_team_that_no_policy_names_reaches_nothing(release: TeamRelease):
+def test_a_pod_that_no_network_policy_selects_reaches_nothing(release: TeamRelease):
     release.namespace.apply(pod("unnamed", {}))
     release.namespace.kubectl("wait", "--for=condition=Ready", "pod/unnamed", "--timeout=60s", timeout=70)
 
@@ -173,7 +171,7 @@ def name(found: dict[str, Any]) -> str:
     return found_name
 
 
-def test_an_uninstalled_release_leaves_only_what_it_says(release: TeamRelease):
+def test_an_uninstalled_release_leaves_no_objects(release: TeamRelease):
     release.uninstall()
 
     def left() -> list[str]:

@@ -27,7 +27,7 @@ TASKS = ("training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSi
         *(("babyai-goto-gigpo-cpu", TASKS), ("tool-arithmetic-dapo-cpu", TASKS)),
     ],
 )
-def test_an_example_comes_to_its_first_update(name, size, tmp_path):
+def test_an_example_trains_until_its_first_update(name, size, tmp_path):
     overrides = [word for override in (*SMALL, *size) for word in ("--set", override)]
 
     with WholeRun(EXAMPLES / f"{name}.yaml", tmp_path / "run") as run:

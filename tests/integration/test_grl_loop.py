@@ -64,7 +64,7 @@ async def test_an_episode_is_one_conversation_in_one_row(table):
     assert (episode.stop_reason, episode.num_turns, episode.reward) == ("completed", 2, 4.0)
 
 
-async def test_every_prompt_ends_with_the_tag_of_the_thought(table):
+async def test_every_prompt_ends_with_the_opening_think_tag(table):
     at = table([ONE, THREE])
 
     await at.play()
@@ -90,7 +90,7 @@ async def test_the_policy_reads_the_very_tokens_that_are_learned_from(table):
 
 
 @pytest.mark.feature("GRL", "mask")
-async def test_grl_s_mask_learns_from_all_that_follows_the_system(table):
+async def test_the_loss_mask_of_grl_covers_everything_after_the_system_message(table):
     at = table([ONE, THREE], lossMask="after_system")
 
     episode = await at.play()
@@ -101,7 +101,7 @@ async def test_grl_s_mask_learns_from_all_that_follows_the_system(table):
     assert all(row.response_mask)
 
 
-async def test_turns_end_where_their_scores_are_placed(table):
+async def test_scores_are_placed_on_the_last_tokens_of_turns(table):
     at = table([say("1", "fly") + END, THREE])
 
     episode = await at.play()
@@ -119,7 +119,7 @@ async def test_turns_end_where_their_scores_are_placed(table):
     assert texts == [say("1", "fly") + END, THREE]
 
 
-async def test_the_summary_has_the_group_the_kind_and_the_metrics_of_the_agent(table):
+async def test_the_summary_has_the_group_the_tag_and_the_metrics_of_the_agent(table):
     at = table([THREE])
 
     summary = (await at.play(group=1)).summary()
@@ -129,7 +129,7 @@ async def test_the_summary_has_the_group_the_kind_and_the_metrics_of_the_agent(t
     assert (summary.success, summary.reward, summary.row_rewards) == (True, 3.0, True)
 
 
-async def test_responses_may_be_put_into_their_form_as_grl_does(table):
+async def test_responses_may_be_reformatted_as_in_grl(table):
     at = table(["  hm </think>\n<answer> 1|| 2 || 3</answer> and more", THREE], reformatResponses=True)
 
     episode = await at.play()
@@ -140,7 +140,7 @@ async def test_responses_may_be_put_into_their_form_as_grl_does(table):
 
 
 @pytest.mark.feature("GRL", "a seed for each group")
-async def test_a_group_begins_alike_and_other_groups_and_steps_differently(table):
+async def test_a_group_shares_a_seed_that_differs_between_groups_and_steps(table):
     at = table(lambda request: THREE)
 
     episodes = [await at.play(group=group, member=member, step=step)
@@ -153,7 +153,7 @@ async def test_a_group_begins_alike_and_other_groups_and_steps_differently(table
 
 @pytest.mark.feature("GRL", "validations of the same states")
 @pytest.mark.feature("GRL", "validations played several times")
-async def test_every_validation_has_the_same_states_and_training_never(table):
+async def test_validations_repeat_their_states_and_training_does_not(table):
     at = table(lambda request: THREE, validationAgentGroupNum=[2], validationSteps=2, validationSeed=123)
 
     episodes = [await at.play(group=group, step=step, validate=True) for step in (1, 9) for group in range(4)]
@@ -166,7 +166,7 @@ async def test_every_validation_has_the_same_states_and_training_never(table):
     assert training.seed >= VALIDATION_SEEDS
 
 
-async def test_a_limit_on_turns_and_on_actions_end_an_episode(table):
+async def test_an_episode_ends_at_its_limits_of_turns_and_actions(table):
     at = table(lambda request: ONE)
     more = table(lambda request: say("1", "1") + END)
 
@@ -174,7 +174,7 @@ async def test_a_limit_on_turns_and_on_actions_end_an_episode(table):
     assert (await more.play()).num_turns == 2
 
 
-async def test_a_conversation_that_grows_too_long_goes_on_in_a_row_of_its_own(table):
+async def test_a_conversation_that_exceeds_the_context_continues_in_another_row(table):
     at = table([ONE, ONE, THREE], maxPromptLength=300)
 
     episode = await at.play()
@@ -187,7 +187,7 @@ async def test_a_conversation_that_grows_too_long_goes_on_in_a_row_of_its_own(ta
     assert foreign(episode) == 0
 
 
-async def test_a_conversation_that_grows_too_long_may_end_instead(table):
+async def test_a_conversation_that_exceeds_the_context_may_end_the_episode(table):
     at = table([ONE, ONE, THREE], maxPromptLength=350, truncation="error")
 
     episode = await at.play()
@@ -195,14 +195,14 @@ async def test_a_conversation_that_grows_too_long_may_end_instead(table):
     assert (episode.stop_reason, episode.num_turns) == ("max_tokens", 1)
 
 
-async def test_a_first_prompt_that_is_too_long_is_an_error_of_the_settings(table):
+async def test_a_first_prompt_that_is_too_long_is_a_settings_error(table):
     at = table([ONE], maxPromptLength=16, truncation="error")
 
     with pytest.raises(SettingsError, match=r"spec\.agent\.maxPromptLength"):
         await at.play()
 
 
-async def test_the_length_of_a_first_prompt_that_is_too_long_is_told_whole(table):
+async def test_the_error_of_a_first_prompt_that_is_too_long_names_its_full_length(table):
     fits, too_long = table([THREE]), table([THREE], maxPromptLength=100, truncation="error")
     length = len((await fits.play()).turns[0].prompt_ids)
 
@@ -210,7 +210,7 @@ async def test_the_length_of_a_first_prompt_that_is_too_long_is_told_whole(table
         await too_long.play()
 
 
-async def test_a_first_prompt_that_is_cut_is_the_prompt_of_its_row_whatever_is_learned_from(table):
+async def test_a_truncated_first_prompt_is_the_prompt_of_its_row_with_any_loss_mask(table):
     at = table([THREE], maxPromptLength=100, lossMask="after_system")
 
     episode = await at.play()
@@ -234,7 +234,7 @@ async def test_a_later_prompt_that_is_too_long_by_itself_ends_the_episode(table,
     assert (episode.stop_reason, episode.num_turns, len(verl_rows(episode))) == ("max_tokens", 1, 1)
 
 
-async def test_an_agent_that_forgets_has_a_row_for_every_turn(table):
+async def test_an_agent_without_history_has_a_row_for_every_turn(table):
     at = table([ONE, THREE], counting() | {"agentType": "support.agents:Forgetful"})
 
     episode = await at.play()
@@ -245,7 +245,7 @@ async def test_an_agent_that_forgets_has_a_row_for_every_turn(table):
 
 
 @pytest.mark.parametrize("how", ["exit", "raise"])
-async def test_an_agent_that_breaks_costs_its_episode_alone(table, how: str):
+async def test_an_agent_that_raises_fails_only_its_own_episode(table, how: str):
     at = table(lambda request: say(how) + END if "seed" in request.prompt else ONE)
 
     failure = await at.play()
@@ -297,7 +297,7 @@ async def test_synchronous_turns_wait_for_each_other(table):
 
 
 @pytest.mark.feature("GRL", "synchronous turns")
-async def test_who_ends_early_is_waited_for_no_more(table):
+async def test_finished_episodes_are_not_awaited(table):
     turns: list[int] = []
 
     def script(request: Any) -> str:
@@ -322,7 +322,7 @@ async def test_who_ends_early_is_waited_for_no_more(table):
 
 @pytest.mark.feature("GRL", "prompts and environments side by side")
 @pytest.mark.parametrize("limits", [{"numPromptThreads": 1, "numEnvThreads": 1}, {"numPromptThreads": 2}])
-async def test_one_at_a_time_brings_the_same_as_all_at_once(table, limits: dict[str, int]):
+async def test_serial_and_concurrent_rollouts_have_the_same_results(table, limits: dict[str, int]):
     def script(request: Any) -> str:
         return THREE if "Turn 3:" in request.prompt else ONE
 
@@ -357,7 +357,7 @@ class Crowd:
 
 @pytest.mark.feature("GRL", "prompts and environments side by side")
 @pytest.mark.parametrize(("prompts", "environments"), [(1, 1), (2, 3), (3, 2), (0, 0)])
-async def test_the_job_limits_how_many_prompts_and_environments_are_at_work_at_once(
+async def test_the_job_limits_concurrent_generations_and_environment_steps(
     table, monkeypatch, prompts: int, environments: int
 ):
     at = table(lambda request: THREE if "Turn 2:" in request.prompt else ONE,
@@ -397,7 +397,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
-async def test_an_episode_carries_on_from_its_last_turn_in_another_process(table, turn: int):
+async def test_an_episode_resumes_from_its_last_turn_in_another_process(table, turn: int):
     def script(request: Any) -> str:
         return {1: ONE, 2: say("1", "fly") + END, 3: TWO}[request.prompt.count("State:")]
 

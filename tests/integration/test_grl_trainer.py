@@ -75,7 +75,7 @@ def scores(queue: RowQueue) -> dict[str, list[float]]:
     return {key: row["rm_scores"].tolist() for key, row in queue.rows.items()}
 
 
-def test_the_groups_that_differ_most_are_kept_with_their_scores(queue):
+def test_the_filter_keeps_the_groups_of_highest_variance_with_their_scores(queue):
     two_groups(queue)
 
     chosen = trainer()._select_rows(queue.meta())
@@ -84,7 +84,7 @@ def test_the_groups_that_differ_most_are_kept_with_their_scores(queue):
     assert scores(queue) == {"group1_0_0": [0, 0, 0, 0, 0, 8.5], "group1_1_0": [0, 0, 1]}
 
 
-def test_turns_may_have_scores_of_their_own(queue):
+def test_each_turn_may_have_its_own_score(queue):
     two_groups(queue)
 
     trainer(useTurnScores=True, rewardNormalization={"method": "mean"})._select_rows(queue.meta())
@@ -93,7 +93,7 @@ def test_turns_may_have_scores_of_their_own(queue):
     assert scores(queue) == {"group1_0_0": [0, 0, -2.5, 0, 0, 6.0], "group1_1_0": [0, 0, -4.0]}
 
 
-def test_metrics_are_of_all_episodes_of_the_step(queue):
+def test_metrics_cover_all_episodes_of_the_step(queue):
     two_groups(queue)
     made = trainer()
 
@@ -120,7 +120,7 @@ def test_advantages_are_kept_by_turn(queue, tmp_path):
     ]
 
 
-def test_rows_of_groups_stand_in_place_of_a_data_set():
+def test_groups_are_the_rows_of_the_data_set():
     agents = [{"name": name, "agentType": "support.agents:Counter"} for name in "ab"]
     groups = Groups(grl_job(*agents, agentGroupNum=[1, 2], agentGroupSize=[4, 3]).spec.grl_agent.training_groups)
 

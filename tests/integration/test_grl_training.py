@@ -103,7 +103,7 @@ def num_updates(run_dir: Path, part: str, *, step: int) -> int:
 
 @pytest.mark.feature("GRL", "a trainer without a data set")
 @pytest.mark.feature("GRL", "checkpoints")
-def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoint(tmp_path):
+def test_the_example_trains_without_a_data_set_and_resumes_from_its_checkpoint(tmp_path):
     with WholeRun(EXAMPLE, tmp_path / "run") as run:
         run.train(*FEW, "--set", "training.steps=1")
         assert run.checkpoints() == [1]
@@ -133,7 +133,7 @@ def test_the_example_learns_without_a_data_set_and_carries_on_from_its_checkpoin
 
 
 @pytest.mark.feature("GRL", "several kinds of agents")
-def test_several_kinds_of_agents_learn_together_turn_by_turn_ahead_of_learning(run):
+def test_several_kinds_of_agents_train_together_with_turn_scores_and_async_rollout(run):
     run.train()
 
     *_, last = run.metrics
@@ -153,7 +153,7 @@ def test_several_kinds_of_agents_learn_together_turn_by_turn_ahead_of_learning(r
 
 
 @pytest.mark.feature("GRL", "a trainer without a data set")
-def test_an_agent_of_a_script_learns_from_python(tmp_path):
+def test_an_agent_defined_in_a_script_trains_from_python(tmp_path):
     (tmp_path / "polite.py").write_text(SCRIPT)
 
     done = subprocess.run(

@@ -60,14 +60,14 @@ def require_verl_takes(config) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_verl_takes_the_examples(file, model):
+def test_verl_accepts_the_examples(file, model):
     job = example(file.stem, model)
 
     require_verl_takes(config_of(job, model, job.spec.resources.device))
 
 
 @pytest.mark.parametrize("name", ["babyai-goto-gpu", "tool-math-gpu", "webshop-gigpo-gpu"])
-def test_verl_takes_the_examples_for_gpus_on_a_cpu(name, model):
+def test_verl_accepts_the_gpu_examples_on_a_cpu(name, model):
     require_verl_takes(config_of(example(name, model), model, "cpu"))
 
 
@@ -83,7 +83,7 @@ def test_verl_takes_the_examples_for_gpus_on_a_cpu(name, model):
     ],
 )
 @pytest.mark.parametrize("kind", ["tool-arithmetic-cpu", "babyai-goto-gigpo-cpu"])
-def test_verl_takes_every_algorithm(kind, algorithm, estimator, critic, model):
+def test_verl_accepts_every_algorithm(kind, algorithm, estimator, critic, model):
     job = example(kind, model, f"spec.algorithm={{type: {algorithm}, clipRatioHigh: 0.3}}")
 
     config = config_of(job, model, "cpu")
@@ -97,7 +97,7 @@ def test_verl_takes_every_algorithm(kind, algorithm, estimator, critic, model):
     assert config.actor_rollout_ref.rollout.n == 8
 
 
-def test_the_policy_of_ppo_may_wait_for_its_critic(model):
+def test_ppo_may_delay_policy_updates_for_critic_warm_up(model):
     algorithm = "spec.algorithm={type: ppo, criticWarmupSteps: 5, gamma: 0.9, gaeLambda: 0.8, minibatchTasks: 4}"
 
     config = config_of(example("tool-arithmetic-cpu", model, algorithm), model, "cpu")
@@ -107,7 +107,7 @@ def test_the_policy_of_ppo_may_wait_for_its_critic(model):
     assert (config.algorithm.gamma, config.algorithm.lam, config.critic.ppo_mini_batch_size) == (0.9, 0.8, 4)
 
 
-def test_verl_takes_the_settings_of_lora(model):
+def test_verl_accepts_the_lora_settings(model):
     lora = "spec.model.lora={rank: 8, alpha: 16, targetModules: [q_proj, v_proj]}"
 
     config = config_of(example("babyai-goto-cpu", model, lora), model, "cpu")
@@ -159,7 +159,7 @@ def test_groups_of_trajectories_reach_the_dataclasses_of_verl(model):
     ("name", "device", "backend"),
     [("babyai-goto-separate-cpu", "cpu", "gloo"), ("babyai-goto-h100-a40", "cuda", "nccl")],
 )
-def test_rollout_with_machines_of_its_own_reaches_the_dataclasses_of_verl(name, device, backend, model):
+def test_separate_rollout_resources_reach_the_dataclasses_of_verl(name, device, backend, model):
     config = config_of(example(name, model), model, device)
 
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
@@ -169,7 +169,7 @@ def test_rollout_with_machines_of_its_own_reaches_the_dataclasses_of_verl(name, 
     assert rollout.checkpoint_engine.backend == backend
 
 
-def test_an_engine_of_several_gpus_has_all_of_them_on_one_machine(model):
+def test_the_gpus_of_one_engine_are_on_one_node(model):
     setting = f"spec.verl={{{ROLLOUT}.tensor_model_parallel_size: 2}}"
 
     rollout = config_of(example("babyai-goto-h100-a40", model, setting), model, "cuda").actor_rollout_ref.rollout
@@ -179,7 +179,7 @@ def test_an_engine_of_several_gpus_has_all_of_them_on_one_machine(model):
 
 @pytest.mark.parametrize("kind", ["babyai-goto-cpu", "babyai-goto-gigpo-cpu", "tool-arithmetic-cpu", "sokoban-grl-cpu"])
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_path):
+def test_every_trainer_of_verl_accepts_every_agent_type(kind, mode, model, tmp_path):
     job = example(kind, model, f"spec.training.mode={mode}")
     config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
     OmegaConf.set_struct(config, False)
@@ -195,7 +195,7 @@ def test_every_trainer_of_verl_takes_every_kind_of_agent(kind, mode, model, tmp_
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("sync", FilteringBuffer), ("colocate_async", FilteringStepBuffer)])
-def test_dynamic_sampling_stands_in_for_the_buffer_of_every_mode(mode, kind, model, tmp_path):
+def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, kind, model, tmp_path):
     job = example("tool-arithmetic-dapo-cpu", model, f"spec.training.mode={mode}")
     config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
     OmegaConf.set_struct(config, False)
@@ -209,7 +209,7 @@ def test_dynamic_sampling_stands_in_for_the_buffer_of_every_mode(mode, kind, mod
 
 
 @pytest.mark.parametrize(("sampling", "temperature"), [("greedy", 0), ("training", 0.7)])
-def test_validations_of_groups_of_agents_are_greedy_unless_told_otherwise(sampling, temperature, model):
+def test_validations_of_grl_agents_are_greedy_by_default(sampling, temperature, model):
     job = example("sokoban-grl-cpu", model, f"agent.validationSampling={sampling}", "agent.temperature=0.7")
 
     rollout = config_of(job, model, "cpu").actor_rollout_ref.rollout
@@ -219,7 +219,7 @@ def test_validations_of_groups_of_agents_are_greedy_unless_told_otherwise(sampli
     assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 512 + 24)
 
 
-def test_a_step_takes_the_rows_that_were_asked_for_for_it(model, tmp_path):
+def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
     job = example("babyai-goto-cpu", model, "spec.training.mode=colocate_async")
     config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
     OmegaConf.set_struct(config, False)
@@ -246,7 +246,7 @@ def test_a_row_of_any_length_fits_into_a_micro_batch(device, model):
     assert policy.rollout.log_prob_max_token_len_per_gpu == policy.ref.log_prob_max_token_len_per_gpu == longest
 
 
-def test_the_critic_s_room_is_what_the_user_says(model):
+def test_the_user_sets_the_token_limit_of_the_critic(model):
     overrides = "spec.verl={critic.ppo_max_token_len_per_gpu: 4096}"
 
     critic = config_of(example("babyai-goto-gpu", model, overrides), model, "cuda").critic
@@ -255,7 +255,7 @@ def test_the_critic_s_room_is_what_the_user_says(model):
     assert omega_conf_to_dataclass(critic).ppo_infer_max_token_len_per_gpu == 4096
 
 
-def test_the_user_has_the_last_word(model):
+def test_settings_of_the_user_override_those_of_turnmill(model):
     setting = f"spec.verl={{{ROLLOUT}.max_num_seqs: 7, {ROLLOUT}.engine_kwargs.vllm.seed: 3}}"
 
     config = config_of(example("babyai-goto-cpu", model, setting), model, "cpu")
@@ -305,7 +305,7 @@ def test_a_setting_that_nothing_reads_is_refused_with_what_to_set_instead(model,
         "critic.optim.override_optimizer_config.fused",
     ],
 )
-def test_names_that_verl_has_a_setting_for_are_known(name, defaults):
+def test_known_settings_of_verl_are_accepted(name, defaults):
     assert unknown_names(defaults, {name: 1}) == []
 
 
@@ -319,17 +319,17 @@ def test_names_that_verl_has_a_setting_for_are_known(name, defaults):
         ("qqqqqq", ""),
     ],
 )
-def test_other_names_come_with_the_closest_that_verl_has(name, closest, defaults):
+def test_an_unknown_setting_is_answered_with_the_closest_known_one(name, closest, defaults):
     assert unknown_names(defaults, {name: 1}) == [(name, closest)]
 
 
-def test_names_inside_of_a_mapping_are_looked_at(defaults):
+def test_names_inside_a_mapping_are_checked(defaults):
     settings = {ACTOR: {"grad_clip": 1.0, "optim": {"lrr": 1.0}}, "critic": {"grad_clip": 2.0}}
 
     assert unknown_names(defaults, settings) == [(ACTOR, f"{ACTOR}.optim.lr")]
 
 
-def test_every_name_that_turnmill_itself_sets_is_known(model, defaults):
+def test_every_setting_that_turnmill_sets_is_known_to_verl(model, defaults):
     lora = "spec.model.lora={rank: 8, alpha: 16, targetModules: [q_proj]}"
     job = example("babyai-goto-cpu", model, lora)
     names = ("tool-arithmetic-dapo-cpu", "babyai-goto-separate-cpu", "babyai-goto-gigpo-cpu")
