@@ -1,7 +1,7 @@
 """Classes from outside this package that a job names, and the options that they check."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -38,7 +38,7 @@ def plugin_class(section: str, path: str, base: type[Base]) -> type[Base]:
     return found
 
 
-def read_options(section: str, model: type[Settings], options: Mapping[str, Any]) -> Settings:
+def read_options(section: str, model: type[Settings], options: Mapping[str, object]) -> Settings:
     """Return the options of a section as the class's own model; raises SettingsError with all that is wrong."""
     try:
         return model.model_validate(options, by_alias=True, by_name=False)

@@ -9,6 +9,7 @@ from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import Values
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.plugins import NoOptions, read_options
 
 Agent = TypeVar("Agent", bound=BaseAgent)
@@ -68,7 +69,7 @@ class AgentKind(Generic[Agent]):
 
     # ---- configuration ----
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return what the agent loop asks of verl's configuration, by verl's dotted names."""
         rollout = "actor_rollout_ref.rollout"
         return {

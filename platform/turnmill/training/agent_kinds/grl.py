@@ -1,12 +1,12 @@
 """Agents of type `grl`: groups of GRL's agents, each group with a size of its own."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.agent_kinds import checks
 from turnmill.training.agent_kinds.base import AgentKind
 
@@ -22,7 +22,7 @@ class GrlKind(AgentKind[GrlAgent]):
     }
     warm_start_recipe = "turnmill.training.warm_start.recipes:GrlRecipe"
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return what groups of agents ask of verl's configuration."""
         greedy, validation = self.agent.validation_sampling == "greedy", "actor_rollout_ref.rollout.val_kwargs"
         return super().verl_settings(job) | {

@@ -10,6 +10,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.agent_kinds import checks
 from turnmill.training.agent_kinds.base import AgentKind
 
@@ -29,7 +30,7 @@ class MultiTurnKind(AgentKind[MultiTurnAgent]):
         manager: type[Any] = manager_class(self.agent.agent_loop_manager_class)
         return manager
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return verl's `rollout.multi_turn` and `rollout.agent`, setting by setting."""
         agent, rollout = self.agent, "actor_rollout_ref.rollout"
         multi_turn, loops = f"{rollout}.multi_turn", f"{rollout}.agent"

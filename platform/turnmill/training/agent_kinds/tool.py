@@ -1,12 +1,12 @@
 """Agents of type `tool`: responses and the observations of tools that a server runs, in one context."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.values import Values
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.agent_kinds import checks
 from turnmill.training.agent_kinds.base import AgentKind
 
@@ -17,7 +17,7 @@ class ToolKind(AgentKind[ToolAgent]):
     manager = "turnmill.rollout.tool_agent.worker:ToolLoopManager"
     warm_start_recipe = "turnmill.training.warm_start.recipes:TaskRecipe"
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return what trajectories with tools ask of verl's configuration."""
         log_probs = {"actor_rollout_ref.rollout.calculate_log_probs": self.agent.logprobs}
         return super().verl_settings(job) | log_probs

@@ -1,11 +1,11 @@
 """Agents of type `verlog`: environments played turn by turn, each turn a row of its own."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.values import Values
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.jobs.verlog_agent import VerlogAgent
 from turnmill.training.agent_kinds import checks
 from turnmill.training.agent_kinds.base import AgentKind, token_limits
@@ -33,7 +33,7 @@ class VerlogKind(AgentKind[VerlogAgent]):
         """Return the trainers over turns or over whole episodes."""
         return TURN_TRAINERS if job.spec.learns_from_turns else self.trainers
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return what turns, or whole episodes, ask of verl's configuration."""
         if not job.spec.learns_from_turns:
             return super().verl_settings(job)

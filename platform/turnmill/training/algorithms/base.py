@@ -5,7 +5,7 @@ Axes: R rows, G response tokens of a row, K trajectories, L tokens of a whole tr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithm as TrajectorySettings
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.estimators import move_to_trained_tokens
 from turnmill.training.advantages.gae import singleton_groups
 from turnmill.training.advantages.index import TrajectoryIndex, group_of
@@ -32,7 +33,7 @@ class Sampler:
     path: str
     """The class, as `package.module:Class`."""
 
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     """What it finds in `sampler_kwargs`."""
 
 
@@ -46,7 +47,7 @@ class Algorithm(Generic[OwnSettings]):
         self.settings = settings
         self.options: Settings = read_options("algorithm", self.options_model, getattr(settings, "options", {}))
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return what the algorithm asks of verl's configuration, by verl's dotted names."""
         raise NotImplementedError
 
@@ -120,7 +121,7 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
         """The first steps of a run, in which the policy does not learn."""
         return 0
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return mini-batches, the average of the loss, and the estimator, without a critic."""
         return {
             "actor_rollout_ref.actor.ppo_mini_batch_size": self.minibatch_tasks(job),

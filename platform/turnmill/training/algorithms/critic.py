@@ -1,6 +1,8 @@
 """The critic's part of verl's configuration."""
 
-from typing import Any, Protocol
+from typing import Protocol
+
+from turnmill.jobs.verl_settings import VerlSettings
 
 
 class CriticSettings(Protocol):
@@ -27,7 +29,7 @@ class CriticSettings(Protocol):
         """How the learning rate changes until the last step."""
 
 
-def critic_settings(settings: CriticSettings, *, minibatch: int, seed: int) -> dict[str, Any]:
+def critic_settings(settings: CriticSettings, *, minibatch: int, seed: int) -> VerlSettings:
     """Return the critic's settings, by verl's dotted names."""
     return {
         "critic.enable": True,

@@ -4,13 +4,13 @@ Axes: R rows, K trajectories, L tokens of a whole trajectory.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.trajectory_algorithms import Dapo
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms.base import Sampler, TrajectoryAlgorithm
 from turnmill.training.algorithms.grpo import group_advantages
@@ -48,6 +48,6 @@ class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
         name = "FilteringStepBuffer" if is_async else "FilteringBuffer"
         return Sampler(f"turnmill.training.dynamic_sampling:{name}", {"max_batches": max_batches})
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return whether advantages are in standard deviations, beside the settings of every algorithm."""
         return super().verl_settings(job) | {"algorithm.norm_adv_by_std_in_grpo": self.settings.normalise}

@@ -4,12 +4,12 @@ Axes: R rows, G response tokens of a row, K trajectories, L tokens of a whole tr
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.trajectory_algorithms import GigPo
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.estimators import state_advantages
 from turnmill.training.advantages.index import TrajectoryIndex
 from turnmill.training.advantages.rows import Rows
@@ -46,7 +46,7 @@ class GigPoAlgorithm(TrajectoryAlgorithm[GigPo]):
         """Return the share of turns that have others to be compared with."""
         return {"turnmill/same_state_ratio": rows.same_state_ratio}
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return discount and scale of the comparison, beside the settings of every algorithm."""
         return super().verl_settings(job) | {
             "algorithm.norm_adv_by_std_in_grpo": self.settings.normalise,

@@ -4,12 +4,12 @@ Axes: K trajectories, L tokens of a whole trajectory.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.trajectory_algorithms import Grpo
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.gae import outcome_advantages
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 
@@ -28,7 +28,7 @@ class GrpoAlgorithm(TrajectoryAlgorithm[Grpo]):
         compared = [ONE_GROUP] * len(groups_K) if self.settings.baseline == "step" else groups_K
         return group_advantages(rewards_KL, compared, normalise=self.settings.normalise)
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return whether advantages are in standard deviations, beside the settings of every algorithm."""
         return super().verl_settings(job) | {"algorithm.norm_adv_by_std_in_grpo": self.settings.normalise}
 

@@ -4,12 +4,12 @@ Axes: K trajectories, L tokens of a whole trajectory.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.trajectory_algorithms import Ppo
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.algorithms.critic import critic_settings
 
@@ -38,7 +38,7 @@ class PpoAlgorithm(TrajectoryAlgorithm[Ppo]):
         """The first steps of a run, in which the critic learns alone."""
         return self.settings.critic_warmup_steps
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return the critic's settings and GAE's discounts, beside those of every algorithm."""
         critic = critic_settings(self.settings, minibatch=self.minibatch_tasks(job), seed=job.spec.training.seed)
         return (

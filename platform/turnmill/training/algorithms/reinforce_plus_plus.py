@@ -4,13 +4,13 @@ Axes: K trajectories, L tokens of a whole trajectory.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.trajectory_algorithms import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 
 # verl's modules take seconds to import.
@@ -33,7 +33,7 @@ class ReinforcePlusPlusAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlus]):
         found: tuple[Tensor, Tensor] = compute_reinforce_plus_plus_outcome_advantage(rewards_KL, mask_KL, config=config)
         return found
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return the discount, beside the settings of every algorithm."""
         return super().verl_settings(job) | {"algorithm.gamma": self.settings.gamma}
 

@@ -3,12 +3,11 @@
 Axes: R rows, G response tokens.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.algorithm import TurnPpo
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.gae import dual_discount_gae, whiten
 from turnmill.training.algorithms.base import Algorithm
 from turnmill.training.algorithms.critic import critic_settings
@@ -35,7 +34,7 @@ class TurnPpoAlgorithm(Algorithm[TurnPpo]):
         )
         return (whiten(advantages_RG, mask_RG) if settings.whiten else advantages_RG), returns_RG
 
-    def verl_settings(self, job: AgentTrainingJob) -> dict[str, Any]:
+    def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return mini-batches of turns, a critic, and an estimator in whose place turnmill's own is."""
         minibatch = self.settings.minibatch_turns
         return critic_settings(self.settings, minibatch=minibatch, seed=job.spec.training.seed) | {

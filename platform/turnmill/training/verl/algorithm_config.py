@@ -1,18 +1,17 @@
 """What the algorithm and the agent ask of verl's configuration."""
 
-from typing import Any
-
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.training.algorithms import algorithm_of
 
 
-def learning_settings(job: AgentTrainingJob) -> dict[str, Any]:
+def learning_settings(job: AgentTrainingJob) -> VerlSettings:
     """Return rows, groups, estimator and critic, by verl's dotted names."""
     return agent_kind(job.spec.agent).verl_settings(job) | algorithm_of(job.spec.algorithm).verl_settings(job)
 
 
-def sampler_settings(job: AgentTrainingJob) -> dict[str, Any]:
+def sampler_settings(job: AgentTrainingJob) -> VerlSettings:
     """Return the replay buffer that hands out the rows of a step; empty where verl's own does."""
     sampler = algorithm_of(job.spec.algorithm).sampler(is_async=job.spec.training.mode != "sync")
     if sampler is None:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import ray_resource
-from turnmill.jobs.verl_settings import setting
+from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
 
@@ -55,7 +55,7 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
     return config
 
 
-def _make_room_for_rows(config: DictConfig, given: Mapping[str, Any]) -> None:
+def _make_room_for_rows(config: DictConfig, given: Mapping[str, object]) -> None:
     """Let a micro-batch hold the longest row, which verl refuses otherwise, unless `spec.verl` has a say in it.
 
     What verl infers with goes by what it learns with: the critic has a name of its own for it that its YAML lacks, and
@@ -71,12 +71,12 @@ def _make_room_for_rows(config: DictConfig, given: Mapping[str, Any]) -> None:
         config.critic.ppo_infer_max_token_len_per_gpu = config.critic.ppo_max_token_len_per_gpu
 
 
-def unknown_verl_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+def unknown_verl_settings(settings: Mapping[str, object]) -> list[tuple[str, str]]:
     """Names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
     return unknown_names(compose_defaults(), settings)
 
 
-def _refuse_unknown(config: DictConfig, settings: Mapping[str, Any]) -> None:
+def _refuse_unknown(config: DictConfig, settings: Mapping[str, object]) -> None:
     for name, instead in names_without_effect(settings):
         raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
     for name, closest in unknown_names(config, settings):
@@ -84,7 +84,7 @@ def _refuse_unknown(config: DictConfig, settings: Mapping[str, Any]) -> None:
         raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) is no setting of verl's. {way_out}")
 
 
-def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> dict[str, Any]:
+def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
     spec = job.spec
     return {
         **_data(job),
@@ -124,7 +124,7 @@ def _resource_of_training(job: AgentTrainingJob) -> str:
     return "CPU" if accelerator is None else ray_resource(accelerator)
 
 
-def _data(job: AgentTrainingJob) -> dict[str, Any]:
+def _data(job: AgentTrainingJob) -> VerlSettings:
     spec = job.spec
     return {
         "data.train_files": [],
@@ -137,8 +137,8 @@ def _data(job: AgentTrainingJob) -> dict[str, Any]:
     }
 
 
-def _model(job: AgentTrainingJob, model: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = {"actor_rollout_ref.model.path": str(model), "critic.model.path": str(model)}
+def _model(job: AgentTrainingJob, model: Path) -> VerlSettings:
+    settings: VerlSettings = {"actor_rollout_ref.model.path": str(model), "critic.model.path": str(model)}
     if (lora := job.spec.model.lora) is not None:
         modules: Any = list(lora.target_modules)
         # The critic keeps all its weights: verl builds adapters for language models alone.
@@ -151,7 +151,7 @@ def _model(job: AgentTrainingJob, model: Path) -> dict[str, Any]:
     return settings
 
 
-def _policy(job: AgentTrainingJob) -> dict[str, Any]:
+def _policy(job: AgentTrainingJob) -> VerlSettings:
     algorithm, actor = job.spec.algorithm, "actor_rollout_ref.actor"
     return {
         f"{actor}.strategy": "fsdp2",
@@ -175,7 +175,7 @@ def _policy(job: AgentTrainingJob) -> dict[str, Any]:
     }
 
 
-def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
+def _rollout(job: AgentTrainingJob) -> VerlSettings:
     spec, rollout = job.spec, "actor_rollout_ref.rollout"
     return {
         f"{rollout}.name": "vllm",
@@ -190,10 +190,10 @@ def _rollout(job: AgentTrainingJob) -> dict[str, Any]:
     }
 
 
-def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
+def _mode(job: AgentTrainingJob, device: str) -> VerlSettings:
     """Return the settings of the training mode: how rollout and learning share time and devices."""
     spec, rollout, v1 = job.spec, "actor_rollout_ref.rollout", "trainer.v1"
-    settings: dict[str, Any] = {f"{v1}.trainer_mode": spec.training.mode} | sampler_settings(job)
+    settings: VerlSettings = {f"{v1}.trainer_mode": spec.training.mode} | sampler_settings(job)
     if spec.training.mode == "sync":
         return settings
     settings |= {
@@ -215,7 +215,7 @@ def _mode(job: AgentTrainingJob, device: str) -> dict[str, Any]:
     }
 
 
-def _cuda() -> dict[str, Any]:
+def _cuda() -> VerlSettings:
     """Return the settings of machines with GPUs, beside verl's defaults."""
     return {
         "trainer.device": "cuda",
@@ -226,10 +226,10 @@ def _cuda() -> dict[str, Any]:
     }
 
 
-def _cpu() -> dict[str, Any]:
+def _cpu() -> VerlSettings:
     """Return the settings of machines without GPUs: float32, no compilation, small buffers, one process per role."""
     rollout, tokens = "actor_rollout_ref.rollout", 32768
-    settings: dict[str, Any] = {
+    settings: VerlSettings = {
         "trainer.device": "cpu",
         f"{rollout}.dtype": "float32",
         f"{rollout}.enforce_eager": True,

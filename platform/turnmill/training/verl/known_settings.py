@@ -22,7 +22,7 @@ WITHOUT_EFFECT = {
 WITH_EFFECT = frozenset({"algorithm.rollout_correction.bypass_mode"})
 
 
-def names_without_effect(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+def names_without_effect(settings: Mapping[str, object]) -> list[tuple[str, str]]:
     """Return the settings that verl has and turnmill does not read, each with what to do instead."""
     parts = [(name, part) for name, part in _parts(settings) if part not in WITH_EFFECT]
     found = {
@@ -34,19 +34,19 @@ def names_without_effect(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def unknown_names(config: DictConfig, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+def unknown_names(config: DictConfig, settings: Mapping[str, object]) -> list[tuple[str, str]]:
     """Return the settings that verl does not have, each with the closest name that it has (or "")."""
     unknown = [(name, part) for name, part in _parts(settings) if not _is_known(config, part)]
     names = sorted(_names(config)) if unknown else []
     return [(name, next(iter(difflib.get_close_matches(part, names, n=1)), "")) for name, part in unknown]
 
 
-def _parts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _parts(settings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield each name in the file with every setting that it sets: a mapping sets several."""
     return ((name, part) for name, value in settings.items() for part in _flat(name, value))
 
 
-def _flat(name: str, value: Any) -> Iterator[str]:
+def _flat(name: str, value: object) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}", inner)
@@ -57,7 +57,7 @@ def _flat(name: str, value: Any) -> Iterator[str]:
 def _is_known(config: DictConfig, name: str) -> bool:
     """Follow a name through the YAML as far as it goes, then through the types of the dataclasses' fields."""
     node: DictConfig = config
-    declared: Any = None
+    declared: object = None
     parts = name.split(".")
     for i, part in enumerate(parts):
         is_listed = part in node
@@ -72,12 +72,12 @@ def _is_known(config: DictConfig, name: str) -> bool:
     return True
 
 
-def _accepts(declared: Any, part: str, node: DictConfig) -> bool:
+def _accepts(declared: object, part: str, node: DictConfig) -> bool:
     """Return True if a mapping takes a key that verl does not list, unless the key looks like a misspelt one."""
     return _is_open(declared) and not difflib.get_close_matches(part, map(str, node), cutoff=0.75)
 
 
-def _has(declared: Any, rest: list[str]) -> bool:
+def _has(declared: object, rest: list[str]) -> bool:
     """Return True if a field has this declared type and holds a setting of the remaining name."""
     if declared is None:
         return False
@@ -97,11 +97,11 @@ def _child(node: DictConfig, part: str) -> DictConfig | None:
     return child if isinstance(child, DictConfig) else None
 
 
-def _target(node: DictConfig) -> Any:
+def _target(node: DictConfig) -> object:
     return get_class(node._target_) if "_target_" in node else None
 
 
-def _fields(declared: Any) -> dict[str, Any]:
+def _fields(declared: object) -> dict[str, object]:
     """Return the fields of a dataclass with their types; empty for any other type."""
     for option in _options(declared):
         if dataclasses.is_dataclass(option):
@@ -110,12 +110,12 @@ def _fields(declared: Any) -> dict[str, Any]:
     return {}
 
 
-def _is_open(declared: Any) -> bool:
+def _is_open(declared: object) -> bool:
     """Return True if a type takes any key: the engine behind it checks what goes in."""
     return any(option is Any or (typing.get_origin(option) or option) is dict for option in _options(declared))
 
 
-def _options(declared: Any) -> tuple[Any, ...]:
+def _options(declared: object) -> tuple[object, ...]:
     """Return the members of a union, or the type itself."""
     is_union = typing.get_origin(declared) in (typing.Union, types.UnionType)
     return typing.get_args(declared) if is_union else (declared,)
