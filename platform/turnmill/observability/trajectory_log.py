@@ -17,8 +17,25 @@ ADVANTAGES = "advantages"
 
 
 @dataclass(frozen=True, slots=True)
+class TurnPosition:
+    """The place of a turn in a run."""
+
+    episode_id: str
+    environment: int
+    """Number of the environment or the task among its like."""
+
+    turn: int
+    step: int
+    environment_name: str = ""
+    """Kind of the environment; the first turn of an episode has it."""
+
+    seed: int | None = None
+    """Seed of the environment."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One turn as it is kept: what the policy read, said and did, and what it brought."""
+    """One line of the log: a turn with its prompt, response, action and observation."""
 
     episode: str
     environment: int
@@ -43,58 +60,78 @@ class TurnRecord:
     stop_detail: str = ""
     """The stop reason in the words of the agent loop."""
 
-    tool: Mapping[str, Any] = field(default_factory=dict)
-    """What a tool's observation held besides its text."""
+    tool: Mapping[str, object] = field(default_factory=dict)
+    """Fields of a tool's observation besides its text."""
 
     environment_name: str = ""
-    """What kind of environment it is; the first turn of an episode tells it."""
+    """Kind of the environment; the first turn of an episode has it."""
 
     seed: int | None = None
-    """Of the environment."""
+    """Seed of the environment."""
 
     asked_at: float = 0.0
     """When the policy was asked, in seconds since 1970."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """What its time went to, by what was waited for."""
+    """Time spent waiting for generation and for tools."""
 
     mask: tuple[int, ...] = ()
-    """How many tokens of the response and the observation are learned from, then how many are not, and so on; left
-    out where all of the response are and none of the observation."""
+    """Numbers of tokens of response and observation that are trained on, that are not, that are again, and so on;
+    empty where all of the response are and none of the observation."""
 
     images: tuple[str, ...] = ()
-    """Pictures that the observation held, by their names among the episodes of the run folder."""
+    """Names of the observation's pictures among the episodes of the run folder."""
 
     @classmethod
-    def of(cls, turn: Turn, /, **facts: Any) -> "TurnRecord":
-        """The record of a turn; `facts` are what a turn does not know, and what is told otherwise here."""
-        known: dict[str, Any] = {
-            "policy_version": turn.policy_version,
-            "prompt": turn.prompt_text,
-            "response": turn.response_text,
-            "action": turn.action,
-            "reward": turn.reward,
-            "prompt_ids": turn.prompt_ids,
-            "response_ids": turn.response_ids,
-            "log_probs": turn.log_probs,
-            "valid": turn.valid,
-            "done": turn.done,
-            "observation": turn.observation,
-            "observation_ids": turn.observation_ids,
-            "asked_at": turn.asked_at,
-            "seconds": turn.seconds,
-        }
-        return cls(**{**known, **facts})
+    def of(cls, turn: Turn, position: TurnPosition) -> "TurnRecord":
+        """Return the record of a turn at a position."""
+        return cls(
+            episode=position.episode_id,
+            environment=position.environment,
+            turn=position.turn,
+            step=position.step,
+            policy_version=turn.policy_version,
+            prompt=turn.prompt_text,
+            response=turn.response_text,
+            action=turn.action,
+            reward=turn.reward,
+            prompt_ids=turn.prompt_ids,
+            response_ids=turn.response_ids,
+            log_probs=turn.log_probs,
+            valid=turn.valid,
+            done=turn.done,
+            observation=turn.observation,
+            observation_ids=turn.observation_ids,
+            environment_name=position.environment_name,
+            seed=position.seed,
+            asked_at=turn.asked_at,
+            seconds=turn.seconds,
+        )
 
     @classmethod
-    def of_failure(cls, cause: str, message: str, **facts: Any) -> "TurnRecord":
-        """How an episode ended that something around it broke; it follows the records of its turns."""
-        ended: dict[str, Any] = {"done": True, "stop_reason": "failed", "failed_cause": cause, "observation": message}
-        return cls(policy_version=0, prompt="", response="", action="", reward=0.0, **ended, **facts)
+    def of_failure(cls, cause: str, message: str, position: TurnPosition) -> "TurnRecord":
+        """Return the record that ends a failed episode; it follows the records of its turns."""
+        return cls(
+            episode=position.episode_id,
+            environment=position.environment,
+            turn=position.turn,
+            step=position.step,
+            policy_version=0,
+            prompt="",
+            response="",
+            action="",
+            reward=0.0,
+            done=True,
+            stop_reason="failed",
+            observation=message,
+            failed_cause=cause,
+            environment_name=position.environment_name,
+            seed=position.seed,
+        )
 
     @property
     def ends_episode(self) -> bool:
-        """Whether no turn of the same episode follows."""
+        """True if no turn of the same episode follows."""
         return self.done or self.stop_reason is not None or self.failed_cause is not None
 
 
@@ -107,17 +144,17 @@ class EpisodeRecord:
 
     @property
     def name(self) -> str:
-        """What its turns call it."""
+        """The id of the episode."""
         return self.turns[0].episode
 
     @property
     def reward(self) -> float:
-        """The sum over its turns."""
+        """Sum of the rewards of its turns."""
         return sum(turn.reward for turn in self.turns)
 
     @property
     def failed_cause(self) -> str | None:
-        """What broke, if something around the episode did."""
+        """The kind of infrastructure that failed; None if none did."""
         return self.turns[-1].failed_cause
 
     @property
@@ -133,7 +170,7 @@ class EpisodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes to show; what is None does not matter."""
+    """Conditions on episodes; None accepts any value."""
 
     name: str | None = None
     outcome: str | None = None
@@ -143,7 +180,7 @@ class EpisodeFilter:
     max_reward: float | None = None
 
     def accepts(self, episode: EpisodeRecord) -> bool:
-        """Whether the episode is one of those asked for; one that spans several steps belongs to each of them."""
+        """Return whether an episode meets the conditions; one that spans several steps belongs to each of them."""
         return (
             self.name in (None, episode.name)
             and self.outcome in (None, episode.outcome)
@@ -169,12 +206,12 @@ class TrajectoryLog:
             json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(_record, of_step))
 
     def append_advantages(self, step: int, advantages: Mapping[str, float]) -> None:
-        """Keep what every trajectory of a step was worth beside the others of its group, by its name."""
+        """Add the advantage of every trajectory of a step, by the id of its episode."""
         records = ({"episode": name, "advantage": value} for name, value in advantages.items())
         json_lines.append(self._file(ADVANTAGES, step), records)
 
     def append_token_advantages(self, step: int, advantages: Iterable[tuple[str, int, Sequence[float]]]) -> None:
-        """Keep the advantages of the response tokens of a step's turns, by episode and turn, to four digits."""
+        """Add the advantages of the response tokens of a step's turns, by episode and turn, to four digits."""
         records = (
             {"episode": name, "turn": turn, "advantages": [float(f"{value:.4g}") for value in values]}
             for name, turn, values in advantages
@@ -182,19 +219,19 @@ class TrajectoryLog:
         json_lines.append(self._file(ADVANTAGES, step), records)
 
     def read_advantages(self, step: int) -> dict[str, float]:
-        """The advantages of a step's trajectories, by their names; nothing where none are kept."""
+        """Return the advantages of a step's trajectories by the ids of their episodes; empty where none are kept."""
         records = json_lines.read(self._file(ADVANTAGES, step), "episode")
         return {str(record["episode"]): _number(record["advantage"]) for record in records if "advantage" in record}
 
     def rewind(self, step: int) -> None:
-        """Forget what came after a step, before a run goes on from its checkpoint."""
+        """Delete the records of later steps, before a run resumes from its checkpoint."""
         for kind in (TRAINING, VALIDATION, ADVANTAGES):
             for file in self._files(kind):
                 if _step_of(file) > step:
                     file.unlink()
 
     def read_turns(self, *, validation: bool = False) -> Iterator[TurnRecord]:
-        """Every whole line so far, step by step."""
+        """Return the turns of all complete lines so far, step by step."""
         for file in self._files(VALIDATION if validation else TRAINING):
             for record in json_lines.read(file, "episode"):
                 turn = decode_turn(record)
@@ -202,7 +239,7 @@ class TrajectoryLog:
                     yield turn
 
     def read_episodes(self, wanted: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
-        """The episodes that pass a filter: training, as they ended, then unfinished ones; then validation."""
+        """Return the episodes that pass a filter: training, as they ended, then unfinished ones; then validation."""
         wanted = wanted or EpisodeFilter()
         if wanted.validation is not True:
             yield from filter(wanted.accepts, _episodes(self.read_turns(), validation=False))
@@ -217,7 +254,7 @@ class TrajectoryLog:
 
 
 def _episodes(turns: Iterable[TurnRecord], *, validation: bool) -> Iterator[EpisodeRecord]:
-    """Turns put together again; only episodes without a last turn are held in memory."""
+    """Group turns by episode; only episodes without a last turn are held in memory."""
     going_on: dict[tuple[int | None, str], list[TurnRecord]] = {}
     for turn in turns:
         # Every validation starts its episodes afresh and may give them the names of the one before.
@@ -241,13 +278,13 @@ _SEQUENCES = ("prompt_ids", "response_ids", "observation_ids", "mask", "images")
 
 
 def _record(turn: TurnRecord) -> dict[str, Any]:
-    """A turn as one object; what is as it mostly is is left out."""
+    """Return a turn as an object of JSON, without the fields that have their defaults."""
     values = ((each.name, getattr(turn, each.name)) for each in _FIELDS)
     return {name: value for name, value in values if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
 def decode_turn(record: Mapping[str, Any]) -> TurnRecord | None:
-    """The turn of one line; None if the line lacks what every turn has."""
+    """Return the turn of one line; None if a required field is missing."""
     values = {each.name: record[each.name] for each in _FIELDS if each.name in record}
     if any(each.name not in values for each in _FIELDS if each.name not in _DEFAULTS):
         return None
@@ -259,5 +296,5 @@ def decode_turn(record: Mapping[str, Any]) -> TurnRecord | None:
 
 
 def _number(value: float | None) -> float:
-    """A number of a line; JSON has no word for what is none."""
+    """Return a number of a line, in which null stands for NaN."""
     return math.nan if value is None else value

@@ -3,10 +3,10 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnmill.core.trajectory import Turn, complete_turns
-from turnmill.observability.trajectory_log import TurnRecord
+from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import StoreClient, deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
@@ -139,12 +139,9 @@ def turn_records(trajectory: JournaledTrajectory) -> list[TurnRecord]:
 
 def _record(trajectory: JournaledTrajectory, number: int, turn: Turn, *, last: bool) -> TurnRecord:
     ended = last and trajectory.finished
-    return TurnRecord.of(
-        turn,
-        episode=trajectory.name,
-        environment=trajectory.metadata.task,
-        turn=number,
-        step=trajectory.metadata.step,
+    metadata = trajectory.metadata
+    return replace(
+        TurnRecord.of(turn, TurnPosition(trajectory.name, metadata.task, number, metadata.step)),
         done=ended,
         stop_reason=_reason(trajectory) if ended else None,
         stop_detail=trajectory.outcome.detail if last and trajectory.outcome else "",

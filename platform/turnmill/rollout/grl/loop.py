@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import EpisodeError
 from turnmill.core.seeds import VALIDATION_SEEDS
@@ -16,7 +16,7 @@ from turnmill.environments.runtime.worker import WorkerSettings
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.grl_agent import AgentGroup, NamedAgent
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.generation import SampledEpisode, generate, routing_key, sampling_seed
 from turnmill.rollout.grl.episode import GrlEpisode
@@ -149,34 +149,28 @@ class GrlLoop(AgentLoopBase):
             for number in range(len(episode.turns))
         ]
         if failure is not None:
-            facts = self._facts(episode, len(episode.turns))
-            records.append(TurnRecord.of_failure(failure.cause, failure.message, **facts))
+            position = self._position(episode, len(episode.turns))
+            records.append(TurnRecord.of_failure(failure.cause, failure.message, position))
         self.log.append(records, validation=episode.validate)
 
     def _turn_record(self, episode: GrlEpisode, number: int, *, stop_reason: str | None) -> TurnRecord:
-        turn, view, heard = episode.turns[number], episode.views[number + 1], episode.observation_ids_after(number)
-        learns_all = self.agent.loss_mask == "after_system"
-        return TurnRecord.of(
-            turn,
-            **self._facts(episode, number),
+        turn, view = episode.turns[number], episode.views[number + 1]
+        observation_ids = episode.observation_ids_after(number)
+        all_trained = self.agent.loss_mask == "after_system"
+        return replace(
+            TurnRecord.of(turn, self._position(episode, number)),
             prompt=episode.views[number].messages[-1]["content"] if number else self.tokenizer.decode(turn.prompt_ids),
             reward=turn.reward + view.penalty,
-            observation_ids=heard,
-            mask=(len(turn.response_ids) + len(heard),) if learns_all else (),
+            observation_ids=observation_ids,
+            mask=(len(turn.response_ids) + len(observation_ids),) if all_trained else (),
             done=stop_reason is not None,
             stop_reason=stop_reason,
         )
 
     @staticmethod
-    def _facts(episode: GrlEpisode, number: int) -> dict[str, Any]:
-        return {
-            "episode": episode.name,
-            "environment": episode.group.number,
-            "turn": number,
-            "step": episode.step,
-            "environment_name": episode.group.agent.name,
-            "seed": episode.seed,
-        }
+    def _position(episode: GrlEpisode, number: int) -> TurnPosition:
+        group = episode.group
+        return TurnPosition(episode.name, group.number, number, episode.step, group.agent.name, episode.seed)
 
 
 def base_seed(run_seed: int, step: int) -> int:

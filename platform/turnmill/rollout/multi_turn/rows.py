@@ -1,10 +1,11 @@
 """Rows for verl, metrics and turn records of an episode."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from turnmill.core.trajectory import EpisodeSummary
-from turnmill.observability.trajectory_log import TurnRecord
+from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
+from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
 from turnmill.rollout.multi_turn.episode import MultiTurnEpisode, ToolCall
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.rows import EpisodeRow
@@ -100,24 +101,18 @@ def turn_records(
     environment: str,
     *,
     reward: float,
-    failure: Mapping[str, str] | None = None,
+    failure: EpisodeFailure | None = None,
 ) -> list[TurnRecord]:
     """Return the turns for the run folder; a failed episode ends with a record of its failure."""
-    last = len(episode.generations) - 1
-    ends: dict[str, Any] = {
-        "reward": reward,
-        "done": True,
-        "stop_reason": episode.stop_reason,
-        "stop_detail": episode.stop_detail,
-    }
-    records = [
-        _record(episode, tokenizer, number, environment, **(ends if number == last and failure is None else {}))
-        for number in range(last + 1)
+    records = [_record(episode, tokenizer, number, environment) for number in range(len(episode.generations))]
+    if failure is not None:
+        position = TurnPosition(episode.name, episode.task.number, len(records), episode.step)
+        return [*records, TurnRecord.of_failure(failure.cause, failure.message, position)]
+    records[-1:] = [
+        replace(last, reward=reward, done=True, stop_reason=episode.stop_reason, stop_detail=episode.stop_detail)
+        for last in records[-1:]
     ]
-    if failure is None:
-        return records
-    end = TurnRecord.of_failure(failure["cause"], failure["message"], **_facts(episode, len(records)))
-    return [*records, end]
+    return records
 
 
 def _call_record(call: ToolCall) -> dict[str, Any]:
@@ -131,27 +126,16 @@ def _call_record(call: ToolCall) -> dict[str, Any]:
     return record
 
 
-def _record(episode: MultiTurnEpisode, tokenizer: Tokenizer, number: int, environment: str, **end: Any) -> TurnRecord:
+def _record(episode: MultiTurnEpisode, tokenizer: Tokenizer, number: int, environment: str) -> TurnRecord:
     generation, turn = episode.generations[number], episode.turn(number)
     observation_ids = episode.observation_ids_after(number)
-    facts = _facts(episode, number)
-    if number == 0:
-        facts |= {"prompt": tokenizer.decode(generation.prompt_ids), "environment_name": environment}
-    return TurnRecord.of(
-        turn,
-        **facts,
+    environment_name = environment if number == 0 else ""
+    position = TurnPosition(episode.name, episode.task.number, number, episode.step, environment_name)
+    return replace(
+        TurnRecord.of(turn, position),
+        prompt=tokenizer.decode(generation.prompt_ids) if number == 0 else turn.prompt_text,
         action=", ".join(call.tool for call in generation.calls),
         observation_ids=observation_ids,
         observation=tokenizer.decode(observation_ids) if observation_ids else turn.observation,
         tool={"calls": [_call_record(call) for call in generation.calls]} if generation.calls else {},
-        **end,
     )
-
-
-def _facts(episode: MultiTurnEpisode, number: int) -> dict[str, Any]:
-    return {
-        "episode": episode.name,
-        "environment": episode.task.number,
-        "turn": number,
-        "step": episode.step,
-    }

@@ -144,9 +144,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
             episode.timing.elapsed_seconds(),
         )
         await episode.finish(TrajectoryOutcome("failed", cause=error.cause))
-        records = turn_records(
-            episode, self.tokenizer, self.label, reward=0.0, failure={"cause": error.cause, "message": str(error)}
-        )
+        records = turn_records(episode, self.tokenizer, self.label, reward=0.0, failure=failure)
         self.log.append(records, validation=episode.validate)
         return failure
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import EpisodeError, OvertakenError, SettingsError
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.generation import generate, routing_key, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
@@ -189,38 +189,31 @@ class ToolLoop(AgentLoopBase):
         await self.journal.close()
 
     def _record(self, episode: Episode, result: EpisodeResult, step: int, *, validate: bool) -> None:
-        last = len(episode.turns) - 1
-        records = [
-            self._turn_record(
-                episode, step, number,
-                reward=result.summary.reward if number == last else 0.0,
-                done=number == last,
-                stop_reason=result.summary.stop_reason if number == last else None,
-                stop_detail=result.detail if number == last else "",
-            )
-            for number in range(len(episode.turns))
-        ]  # fmt: skip
+        records = [self._turn_record(episode, step, number) for number in range(len(episode.turns))]
+        summary = result.summary
+        # The reward of an episode is that of its last turn, whatever its tools rewarded.
+        records[-1:] = [
+            replace(last, reward=summary.reward, done=True, stop_reason=summary.stop_reason, stop_detail=result.detail)
+            for last in records[-1:]
+        ]
         self.log.append(records, validation=validate)
 
     def _record_failure(self, episode: Episode, failure: EpisodeFailure, step: int, *, validate: bool) -> None:
         turns = [self._turn_record(episode, step, number) for number in range(len(episode.turns))]
-        facts = self._facts(episode, step, len(turns))
-        end = TurnRecord.of_failure(failure.cause, failure.message, **facts)
+        position = TurnPosition(episode.name, episode.task.number, len(turns), step)
+        end = TurnRecord.of_failure(failure.cause, failure.message, position)
         self.log.append([*turns, end], validation=validate)
 
-    def _turn_record(self, episode: Episode, step: int, number: int, **end: Any) -> TurnRecord:
-        turn = episode.turns[number]
-        # The reward of a trajectory is that of its last turn, whatever its tools brought.
-        facts = self._facts(episode, step, number) | {"reward": 0.0, "done": False}
-        if number == 0:
-            facts |= {
-                "prompt": self.tokenizer.decode(episode.prompt_ids),
-                "prompt_ids": tuple(episode.prompt_ids),
-                "environment_name": self.job.spec.environment.label,
-            }
-        facts |= {"tool": episode.tool_info[number], "mask": episode.mask(turn)}
-        return TurnRecord.of(turn, **{**facts, **end})
-
-    @staticmethod
-    def _facts(episode: Episode, step: int, number: int) -> dict[str, Any]:
-        return {"episode": episode.name, "environment": episode.task.number, "turn": number, "step": step}
+    def _turn_record(self, episode: Episode, step: int, number: int) -> TurnRecord:
+        turn, first = episode.turns[number], number == 0
+        environment_name = self.job.spec.environment.label if first else ""
+        position = TurnPosition(episode.name, episode.task.number, number, step, environment_name)
+        return replace(
+            TurnRecord.of(turn, position),
+            prompt=self.tokenizer.decode(episode.prompt_ids) if first else turn.prompt_text,
+            prompt_ids=tuple(episode.prompt_ids) if first else turn.prompt_ids,
+            reward=0.0,
+            done=False,
+            tool=episode.tool_info[number],
+            mask=episode.mask(turn),
+        )

@@ -4,15 +4,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import EnvironmentFailedError, EpisodeError, RunFailedError
 from turnmill.core.trajectory import Turn
 from turnmill.environments.rendering import write_gif
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog, TurnRecord
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.generation import generate, policy_versions, sampling_seed
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.timing import Timing
@@ -207,29 +207,19 @@ class TurnLoop(AgentLoopBase):
         return [self._turn_record(slot, turn, step, number) for number, turn in enumerate(turns)]
 
     def _turn_record(self, slot: Slot, turn: Turn, step: int, number: int) -> TurnRecord:
-        return TurnRecord.of(
-            turn,
-            **self._episode_fields(slot, number),
-            step=step,
-            prompt=self.tokenizer.decode(turn.prompt_ids),
-            stop_reason=slot.stop_reason(turn),
-        )
+        record = TurnRecord.of(turn, self._position(slot, number, step))
+        return replace(record, prompt=self.tokenizer.decode(turn.prompt_ids), stop_reason=slot.stop_reason(turn))
 
     def _record_failure(
         self, slot: Slot, step: int, error: EpisodeError, *, turns: Sequence[Turn] = (), validation: bool = False
     ) -> None:
         """Log the failure of an episode, after those of its turns that are not in the log yet."""
-        end = TurnRecord.of_failure(error.cause, str(error), **self._episode_fields(slot, slot.turn), step=step)
+        end = TurnRecord.of_failure(error.cause, str(error), self._position(slot, slot.turn, step))
         self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
 
-    def _episode_fields(self, slot: Slot, number: int) -> dict[str, Any]:
-        return {
-            "episode": slot.episode_name,
-            "environment": slot.index,
-            "turn": number,
-            "environment_name": self.job.spec.environment.label if number == 0 else "",
-            "seed": slot.seed,
-        }
+    def _position(self, slot: Slot, number: int, step: int) -> TurnPosition:
+        environment_name = self.job.spec.environment.label if number == 0 else ""
+        return TurnPosition(slot.episode_name, slot.index, number, step, environment_name, slot.seed)
 
 
 def _end_run_after_too_many(failed_in_a_row: int, error: EpisodeError) -> None:
