@@ -23,7 +23,7 @@ def test_an_environment_is_tried_in_its_own_interpreter():
     assert problems(f"environment.python={sys.executable}") == []
 
 
-def test_what_is_wrong_there_is_told():
+def test_problems_in_that_interpreter_are_reported():
     ((path, rule),) = problems(f"environment.python={sys.executable}", "environment.options.size=[1, 1]")
 
     assert path == "spec.environment.python"
@@ -31,5 +31,5 @@ def test_what_is_wrong_there_is_told():
 
 
 @pytest.mark.parametrize("python", ["/no/such/python", __file__])
-def test_an_interpreter_that_cannot_be_run_is_told(python):
+def test_an_interpreter_that_cannot_be_run_is_reported(python):
     assert problems(f"environment.python={python}") == [("spec.environment.python", "is no program that can be run")]

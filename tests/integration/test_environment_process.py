@@ -64,7 +64,7 @@ async def processes(fork_server: ForkServer) -> AsyncIterator[ProcessFactory]:
         await process.close()
 
 
-def test_a_fork_server_that_is_slow_is_waited_for():
+def test_a_slow_fork_server_is_awaited():
     server = ForkServer()
     settings = WorkerSettings(name="support.environments:Hostile", max_turns=10)
     _, first = server.fork(settings)
@@ -201,7 +201,7 @@ async def test_an_environment_may_print_as_much_as_it_likes(processes, capfd):
     assert capfd.readouterr().out == ""
 
 
-async def test_what_an_environment_started_dies_with_it(processes):
+async def test_child_processes_of_an_environment_die_with_it(processes):
     process = processes.hostile(on_step="leaves_a_child")
     await process.reset(seed=0)
     group = process.pid
@@ -317,7 +317,7 @@ async def test_another_interpreter_runs_an_environment(processes, tmp_path):
     assert elsewhere == await processes.create(WorkerSettings(name="tetris")).reset(seed=1)
 
 
-async def test_an_interpreter_that_cannot_run_turnmill_is_told(tmp_path):
+async def test_an_interpreter_without_turnmill_is_reported(tmp_path):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
@@ -378,7 +378,7 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(processes):
     assert (await process.reset(seed=7)).observation == "seed 7 step 0"
 
 
-async def test_acting_without_an_episode_is_told_and_not_waited_for(processes):
+async def test_acting_without_an_episode_fails_at_once(processes):
     with pytest.raises(EnvironmentFailedError, match="reset it first"):
         await processes.hostile().act(LOOK)
 

@@ -30,7 +30,7 @@ def problems(agent: str) -> list[str]:
         ("agentType: webshopAgent, envConfig: {shop: x}", "spec.agent.agents[0].envConfig.shop: webshop has no such"),
     ],
 )
-def test_what_is_wrong_with_an_agent_is_told_with_its_place(agent: str, problem: str):
+def test_problems_of_an_agent_are_reported_with_their_path(agent: str, problem: str):
     (found,) = problems(f"{{name: a, {agent}}}")
 
     assert found.startswith(problem)

@@ -89,7 +89,7 @@ def test_actions_can_be_a_choice_of_some(url):
         create(url, actions=["1", "2"], defaultAction="9")
 
 
-def test_an_answer_that_is_none_is_not_sent(url):
+def test_an_invalid_answer_is_not_sent(url):
     environment = create(url)
     opening = environment.reset(seed=0)
 
@@ -97,7 +97,7 @@ def test_an_answer_that_is_none_is_not_sent(url):
     environment.close()
 
 
-def test_a_server_that_is_not_there_or_goes_away_is_told(url):
+def test_an_unreachable_server_and_a_lost_connection_are_reported(url):
     with pytest.raises(EnvironmentFailedError, match=r"no OpenEnv server answers at http://127\.0\.0\.1:9"):
         create("http://127.0.0.1:9").reset(seed=0)
     environment = create(url)
@@ -107,6 +107,6 @@ def test_a_server_that_is_not_there_or_goes_away_is_told(url):
         environment.step("hang up")
 
 
-def test_a_field_that_is_missing_is_told_with_those_that_are_there(url):
+def test_a_missing_field_is_reported_with_the_existing_ones(url):
     with pytest.raises(SettingsError, match=r"no field 'words'\. It has: text, tries"):
         create(url, observationField="words").reset(seed=0)

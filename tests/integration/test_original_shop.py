@@ -67,7 +67,7 @@ def test_a_purchase_goes_from_page_to_page(url):
     assert (bought.reward, bought.terminated) == (0.5, True)
 
 
-def test_a_shop_that_is_not_there_is_told():
+def test_an_unreachable_shop_is_reported():
     environment = environments.create("webshop", options={"url": "http://127.0.0.1:9"})
 
     with pytest.raises(EnvironmentFailedError, match=r"options\.url: http://127\.0\.0\.1:9 returned no page"):

@@ -58,7 +58,7 @@ def test_a_terminal_has_a_bar_for_each_phase():
     assert "1/2" in last_frame
 
 
-def test_a_file_is_no_terminal():
+def test_output_to_a_file_uses_lines():
     assert isinstance(progress_view(Console(file=io.StringIO())), LineView)
 
 
@@ -66,5 +66,5 @@ def test_what_is_not_known_is_not_shown():
     assert format_metrics(Progress("training", 1, 2)) == ""
 
 
-def test_durations_read_well():
+def test_durations_are_formatted_in_two_units():
     assert [duration(seconds) for seconds in (0.4, 59.6, 423, 7500)] == ["0 s", "1 min 0 s", "7 min 3 s", "2 h 5 min"]

@@ -112,7 +112,7 @@ def test_several_blocks_are_pushed_at_once():
     assert rows(played)[1] == ". . baba KEY WIN"
 
 
-def test_push_moves_objects():
+def test_a_push_object_is_pushed():
     played = world("BABA IS YOU KEY", ". . . IS", "baba key . PUSH")
 
     play(played, "right")
@@ -120,7 +120,7 @@ def test_push_moves_objects():
     assert rows(played)[2] == ". baba key PUSH"
 
 
-def test_pull_lets_objects_follow_who_moves_away():
+def test_a_pull_object_follows_the_one_that_moves_away():
     played = world("BABA IS YOU KEY", ". . . IS", "key baba . PULL")
 
     play(played, "right")
@@ -128,7 +128,7 @@ def test_pull_lets_objects_follow_who_moves_away():
     assert rows(played)[2] == ". key baba PULL"
 
 
-def test_a_thing_that_moves_goes_its_own_way_after_you():
+def test_a_move_object_moves_after_you():
     played = world("BABA IS YOU KEY", ". . . IS", "key . . MOVE", "baba . . .")
 
     play(played, "right")
@@ -144,7 +144,7 @@ def test_nothing_moves_while_you_idle():
     assert rows(played)[2:] == ["key . . MOVE", "baba . . ."]
 
 
-def test_what_opens_and_what_is_shut_are_both_gone():
+def test_open_and_shut_objects_remove_each_other():
     played = world("BABA IS YOU .", "KEY IS OPEN .", "KEY IS PUSH .", "DOOR IS SHUT .", "baba key door .")
 
     play(played, "right")
@@ -248,11 +248,11 @@ def test_tasks_can_be_solved(task):
         assert results[-1].reward > 0
 
 
-def test_no_way_is_found_where_there_is_none():
+def test_no_solution_is_found_if_there_is_none():
     assert solve(world("BABA IS YOU", "baba . key")) == []
 
 
-def test_an_expert_goes_the_shortest_way_and_plans_anew_off_it():
+def test_an_expert_follows_the_shortest_solution_and_plans_again_after_another_action():
     environment = create()
     environment.reset(0)
     environment.world = world("BABA IS YOU .", "KEY IS WIN .", "baba . . key")
@@ -288,7 +288,7 @@ def test_losing_ends_the_episode():
     assert (result.reward, result.terminated) == (-1.0, True)
 
 
-def test_a_level_begins_anew_where_nothing_is_you():
+def test_a_level_restarts_if_nothing_is_you():
     environment = create()
     opening = environment.reset(0)
     environment.world = world(". . .", "BABA IS YOU", ". baba .")
@@ -307,7 +307,7 @@ def test_an_episode_ends_after_its_last_step():
     assert environment.step("idle").truncated
 
 
-def test_a_map_is_told_from_where_you_are():
+def test_a_map_is_described_relative_to_you():
     assert describe(world("KEY IS WIN .", ". baba . key", "BABA IS YOU .")) == (
         "Active rules:\nkey is win\nbaba is you\n\nObjects on the map:\n"
         "rule `key` 1 step to the left and 1 step up\nrule `is` 1 step up\n"

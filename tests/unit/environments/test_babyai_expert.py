@@ -20,7 +20,7 @@ def words(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("task", ["GoToObj", "goto", "pickup", "putnext", "pick_up_seq_go_to"])
-def test_whoever_follows_the_expert_succeeds(task: str):
+def test_the_experts_actions_succeed(task: str):
     environment = begin(task)
     expert = environment.expert()
     action = None
@@ -34,7 +34,7 @@ def test_whoever_follows_the_expert_succeeds(task: str):
     assert result.reward > 0
 
 
-def test_the_expert_copes_with_actions_that_are_not_its_own():
+def test_the_expert_recovers_from_other_actions():
     environment = begin("GoToObj", seed=4)
     expert = environment.expert()
     chance = random.Random(4)

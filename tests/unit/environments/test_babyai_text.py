@@ -19,13 +19,13 @@ def view(**cells: tuple[str, str, int]) -> np.ndarray:
 WALL = ("wall", "grey", 0)
 
 
-def test_walls_are_told_before_objects():
+def test_walls_are_described_before_objects():
     assert describe(view(c1r5=("ball", "red", 0), c3r3=WALL)) == (
         "a wall 3 steps forward\na red ball 2 steps left and 1 step forward"
     )
 
 
-def test_walls_are_told_forward_left_right():
+def test_walls_are_described_in_the_order_forward_left_right():
     assert describe(view(c4r6=WALL, c0r6=WALL, c3r5=WALL)) == (
         "a wall 1 step forward\na wall 3 steps left\na wall 1 step right"
     )
@@ -35,11 +35,11 @@ def test_a_thing_before_a_wall_hides_it():
     assert describe(view(c3r3=WALL, c3r4=("key", "blue", 0))) == "a blue key 2 steps forward"
 
 
-def test_the_look_goes_through_what_is_unseen():
+def test_unseen_cells_are_transparent():
     assert describe(view(c3r5=("unseen", "red", 0), c3r4=WALL)) == "a wall 2 steps forward"
 
 
-def test_objects_are_told_from_the_left_and_far_before_near():
+def test_objects_are_described_from_the_left_and_far_before_near():
     seen = view(c5r6=("box", "grey", 0), c2r5=("key", "red", 0), c2r1=("ball", "green", 0))
 
     assert describe(seen).split("\n") == [
@@ -62,7 +62,7 @@ def test_what_is_carried_comes_first_and_is_not_seen_as_well():
     assert text == "You carry a yellow box\na wall 1 step forward"
 
 
-def test_nothing_in_view_is_told_by_no_words():
+def test_an_empty_view_has_an_empty_description():
     assert describe(view()) == ""
 
 

@@ -68,7 +68,7 @@ def test_a_seed_means_one_world_in_every_process():
     assert len(told) == 1
 
 
-def test_looking_at_the_picture_changes_nothing():
+def test_drawing_does_not_change_the_game():
     one, other = create(), create()
     one.reset(5)
     other.reset(5)
@@ -92,7 +92,7 @@ def test_a_prepared_world_is_the_same_and_is_used_once():
     assert openings == [unprepared.reset(2), unprepared.reset(2), unprepared.reset(3)]
 
 
-def test_whoever_falls_asleep_acts_again_when_awake():
+def test_a_sleeping_player_acts_again_after_waking_up():
     environment = create()
     environment.reset(0)
     player = environment._game._game._player
@@ -154,7 +154,7 @@ def test_the_length_of_a_game_truncates_and_death_terminates():
         ("", None),
     ],
 )
-def test_what_surely_means_an_action_is_read_as_one(answer, action):
+def test_unambiguous_spellings_are_matched_to_actions(answer, action):
     assert create().match_action(answer) == action
 
 

@@ -121,7 +121,7 @@ def test_columns_can_be_named(file):
     assert environment.step("2").terminated
 
 
-def test_a_column_that_is_missing_is_told_with_those_that_are_there(file):
+def test_a_missing_column_is_reported_with_the_existing_ones(file):
     with pytest.raises(
         SettingsError, match=r"questionKey: row 1 of path has no column 'question'. Its columns are q, answer"
     ):

@@ -34,7 +34,7 @@ def test_an_animation_needs_a_frame(tmp_path):
         write_gif([], tmp_path / "0.gif")
 
 
-def test_a_frame_survives_its_journey():
+def test_a_frame_survives_png_encoding():
     frame = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
 
     assert (from_png(to_png(frame)) == frame).all()

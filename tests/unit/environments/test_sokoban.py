@@ -63,7 +63,7 @@ def test_a_seed_without_a_room_of_its_own_takes_one_that_follows_from_it():
     assert all(sum(row.count("X") for row in room) == 1 for room in rooms)
 
 
-def test_the_generators_of_the_program_are_left_alone():
+def test_global_random_generators_are_not_used():
     random.seed(5)
     np.random.seed(5)
     expected = random.random(), np.random.random()
@@ -127,7 +127,7 @@ def test_actions_are_named_or_numbered(answer, action):
     assert create().match_action(answer) == action
 
 
-def test_a_spaced_view_tells_the_same_room():
+def test_a_spaced_view_shows_the_same_room():
     assert create(view="spaced").reset(3).replace(" ", "") == create().reset(3)
 
 
@@ -166,7 +166,7 @@ def test_the_instructions_explain_the_view():
     assert "how many cells from you" in create(view="words").instruction_prompt()
 
 
-def test_an_expert_plans_anew_where_another_action_was_taken():
+def test_an_expert_plans_again_after_another_action():
     environment = in_room("#######", "#P____#", "#__XO_#", "#######", view="spaced")
     expert = environment.expert()
     expert.advise(None)

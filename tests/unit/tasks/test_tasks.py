@@ -73,7 +73,7 @@ def file(request, tmp_path):
     return str(path)
 
 
-def test_a_file_of_tasks_is_gone_through_whole_in_a_new_order_each_time(file):
+def test_every_epoch_uses_all_tasks_in_a_new_order(file):
     source = create_source("dataset", {"path": file, "validationTasks": 2, "systemPrompt": "Add."})
 
     passes = [[source.training(4 * turn + n).truth for n in range(4)] for turn in range(3)]
@@ -148,14 +148,14 @@ def test_a_reward_may_be_a_function_of_ones_own(file, monkeypatch):
         ("json:loads", {}, "environment.name: 'json:loads' is"),
     ],
 )
-def test_tasks_that_cannot_be_had_are_refused(name, options, message):
+def test_unknown_sources_and_missing_files_are_refused(name, options, message):
     with pytest.raises(SettingsError) as caught:
         create_source(name, options)
 
     assert str(caught.value).startswith(message)
 
 
-def test_a_reward_that_is_none_is_refused(file):
+def test_an_unknown_reward_is_refused(file):
     with pytest.raises(SettingsError, match="'exact' is not a reward"):
         create_source("dataset", {"path": file, "reward": "exact"})
 

@@ -82,7 +82,7 @@ def test_an_episode_won_in_its_last_turn_is_won_and_not_truncated():
     assert (result.terminated, result.truncated) == (True, False)
 
 
-def test_nothing_can_be_done_after_the_end():
+def test_acting_after_the_end_of_an_episode_fails():
     made = episode(max_turns=1)
     made.act("ACTION: look")
 
