@@ -63,7 +63,7 @@ def attempt(store: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-async def test_what_was_said_and_answered_before_is_not_asked_for_again(attempt: Attempt, turn: int):
+async def test_journaled_responses_and_tool_results_are_replayed(attempt: Attempt, turn: int):
     first = attempt(crashing_at(turn))
     with pytest.raises(Crash):
         await first.play()
@@ -82,7 +82,7 @@ async def test_what_was_said_and_answered_before_is_not_asked_for_again(attempt:
     assert row.extra_fields["tool_rewards"] == [0.5, 0.5]
 
 
-async def test_calls_of_one_response_that_are_answered_at_once_are_all_kept(attempt: Attempt):
+async def test_parallel_tool_results_of_one_response_are_all_journaled(attempt: Attempt):
     def both(request: Request) -> str:
         if "</tool_response>" in request.prompt:
             return script(request)
@@ -108,7 +108,7 @@ async def test_calls_of_one_response_that_are_answered_at_once_are_all_kept(atte
     assert summary_of(row).metrics["num_tool_calls"] == 2
 
 
-async def test_an_answer_that_was_under_way_is_asked_for_again(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+async def test_a_tool_call_without_a_journaled_result_is_repeated(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
     async def crash(self: Any, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         raise Crash
 
@@ -126,7 +126,7 @@ async def test_an_answer_that_was_under_way_is_asked_for_again(attempt: Attempt,
     assert "execute {'weight': 3}" in Scales.notes
 
 
-async def test_pictures_of_tools_outlive_the_process(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+async def test_images_of_tool_results_are_restored_from_the_journal(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
     model = tiny_vision_model()
 
     def photograph(request: Request) -> str:
@@ -151,7 +151,7 @@ async def test_pictures_of_tools_outlive_the_process(attempt: Attempt, monkeypat
     assert picture.getpixel((5, 5)) == (255, 0, 0)
 
 
-async def test_a_trajectory_begins_anew_where_the_job_asks_in_other_words(attempt: Attempt):
+async def test_an_episode_whose_prompt_changed_begins_again(attempt: Attempt):
     with pytest.raises(Crash):
         await attempt(crashing_at(1)).play()
     second = attempt(script, SCALES_FILE.replace("name: weigh", "name: weigh_it"))

@@ -54,7 +54,7 @@ async def play(slot: Slot, responses: tuple[str, ...]) -> list[list[dict[str, st
 
 
 @pytest.mark.parametrize("turns_before", range(len(RESPONSES) + 1))
-async def test_a_slot_goes_on_from_a_snapshot_as_if_nothing_had_happened(slot, turns_before):
+async def test_a_restored_slot_continues_exactly_where_its_snapshot_was_taken(slot, turns_before):
     undisturbed = await play(slot(), RESPONSES)
     killed = slot()
     await play(killed, RESPONSES[:turns_before])
@@ -90,7 +90,7 @@ async def test_a_slot_ahead_of_learning_remembers_where_later_steps_began(slot):
     assert [states[step].turns_played for step in (1, 2, 3)] == [0, 1, 2]
 
 
-async def test_an_episode_that_cannot_be_carried_on_is_dropped_and_the_next_begins(slot):
+async def test_an_episode_that_cannot_be_restored_is_dropped_and_the_next_begins(slot):
     resumed, expected = slot(), slot()
     # The episode is over after its fourth turn: nothing can follow it.
     await resumed.restore(SlotState(3, 0, 6, ("ACTION: turn left",) * 6))
@@ -128,7 +128,7 @@ async def test_an_episode_ends_at_its_turn_limit(slot):
     assert (at_limit.episode, at_limit.turn, at_limit.reward) == (1, 0, 0)
 
 
-async def test_an_episode_that_is_dropped_is_followed_by_another_or_played_again(slot):
+async def test_a_dropped_episode_is_followed_by_the_next_or_repeated(slot):
     at = slot()
     await at.ensure_episode()
     first = at.messages()

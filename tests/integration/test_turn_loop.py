@@ -83,7 +83,7 @@ async def test_the_trained_tokens_are_the_sampled_tokens(table):
         assert row.response_logprobs == [LOG_PROB] * len(answer)
 
 
-async def test_rows_carry_a_digest_of_what_was_sampled_and_the_time_it_took(table):
+async def test_rows_carry_the_checksum_of_their_sampled_tokens_and_their_times(table):
     at = table([LOOK, WIN, LOOK])
 
     *rows, bootstrap = await at.play()

@@ -17,5 +17,5 @@ class EpisodeId:
 
     @property
     def sampling_stream(self) -> str:
-        """What its sampling seeds follow from; every validation has the same."""
+        """The stream of its sampling seeds; every validation has the same."""
         return f"v-{self.task}-{self.sample}" if self.validate else str(self)

@@ -14,12 +14,12 @@ class Tokens:
 
     @classmethod
     def sampled(cls, ids: Sequence[int], log_probs: Sequence[float] | None) -> "Tokens":
-        """What the policy said."""
+        """Return the tokens of a response."""
         return cls(tuple(ids), (1,) * len(ids), tuple(log_probs) if log_probs else (0.0,) * len(ids))
 
     @classmethod
     def given(cls, ids: Sequence[int], *, masked: bool = True) -> "Tokens":
-        """What nobody sampled."""
+        """Return tokens that were not sampled, such as an observation."""
         return cls(tuple(ids), (0 if masked else 1,) * len(ids), (0.0,) * len(ids))
 
     def __add__(self, other: "Tokens") -> "Tokens":

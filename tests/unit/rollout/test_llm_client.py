@@ -53,7 +53,7 @@ def says(request, monkeypatch):
     return say
 
 
-async def test_what_follows_an_abort_is_sampled_with_noise_of_its_own(says):
+async def test_the_continuation_of_an_aborted_response_has_its_own_seed(says):
     said, asked = await says([3, 4], [5], [6], seed=7)
 
     assert said == [3, 4, 5, 6]
@@ -61,14 +61,14 @@ async def test_what_follows_an_abort_is_sampled_with_noise_of_its_own(says):
     assert len({sampling["seed"] for _, sampling in asked}) == 3
 
 
-async def test_a_response_that_is_begun_anew_is_sampled_with_the_same_noise(says):
+async def test_a_restarted_response_has_the_same_seed(says):
     (_, first), (_, again), (_, aborted) = [await says(*pieces, seed=7) for pieces in ([[3]], [[3]], [[], [3]])]
 
     assert first == again
     assert [sampling["seed"] for _, sampling in aborted] == [first[0][1]["seed"]] * 2
 
 
-async def test_who_gives_no_seed_is_given_none(says):
+async def test_a_request_without_a_seed_gets_none(says):
     _, ((_, sampling),) = await says([3])
 
     assert "seed" not in sampling

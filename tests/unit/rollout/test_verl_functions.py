@@ -93,7 +93,7 @@ def with_any_number(*cities: str) -> str:
         (with_any_number, ValueError),
     ],
 )
-def test_a_function_that_does_not_say_enough_is_refused(function, error):
+def test_a_function_without_docstring_or_type_hints_is_refused(function, error):
     with pytest.raises(error):
         function_tool(function)
 

@@ -76,7 +76,7 @@ async def until_done(worker: LoopWorker) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionError("the queue is gone"), asyncio.CancelledError("by another's timer")])
-async def test_rows_that_cannot_be_handed_over_end_the_run_with_the_cause(worker, error):
+async def test_an_error_while_rows_are_handed_over_ends_the_run_with_its_cause(worker, error):
     async def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -89,7 +89,7 @@ async def test_rows_that_cannot_be_handed_over_end_the_run_with_the_cause(worker
     assert str(error) in str(failure)
 
 
-async def test_rows_that_are_given_up_say_nothing_of_the_run(worker):
+async def test_cancelled_rows_do_not_end_the_run(worker):
     async def wait(*_: Any, **__: Any) -> None:
         await asyncio.sleep(60)
 

@@ -22,7 +22,7 @@ async def turns(lockstep: Lockstep, log: list[tuple[int, int]], member: int, cou
                 await asyncio.sleep(0)
 
 
-async def test_nobody_begins_a_turn_before_all_have_ended_the_last():
+async def test_no_turn_begins_before_all_episodes_have_ended_the_last():
     log: list[tuple[int, int]] = []
     lockstep = Lockstep(4)
 
@@ -31,7 +31,7 @@ async def test_nobody_begins_a_turn_before_all_have_ended_the_last():
     assert [turn for turn, _ in log] == [0] * 4 + [1] * 4 + [2] * 4
 
 
-async def test_who_has_come_to_the_end_is_waited_for_no_more():
+async def test_finished_episodes_are_not_awaited():
     log: list[tuple[int, int]] = []
     lockstep = Lockstep(3)
 
@@ -40,7 +40,7 @@ async def test_who_has_come_to_the_end_is_waited_for_no_more():
     assert [turn for turn, _ in log] == [0, 0, 0, 1, 1, 2]
 
 
-async def test_who_fails_is_waited_for_no_more():
+async def test_failed_episodes_are_not_awaited():
     lockstep = Lockstep(2)
 
     async def fails() -> None:
@@ -54,7 +54,7 @@ async def test_who_fails_is_waited_for_no_more():
     assert log == [(0, 0), (1, 0)]
 
 
-async def test_who_is_cancelled_while_waiting_is_counted_no_more():
+async def test_an_episode_cancelled_while_waiting_is_not_counted():
     lockstep = Lockstep(3)
     log: list[tuple[int, int]] = []
     waiting = asyncio.create_task(turns(lockstep, log, 9, 1))
@@ -67,7 +67,7 @@ async def test_who_is_cancelled_while_waiting_is_counted_no_more():
     assert [turn for turn, _ in log] == [0, 0, 1, 1]
 
 
-async def test_those_who_never_come_may_be_let_go():
+async def test_episodes_that_never_begin_can_leave():
     lockstep = Lockstep(3)
     log: list[tuple[int, int]] = []
     waiting = asyncio.create_task(turns(lockstep, log, 0, 1))

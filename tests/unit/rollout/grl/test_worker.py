@@ -71,17 +71,17 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 @pytest.mark.parametrize(
     ("turns", "begun"), [("synchronous", [1, 1, 1, 2, 2, 2]), ("asynchronous", [1, 2, 1, 2, 1, 2])]
 )
-async def test_episodes_that_were_asked_for_together_wait_for_each_other_unless_told_otherwise(turns, begun):
+async def test_episodes_of_one_request_wait_for_each_other_in_synchronous_turns(turns, begun):
     assert await play(worker(turns), 1, 2) == begun
 
 
-async def test_a_group_that_verl_gives_up_before_it_begins_is_waited_for_no_more(refused):
+async def test_a_group_that_verl_drops_before_it_begins_is_not_awaited(refused):
     refused.add("group0")
 
     assert await play(worker("synchronous"), 3, 2) == [1, 1, 2, 2]
 
 
-async def test_episodes_that_were_asked_for_apart_do_not_wait_for_each_other():
+async def test_episodes_of_separate_requests_do_not_wait_for_each_other():
     player = worker("synchronous")
 
     assert await play(player, 2) == [1, 1, 2, 2]

@@ -42,6 +42,6 @@ def test_the_first_token_in_the_order_of_the_list_ends_the_action(text, action):
     ("limit", "workers", "shares"),
     [(10, 3, [4, 3, 3]), (2, 4, [1, 1]), (1, 1, [1]), (None, 4, None)],
 )
-def test_a_limit_is_shared_out_and_never_to_nobody(limit, workers, shares):
+def test_a_limit_is_split_over_workers_that_each_get_a_share(limit, workers, shares):
     assert split_limit(limit, workers) == shares
     assert shares is None or sum(shares) == limit

@@ -13,7 +13,7 @@ def response(*ids: int) -> Tokens:
 
 
 @pytest.mark.feature("verl-tool", "contexts that are exact to the token")
-def test_the_context_is_what_was_read_and_said():
+def test_the_context_holds_prompt_responses_and_observations():
     context = Context(PROMPT, budget=10)
 
     context.begin_turn(response(4, 5))
@@ -27,7 +27,7 @@ def test_the_context_is_what_was_read_and_said():
     assert row.response.log_probs == (-0.4, -0.5, 0.0, -0.7000000000000001)
 
 
-def test_what_nobody_sampled_may_be_learned_from():
+def test_observations_can_be_trained_on():
     assert Tokens.given((1, 2), masked=False).mask == (1, 1)
 
 
@@ -36,7 +36,7 @@ def test_what_nobody_sampled_may_be_learned_from():
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=12),
     st.integers(8, 24),
 )
-def test_rolling_learns_from_every_response_once_and_after_what_was_read(turns, budget):
+def test_rolling_trains_every_response_once_in_the_context_it_was_sampled_in(turns, budget):
     context = Context(PROMPT, budget=budget)
     read = []
     next_id = 10

@@ -11,13 +11,13 @@ PICTURE = 99
 @pytest.mark.parametrize(
     ("side", "head", "tail"), [("left", (), (3, 4, 5)), ("right", (1, 2, 3), ()), ("middle", (1,), (4, 5))]
 )
-def test_each_side_keeps_the_other(side, head, tail):
+def test_truncation_on_one_side_keeps_the_other(side, head, tail):
     cut = truncate_observation((1, 2, 3, 4, 5), 3, side)
 
     assert (cut.head, cut.tail, cut.is_whole) == (head, tail, False)
 
 
-def test_what_fits_stays_whole():
+def test_an_observation_within_the_limit_is_not_truncated():
     cut = truncate_observation((1, 2, 3), 3, "middle")
 
     assert (cut.head, cut.is_whole) == ((1, 2, 3), True)
@@ -48,7 +48,7 @@ def test_no_run_of_placeholders_is_ever_split(ids, limit, side):
                 assert not ids[edge - 1] == ids[edge] == PICTURE
 
 
-def test_placeholders_are_what_the_processor_says():
+def test_placeholder_ids_come_from_the_processor():
     class Processor:
         image_token_id = 7
         audio_token_id = None

@@ -33,7 +33,7 @@ def test_the_newest_thoughts_are_recalled_in_full():
     assert [in_full for _, in_full in memory.turns_with_detail()] == [False, True, True]
 
 
-def test_an_episode_begins_without_memories():
+def test_an_episode_begins_with_an_empty_memory():
     memory = after(3, text_turns=2)
 
     memory.begin("elsewhere")

@@ -69,7 +69,7 @@ def test_compact_adds_no_words_of_its_own():
     ]
 
 
-def test_without_memory_there_is_only_the_present():
+def test_without_memory_the_prompt_has_the_current_observation_only():
     assert build("compact", text_turns=0) == [("system", "goal: win"), ("user", "You carry a key")]
 
 
