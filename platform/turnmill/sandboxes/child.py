@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from turnmill.core import forking
 from turnmill.sandboxes import kernel, processes, wire
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.base import Command, Function, SandboxTask
@@ -152,7 +153,7 @@ def _take_descriptors(pipes: Pipes) -> None:
         os.dup2(descriptor, base + number)
     for number in range(len(ends)):
         os.dup2(base + number, number, inheritable=number < VALUE_DESCRIPTOR)
-    os.closerange(len(ends), os.sysconf("SC_OPEN_MAX"))
+    forking.close_descriptors(len(ends))
 
 
 def _prepare(settings: SupervisorSettings, task: SandboxTask) -> None:

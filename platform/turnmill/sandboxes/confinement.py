@@ -2,12 +2,12 @@
 
 import os
 import resource
-import signal
 import sys
 import sysconfig
 from contextlib import suppress
 from pathlib import Path
 
+from turnmill.core import forking
 from turnmill.sandboxes import kernel
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.base import Limits
@@ -68,7 +68,7 @@ def confine(barriers: Barriers, ruleset: int | None, prepared: bytes | None, wor
         hide_other_tasks(workspace)
     if barriers.confined:
         kernel.drop_capabilities()
-    kernel.die_with_parent(signal.SIGKILL)
+    forking.die_with_parent()
     if ruleset is not None:
         kernel.landlock_enter(ruleset)
     if barriers.confined:

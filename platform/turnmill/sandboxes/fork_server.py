@@ -22,6 +22,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from typing import NoReturn
 
+from turnmill.core import forking
 from turnmill.sandboxes import kernel, processes, wire, workspaces
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.child import SupervisorSettings
@@ -56,7 +57,7 @@ class ForkServer:
         self.last_user = FIRST_USER + random.randrange(NUM_USERS)
         # The reading end goes to the supervisors, who see there that this process has ended.
         self.parent_pipe, self.parent_pipe_writer = os.pipe()
-        self.wakeup_reader, self.wakeup_writer = os.pipe()
+        self.wakeup_reader, self.wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.barriers = self._find_barriers(options)
         tasks = f"{self.folder}/{workspaces.TASKS}"
         supervisor_rules: Rules = []
@@ -90,10 +91,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Fork a supervisor for every connection that comes, until the server closes the control socket."""
-        for descriptor in (self.wakeup_reader, self.wakeup_writer):
-            os.set_blocking(descriptor, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self.wakeup_writer, warn_on_full_buffer=False)
+        forking.wake_on_child_exit(self.wakeup_writer)
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(self.wakeup_reader, select.POLLIN)
@@ -135,8 +133,7 @@ class ForkServer:
         self.supervisors[child] = (folder, reservation)
 
     def _run_supervisor(self, connection: int, workspace: Workspace, *, persistent: bool) -> NoReturn:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        forking.ignore_child_exit()
         for descriptor in (self.parent_pipe_writer, self.wakeup_reader, self.wakeup_writer):
             os.close(descriptor)
         self.control.close()
@@ -231,7 +228,7 @@ def _import(names: Iterable[str], *, required: bool) -> None:
 
 def _delete_folder_after(child: int, folder: str) -> NoReturn:
     """Delete the folder when the fork server has ended, however it did; in its own root it may not see the folder."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    forking.close_descriptors(3)
     wait_status = os.waitpid(child, 0)[1]
     workspaces.remove_root(folder)
     os._exit(os.waitstatus_to_exitcode(wait_status) & 0xFF)
@@ -244,7 +241,7 @@ def main() -> None:
     child = os.fork()
     if child:
         _delete_folder_after(child, options.folder)
-    kernel.die_with_parent(signal.SIGKILL)
+    forking.die_with_parent()
     if os.getppid() != keeper:
         return
     control = socket.socket(fileno=options.control)
@@ -255,7 +252,7 @@ def main() -> None:
         _import(["turnmill.sandboxes.self_test", *options.preload], required=True)
         if threading.active_count() > 1:
             raise RuntimeError(f"preloaded modules start threads, and a fork copies none: {threading.enumerate()}")
-        kernel.adopt_orphans()
+        forking.adopt_orphans()
         server = ForkServer(control, options)
     except Exception as error:
         control.send(json.dumps({"failure": f"{type(error).__name__}: {error}"}).encode())

@@ -31,7 +31,7 @@ SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _MOUNT_SETATTR = 442
 _MADV_COLLAPSE = 25
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 22, 38, 36
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _SECCOMP_MODE_FILTER = 2
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
@@ -124,16 +124,6 @@ def install_filter(program: bytes) -> None:
 def forbid_new_privileges() -> None:
     """No program that is started from here on gains rights, setuid or not."""
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-
-
-def adopt_orphans() -> None:
-    """Descendants that lose their parent become children of this process."""
-    _prctl("child_subreaper", _PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(signal_number: int) -> None:
-    """Get a signal when the parent ends. A change of user forgets it, so it comes after that."""
-    _prctl("pdeathsig", _PR_SET_PDEATHSIG, signal_number)
 
 
 def drop_capabilities() -> None:

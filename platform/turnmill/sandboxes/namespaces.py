@@ -1,10 +1,10 @@
 """Namespaces of the sandbox: processes, network and mounts of its own, where the machine allows them."""
 
 import os
-import signal
 from contextlib import suppress
 from pathlib import Path
 
+from turnmill.core import forking
 from turnmill.sandboxes import kernel
 from turnmill.sandboxes.visible_paths import DEVICES, list_only_paths, readable_paths
 
@@ -40,9 +40,9 @@ def _continue_in_child() -> None:
     """Go on as the first process of the new pid namespace: only from there can further ones be made and left."""
     child = os.fork()
     if child == 0:
-        kernel.die_with_parent(signal.SIGKILL)
+        forking.die_with_parent()
         return
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    forking.close_descriptors(3)
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
 
 

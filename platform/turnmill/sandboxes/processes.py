@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from turnmill.core import forking
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.confinement import change_user
 
@@ -68,11 +69,8 @@ class ExitWatcher:
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
             # gVisor has no such call, a filter may refuse it, and a thread that waits could be signalled by the task.
-            self.descriptor, self._wakeup = os.pipe()
-            os.set_blocking(self.descriptor, False)
-            os.set_blocking(self._wakeup, False)
-            signal.signal(signal.SIGCHLD, lambda *_: None)
-            signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            self.descriptor, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            forking.wake_on_child_exit(self._wakeup)
             if self.has_exited():
                 os.write(self._wakeup, b"!")
 
@@ -89,8 +87,7 @@ class ExitWatcher:
     def close(self) -> None:
         """Stop watching."""
         if self._wakeup is not None:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            forking.ignore_child_exit()
             os.close(self._wakeup)
         os.close(self.descriptor)
 

@@ -10,7 +10,8 @@ import socket
 import sys
 from typing import NoReturn
 
-from turnmill.sandboxes import kernel, processes, wire, workspaces
+from turnmill.core import forking
+from turnmill.sandboxes import processes, wire, workspaces
 from turnmill.sandboxes.child import Pipes, SupervisorSettings, fork_child
 from turnmill.sandboxes.confinement import build_environment, confine_supervisor
 from turnmill.sandboxes.persistent_worker import PersistentTaskServer
@@ -33,7 +34,7 @@ def supervise(
     `parent_pipe` becomes readable when the fork server has ended.
     """
     try:
-        kernel.adopt_orphans()
+        forking.adopt_orphans()
         confine_supervisor(settings.barriers, settings.supervisor_rules)
         os.environ.clear()
         os.environ.update(build_environment(workspace.home, workspace.temporary))

@@ -3,14 +3,14 @@
 It imports little, to start fast and stay small.
 """
 
-import ctypes
 import os
 import select
 import shutil
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from turnmill.core.forking import die_with_parent
+
 _STOP_MILLISECONDS = 5000
 _PAUSE_MILLISECONDS = 200
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -68,7 +68,7 @@ def _start(command: list[str]) -> int:
     if child:
         return child
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)

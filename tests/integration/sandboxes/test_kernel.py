@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from turnmill.core import forking
 from turnmill.sandboxes import kernel
 
 ABI = kernel.landlock_abi()
@@ -122,7 +123,7 @@ def test_dropped_capabilities_cannot_be_regained():
 
 def test_adopt_orphans_makes_orphans_children_of_the_caller():
     def check() -> None:
-        kernel.adopt_orphans()
+        forking.adopt_orphans()
         reading, writing = os.pipe()
         if os.fork() == 0:
             if os.fork() == 0:
@@ -142,7 +143,7 @@ def test_a_child_dies_with_its_parent():
     def check() -> None:
         ready, tell = os.pipe()
         if os.fork() == 0:
-            kernel.die_with_parent(signal.SIGKILL)
+            forking.die_with_parent(signal.SIGKILL)
             os.write(tell, b"x")
             signal.pause()
         os.read(ready, 1)

@@ -6,8 +6,6 @@ It ends, and with it every environment process, when the parent closes the contr
 """
 
 import contextlib
-import ctypes
-import gc
 import importlib
 import json
 import logging
@@ -20,6 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from turnmill.core import forking
 from turnmill.environments import registry
 from turnmill.environments.runtime.worker import WorkerSettings, encode, serve
 
@@ -30,7 +29,6 @@ MAX_COMMAND_BYTES = 128 * 1024
 
 _PRELOADED = ("numpy", "PIL.GifImagePlugin", "turnmill.environments.rendering")
 _PARENT_POLL_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 class _Server:
@@ -55,11 +53,8 @@ class _Server:
 
     def run(self) -> None:
         """Execute commands until the parent closes the control socket or dies."""
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        os.set_blocking(wake_read, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        forking.wake_on_child_exit(wake_write)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake_read, selectors.EVENT_READ)
@@ -107,7 +102,7 @@ class _Server:
         if name not in self._preloaded:
             self._preloaded.add(name)
             registry.preload(name)
-            _freeze_memory()
+            forking.freeze_memory()
 
     def _reap(self) -> None:
         """Kill the process group of every child that died, collect the child and report its exit code."""
@@ -145,11 +140,10 @@ def _become_worker(connection: socket.socket, settings: Mapping[str, object], se
     exit_code = 1
     try:
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        forking.die_with_parent()
         if os.getppid() != server_pid:
             os._exit(1)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        forking.ignore_child_exit()
         _close_files_except(connection)
         worker = WorkerSettings.model_validate(settings)
         if worker.memory_limit_bytes is not None:
@@ -167,9 +161,7 @@ def _become_worker(connection: socket.socket, settings: Mapping[str, object], se
 
 def _close_files_except(connection: socket.socket) -> None:
     """Close every file descriptor but the socket and standard error; standard output becomes /dev/null."""
-    kept = connection.fileno()
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    forking.close_descriptors(3, kept=connection.fileno())
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -184,14 +176,8 @@ def main(control_descriptor: int, parent_pid: int) -> None:
     control.set_inheritable(False)
     for module in _PRELOADED:
         importlib.import_module(module)
-    _freeze_memory()
+    forking.freeze_memory()
     _Server(control, parent_pid).run()
-
-
-def _freeze_memory() -> None:
-    """Exclude all present objects from garbage collection, which would write to pages shared with children."""
-    gc.collect()
-    gc.freeze()
 
 
 if __name__ == "__main__":

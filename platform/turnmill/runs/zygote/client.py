@@ -4,7 +4,6 @@ Run as a script, by a bare interpreter without site-packages: it takes milliseco
 on the signals it gets; when it is killed, the zygote kills the process behind it.
 """
 
-import array
 import json
 import os
 import signal
@@ -39,9 +38,8 @@ def _ask(connection: socket.socket, arguments: "list[str]") -> bool:
     request = json.dumps(
         {"arguments": arguments, "environment": dict(os.environ), "folder": folder, "descriptors": descriptors}
     ).encode("utf-8", "surrogateescape")
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
     try:
-        connection.sendmsg([struct.pack("!I", len(request))], rights)
+        socket.send_fds(connection, [struct.pack("!I", len(request))], descriptors)
         connection.sendall(request)
         return connection.recv(1) == b"y"
     except OSError:

@@ -4,10 +4,8 @@
 `--` are imported when the first client has come, with the variables of PINNED as it has them.
 """
 
-import array
 import contextlib
 import fcntl
-import gc
 import importlib
 import json
 import multiprocessing
@@ -25,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnmill.core import forking
 from turnmill.runs.zygote.launcher import OUTLIVES
-from turnmill.sandboxes import kernel
 
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
@@ -116,8 +114,7 @@ class Server:
         if "ray" in sys.modules and not _ray_ids_differ_in_forks():
             _note("imports drew ids from Ray's generator, which forks would draw again: no forking")
             return False
-        gc.collect()
-        gc.freeze()
+        forking.freeze_memory()
         return True
 
     def _fork(self, request: Request) -> bool:
@@ -204,11 +201,7 @@ def _note(text: str) -> None:
 
 def _receive(connection: socket.socket) -> Request:
     """Raises ValueError for a request that is not whole."""
-    received = array.array("i")
-    header, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize))
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    header, received, _, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
     length = struct.unpack("!I", header)[0] if len(header) == 4 else 0
     if not 0 < length <= _LIMIT_REQUEST_BYTES:
         raise ValueError(f"length {length}")
@@ -218,7 +211,7 @@ def _receive(connection: socket.socket) -> Request:
             raise ValueError("cut short")
         content += part
     request = Request(
-        **json.loads(content.decode("utf-8", "surrogateescape")), received=list(received), connection=connection
+        **json.loads(content.decode("utf-8", "surrogateescape")), received=received, connection=connection
     )
     if len(request.descriptors) != len(request.received):
         raise ValueError(f"{len(request.received)} descriptors of {len(request.descriptors)} arrived")
@@ -236,7 +229,7 @@ def _signal_from(connection: socket.socket) -> int:
 
 def _become(request: Request) -> None:
     """Turn this fork into the process that was asked for: descriptors, environment, folder, seeds."""
-    kernel.die_with_parent(signal.SIGKILL)
+    forking.die_with_parent()
     # Ray kills the process group of a worker that ends: in the zygote's own it would take all others along.
     os.setpgid(0, 0)
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR) for descriptor in request.received]
@@ -285,6 +278,6 @@ if __name__ == "__main__":
     if given[0] == OUTLIVES:
         given.pop(0)
     else:
-        kernel.die_with_parent(signal.SIGKILL)
+        forking.die_with_parent()
     separator = given.index("--")
     main(given[0], given[1], given[2:separator], given[separator + 1 :])
