@@ -83,7 +83,7 @@ def test_a_run_trains_leaves_its_folder_and_repeats_itself_under_one_seed(run, j
     worth, said = lines(run, "advantages-000001.jsonl"), lines(run, "step-000001.jsonl")
     assert tokens_of_turns(worth, "advantages") == tokens_of_turns(said, "response_ids")
     assert (run.folder / "vocabulary.json").exists()
-    assert "no forking" not in (run.folder / "logs" / "zygote.log").read_text()
+    assert "no forking" not in (run.folder / "logs" / "fork_server.log").read_text()
     assert run.mark() == ""
 
 

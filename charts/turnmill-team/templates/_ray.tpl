@@ -71,7 +71,7 @@ spec:
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
       {{- if eq .device "cpu" }}
       # KubeRay runs it before Ray: it imports once, in the background, what every process of a run needs.
-      args: [python -m turnmill.runs.zygote]
+      args: [python -m turnmill.runs.fork_server]
       {{- end }}
       env:
         {{- include "turnmill-team.storeEnv" $root | nindent 8 }}

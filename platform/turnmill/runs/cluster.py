@@ -13,10 +13,10 @@ from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import fence
 from turnmill.runs.attempt import Attempt
+from turnmill.runs.fork_server import pod
 from turnmill.runs.preparation import finishing, prepare, process_environment, resolve_device, runtime_env
 from turnmill.runs.progress_server import ProgressServer
 from turnmill.runs.watch import Report, watch
-from turnmill.runs.zygote import pod
 from turnmill.training import accelerators
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.trajectories.address import JournalAddress, with_password

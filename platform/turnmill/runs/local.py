@@ -19,6 +19,7 @@ from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
+from turnmill.runs.fork_server import PythonForkServer, modules
 from turnmill.runs.preparation import (
     ensure_model,
     finishing,
@@ -30,7 +31,6 @@ from turnmill.runs.preparation import (
 )
 from turnmill.runs.services import services
 from turnmill.runs.watch import Report, watch
-from turnmill.runs.zygote import Zygote, modules
 from turnmill.training import accelerators
 from turnmill.training.recorder import ATTEMPT
 
@@ -134,16 +134,16 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
     owner.remember_folder(temp_dir)
     (temp_dir / TEMPORARY).mkdir()
     os.environ.update(process_environment(device))
-    zygote = Zygote(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
+    fork_server = PythonForkServer(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
     import ray
 
     try:
-        _start_ray(job, device, temp_dir, zygote)
+        _start_ray(job, device, temp_dir, fork_server)
         yield
     finally:
         ray.shutdown()
-        if zygote:
-            zygote.close()
+        if fork_server:
+            fork_server.close()
         try:
             _keep_logs(temp_dir, folder)
         except OSError as error:
@@ -156,7 +156,7 @@ def _parent_of_sockets() -> str:
     return given if len(given) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
 
 
-def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygote | None) -> None:
+def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, fork_server: PythonForkServer | None) -> None:
     import ray
 
     # It tells that this cluster wants a token, which is as it should be.
@@ -172,7 +172,7 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, zygote: Zygot
             configure_logging=False,
             object_store_memory=256 * 1024**2 if device == "cpu" else None,
             _temp_dir=str(temp_dir),
-            runtime_env=runtime_env(device, [str(zygote.python)] if zygote else [], temp_dir / TEMPORARY),
+            runtime_env=runtime_env(device, [str(fork_server.python)] if fork_server else [], temp_dir / TEMPORARY),
         )
     except Exception as error:
         # A bare one where the machine is too busy for Ray to start in time.
@@ -196,8 +196,8 @@ def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
 def _keep_logs(temp_dir: Path, folder: RunFolder) -> None:
     """Copy what Ray's workers wrote to the run folder: the session itself is deleted."""
     target = folder.logs / "ray"
-    if (zygote := temp_dir / "zygote.log").exists():
-        shutil.copyfile(zygote, folder.logs / zygote.name)
+    if (fork_server_log := temp_dir / "fork_server.log").exists():
+        shutil.copyfile(fork_server_log, folder.logs / fork_server_log.name)
     for file in temp_dir.glob("session_2*/logs/worker-*"):
         if file.stat().st_size:
             target.mkdir(parents=True, exist_ok=True)

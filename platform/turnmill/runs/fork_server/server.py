@@ -1,6 +1,6 @@
-"""The zygote: imports, then forks a process for every client that asks.
+"""The fork server: imports, then forks a process for every client that asks.
 
-`python -m turnmill.runs.zygote.server [--outlives-parent] SOCKET PYTHON MODULE... -- MODULE...`: the modules after
+`python -m turnmill.runs.fork_server.server [--outlives-parent] SOCKET PYTHON MODULE... -- MODULE...`: the modules after
 `--` are imported when the first client has come, with the variables of PINNED as it has them.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from turnmill.core import forking
-from turnmill.runs.zygote.launcher import OUTLIVES
+from turnmill.runs.fork_server.launcher import OUTLIVES
 
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
@@ -70,7 +70,7 @@ def main(path: str, python: str, early: list[str], late: list[str]) -> None:
 
 
 class Server:
-    """The loop of the zygote; `serve` returns in a forked child, and in the zygote if it cannot fork."""
+    """The loop of the fork server; `serve` returns in a forked child, and in the fork server if it cannot fork."""
 
     def __init__(self, listener: socket.socket, late: list[str]) -> None:
         self._listener = listener
@@ -151,7 +151,7 @@ class Server:
             child.connection.send(ACCEPTED)
 
     def _leave(self, request: Request) -> None:
-        """Close what belongs to the zygote."""
+        """Close what belongs to the fork server."""
         self._selector.close()
         self._listener.close()
         request.connection.close()
@@ -195,7 +195,7 @@ def _ray_ids_differ_in_forks() -> bool:
 
 
 def _note(text: str) -> None:
-    """A line for zygote.log; logging would be set up in every fork as well."""
+    """A line for fork_server.log; logging would be set up in every fork as well."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -230,7 +230,7 @@ def _signal_from(connection: socket.socket) -> int:
 def _become(request: Request) -> None:
     """Turn this fork into the process that was asked for: descriptors, environment, folder, seeds."""
     forking.die_with_parent()
-    # Ray kills the process group of a worker that ends: in the zygote's own it would take all others along.
+    # Ray kills the process group of a worker that ends: in the fork server's own it would take all others along.
     os.setpgid(0, 0)
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR) for descriptor in request.received]
     for descriptor in request.received:
@@ -256,7 +256,7 @@ def _run(request: Request) -> None:
         if flag in ("-W", "-X"):
             rest.pop(0)
     if not rest:
-        raise SystemExit("the zygote runs -c CODE, -m MODULE or a script")
+        raise SystemExit("the fork server runs -c CODE, -m MODULE or a script")
     main_module: Any = types.ModuleType("__main__")
     main_module.__builtins__ = __builtins__
     sys.modules["__main__"] = main_module

@@ -1,17 +1,17 @@
-"""Starts a zygote and writes the executable that stands for Python."""
+"""Starts a fork server and writes the executable that stands for Python."""
 
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-_SERVER = "turnmill.runs.zygote.server"
+_SERVER = "turnmill.runs.fork_server.server"
 CLIENT = Path(__file__).with_name("client.py")
 OUTLIVES = "--outlives-parent"
 
 
-class Zygote:
-    """A zygote in a folder of its own; `python` is the interpreter to give to others.
+class PythonForkServer:
+    """A fork server with its files in `folder`; `python` is the executable to give to others as their interpreter.
 
     It ends with the process that starts it, unless that is to be outlived.
     """
@@ -20,10 +20,10 @@ class Zygote:
         self, folder: Path, early: tuple[str, ...], late: tuple[str, ...], *, outlives_parent: bool = False
     ) -> None:
         self.python = folder / "python"
-        self._socket = folder / "zygote.sock"
+        self._socket = folder / "fork_server.sock"
         self._write_executable()
         flags = [OUTLIVES] if outlives_parent else []
-        with (folder / "zygote.log").open("wb") as output:
+        with (folder / "fork_server.log").open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", _SERVER, *flags, str(self._socket), str(self.python), *early, "--", *late],
                 stdin=subprocess.DEVNULL,
@@ -38,6 +38,6 @@ class Zygote:
         self.python.chmod(0o755)
 
     def close(self) -> None:
-        """End the zygote, and with it every process that it forked."""
+        """End the fork server, and with it every process that it forked."""
         self.process.kill()
         self.process.wait()

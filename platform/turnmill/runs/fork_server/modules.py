@@ -3,7 +3,7 @@
 EARLY = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
 # With Ray, which reads some variables when it is imported.
 LATE = (
-    "turnmill.runs.zygote.patch_ray",
+    "turnmill.runs.fork_server.patch_ray",
     "turnmill.training.trainers.turn",
     "turnmill.rollout.verlog.turn_loop_worker",
     "turnmill.rollout.verlog.turn_loop",

@@ -1,9 +1,9 @@
-"""`python -m turnmill.runs.zygote` starts the zygote of a pod."""
+"""`python -m turnmill.runs.fork_server` starts the fork server of a pod."""
 
 import os
 
+from turnmill.runs.fork_server import pod
 from turnmill.runs.preparation import process_environment
-from turnmill.runs.zygote import pod
 
 # As Ray gives it to its workers, so that Ray itself comes first: its start has 30 s.
 NICENESS = 15

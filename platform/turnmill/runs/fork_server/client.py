@@ -1,7 +1,7 @@
-"""Stands for `python`: has the zygote run what the interpreter would run, and ends as that process ends.
+"""Stands for `python`: has the fork server run what the interpreter would run, and ends as that process ends.
 
 Run as a script, by a bare interpreter without site-packages: it takes milliseconds. The process that waits here passes
-on the signals it gets; when it is killed, the zygote kills the process behind it.
+on the signals it gets; when it is killed, the fork server kills the process behind it.
 """
 
 import json
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _ask(connection: socket.socket, arguments: "list[str]") -> bool:
-    """Whether the zygote runs it."""
+    """Whether the fork server runs it."""
     descriptors = _open_descriptors(connection.fileno())
     folder = os.getcwd()  # noqa: PTH109
     request = json.dumps(
@@ -47,7 +47,7 @@ def _ask(connection: socket.socket, arguments: "list[str]") -> bool:
 
 
 def _connect(path: str) -> "socket.socket | None":
-    """The zygote's connection; None if there is none."""
+    """The fork server's connection; None if there is none."""
     deadline = time.monotonic() + _CONNECT_SECONDS
     while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,0 +1,281 @@
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.server_process import alive, eventually
+from turnmill.runs.fork_server import PythonForkServer
+from turnmill.runs.fork_server.launcher import CLIENT
+
+SECONDS = 60
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch) -> Path:
+    """A folder of modules that a fork server can import; `heavy` notes down who imports it."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "heavy.py").write_text(
+        f"import os\nwith open({str(tmp_path / 'imports')!r}, 'a') as notes: notes.write(f'{{os.getpid()}}\\n')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path, modules) -> Iterator[PythonForkServer]:
+    started = PythonForkServer(tmp_path, ("heavy",), ())
+    yield started
+    started.close()
+
+
+def run(server: PythonForkServer, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(server.python), *arguments], capture_output=True, text=True, timeout=SECONDS, check=False, **options
+    )
+
+
+def imports(tmp_path: Path) -> list[int]:
+    return [int(line) for line in (tmp_path / "imports").read_text().split()]
+
+
+def wait_until_gone(pid: int) -> None:
+    eventually(lambda: not alive(pid), seconds=SECONDS)
+
+
+def test_code_runs_with_its_arguments_folder_environment_and_input(server, tmp_path):
+    code = "import os, sys; print(sys.argv, os.getcwd(), os.environ['WHO'], sys.stdin.read()); sys.exit(3)"
+
+    result = run(server, "-B", "-c", code, "a b", "c", cwd=tmp_path, env={**os.environ, "WHO": "me"}, input="hello")
+
+    assert result.stdout == f"['-c', 'a b', 'c'] {tmp_path} me hello\n"
+    assert result.returncode == 3, result.stderr
+
+
+def test_what_the_fork_server_imported_is_there_and_is_imported_once(server, tmp_path):
+    results = [run(server, "-c", "import os, heavy; print(os.getppid())") for _ in range(2)]
+
+    assert [int(result.stdout) for result in results] == [server.process.pid] * 2
+    assert imports(tmp_path) == [server.process.pid]
+
+
+def test_a_client_that_dies_while_it_waits_harms_nobody(server):
+    earlier = subprocess.Popen([str(server.python), "-c", "print('here', flush=True); input()"], stdin=-1, stdout=-1)
+    assert earlier.stdout is not None
+    assert earlier.stdout.readline() == b"here\n"
+    request = json.dumps({"arguments": ["-c", ""], "environment": {}, "folder": "/", "descriptors": []}).encode()
+    server.process.send_signal(signal.SIGSTOP)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(server.python.with_name("fork_server.sock")))
+        client.sendall(struct.pack("!I", len(request)) + request)
+    server.process.send_signal(signal.SIGCONT)
+
+    assert run(server, "-c", "import os; print(os.getppid())").stdout == f"{server.process.pid}\n"
+
+    earlier.communicate(b"\n", timeout=SECONDS)
+    assert earlier.returncode == 0
+
+
+def test_where_there_is_no_fork_a_client_starts_by_itself_and_the_others_go_on(tmp_path, modules):
+    refuse = "def once(): os.fork = fork; raise BlockingIOError(11, 'no more processes')"
+    (modules / "full.py").write_text(f"import os\nfork = os.fork\n{refuse}\nos.fork = once\n")
+    server = PythonForkServer(tmp_path, ("full",), ())
+
+    results = [run(server, "-c", "import os; print(os.getppid())").stdout for _ in range(2)]
+
+    server.close()
+    assert results[0] != f"{server.process.pid}\n"
+    assert int(results[0]) > 0
+    assert results[1] == f"{server.process.pid}\n"
+
+
+def test_scripts_and_modules_run_as_main(server, modules):
+    (modules / "tool.py").write_text("import sys; print(__name__, __file__, sys.argv[1:], flush=True)")
+
+    assert run(server, str(modules / "tool.py"), "x").stdout == f"__main__ {modules / 'tool.py'} ['x']\n"
+    assert run(server, "-m", "tool", "x").stdout == f"__main__ {modules / 'tool.py'} ['x']\n"
+
+
+def test_an_exception_ends_the_process_as_it_ends_python(server):
+    result = run(server, "-c", "raise ValueError('no')")
+
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "ValueError: no"
+
+
+def test_inherited_descriptors_keep_their_numbers(server):
+    reading, writing = os.pipe()
+    code = f"import os; os.write({writing}, b'through')"
+
+    result = run(server, "-c", code, pass_fds=[writing])
+    os.close(writing)
+
+    assert os.read(reading, 100) == b"through", result.stderr
+    os.close(reading)
+
+
+def test_a_signal_reaches_the_process_behind(server):
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([str(server.python), "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(SECONDS) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_process_that_a_signal_ends_looks_the_same_from_outside(server, number):
+    result = run(server, "-c", f"import os; os.kill(os.getpid(), {int(number)})")
+
+    assert result.returncode == -number
+
+
+def test_killing_the_client_kills_the_process_behind(server):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    process = subprocess.Popen([str(server.python), "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    behind = int(process.stdout.readline())
+
+    process.kill()
+    process.wait(SECONDS)
+
+    wait_until_gone(behind)
+
+
+def test_all_forks_go_with_the_fork_server(server):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    process = subprocess.Popen([str(server.python), "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    behind = int(process.stdout.readline())
+
+    server.close()
+
+    wait_until_gone(behind)
+    assert process.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_spawned_processes_of_multiprocessing_are_forks_as_well(server, modules, tmp_path):
+    (modules / "spawner.py").write_text(
+        "import multiprocessing, os\n"
+        "def report(queue): import heavy; queue.put(os.getpid())\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    queue = context.Queue()\n"
+        "    process = context.Process(target=report, args=(queue,))\n"
+        "    process.start(); print(queue.get(timeout=60)); process.join(60); print(process.exitcode)\n"
+    )
+
+    result = run(server, str(modules / "spawner.py"))
+
+    assert result.stdout.split()[-1] == "0", result.stderr
+    assert imports(tmp_path) == [server.process.pid]
+
+
+def test_forks_do_not_share_their_random_numbers(server):
+    code = "import random; print(random.random())"
+
+    assert run(server, "-c", code).stdout != run(server, "-c", code).stdout
+
+
+def test_without_a_fork_server_python_runs_by_itself(server):
+    server.close()
+
+    result = run(server, "-c", "import os, sys; print(sys.executable)")
+
+    assert result.stdout.strip() == sys.executable
+
+
+def test_what_ray_reads_at_its_import_is_there_before_the_late_modules(tmp_path, modules):
+    (modules / "late.py").write_text("import os; job = os.environ['RAY_JOB_ID']")
+    server = PythonForkServer(tmp_path, ("heavy",), ("late",))
+    code = "import late, os; print(late.job, os.getppid())"
+
+    first = run(server, "-c", code, env={**os.environ, "RAY_JOB_ID": "01"})
+    other = run(server, "-c", code, env={**os.environ, "RAY_JOB_ID": "02"})
+    server.close()
+
+    assert first.stdout == f"01 {server.process.pid}\n"
+    assert other.stdout.split()[0] == "02"
+    assert other.stdout.split()[1] != str(server.process.pid), "a process of another job must not be a fork of this one"
+
+
+def test_a_fork_server_with_threads_forks_nothing(tmp_path, modules):
+    (modules / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    server = PythonForkServer(tmp_path, ("threaded",), ())
+
+    result = run(server, "-c", "import os; print(os.getppid())")
+
+    assert result.stdout.strip() != str(server.process.pid)
+    assert server.process.wait(SECONDS) == 0
+    assert "no forking" in (tmp_path / "fork_server.log").read_text()
+
+
+def test_forks_do_not_share_ray_s_random_ids(tmp_path, modules):
+    (modules / "actors.py").write_text("import ray\n@ray.remote\nclass Declared: ...")
+    server = PythonForkServer(tmp_path, (), ("turnmill.runs.fork_server.patch_ray", "actors"))
+    code = "import os, actors, ray; print(os.getppid(), ray.NodeID.from_random().hex())"
+
+    results = [run(server, "-c", code).stdout.split() for _ in range(2)]
+    server.close()
+
+    assert [int(parent) for parent, _ in results] == [server.process.pid] * 2
+    assert results[0][1] != results[1][1]
+
+
+def test_a_fork_server_whose_imports_drew_ids_from_ray_s_generator_forks_nothing(tmp_path, modules):
+    (modules / "actors.py").write_text("import ray\n@ray.remote\nclass Declared: ...")
+    server = PythonForkServer(tmp_path, (), ("actors",))
+
+    result = run(server, "-c", "import os; print(os.getppid())")
+
+    assert result.stdout.strip() != str(server.process.pid)
+    assert server.process.wait(SECONDS) == 0
+    assert "ids from Ray's generator" in (tmp_path / "fork_server.log").read_text()
+
+
+def test_a_pod_s_fork_server_outlives_the_process_that_starts_it(tmp_path, modules):
+    code = (
+        "from pathlib import Path; from turnmill.runs.fork_server import PythonForkServer; "
+        f"print(PythonForkServer(Path({str(tmp_path)!r}), ('heavy',), (), outlives_parent=True).process.pid)"
+    )
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
+    pid = int(started.stdout)
+    try:
+        command = [sys.executable, "-I", "-S", str(CLIENT), str(tmp_path / "fork_server.sock")]
+        result = subprocess.run(
+            [*command, "-c", "import os, heavy; print(os.getppid())"], capture_output=True, text=True, timeout=SECONDS
+        )
+
+        assert int(result.stdout) == pid
+        assert imports(tmp_path) == [pid]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_where_no_fork_server_was_started_python_runs_by_itself(tmp_path, modules):
+    command = [sys.executable, "-I", "-S", str(CLIENT), str(tmp_path / "nowhere" / "fork_server.sock")]
+
+    result = subprocess.run([*command, "-c", "import heavy, os; print(os.getpid())"], capture_output=True, text=True)
+
+    assert imports(tmp_path) == [int(result.stdout)]
+
+
+def test_every_process_has_a_group_of_its_own_to_be_killed_with(server):
+    groups = {run(server, "-c", "import os; print(os.getpgid(0))").stdout for _ in range(2)}
+
+    assert len(groups) == 2
+    assert str(os.getpgid(server.process.pid)) not in {group.strip() for group in groups}
