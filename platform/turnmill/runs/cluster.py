@@ -14,7 +14,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import fence
 from turnmill.runs.attempt import Attempt
 from turnmill.runs.fork_server import pod
-from turnmill.runs.preparation import finishing, prepare, process_environment, resolve_device, runtime_env
+from turnmill.runs.preparation import finalize_run, prepare, process_environment, resolve_device, runtime_env
 from turnmill.runs.progress_server import ProgressServer
 from turnmill.runs.watch import Report, watch
 from turnmill.training import accelerators
@@ -48,7 +48,7 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
     ended = FAILED
     with server.serve(attempt.metrics_port):
         try:
-            with finishing(folder):
+            with finalize_run(folder):
                 try:
                     _train(attempt, folder, report)
                     ended = COMPLETE

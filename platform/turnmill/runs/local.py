@@ -22,7 +22,7 @@ from turnmill.runs import processes
 from turnmill.runs.fork_server import PythonForkServer, modules
 from turnmill.runs.preparation import (
     ensure_model,
-    finishing,
+    finalize_run,
     prepare,
     process_environment,
     resolve_device,
@@ -67,7 +67,7 @@ def launch(
     with processes.owned(folder.path) as owner:
         prepare(folder, job, resume=resume)
         logs.configure(folder, process="launch", level=logging.WARNING)
-        with finishing(folder):
+        with finalize_run(folder):
             try:
                 model = ensure_model(job, folder, report)
                 train = partial(_train, job, model, folder, device, owner, report)

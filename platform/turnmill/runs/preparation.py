@@ -117,18 +117,18 @@ def runtime_env(device: str, python: Sequence[str], temporary: Path | None = Non
 
 
 @contextmanager
-def finishing(folder: RunFolder) -> Iterator[None]:
+def finalize_run(folder: RunFolder) -> Iterator[None]:
     """At the end, tell in the run folder what came out; of a run that failed, as far as a full disk lets that be."""
     try:
         yield
     except BaseException:
         with suppress(OSError):
-            _finish(folder)
+            _finalize(folder)
         raise
-    _finish(folder)
+    _finalize(folder)
 
 
-def _finish(folder: RunFolder) -> None:
+def _finalize(folder: RunFolder) -> None:
     from turnmill.observability.report import draw_curve, summarise
 
     folder.mark("ended")

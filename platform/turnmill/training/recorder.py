@@ -27,7 +27,7 @@ class RunRecorder:
         self.job = job
         self.folder = RunFolder(run_dir)
         self.steps = job.spec.training.steps
-        facts = run_facts(job, device)
+        facts = facts_of_run(job, device)
         self.prometheus = RunMetrics(
             facts,
             labels={"training_job": job.metadata.name, "attempt": str(facts.attempt)},
@@ -66,7 +66,7 @@ class RunRecorder:
         self.beat()
         write_progress(self.folder, Progress(phase=phase, done=done, total=self._total))
 
-    def carry_on(self, step: int) -> None:
+    def resume_after(self, step: int) -> None:
         """An attempt takes the run up after this step, which may be the last."""
         write_progress(self.folder, self._step_progress(step))
         self.beat()
@@ -119,7 +119,7 @@ class RunRecorder:
         )
 
 
-def run_facts(job: AgentTrainingJob, device: str) -> RunInfo:
+def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
     """What a job, and the environment of its attempt, say of the whole attempt."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}

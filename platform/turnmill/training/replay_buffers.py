@@ -11,7 +11,7 @@ class StepReplayBuffer(ReplayBuffer):
     """Hands out the rows that were asked for for a step, once all of them are there."""
 
     step = 0
-    while_waiting: Callable[[], None] | None = None
+    on_poll: Callable[[], None] | None = None
     """Called again and again by what waits for rows."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -20,8 +20,8 @@ class StepReplayBuffer(ReplayBuffer):
         return super().sample(global_steps, partition_id, batch_size)
 
     def _sampleable_terminal_keys(self, partition_id: str, *args: Any) -> set[str]:
-        if self.while_waiting:
-            self.while_waiting()
+        if self.on_poll:
+            self.on_poll()
         steps = self.prompt_global_steps[partition_id]
         ended = super()._sampleable_terminal_keys(partition_id, *args)
         return {key for key in ended if steps[key] == self.step}

@@ -14,7 +14,7 @@ Piece = str | list[int]
 """The text of a token; its bytes, where they are no whole characters."""
 
 
-def keep_vocabulary(tokenizer: Any, folder: RunFolder) -> None:
+def save_vocabulary(tokenizer: Any, folder: RunFolder) -> None:
     """Write `vocabulary.json`, once."""
     if not folder.vocabulary.exists():
         text = json.dumps(token_pieces(tokenizer), ensure_ascii=False, separators=(",", ":"))

@@ -14,7 +14,7 @@ from turnmill.jobs import parse_job
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
 from turnmill.runs.local import RAY_RETRIES, _parent_of_sockets, _restore, _with_retries
-from turnmill.runs.preparation import finishing
+from turnmill.runs.preparation import finalize_run
 from turnmill.runs.watch import watch
 from turnmill.training.recorder import ATTEMPT
 
@@ -93,9 +93,9 @@ def test_a_full_disk_does_not_hide_how_a_run_ended(error: BaseException, tmp_pat
     folder.marks.unlink(missing_ok=True)
     folder.marks.symlink_to("/dev/full")
 
-    with pytest.raises(type(error)), finishing(folder):
+    with pytest.raises(type(error)), finalize_run(folder):
         raise error
-    with pytest.raises(OSError, match="No space left"), finishing(folder):
+    with pytest.raises(OSError, match="No space left"), finalize_run(folder):
         pass
 
 

@@ -57,7 +57,7 @@ def test_an_attempt_that_has_nothing_left_to_do_has_done_all_steps(recorder):
     with recorder.phase("starting"):
         pass
 
-    recorder.carry_on(10)
+    recorder.resume_after(10)
 
     progress = read_progress(recorder.folder)
     assert progress is not None

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnmill.observability.run_folder import RunFolder
 from turnmill.testing.policies import character_tokenizer
-from turnmill.training.vocabulary import Piece, keep_vocabulary, token_pieces
+from turnmill.training.vocabulary import Piece, save_vocabulary, token_pieces
 
 TEXT = "over the hills and far away, 丘の向こう 🙂 "
 
@@ -54,10 +54,10 @@ def test_a_blank_before_a_word_is_kept(marked_blanks: Any):
 def test_the_vocabulary_is_written_once(tmp_path: Path):
     folder, tokenizer = RunFolder(tmp_path), character_tokenizer()
 
-    keep_vocabulary(tokenizer, folder)
+    save_vocabulary(tokenizer, folder)
     pieces = json.loads(folder.vocabulary.read_text())
     folder.vocabulary.write_text("[]")
-    keep_vocabulary(tokenizer, folder)
+    save_vocabulary(tokenizer, folder)
 
     assert len(pieces) == len(tokenizer)
     assert folder.vocabulary.read_text() == "[]"

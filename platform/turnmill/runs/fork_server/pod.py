@@ -22,5 +22,5 @@ def start() -> None:
 
 
 def python() -> tuple[str, ...]:
-    """The command that stands for Python in every pod of a cluster; where a pod has no fork server it is Python's own."""
+    """Return the command that stands for Python in every pod of a cluster; without a fork server it runs Python."""
     return (sys.executable, "-I", "-S", str(CLIENT), str(FOLDER / "fork_server.sock"))

@@ -15,7 +15,7 @@ from turnmill.training.dataset import select
 from turnmill.training.verl import placement
 from turnmill.training.verl.engines import Engines
 
-DIFFERENCES = "training/rollout_probs_diff_"
+PROBABILITY_DIFFERENCES = "training/rollout_probs_diff_"
 
 
 class AsyncRolloutMixin(PPOTrainer):
@@ -31,19 +31,19 @@ class AsyncRolloutMixin(PPOTrainer):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._asked_for: int | None = None
+        self._last_requested_step: int | None = None
 
     def prepare_step(self) -> dict[str, Any]:
         """Have this step and the next ones rolled out."""
-        if self._asked_for is None:
-            self._asked_for = self.global_steps - 1
+        if self._last_requested_step is None:
+            self._last_requested_step = self.global_steps - 1
         ahead = self.job.spec.training.max_staleness
-        while self._asked_for < min(self.global_steps + ahead, self.total_training_steps):
-            self._asked_for += 1
-            self._ask_for(self._asked_for)
+        while self._last_requested_step < min(self.global_steps + ahead, self.total_training_steps):
+            self._last_requested_step += 1
+            self._request_rollout(self._last_requested_step)
         return {}
 
-    def _ask_for(self, step: int) -> None:
+    def _request_rollout(self, step: int) -> None:
         learning, self.global_steps = self.global_steps, step
         try:
             self._add_batch_to_generate()
@@ -65,19 +65,19 @@ class AsyncRolloutMixin(PPOTrainer):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_old_log_prob(batch, metrics)
-        self._compare_fresh_rows(batch, metrics)
+        self._compare_on_policy_rows(batch, metrics)
         return computed
 
-    def _compare_fresh_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+    def _compare_on_policy_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Of two policies the probabilities differ anyway: rollout and trainer are compared on rows of one."""
-        for name in [name for name in metrics if name.startswith(DIFFERENCES)]:
+        for name in [name for name in metrics if name.startswith(PROBABILITY_DIFFERENCES)]:
             del metrics[name]
         version = max(0, self.global_steps - 1)
-        fresh = select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
-        metrics["turnmill/fresh_rows"] = float(len(fresh.keys))
-        if fresh.keys and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+        on_policy = select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
+        metrics["turnmill/fresh_rows"] = float(len(on_policy.keys))
+        if on_policy.keys and self.config.actor_rollout_ref.rollout.calculate_log_probs:
             fields = ["old_log_probs", "rollout_log_probs", "response_mask", "responses"]
-            data = tq.kv_batch_get(keys=fresh.keys, partition_id=fresh.partition_id, select_fields=fields)
+            data = tq.kv_batch_get(keys=on_policy.keys, partition_id=on_policy.partition_id, select_fields=fields)
             metrics.update(calculate_debug_metrics(DataProto(batch=data.to_padded_tensor())))
 
 
@@ -98,7 +98,7 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
         wanted, actor.ppo_mini_batch_size = actor.ppo_mini_batch_size, config.data.train_batch_size
         super().__init__(config)
         actor.ppo_mini_batch_size = wanted
-        placement.place_engines(self.job.spec.resources.rollout.accelerator)
+        placement.register_placed_replica(self.job.spec.resources.rollout.accelerator)
 
     def _setup(self) -> None:
         super()._setup()
@@ -108,10 +108,12 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
             demand=demands(self.job)[1],
             wait_seconds=self.job.spec.training.stall_timeout_seconds / 2,
         )
-        self.replay_buffer.while_waiting = self._mend_engines
+        self.replay_buffer.on_poll = self._replace_dead_engines
 
-    def _mend_engines(self) -> None:
-        self._engines.mend_while_waiting(lambda: self.standalone_checkpoint_manager.update_weights(self._version))
+    def _replace_dead_engines(self) -> None:
+        self._engines.replace_dead_while_waiting(
+            lambda: self.standalone_checkpoint_manager.update_weights(self._version)
+        )
 
     def on_init_end(self) -> None:
         """Give the first weights, or those of the checkpoint, to all engines."""
@@ -134,5 +136,5 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # All updates of a step start from the same weights: nothing is to be put aside for later ones.
         computed = PPOTrainer._compute_old_log_prob(self, batch, metrics)
-        self._compare_fresh_rows(batch, metrics)
+        self._compare_on_policy_rows(batch, metrics)
         return computed

@@ -25,7 +25,7 @@ from turnmill.training import checkpoints
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.verl.placement import PlacedPools
-from turnmill.training.vocabulary import keep_vocabulary
+from turnmill.training.vocabulary import save_vocabulary
 
 # verl's 2 s would be most of a small step.
 POLL_INTERVAL_SECONDS = 0.02
@@ -64,7 +64,7 @@ class RunTrainer(PPOTrainer):
     def _setup(self) -> None:
         with self.recorder.phase("starting"):
             super()._setup()
-            keep_vocabulary(self.tokenizer, RunFolder(self.run_dir))
+            save_vocabulary(self.tokenizer, RunFolder(self.run_dir))
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -86,7 +86,7 @@ class RunTrainer(PPOTrainer):
         """Take a resumed run up where it was, or validate the first policy."""
         super().on_train_begin()
         if self.resumed_from is not None:
-            self.recorder.carry_on(self.resumed_from.state.step)
+            self.recorder.resume_after(self.resumed_from.state.step)
             if self.config.algorithm.use_kl_in_reward:
                 self.kl_ctrl_in_reward.value = self.resumed_from.state.kl_coefficient
         elif self._validates:

@@ -16,8 +16,8 @@ from turnmill.training.accelerators import Demand, wait_for_room
 from turnmill.training.verl.placement import this_node
 
 # A dead actor answers at once; one that is only busy counts as alive.
-ANSWER_SECONDS = 5.0
-LOOK_SECONDS = 5.0
+READY_TIMEOUT_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 RETRY_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
@@ -32,75 +32,75 @@ class Engines:
 
     def __init__(self, requests: Any, weights: Any, *, demand: Demand, wait_seconds: float) -> None:
         """`demand` is what an engine takes, `wait_seconds` how long a run without any waits for one."""
-        self._requests = requests
-        self._weights = weights
+        self._server_manager = requests
+        self._checkpoint_manager = weights
         self._demand = demand
         self._wait_seconds = wait_seconds
-        self._wanted = len(self)
+        self._num_wanted = len(self)
         self._next_rank = 1 + max(replica.replica_rank for replica in weights.replicas)
-        self._starts: list[_Start] = []
-        self._looked_at = self._failed_at = float("-inf")
-        self._lost_at = float("inf")
-        self._bring_the_balancer_here()
+        self._starts: list[_EngineStart] = []
+        self._last_check = self._failed_at = float("-inf")
+        self._all_lost_at = float("inf")
+        self._move_load_balancer_to_this_node()
 
     def __len__(self) -> int:
-        return len(self._weights.replicas)
+        return len(self._checkpoint_manager.replicas)
 
-    def mend(self) -> None:
+    def replace_dead(self) -> None:
         """Have engines started in place of dead ones; raises RunFailedError if there has been none for too long."""
         self._drop_dead()
-        self._begin_starts()
+        self._start_missing()
         if len(self):
-            self._lost_at = float("inf")
-        elif time.monotonic() - self._lost_at > self._wait_seconds:
+            self._all_lost_at = float("inf")
+        elif time.monotonic() - self._all_lost_at > self._wait_seconds:
             raise RunFailedError(
                 f"Every inference engine has died, and none was started anew within {self._wait_seconds:g} s: their "
                 "processes or machines are gone. `--resume` carries on from the last checkpoint.",
                 "engines_died",
             )
 
-    def mend_while_waiting(self, update_weights: Callable[[], object]) -> None:
-        """As `mend`, every few seconds; a transfer of weights is made only if nothing else could serve."""
-        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+    def replace_dead_while_waiting(self, update_weights: Callable[[], object]) -> None:
+        """As `replace_dead`, every few seconds; a transfer of weights is made only if nothing else could serve."""
+        if time.monotonic() - self._last_check < CHECK_SECONDS:
             return
-        self._looked_at = time.monotonic()
-        self.mend()
-        if not len(self) and self._have_ready():
+        self._last_check = time.monotonic()
+        self.replace_dead()
+        if not len(self) and self._any_ready():
             self._transfer(update_weights)
 
     def update_weights(self, update: Callable[[], object]) -> None:
         """Transfer weights, to new engines as well, which then serve; waits for one where there is none."""
-        self.mend()
-        while not len(self) and not self._have_ready():
+        self.replace_dead()
+        while not len(self) and not self._any_ready():
             time.sleep(1.0)
-            self.mend()
+            self.replace_dead()
         self._transfer(update)
 
     def _transfer(self, update: Callable[[], object]) -> None:
         ready = [start for start in self._starts if start.is_ready]
         self._starts = [start for start in self._starts if start not in ready]
         new = [start.replica for start in ready]
-        self._weights.add_replicas(new)
+        self._checkpoint_manager.add_replicas(new)
         update()
         if new:
             servers = {replica.server_address: replica.server_handle for replica in new}
             log.warning("Engines serve", extra={"engines": list(servers), "all": len(self)})
-            ray.get(self._requests.global_load_balancer.add_servers.remote(servers))
+            ray.get(self._server_manager.global_load_balancer.add_servers.remote(servers))
 
     def _drop_dead(self) -> None:
-        dead = [replica for replica in self._weights.replicas if _has_died(_actors(replica))]
+        dead = [replica for replica in self._checkpoint_manager.replicas if _has_died(_actors(replica))]
         if not dead:
             return
         addresses = [replica.server_address for replica in dead]
         log.warning("Engines died", extra={"engines": addresses, "left": len(self) - len(dead)})
-        self._weights.remove_replicas(dead)
+        self._checkpoint_manager.remove_replicas(dead)
         if not len(self):
-            self._lost_at = time.monotonic()
-        ray.get(self._requests.global_load_balancer.remove_servers.remote(addresses))
+            self._all_lost_at = time.monotonic()
+        ray.get(self._server_manager.global_load_balancer.remove_servers.remote(addresses))
         for replica in dead:
             _release(replica)
 
-    def _begin_starts(self) -> None:
+    def _start_missing(self) -> None:
         for start in list(self._starts):
             # One that is ready has no requests yet that would tell of its death.
             if start.error is None and not (start.is_ready and _has_died(_actors(start.replica))):
@@ -111,14 +111,14 @@ class Engines:
             _release(start.replica)
         if time.monotonic() - self._failed_at < RETRY_SECONDS:
             return
-        while len(self) + len(self._starts) < self._wanted:
-            self._starts.append(_Start(self._new_replica(), self._demand))
+        while len(self) + len(self._starts) < self._num_wanted:
+            self._starts.append(_EngineStart(self._new_replica(), self._demand))
 
-    def _have_ready(self) -> bool:
+    def _any_ready(self) -> bool:
         return any(start.is_ready for start in self._starts)
 
     def _new_replica(self) -> RolloutReplica:
-        manager = self._requests
+        manager = self._server_manager
         # Names of Ray's actors come from the rank: those of a dead engine are not free at once.
         rank, self._next_rank = self._next_rank, self._next_rank + 1
         replica: RolloutReplica = manager.rollout_replica_class(
@@ -129,15 +129,15 @@ class Engines:
         )
         return replica
 
-    def _bring_the_balancer_here(self) -> None:
+    def _move_load_balancer_to_this_node(self) -> None:
         """verl puts it on any machine: on one that only rolls out it would take all engines along when it goes."""
         balancer = ray.remote(num_cpus=0, scheduling_strategy=this_node())(GlobalRequestLoadBalancer)
-        servers = dict(zip(self._requests.server_addresses, self._requests.server_handles, strict=True))
-        ray.kill(self._requests.global_load_balancer)
-        self._requests.global_load_balancer = balancer.remote(servers=servers)
+        servers = dict(zip(self._server_manager.server_addresses, self._server_manager.server_handles, strict=True))
+        ray.kill(self._server_manager.global_load_balancer)
+        self._server_manager.global_load_balancer = balancer.remote(servers=servers)
 
 
-class _Start:
+class _EngineStart:
     """An engine that starts in a thread: it waits for a machine first, which may take as long as it likes."""
 
     def __init__(self, replica: RolloutReplica, demand: Demand) -> None:
@@ -170,7 +170,7 @@ def _release(replica: RolloutReplica) -> None:
 
 def _has_died(actors: list[Any]) -> bool:
     answers, _ = ray.wait(
-        [actor.__ray_ready__.remote() for actor in actors], num_returns=len(actors), timeout=ANSWER_SECONDS
+        [actor.__ray_ready__.remote() for actor in actors], num_returns=len(actors), timeout=READY_TIMEOUT_SECONDS
     )
     try:
         ray.get(answers)

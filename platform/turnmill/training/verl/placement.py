@@ -21,10 +21,10 @@ class PlacedPools(ResourcePoolManager):
         """Make the pools; their bundles are reserved when the first worker needs one."""
         super().create_resource_pool()
         for pool in self.resource_pool_dict.values():
-            _hold(pool, self.accelerator)
+            _restrict_to_accelerator(pool, self.accelerator)
 
 
-def place_engines(accelerator: str | None) -> None:
+def register_placed_replica(accelerator: str | None) -> None:
     """Have verl start engines of their own on machines with this accelerator, in this process from now on."""
 
     class PlacedReplica(vLLMReplica):
@@ -36,7 +36,7 @@ def place_engines(accelerator: str | None) -> None:
         def resource_pool(self, pool: RayResourcePool | None) -> None:
             # Between making a pool and reserving its bundles verl leaves no other place to say where.
             if pool is not None:
-                _hold(pool, accelerator)
+                _restrict_to_accelerator(pool, accelerator)
             self._resource_pool = pool
 
     RolloutReplicaRegistry.register("vllm", lambda: PlacedReplica)
@@ -47,6 +47,6 @@ def this_node() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def _hold(pool: RayResourcePool, accelerator: str | None) -> None:
+def _restrict_to_accelerator(pool: RayResourcePool, accelerator: str | None) -> None:
     if accelerator is not None:
         pool.accelerator_type = ray_resource(accelerator)

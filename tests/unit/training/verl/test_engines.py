@@ -91,8 +91,8 @@ class _Remote:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(Engines, "_bring_the_balancer_here", lambda self: None)
-    monkeypatch.setattr(module, "_Start", Start)
+    monkeypatch.setattr(Engines, "_move_load_balancer_to_this_node", lambda self: None)
+    monkeypatch.setattr(module, "_EngineStart", Start)
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(Start, "made", [], raising=False)
     made = World()
