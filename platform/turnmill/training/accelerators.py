@@ -3,16 +3,26 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
 PREFIX = ray_resource("")
 # verl reserves so many logical CPUs beside every GPU, for the processes that share it.
 CPUS_PER_TRAINING_GPU, CPUS_PER_ENGINE_GPU = 3, 2
 FREED_SECONDS = 30.0
+
+
+class RayNode(TypedDict):
+    """What is read of an entry of `ray.nodes()`."""
+
+    Alive: bool
+    Resources: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ def demands(job: AgentTrainingJob) -> tuple[Demand, ...]:
     return training, Demand("spec.resources.rollout", rollout.replicas, gpus, CPUS_PER_ENGINE_GPU, rollout.accelerator)
 
 
-def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> dict[str, Any]:
+def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> dict[str, object]:
     """What Ray is told that this machine has: every accelerator of the job, whatever stands in for it."""
     asked = demands(job)
     reserved = sum(each.machines * each.gpus * each.cpus_per_gpu for each in asked)
@@ -97,13 +107,13 @@ def wait_for_room(demand: Demand) -> None:
         time.sleep(0.1)
 
 
-def _reserve(demand: Demand) -> Any:
+def _reserve(demand: Demand) -> "PlacementGroup":
     import ray
 
     return ray.util.placement_group([demand.bundle] * demand.gpus, strategy="STRICT_PACK")
 
 
-def missing_message(missing: Iterable[Demand], nodes: Iterable[Mapping[str, Any]], waited: float) -> str:
+def missing_message(missing: Iterable[Demand], nodes: Iterable[RayNode], waited: float) -> str:
     """What is asked for, what there is, and the way out; `nodes` as Ray lists them."""
     wanted = "; ".join(f"{each.field} asks for {each}" for each in dict.fromkeys(missing))
     there = [describe(node["Resources"]) for node in nodes if node["Alive"] and node["Resources"].get("GPU")]

@@ -3,11 +3,13 @@
 Axes: R rows, S value slots (the response tokens and one after the last).
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.metric import AggregationType, Metric
+from verl.workers.config import CriticConfig
 
 
 def slots_per_row(response_lengths: Tensor, max_response_tokens: int) -> Tensor:
@@ -32,14 +34,14 @@ def clipped_value_loss(predicted: Tensor, values: Tensor, returns: Tensor, clip:
 
 
 def turn_value_loss(
-    config: Any,
-    model_output: dict[str, Tensor],
-    data: Any,
-    dp_group: Any = None,
+    config: CriticConfig,
+    model_output: Mapping[str, Tensor],
+    data: TensorDict,
+    dp_group: object = None,
     *,
     first_token_weight: float,
     max_response_tokens: int,
-) -> tuple[Tensor, dict[str, Any]]:
+) -> tuple[Tensor, dict[str, float | Metric]]:
     """verl's value loss over turns: one more slot per turn, and its first slot counts `first_token_weight` times.
 
     Divided by the live slots of the whole mini-batch, so that it does not depend on how that is split.
@@ -66,7 +68,7 @@ def turn_value_loss(
     }
 
 
-def _as_sequences(values: Tensor, data: Any) -> Tensor:
+def _as_sequences(values: Tensor, data: TensorDict) -> Tensor:
     if values.is_nested:
         return values
     return torch.nested.nested_tensor_from_jagged(values, offsets=data["input_ids"].offsets())

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
@@ -15,6 +14,7 @@ from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.prometheus import RunInfo, RunMetrics
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.step_time import split_step_time
+from turnmill.training.verl.types import Tracking
 
 ATTEMPT = "TURNMILL_ATTEMPT"
 """Environment variable with the number of the attempt."""
@@ -59,7 +59,7 @@ class RunRecorder:
         yield
         self.beat()
 
-    def advance(self, phase: str, done: int, metrics: Mapping[str, Any], *, total: int | None = None) -> None:
+    def advance(self, phase: str, done: int, metrics: Mapping[str, object], *, total: int | None = None) -> None:
         """Tell how far a phase is."""
         if total is not None:
             self._total = total
@@ -80,7 +80,7 @@ class RunRecorder:
             write_progress(self.folder, self._step_progress(step - 1))
         self.beat()
 
-    def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def log_step(self, step: int, metrics: Mapping[str, object]) -> None:
         """Keep the metrics of a finished step and show them."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
         numbers["turnmill/policy_version"] = float(step)
@@ -140,16 +140,16 @@ def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
 class StepLogger:
     """Stands before verl's trackers: what they are told is kept in the run folder first, then `after_step` follows."""
 
-    def __init__(self, tracking: Any, recorder: RunRecorder, after_step: Callable[[], None]) -> None:
+    def __init__(self, tracking: Tracking, recorder: RunRecorder, after_step: Callable[[], None]) -> None:
         self._tracking = tracking
         self._recorder = recorder
         self._after_step = after_step
 
-    def log(self, data: Mapping[str, Any], step: int, **kwargs: Any) -> None:
+    def log(self, data: Mapping[str, object], step: int, **kwargs: object) -> None:
         """Keep the metrics of a step and pass them on."""
         self._recorder.log_step(step, data)
         self._after_step()
         self._tracking.log(data=data, step=step, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._tracking, name)

@@ -1,10 +1,11 @@
 """verl's replay buffer, for rollouts that run ahead of learning."""
 
 from collections.abc import Callable
-from typing import Any
 
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from turnmill.training.verl.types import Metrics
 
 
 class StepReplayBuffer(ReplayBuffer):
@@ -14,12 +15,12 @@ class StepReplayBuffer(ReplayBuffer):
     on_poll: Callable[[], None] | None = None
     """Called again and again by what waits for rows."""
 
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, Metrics]:
         """The rows of a step; those of later steps wait for it."""
         self.step = global_steps
         return super().sample(global_steps, partition_id, batch_size)
 
-    def _sampleable_terminal_keys(self, partition_id: str, *args: Any) -> set[str]:
+    def _sampleable_terminal_keys(self, partition_id: str, *args: object) -> set[str]:
         if self.on_poll:
             self.on_poll()
         steps = self.prompt_global_steps[partition_id]

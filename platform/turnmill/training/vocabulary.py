@@ -1,12 +1,12 @@
 """The text of every token, kept in the run folder: whoever reads token numbers there needs no tokenizer."""
 
 import json
-from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from turnmill.observability import atomic_files
 from turnmill.observability.run_folder import RunFolder
+from turnmill.training.verl.types import Tokenizer
 
 REPLACEMENT = "\ufffd"
 
@@ -14,14 +14,14 @@ Piece = str | list[int]
 """The text of a token; its bytes, where they are no whole characters."""
 
 
-def save_vocabulary(tokenizer: Any, folder: RunFolder) -> None:
+def save_vocabulary(tokenizer: Tokenizer, folder: RunFolder) -> None:
     """Write `vocabulary.json`, once."""
     if not folder.vocabulary.exists():
         text = json.dumps(token_pieces(tokenizer), ensure_ascii=False, separators=(",", ":"))
         atomic_files.write_bytes(folder.vocabulary, text.encode("utf-8", errors="replace"))
 
 
-def token_pieces(tokenizer: Any) -> list[Piece]:
+def token_pieces(tokenizer: Tokenizer) -> list[Piece]:
     """What each token adds to a text, in the order of the tokens' numbers."""
     # Some tokenizers drop the blank that a text begins with: every token is read after another one.
     (before,) = tokenizer.encode("a", add_special_tokens=False)[:1] or (tokenizer.eos_token_id,)

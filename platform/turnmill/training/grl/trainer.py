@@ -4,9 +4,9 @@ Axes: K trajectories.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import transfer_queue as tq
+from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
@@ -23,32 +23,36 @@ from turnmill.training.grl.metrics import environment_metrics, step_metrics
 from turnmill.training.grl.scores import Choice, Scores, place
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.trajectory import TrajectoryTrainer
+from turnmill.training.verl.types import Metrics, Row
 
 
-class Groups:
-    """What stands in place of a data set: a row per group, of a step or of a validation, over and over."""
+class GroupRows:
+    """In place of verl's data set: a row per group of a step or of a validation, over and over."""
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._groups = groups
 
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        size = self._groups[position % len(self._groups)].size
-        return {"raw_prompt": [], "index": position, "agent_name": "grl", GROUP_SIZE: size}
+    def __getitem__(self, position: int) -> Row:
+        return {"raw_prompt": [], "index": position, "agent_name": "grl", GROUP_SIZE: self.size(position)}
+
+    def size(self, position: int) -> int:
+        """Return the number of trajectories in the group of a row."""
+        return self._groups[position % len(self._groups)].size
 
 
 class GrlTrainer(TrajectoryTrainer):
     """What groups of agents change: there are no tasks, rewards become scores, and few groups are learned from."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self._step_metrics: dict[str, float] = {}
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
-        self.train_dataset = Groups(self.job.spec.grl_agent.training_groups)
+        self.train_dataset = GroupRows(self.job.spec.grl_agent.training_groups)
 
     def _num_trajectories(self, num_tasks: int) -> int:
-        return sum(self.train_dataset[position][GROUP_SIZE] for position in range(num_tasks))
+        return sum(self.train_dataset.size(position) for position in range(num_tasks))
 
     def _select_rows(self, survivors: KVBatchMeta) -> KVBatchMeta:
         """Give trajectories their scores, and keep the groups that the filter keeps."""
@@ -87,7 +91,7 @@ class GrlTrainer(TrajectoryTrainer):
             tq.kv_clear(keys=dropped.keys, partition_id=dropped.partition_id)
         return select(survivors, kept)
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         # Of all episodes that were played, not of those alone that are learned from.
         metrics.update(self._step_metrics)
@@ -112,10 +116,10 @@ class GrlTrainer(TrajectoryTrainer):
         )
         self.trajectory_log.append_token_advantages(self.global_steps, found)
 
-    def _validation_rows(self) -> list[dict[str, Any]]:
+    def _validation_rows(self) -> list[Row]:
         """Every group of the validation, as often as it is to be played."""
         agent = self.job.spec.grl_agent
-        groups = Groups(agent.validation_groups)
+        groups = GroupRows(agent.validation_groups)
         return [groups[position] for position in range(agent.validation_steps * len(agent.validation_groups))]
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:

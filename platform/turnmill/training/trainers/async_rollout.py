@@ -1,8 +1,7 @@
 """Rollout ahead of learning: every step has rows of its own, asked for at most so many steps before it learns."""
 
-from typing import Any
-
 import transfer_queue as tq
+from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync
@@ -14,6 +13,7 @@ from turnmill.training.accelerators import demands
 from turnmill.training.dataset import select
 from turnmill.training.verl import placement
 from turnmill.training.verl.engines import Engines
+from turnmill.training.verl.types import Metrics
 
 PROBABILITY_DIFFERENCES = "training/rollout_probs_diff_"
 
@@ -25,15 +25,15 @@ class AsyncRolloutMixin(PPOTrainer):
     stopped run had asked for beyond its checkpoint is asked for again by the next: no step has rows of two attempts.
     """
 
-    config: Any
+    config: DictConfig
     global_steps: int
     trainer_mode: str
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self._last_requested_step: int | None = None
 
-    def prepare_step(self) -> dict[str, Any]:
+    def prepare_step(self) -> Metrics:
         """Have this step and the next ones rolled out."""
         if self._last_requested_step is None:
             self._last_requested_step = self.global_steps - 1
@@ -63,12 +63,12 @@ class AsyncRolloutMixin(PPOTrainer):
         super()._save_checkpoint()
         self.trainer_mode = mode
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         computed = super()._compute_old_log_prob(batch, metrics)
         self._compare_on_policy_rows(batch, metrics)
         return computed
 
-    def _compare_on_policy_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+    def _compare_on_policy_rows(self, batch: KVBatchMeta, metrics: Metrics) -> None:
         """Of two policies the probabilities differ anyway: rollout and trainer are compared on rows of one."""
         for name in [name for name in metrics if name.startswith(PROBABILITY_DIFFERENCES)]:
             del metrics[name]
@@ -92,7 +92,7 @@ class ColocateAsync(AsyncRolloutMixin, PPOTrainerColocateAsync):
 class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
     """Rollout and learning have devices of their own; weights cross by network after every step."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: DictConfig) -> None:
         # verl wants one mini-batch per weight sync, counted in prompts; ours are counted in rows.
         actor = config.actor_rollout_ref.actor
         wanted, actor.ppo_mini_batch_size = actor.ppo_mini_batch_size, config.data.train_batch_size
@@ -129,11 +129,11 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
         self._version = self.global_steps
         self._engines.update_weights(super().on_step_end)
 
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: object, **kwargs: object) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics["turnmill/engines"] = float(len(self._engines))
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         # All updates of a step start from the same weights: nothing is to be put aside for later ones.
         computed = PPOTrainer._compute_old_log_prob(self, batch, metrics)
         self._compare_on_policy_rows(batch, metrics)

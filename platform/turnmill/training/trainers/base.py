@@ -2,11 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
 import transfer_queue as tq
+from omegaconf import DictConfig
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
@@ -21,10 +21,12 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.step_time import RELEASE
 from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training import checkpoints
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.verl.placement import PlacedPools
+from turnmill.training.verl.types import Metrics, Row, Tracking
 from turnmill.training.vocabulary import save_vocabulary
 
 # verl's 2 s would be most of a small step.
@@ -34,12 +36,12 @@ POLL_INTERVAL_SECONDS = 0.02
 class RunTrainer(PPOTrainer):
     """Mixed into the class of each mode, below what the kind of training changes."""
 
-    config: Any
+    config: DictConfig
     global_steps: int
     timing_raw: dict[str, float]
     resource_pool_manager: ResourcePoolManager
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: DictConfig) -> None:
         self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
         self.run_dir = Path(config.turnmill.run_dir)
         self.recorder = RunRecorder(self.job, self.run_dir, device=config.trainer.device)
@@ -53,12 +55,12 @@ class RunTrainer(PPOTrainer):
         self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
 
     @property
-    def logger(self) -> Any:
+    def logger(self) -> StepLogger:
         """verl's trackers, behind the run folder."""
         return self._logger
 
     @logger.setter
-    def logger(self, tracking: Any) -> None:
+    def logger(self, tracking: Tracking) -> None:
         self._logger = StepLogger(tracking, self.recorder, after_step=self._complete_checkpoint)
 
     def _setup(self) -> None:
@@ -116,7 +118,7 @@ class RunTrainer(PPOTrainer):
         return select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
 
     def _after_kl(
-        self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: dict[str, Any]
+        self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: Metrics
     ) -> Tensor:
         """Token rewards of shape (R, G) after the KL penalty; moves the coefficient where it adapts itself.
 
@@ -138,7 +140,7 @@ class RunTrainer(PPOTrainer):
         metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
         return data.batch["token_level_rewards"]
 
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)
         self.recorder.beat()
         return batch
@@ -163,7 +165,7 @@ class RunTrainer(PPOTrainer):
             tq.kv_clear(keys=batch.keys, partition_id="val")
         return metrics | {"validation/seconds": time.monotonic() - started}
 
-    def _validation_rows(self) -> list[dict[str, Any]]:
+    def _validation_rows(self) -> list[Row]:
         """One for each episode."""
         return [self.train_dataset[i] for i in range(self.job.spec.training.validation.episodes)]
 
@@ -180,7 +182,7 @@ class RunTrainer(PPOTrainer):
             step=self.global_steps, slots=self._slot_states(), kl_coefficient=float(coefficient)
         )
 
-    def _slot_states(self) -> tuple[Any, ...]:
+    def _slot_states(self) -> tuple[SlotState, ...]:
         return ()
 
     def _complete_checkpoint(self) -> None:

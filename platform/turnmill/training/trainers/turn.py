@@ -5,11 +5,11 @@ Axes: R rows, G response tokens.
 
 import random
 from functools import cached_property, partial
-from typing import Any
 
 import ray
 import torch
 import transfer_queue as tq
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
@@ -20,6 +20,7 @@ from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import StickyClient
+from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
 from turnmill.training.batches.trajectory import fetch_summaries
 from turnmill.training.batches.trajectory_metrics import validation_metrics
@@ -28,6 +29,7 @@ from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value
 from turnmill.training.dataset import select
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.verl.types import Metrics, Tag
 
 # Of fewer episodes one failure would be a large share.
 MIN_EPISODES_FOR_RATIO = 20
@@ -36,7 +38,7 @@ MIN_EPISODES_FOR_RATIO = 20
 class TurnTrainer(RunTrainer):
     """What turns change in verl's trainer; mixed into the class of each mode."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: DictConfig) -> None:
         self._episodes = self._failures = 0.0
         super().__init__(config)
 
@@ -85,11 +87,11 @@ class TurnTrainer(RunTrainer):
         """The rows that were sampled: no bootstrap rows, no padding."""
         return select(batch, [self._is_turn(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)])
 
-    def _is_turn(self, key: str, tag: dict[str, Any]) -> bool:
+    def _is_turn(self, key: str, tag: Tag) -> bool:
         turns = self.job.spec.turns_per_step // self.job.spec.environment.count
         return not tag.get("is_padding", False) and int(key.rsplit("_", 1)[1]) < turns
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+    def _balance_batch(self, batch: KVBatchMeta, metrics: Metrics, **kwargs: object) -> KVBatchMeta:
         self._require_whole_segments(batch)
         return super()._balance_batch(batch, metrics, **kwargs)
 
@@ -103,15 +105,15 @@ class TurnTrainer(RunTrainer):
                 "rollout",
             )
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         super()._compute_old_log_prob(self._turns_of(batch), metrics)
         return batch
 
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         super()._compute_ref_log_prob(self._turns_of(batch), metrics)
         return batch
 
-    def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_values(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         """The critic's values: one slot more than response tokens, and the first of the bootstrap rows."""
         batch.extra_info.update(
             {"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature}
@@ -128,7 +130,7 @@ class TurnTrainer(RunTrainer):
         )
         return batch
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         """Dual-discount GAE over the turns of each environment, after the KL penalty (Verlog)."""
         turns = TurnBatch.read(self._rows_of(batch), self.job)
         rewards_RG = self._rewards_after_kl(turns, metrics)
@@ -146,7 +148,7 @@ class TurnTrainer(RunTrainer):
             self._require_few_failures(metrics)
         return batch
 
-    def _require_few_failures(self, metrics: dict[str, Any]) -> None:
+    def _require_few_failures(self, metrics: Metrics) -> None:
         """End a run in which infrastructure, and not the agent, decides how episodes end."""
         self._failures += metrics["turnmill/episodes/failed"]
         self._episodes += sum(metrics[f"turnmill/episodes/{reason}"] for reason in ("completed", "max_turns", "failed"))
@@ -158,22 +160,22 @@ class TurnTrainer(RunTrainer):
                 "failed_ratio",
             )
 
-    def _rewards_after_kl(self, turns: TurnBatch, metrics: dict[str, Any]) -> torch.Tensor:
+    def _rewards_after_kl(self, turns: TurnBatch, metrics: Metrics) -> torch.Tensor:
         if not self.config.algorithm.use_kl_in_reward:
             return turns.scores_RG
         mask_RG = turns.mask_RG[: turns.num_turns]
         return self._after_kl(turns.scores_RG, turns.old_log_probs_RG, turns.ref_log_probs_RG, mask_RG, metrics)
 
-    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _update_critic(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         super()._update_critic(self._turns_of(batch), metrics)
         self.recorder.beat()
         return batch
 
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         super()._update_actor(self._turns_of(batch), metrics)
         return batch
 
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: object, **kwargs: object) -> None:
         super()._compute_metrics(self._turns_of(batch), metrics, *args, **kwargs)
 
     # ---- critic warm-up ----
@@ -187,8 +189,8 @@ class TurnTrainer(RunTrainer):
             batches = [self._gather_for_warmup(number) for number in range(warmup.batches)]
             generator = random.Random(self.job.spec.training.seed)
             for step in range(warmup.steps):
-                metrics: dict[str, Any] = {}
-                keys: list[tuple[str, dict[str, Any]]] = []
+                metrics: Metrics = {}
+                keys: list[tuple[str, Tag]] = []
                 for batch in batches:
                     self._compute_values(batch, metrics)
                     self._compute_advantage(batch, metrics)
@@ -203,7 +205,7 @@ class TurnTrainer(RunTrainer):
         self.global_steps = first_step
 
     def _gather_for_warmup(self, number: int) -> KVBatchMeta:
-        metrics: dict[str, Any] = {}
+        metrics: Metrics = {}
         self._add_batch_to_generate()
         batch, _ = self.replay_buffer.sample(
             global_steps=self.global_steps, partition_id="train", batch_size=self.job.spec.environment.count
@@ -233,7 +235,7 @@ class TurnTrainer(RunTrainer):
             )
         return validation_metrics(fetch_summaries(batch, EpisodeSummary))
 
-    def _slot_states(self) -> tuple[Any, ...]:
+    def _slot_states(self) -> tuple[SlotState, ...]:
         return tuple(self.agent_loop_manager.snapshot(self.global_steps))
 
 

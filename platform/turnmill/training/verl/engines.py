@@ -5,17 +5,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from turnmill.core.errors import RunFailedError
 from turnmill.training.accelerators import Demand, wait_for_room
 from turnmill.training.verl.placement import this_node
+from turnmill.training.verl.types import ServerManager, WeightManager
 
-# A dead actor answers at once; one that is only busy counts as alive.
+# A call of a dead actor fails at once; an actor that is only busy counts as alive.
 READY_TIMEOUT_SECONDS = 5.0
 CHECK_SECONDS = 5.0
 RETRY_SECONDS = 30.0
@@ -24,16 +25,16 @@ log = logging.getLogger(__name__)
 
 
 class Engines:
-    """The engines of a run, as verl's managers of requests and of weights know them.
+    """The inference engines of a run: finds dead ones, starts others in their place, and gives all of them weights.
 
     The trainer's own thread looks after them: between steps, and while it waits for rollout. A new engine starts with
     the policy that the run began with, so requests reach it after the next transfer of weights.
     """
 
-    def __init__(self, requests: Any, weights: Any, *, demand: Demand, wait_seconds: float) -> None:
-        """`demand` is what an engine takes, `wait_seconds` how long a run without any waits for one."""
-        self._server_manager = requests
-        self._checkpoint_manager = weights
+    def __init__(self, servers: ServerManager, weights: WeightManager, *, demand: Demand, wait_seconds: float) -> None:
+        """`demand` is what one engine takes; a run without any waits `wait_seconds` for one."""
+        self._server_manager = servers
+        self._weight_manager = weights
         self._demand = demand
         self._wait_seconds = wait_seconds
         self._num_wanted = len(self)
@@ -44,10 +45,10 @@ class Engines:
         self._move_load_balancer_to_this_node()
 
     def __len__(self) -> int:
-        return len(self._checkpoint_manager.replicas)
+        return len(self._weight_manager.replicas)
 
     def replace_dead(self) -> None:
-        """Have engines started in place of dead ones; raises RunFailedError if there has been none for too long."""
+        """Start engines in place of dead ones; RunFailedError if there has been none alive for `wait_seconds`."""
         self._drop_dead()
         self._start_missing()
         if len(self):
@@ -60,7 +61,7 @@ class Engines:
             )
 
     def replace_dead_while_waiting(self, update_weights: Callable[[], object]) -> None:
-        """As `replace_dead`, every few seconds; a transfer of weights is made only if nothing else could serve."""
+        """Call `replace_dead` every few seconds; transfer weights only if no other engine could serve."""
         if time.monotonic() - self._last_check < CHECK_SECONDS:
             return
         self._last_check = time.monotonic()
@@ -69,7 +70,7 @@ class Engines:
             self._transfer(update_weights)
 
     def update_weights(self, update: Callable[[], object]) -> None:
-        """Transfer weights, to new engines as well, which then serve; waits for one where there is none."""
+        """Transfer weights to all engines and let new ones serve; wait for one if there is none."""
         self.replace_dead()
         while not len(self) and not self._any_ready():
             time.sleep(1.0)
@@ -80,7 +81,7 @@ class Engines:
         ready = [start for start in self._starts if start.is_ready]
         self._starts = [start for start in self._starts if start not in ready]
         new = [start.replica for start in ready]
-        self._checkpoint_manager.add_replicas(new)
+        self._weight_manager.add_replicas(new)
         update()
         if new:
             servers = {replica.server_address: replica.server_handle for replica in new}
@@ -88,12 +89,12 @@ class Engines:
             ray.get(self._server_manager.global_load_balancer.add_servers.remote(servers))
 
     def _drop_dead(self) -> None:
-        dead = [replica for replica in self._checkpoint_manager.replicas if _has_died(_actors(replica))]
+        dead = [replica for replica in self._weight_manager.replicas if _has_died(_actors(replica))]
         if not dead:
             return
         addresses = [replica.server_address for replica in dead]
         log.warning("Engines died", extra={"engines": addresses, "left": len(self) - len(dead)})
-        self._checkpoint_manager.remove_replicas(dead)
+        self._weight_manager.remove_replicas(dead)
         if not len(self):
             self._all_lost_at = time.monotonic()
         ray.get(self._server_manager.global_load_balancer.remove_servers.remote(addresses))
@@ -138,7 +139,7 @@ class Engines:
 
 
 class _EngineStart:
-    """An engine that starts in a thread: it waits for a machine first, which may take as long as it likes."""
+    """An engine that starts in a thread, after waiting for a machine for as long as that takes."""
 
     def __init__(self, replica: RolloutReplica, demand: Demand) -> None:
         self.replica = replica
@@ -156,19 +157,19 @@ class _EngineStart:
             self.error = error
 
 
-def _actors(replica: RolloutReplica) -> list[Any]:
+def _actors(replica: RolloutReplica) -> list[ActorHandle]:
     return [*replica.servers, *replica.workers]
 
 
 def _release(replica: RolloutReplica) -> None:
-    """End what is left of an engine's processes, and give its share of machines to the one in its place."""
+    """Kill what is left of an engine's processes and free the machines that it held."""
     for actor in _actors(replica):
         ray.kill(actor)
     for group in (replica.resource_pool.pgs if replica.resource_pool else None) or ():
         ray.util.remove_placement_group(group)
 
 
-def _has_died(actors: list[Any]) -> bool:
+def _has_died(actors: list[ActorHandle]) -> bool:
     answers, _ = ray.wait(
         [actor.__ray_ready__.remote() for actor in actors], num_returns=len(actors), timeout=READY_TIMEOUT_SECONDS
     )

@@ -1,0 +1,61 @@
+"""Types of what verl leaves untyped: metrics, tags of rows, and the managers that a trainer has."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from ray.actor import ActorHandle
+    from verl.workers.rollout.replica import RolloutReplica
+
+Metrics: TypeAlias = dict[str, float]
+"""Metrics of a step, by name; verl's methods add to them."""
+
+Tag: TypeAlias = Mapping[str, object]
+"""What verl's queue tells of a row besides its columns."""
+
+Row: TypeAlias = dict[str, object]
+"""One row of a data set, as verl collates it."""
+
+
+class ServerManager(Protocol):
+    """verl's `LLMServerManager`: it starts engines and spreads requests over them."""
+
+    rollout_replica_class: type["RolloutReplica"]
+    rollout_config: "DictConfig"
+    model_config: "DictConfig"
+    global_load_balancer: "ActorHandle"
+    server_addresses: Sequence[str]
+    server_handles: Sequence["ActorHandle"]
+
+
+class WeightManager(Protocol):
+    """verl's `CheckpointEngineManager`: it transfers weights from the trainer to engines."""
+
+    replicas: Sequence["RolloutReplica"]
+
+    def add_replicas(self, replicas: Sequence["RolloutReplica"]) -> None: ...
+
+    def remove_replicas(self, replicas: Sequence["RolloutReplica"]) -> None: ...
+
+
+class Tracking(Protocol):
+    """verl's `Tracking`: the loggers that a job names."""
+
+    def log(self, data: Mapping[str, object], step: int, backend: object = None) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of transformers."""
+
+    eos_token_id: int
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: list[int]) -> str: ...
+
+    def batch_decode(self, sequences: list[list[int]]) -> list[str]: ...
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]: ...
