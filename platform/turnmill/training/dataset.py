@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
+from PIL.Image import Image
 from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 
@@ -45,7 +46,7 @@ class TaskRows(_Rows):
     @classmethod
     async def process_multi_modal_info(
         cls, messages: list[dict[str, object]], **_: object
-    ) -> tuple[list[object] | None, None, None]:
+    ) -> tuple[list[Image] | None, None, None]:
         """Return the images, videos and sounds of a prompt; images alone are read."""
         images = await asyncio.to_thread(images_in, messages)
         return images or None, None, None
