@@ -14,7 +14,7 @@ from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import encode
 from turnmill.training.batches import trajectory as trajectory_batch
 from turnmill.training.grl import trainer as grl_trainer
-from turnmill.training.grl.trainer import GrlTrainer, Groups
+from turnmill.training.grl.trainer import GrlTrainer, GroupRows
 
 
 @pytest.fixture
@@ -122,6 +122,6 @@ def test_advantages_are_kept_by_turn(queue, tmp_path):
 
 def test_groups_are_the_rows_of_the_data_set():
     agents = [{"name": name, "agentType": "support.agents:Counter"} for name in "ab"]
-    groups = Groups(grl_job(*agents, agentGroupNum=[1, 2], agentGroupSize=[4, 3]).spec.grl_agent.training_groups)
+    groups = GroupRows(grl_job(*agents, agentGroupNum=[1, 2], agentGroupSize=[4, 3]).spec.grl_agent.training_groups)
 
     assert [(groups[n]["index"], groups[n]["__rollout_n__"]) for n in range(4)] == [(0, 4), (1, 3), (2, 3), (3, 4)]

@@ -11,7 +11,7 @@ from support.server_process import alive
 from turnmill.core.errors import SettingsError
 from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.runs import processes
-from turnmill.runs.processes import clean_up_after, end_marked, find_marked, owned
+from turnmill.runs.processes import clean_up_after, find_marked, owned, terminate_marked
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = (
@@ -66,7 +66,7 @@ def test_a_process_that_ignores_the_polite_signal_is_killed(monkeypatch, started
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
 
-    end_marked("mark-of-the-stubborn")
+    terminate_marked("mark-of-the-stubborn")
 
     assert process.wait(10) == -9
 
@@ -74,7 +74,7 @@ def test_a_process_that_ignores_the_polite_signal_is_killed(monkeypatch, started
 def test_processes_of_others_are_left_alone(started):
     mine, other, unmarked = (start(started, SLEEP, mark) for mark in ("mark-a", "mark-b", None))
 
-    end_marked("mark-a")
+    terminate_marked("mark-a")
 
     assert mine.wait(10) is not None
     assert alive(other.pid)

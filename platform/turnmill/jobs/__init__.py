@@ -1,7 +1,7 @@
 """The AgentTrainingJob resource: models of all settings, their validation, and files generated from them."""
 
 from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob
-from turnmill.jobs.load import dump_job, load_job
+from turnmill.jobs.load import dump_job, job_from_json, load_job
 from turnmill.jobs.problems import JobError, Problem
 from turnmill.jobs.validation import parse_job
 
@@ -12,6 +12,7 @@ __all__ = [
     "JobError",
     "Problem",
     "dump_job",
+    "job_from_json",
     "load_job",
     "parse_job",
 ]

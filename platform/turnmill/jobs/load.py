@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path as FilePath
 
 import yaml
@@ -25,6 +26,12 @@ def load_job(path: FilePath | str, overrides: Sequence[str] = (), *, checks: Seq
     if job is None or problems:
         raise JobError(sorted(problems, key=lambda problem: _line(problem.origin)))
     return job
+
+
+@lru_cache(maxsize=4)
+def job_from_json(text: str) -> AgentTrainingJob:
+    """Return the job that `model_dump_json(by_alias=True)` wrote; the same object to all who ask in this process."""
+    return AgentTrainingJob.model_validate_json(text)
 
 
 def dump_job(job: AgentTrainingJob) -> str:

@@ -6,7 +6,6 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -15,7 +14,7 @@ import torch
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.tasks import is_cancelled
-from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs import AgentTrainingJob, job_from_json
 from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
@@ -28,12 +27,7 @@ log = logging.getLogger(__name__)
 
 def job_of(config: RunConfig) -> AgentTrainingJob:
     """Return the job of a run."""
-    return _parse_job(config.turnmill.job)
-
-
-@lru_cache(maxsize=1)
-def _parse_job(text: str) -> AgentTrainingJob:
-    return AgentTrainingJob.model_validate_json(text)
+    return job_from_json(config.turnmill.job)
 
 
 def actor_class(worker: type["LoopWorker"], config: RunConfig) -> object:

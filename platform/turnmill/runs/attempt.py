@@ -1,4 +1,4 @@
-"""One attempt at a run in a cluster, as the process that starts it tells it in the environment."""
+"""One attempt at a run in a cluster, read from the environment variables that the operator sets."""
 
 import json
 import os
@@ -22,7 +22,7 @@ DEFAULT_METRICS_PORT = 9464
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What to train, as which attempt, where, and with whose help."""
+    """The job to train, the number of the attempt, its run folder, and the services that it uses."""
 
     job: AgentTrainingJob
     number: int
@@ -35,11 +35,11 @@ class Attempt:
     """The team's tool servers, for jobs that name none."""
 
     device: str | None = None
-    """What the pods that train have, for jobs that leave it to the cluster: this process may see no GPU itself."""
+    """The device of the pods that train, for jobs that leave it to the cluster: this process may see no GPU itself."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """What the environment says; raises SettingsError, or JobError for the job."""
+        """Read the attempt from environment variables; raises SettingsError, or JobError for the job."""
         return cls(
             job=_job(_required(environment, JOB)),
             number=_number(environment, NUMBER, least=1),

@@ -5,9 +5,9 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from turnmill.core.errors import RunFailedError, StaleClaimError, StoreError
+from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
@@ -25,11 +25,11 @@ from turnmill.trajectories.journal import TrajectoryJournal
 
 COMPLETE, FAILED = "complete", "failed"
 # Ray's own name for the node.
-ON_THE_HEAD = {"node:__internal_head__": 0.001}
+HEAD_NODE = {"node:__internal_head__": 0.001}
 # The operator asks every 10 s.
-LAST_LOOK_SECONDS = 15.0
+LAST_SCRAPE_SECONDS = 15.0
 # A store whose pod is on its way back.
-STORE_SECONDS = 60.0
+STORE_TIMEOUT_SECONDS = 60.0
 WARM_STARTS = ".warm-starts"
 
 
@@ -55,7 +55,7 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
                 finally:
                     logs.close()
         finally:
-            server.end(ended, wait_seconds=LAST_LOOK_SECONDS)
+            server.end(ended, wait_seconds=LAST_SCRAPE_SECONDS)
     return folder
 
 
@@ -63,14 +63,14 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
     job = attempt.job
     device = attempt.device or resolve_device(job.spec.resources.device)
     os.environ.update(process_environment(device))
-    with _joined(device):
+    with _ray_connection(device):
         import ray
 
         from turnmill.runs.task_runner import TurnTaskRunner
 
         # On the head, as this process, which passes its metrics on; it trains nothing itself.
-        runner = TurnTaskRunner.options(num_cpus=0, resources=ON_THE_HEAD).remote()  # type: ignore[attr-defined]
-        text = _with_metrics(attempt).model_dump_json(by_alias=True)
+        runner = TurnTaskRunner.options(num_cpus=0, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
+        text = _with_free_metrics_port(attempt).model_dump_json(by_alias=True)
         # Other pods read the model: it lies on the shared claim, for all jobs of the namespace.
         warm_starts = attempt.run_dir.parent / WARM_STARTS
         model = watch(runner.make_model.remote(text, str(folder.path), str(warm_starts)), job, folder, report)
@@ -83,14 +83,14 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
         ray.kill(runner)
 
 
-def _with_metrics(attempt: Attempt) -> Any:
-    """The job with metrics on a free port: this process shows them on the one that is known."""
+def _with_free_metrics_port(attempt: Attempt) -> AgentTrainingJob:
+    """Return the job with metrics on a free port: this process passes them on at the port that is known."""
     metrics = attempt.job.spec.metrics.model_copy(update={"port": 0})
     return attempt.job.model_copy(update={"spec": attempt.job.spec.model_copy(update={"metrics": metrics})})
 
 
 def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
-    """Where agents with tools find store and tool servers, and which attempt they belong to."""
+    """Return the addresses of store and tool servers for agents that use them, and the number of the attempt."""
     kind = agent_kind(attempt.job.spec.agent)
     if not kind.uses_store:
         return {}
@@ -105,10 +105,10 @@ def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
 
 
 async def _claim_run(store_url: str, run: str, attempt: int) -> None:
-    """From here on the store takes nothing from earlier attempts."""
+    """Claim the run in the store, which refuses writes of earlier attempts from then on."""
     journal = TrajectoryJournal.from_url(with_password(store_url), run, attempt=attempt)
     try:
-        await journal.claim_run(deadline=deadline_in(STORE_SECONDS))
+        await journal.claim_run(deadline=deadline_in(STORE_TIMEOUT_SECONDS))
     except StaleClaimError as error:
         raise RunFailedError(str(error), fence.STALE) from error
     except StoreError as error:
@@ -118,7 +118,7 @@ async def _claim_run(store_url: str, run: str, attempt: int) -> None:
 
 
 @contextmanager
-def _joined(device: str) -> Iterator[None]:
+def _ray_connection(device: str) -> Iterator[None]:
     import ray
 
     environment = runtime_env(device, pod.python() if device == "cpu" else [])

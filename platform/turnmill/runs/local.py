@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
@@ -43,14 +43,15 @@ TEMPORARY = "tmp"
 MAX_TEMPORARY_CHARACTERS = 18
 
 log = logging.getLogger(__name__)
+_Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a finished run came to."""
+    """The folder and the summary of a run that has ended."""
 
     folder: Path
-    summary: dict[str, Any]
+    summary: dict[str, object]
 
 
 def launch(
@@ -94,7 +95,7 @@ def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, ow
             if error.is_final or failed > retries or not_started > RAY_RETRIES:
                 raise
             log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
-            processes.end_marked(owner.mark)
+            processes.terminate_marked(owner.mark)
             folder.failure.unlink(missing_ok=True)
             rewind(folder)
         else:
@@ -186,7 +187,7 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, fork_server: 
             _restore(handlers)
 
 
-def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+def _restore(handlers: Mapping[signal.Signals, _Handler]) -> None:
     for number, handler in handlers.items():
         # One that is ignored by now has ended the run: what clears up must not be disturbed.
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""What comes before and after the training itself: the run folder, the model, the settings of processes."""
+"""Preparation and end of a run: its folder, the model to start from, the environment of its processes, the summary."""
 
 import os
 import shlex
@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -50,7 +49,7 @@ def rewind(folder: RunFolder) -> None:
 
 
 def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, cache_dir: Path | None = None) -> Path:
-    """The folder of the model to start from; a warm start is made if `cache_dir` has none."""
+    """Return the folder of the model to start from; a warm start is made if `cache_dir` has none."""
     spec = job.spec
     if spec.model.path is not None:
         return Path(spec.model.path)
@@ -74,7 +73,7 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
 
 
 def process_environment(device: str) -> dict[str, str]:
-    """What every process of a run has in its environment."""
+    """Return the environment variables of every process of a run."""
     common = {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -101,8 +100,8 @@ def process_environment(device: str) -> dict[str, str]:
     }
 
 
-def runtime_env(device: str, python: Sequence[str], temporary: Path | None = None) -> dict[str, Any]:
-    """What Ray gives to every worker of a run: the environment, and the command that stands for Python, if any.
+def runtime_env(device: str, python: Sequence[str], temporary: Path | None = None) -> dict[str, object]:
+    """Return the runtime environment of Ray's workers: variables, and the command that stands for Python, if any.
 
     `temporary` is the folder for files that go with the run: verl and vLLM leave locks and sockets behind. What torch
     has compiled stays.
@@ -112,13 +111,13 @@ def runtime_env(device: str, python: Sequence[str], temporary: Path | None = Non
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
         variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         variables["TMPDIR"] = str(temporary)
-    environment: dict[str, Any] = {"env_vars": variables}
+    environment: dict[str, object] = {"env_vars": variables}
     return environment | ({"py_executable": shlex.join(python)} if python else {})
 
 
 @contextmanager
 def finalize_run(folder: RunFolder) -> Iterator[None]:
-    """At the end, tell in the run folder what came out; of a run that failed, as far as a full disk lets that be."""
+    """Write the summary of the run at the end of the block; after a failure as far as a full disk allows."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""Everything a run starts carries its mark: it can be found and ended, whatever happened to its parent."""
+"""The processes of a run, found and ended by the mark that all of them carry in their environment."""
 
 import fcntl
 import json
@@ -30,7 +30,7 @@ class Owner:
         self.shared_memory_before = _shared_memory()
 
     def remember_folder(self, path: Path) -> None:
-        """A folder outside the run folder that goes with the attempt."""
+        """Have a folder outside the run folder deleted with the attempt."""
         self.folders.append(str(path))
         self.save()
 
@@ -92,15 +92,15 @@ def clean_up_after(record: Path) -> None:
 
 
 def _clean_up(mark: str, folders: list[str]) -> None:
-    end_marked(mark)
+    terminate_marked(mark)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     for socket in WEIGHT_SOCKETS.glob(f"*{mark}*.sock"):
         socket.unlink(missing_ok=True)
 
 
-def end_marked(mark: str) -> None:
-    """End every process that carries a mark, politely first; returns when they are gone."""
+def terminate_marked(mark: str) -> None:
+    """Terminate every process that carries a mark, kill those that stay, and return when all are gone."""
     deadline = time.monotonic() + GRACE_SECONDS
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         while marked := find_marked(mark):
@@ -113,7 +113,7 @@ def end_marked(mark: str) -> None:
 
 
 def find_marked(mark: str) -> list[int]:
-    """The processes that carry a mark, this one left out."""
+    """Return the ids of the processes that carry a mark, without this one."""
     needle = f"{PROCESS_MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -140,7 +140,7 @@ def _shared_memory() -> set[str]:
 
 
 def _unlink_unused(name: str) -> None:
-    """Delete a segment that no process maps any more."""
+    """Delete a segment of shared memory unless a process still maps it."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if name in maps.read_text():

@@ -1,4 +1,4 @@
-"""Answers who watches a run in a cluster: its metrics for Prometheus, its progress for the operator."""
+"""HTTP server of a run in a cluster: its metrics for Prometheus, its progress for the operator."""
 
 import json
 import threading
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.status import JobProgress
@@ -53,7 +52,7 @@ class ProgressServer:
             server.server_close()
 
     def end(self, phase: str, *, wait_seconds: float) -> None:
-        """Tell how it ended, until somebody has asked or the time is over."""
+        """Serve the last phase until it has been read once or the time is over."""
         self._seen.clear()
         self._ended = phase
         self._seen.wait(wait_seconds)
@@ -75,8 +74,8 @@ class ProgressServer:
             return b""
 
 
-def progress_of(folder: RunFolder, *, steps: int) -> dict[str, Any]:
-    """The phase of a run and the fields of `status.progress`, from what its processes have written."""
+def progress_of(folder: RunFolder, *, steps: int) -> dict[str, object]:
+    """Return the phase of a run and the fields of `status.progress`, from the files of its folder."""
     progress = read_progress(folder)
     last = folder.last_step()
     newest = checkpoints.latest(folder.checkpoints)
@@ -109,6 +108,6 @@ def _handler(answers: dict[str, Callable[[], tuple[str, bytes]]]) -> type[BaseHT
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Scrapes are no events."""
+            """Do not log scrapes."""
 
     return Handler

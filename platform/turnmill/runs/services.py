@@ -1,4 +1,4 @@
-"""What a run with tools needs beside its trainer: a tool server and a trajectory store, gone with the run."""
+"""The tool server and the trajectory store of a run, started for it and ended with it."""
 
 import logging
 import os
@@ -81,7 +81,7 @@ class ToolServerProcess:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class ToolServerProcess:
         self._watcher.start()
 
     def stop(self) -> None:
-        """End it, politely first."""
+        """Terminate the server, and kill it if it does not end in time."""
         self._stopping.set()
         process = self._process
         if process is not None and process.poll() is None:

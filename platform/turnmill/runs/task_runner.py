@@ -12,12 +12,12 @@ class TurnTaskRunner:
     """Builds the configuration, the trainer and the agent loops, and trains; one per run."""
 
     def make_model(self, job_json: str, run_dir: str, cache_dir: str) -> str:
-        """The folder of the model to start from; a warm start is made here unless `cache_dir` has it."""
-        from turnmill.jobs import AgentTrainingJob
+        """Return the folder of the model to start from; a warm start is made here unless `cache_dir` has it."""
+        from turnmill.jobs import job_from_json
         from turnmill.observability.run_folder import RunFolder
         from turnmill.runs.preparation import ensure_model
 
-        job = AgentTrainingJob.model_validate_json(job_json)
+        job = job_from_json(job_json)
         return str(ensure_model(job, RunFolder(run_dir), lambda _: None, cache_dir=Path(cache_dir)))
 
     def run(self, job_json: str, model: str, run_dir: str, device: str, addresses: Mapping[str, str]) -> None:
@@ -29,7 +29,7 @@ class TurnTaskRunner:
         from omegaconf import OmegaConf
         from verl.utils.logging_utils import configure_verl_logging
 
-        from turnmill.jobs import AgentTrainingJob
+        from turnmill.jobs import job_from_json
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
         from turnmill.training.agent_kinds import agent_kind
@@ -38,7 +38,7 @@ class TurnTaskRunner:
 
         configure_verl_logging()
         logs.configure(RunFolder(run_dir), process="trainer")
-        job = AgentTrainingJob.model_validate_json(job_json)
+        job = job_from_json(job_json)
         config = build_verl_config(job, model=Path(model), run_dir=Path(run_dir), device=device)
         OmegaConf.set_struct(config, False)
         config.turnmill.update(dict(addresses))

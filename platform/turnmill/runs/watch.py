@@ -1,4 +1,4 @@
-"""Waits for the trainer of a run and tells how it ended."""
+"""Waits for the trainer of a run, reports its progress and raises its failure."""
 
 import logging
 import time

@@ -19,7 +19,7 @@ FREED_SECONDS = 30.0
 
 
 class RayNode(TypedDict):
-    """What is read of an entry of `ray.nodes()`."""
+    """The fields of an entry of `ray.nodes()` that are read."""
 
     Alive: bool
     Resources: dict[str, float]
@@ -41,7 +41,7 @@ class Demand:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What verl reserves for one GPU."""
+        """The resources that verl reserves for one GPU, by Ray's names."""
         bundle: dict[str, float] = {"CPU": self.cpus_per_gpu, "GPU": 1}
         return bundle if self.accelerator is None else bundle | {ray_resource(self.accelerator): RESOURCE_SHARE}
 
@@ -51,7 +51,7 @@ class Demand:
 
 
 def demands(job: AgentTrainingJob) -> tuple[Demand, ...]:
-    """What must be there for a job to start."""
+    """Return the machines that a job needs to start: for training, and for rollout in mode `separate_async`."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     training = Demand(
         "spec.resources.train", train.nodes, train.gpus_per_node, CPUS_PER_TRAINING_GPU, train.accelerator
@@ -63,7 +63,7 @@ def demands(job: AgentTrainingJob) -> tuple[Demand, ...]:
 
 
 def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> dict[str, object]:
-    """What Ray is told that this machine has: every accelerator of the job, whatever stands in for it."""
+    """Return the arguments of `ray.init` for a cluster of this machine alone, as if it had the job's accelerators."""
     asked = demands(job)
     reserved = sum(each.machines * each.gpus * each.cpus_per_gpu for each in asked)
     return {
@@ -114,7 +114,7 @@ def _reserve(demand: Demand) -> "PlacementGroup":
 
 
 def missing_message(missing: Iterable[Demand], nodes: Iterable[RayNode], waited: float) -> str:
-    """What is asked for, what there is, and the way out; `nodes` as Ray lists them."""
+    """Return the message for demands that were not met in time; `nodes` as `ray.nodes()` lists them."""
     wanted = "; ".join(f"{each.field} asks for {each}" for each in dict.fromkeys(missing))
     there = [describe(node["Resources"]) for node in nodes if node["Alive"] and node["Resources"].get("GPU")]
     return (
@@ -124,6 +124,6 @@ def missing_message(missing: Iterable[Demand], nodes: Iterable[RayNode], waited:
 
 
 def describe(resources: Mapping[str, float]) -> str:
-    """A machine in words: its accelerator and how many of its GPUs there are."""
+    """Describe a machine by its accelerator, GPUs and CPUs."""
     names = sorted(name.removeprefix(PREFIX) for name in resources if name.startswith(PREFIX))
     return f"{resources.get('GPU', 0):g} x {' or '.join(names) or 'GPU of no name'} ({resources.get('CPU', 0):g} CPUs)"

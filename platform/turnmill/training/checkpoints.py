@@ -1,4 +1,4 @@
-"""Checkpoints that count only when they are complete."""
+"""Checkpoints: marked when they are complete, and read only then."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ MARKER = "complete.json"
 
 @dataclass(frozen=True)
 class RunState:
-    """What a resumed run needs besides weights and optimisers."""
+    """The state of a run that a checkpoint holds besides weights and optimisers."""
 
     step: int
     slots: tuple[SlotState, ...]
@@ -30,12 +30,12 @@ class Checkpoint:
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Where verl puts the checkpoint of a step."""
+    """Return the folder in which verl puts the checkpoint of a step."""
     return root / f"global_step_{step}"
 
 
 def complete(root: Path, state: RunState, *, keep: int) -> None:
-    """Declare the checkpoint of `state.step` complete, then delete all but the newest `keep` complete ones."""
+    """Mark the checkpoint of `state.step` complete, then delete all but the newest `keep` complete ones."""
     marker = folder_of(root, state.step) / MARKER
     atomic_files.write_text(marker, json.dumps(asdict(state)))
     for old in list(_newest_first(root))[keep:]:
@@ -45,12 +45,12 @@ def complete(root: Path, state: RunState, *, keep: int) -> None:
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """The newest complete checkpoint."""
+    """Return the newest complete checkpoint, or None."""
     return next(_newest_first(root), None)
 
 
 def discard_incomplete(root: Path) -> None:
-    """Delete what a killed run left half-written."""
+    """Delete checkpoints that a killed run left incomplete."""
     for path in root.glob("global_step_*"):
         if not (path / MARKER).exists():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""What a run tells the outside while it trains: run folder, progress, Prometheus and trackers."""
+"""Records a run while it trains: run folder, progress, Prometheus and trackers."""
 
 import os
 import time
@@ -21,7 +21,7 @@ ATTEMPT = "TURNMILL_ATTEMPT"
 
 
 class RunRecorder:
-    """Lives beside the trainer, in its process."""
+    """The recorder of one attempt, in the trainer's process."""
 
     def __init__(self, job: AgentTrainingJob, run_dir: Path, *, device: str = "cpu") -> None:
         self.job = job
@@ -49,7 +49,7 @@ class RunRecorder:
         atomic_files.write_text(self.folder.path / "metrics_url", f"http://127.0.0.1:{taken}/metrics\n")
 
     def beat(self) -> None:
-        """Show that something progressed."""
+        """Write the heartbeat that tells a stalled run from a slow one."""
         self.folder.beat()
 
     @contextmanager
@@ -60,14 +60,14 @@ class RunRecorder:
         self.beat()
 
     def advance(self, phase: str, done: int, metrics: Mapping[str, object], *, total: int | None = None) -> None:
-        """Tell how far a phase is."""
+        """Write how far a phase is."""
         if total is not None:
             self._total = total
         self.beat()
         write_progress(self.folder, Progress(phase=phase, done=done, total=self._total))
 
     def resume_after(self, step: int) -> None:
-        """An attempt takes the run up after this step, which may be the last."""
+        """Write the progress of an attempt that resumes the run after this step, which may be the last."""
         write_progress(self.folder, self._step_progress(step))
         self.beat()
 
@@ -81,7 +81,7 @@ class RunRecorder:
         self.beat()
 
     def log_step(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Keep the metrics of a finished step and show them."""
+        """Write the metrics of a finished step, and export them to Prometheus."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
         numbers["turnmill/policy_version"] = float(step)
         numbers |= {f"turnmill/step_parts/{part}": seconds for part, seconds in split_step_time(numbers).items()}
@@ -94,7 +94,7 @@ class RunRecorder:
         write_progress(self.folder, self._step_progress(step))
 
     def log_validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep a validation that belongs to no step, as the first one does."""
+        """Write the metrics of a validation that belongs to no step, as the first one does."""
         self._last |= metrics
         self.folder.append_metrics(step, metrics)
         self.prometheus.observe_step(metrics)
@@ -120,7 +120,7 @@ class RunRecorder:
 
 
 def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
-    """What a job, and the environment of its attempt, say of the whole attempt."""
+    """Return the facts that stay the same for a whole attempt, from its job and its environment variables."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}
     if job.spec.training.mode == "separate_async":
@@ -138,7 +138,7 @@ def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
 
 
 class StepLogger:
-    """Stands before verl's trackers: what they are told is kept in the run folder first, then `after_step` follows."""
+    """In place of verl's trackers: writes metrics to the run folder, calls `after_step`, then passes them on."""
 
     def __init__(self, tracking: Tracking, recorder: RunRecorder, after_step: Callable[[], None]) -> None:
         self._tracking = tracking
@@ -146,7 +146,7 @@ class StepLogger:
         self._after_step = after_step
 
     def log(self, data: Mapping[str, object], step: int, **kwargs: object) -> None:
-        """Keep the metrics of a step and pass them on."""
+        """Write the metrics of a step and pass them on."""
         self._recorder.log_step(step, data)
         self._after_step()
         self._tracking.log(data=data, step=step, **kwargs)

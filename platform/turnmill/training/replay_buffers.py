@@ -1,4 +1,4 @@
-"""verl's replay buffer, for rollouts that run ahead of learning."""
+"""verl's replay buffer for asynchronous rollout."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from turnmill.training.verl.types import Metrics
 
 
 class StepReplayBuffer(ReplayBuffer):
-    """Hands out the rows that were asked for for a step, once all of them are there."""
+    """Returns the rows that were requested for a step, once all of them are there."""
 
     step = 0
     on_poll: Callable[[], None] | None = None
-    """Called again and again by what waits for rows."""
+    """Called at every poll while rows are awaited."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, Metrics]:
-        """The rows of a step; those of later steps wait for it."""
+        """Return the rows of a step; rows of later steps stay in the queue."""
         self.step = global_steps
         return super().sample(global_steps, partition_id, batch_size)
 

@@ -1,4 +1,4 @@
-"""The text of every token, kept in the run folder: whoever reads token numbers there needs no tokenizer."""
+"""The text of every token, written to the run folder: readers of token ids there need no tokenizer."""
 
 import json
 
@@ -22,7 +22,7 @@ def save_vocabulary(tokenizer: Tokenizer, folder: RunFolder) -> None:
 
 
 def token_pieces(tokenizer: Tokenizer) -> list[Piece]:
-    """What each token adds to a text, in the order of the tokens' numbers."""
+    """Return the text that each token adds to a text before it, in the order of token ids."""
     # Some tokenizers drop the blank that a text begins with: every token is read after another one.
     (before,) = tokenizer.encode("a", add_special_tokens=False)[:1] or (tokenizer.eos_token_id,)
     start = len(tokenizer.decode([before]))
@@ -41,7 +41,7 @@ def _piece(text: str, name: str | None) -> Piece:
 
 
 def _bytes_of(name: str) -> list[int] | None:
-    """The bytes of a token by its name: as byte-level tokenizers spell them, or as `<0xE4>`."""
+    """Return the bytes that a token's name stands for, in the alphabet of byte-level tokenizers or as `<0xE4>`."""
     if name.startswith("<0x") and name.endswith(">"):
         return [int(name[3:-1], 16)]
     return [_BYTES[character] for character in name] if all(character in _BYTES for character in name) else None

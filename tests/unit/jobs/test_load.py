@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from turnmill.jobs import AgentTrainingJob, JobError, dump_job, load_job
+from turnmill.jobs import AgentTrainingJob, JobError, dump_job, job_from_json, load_job
 
 JOB = """\
 apiVersion: turnmill.dev/v1alpha1
@@ -193,3 +193,10 @@ def test_the_model_folder_must_hold_a_model(file: Path, tmp_path: Path):
     assert "has no config.json" in empty
     assert "has no tokenizer_config.json" in without_tokenizer
     assert load(file, text).spec.model.path == str(folder)
+
+
+def test_a_process_parses_its_job_once(file: Path):
+    text = load(file).model_dump_json(by_alias=True)
+
+    assert job_from_json(text) == load(file)
+    assert job_from_json(text) is job_from_json(text)

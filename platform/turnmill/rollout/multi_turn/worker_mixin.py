@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.agent_loop import register
 from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.lookup import suggestion
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
-from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs import job_from_json
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.episode_id import EpisodeId
@@ -40,7 +40,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         # Replaces verl's own; loops of the user's file are registered after it.
         register("tool_agent")(MultiTurnLoop)
         super().__init__(config, *args, **kwargs)
-        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        self.job = job_from_json(config.turnmill.job)
         self.agent = self.job.spec.multi_turn_agent
         self.folder = RunFolder(Path(config.turnmill.run_dir))
         self.run_name = self.folder.run_name()

@@ -19,7 +19,7 @@ _CONNECT_SECONDS = 5.0
 def main() -> None:
     path, arguments = sys.argv[1], sys.argv[2:]
     connection = _connect(path)
-    if connection is None or not _ask(connection, arguments):
+    if connection is None or not _send_request(connection, arguments):
         os.execv(sys.executable, [sys.executable, *arguments])
     for number in _FORWARDED:
         signal.signal(number, lambda received, frame: connection.send(bytes([received])))
@@ -31,8 +31,8 @@ def main() -> None:
     _end_with(code)
 
 
-def _ask(connection: socket.socket, arguments: "list[str]") -> bool:
-    """Whether the fork server runs it."""
+def _send_request(connection: socket.socket, arguments: "list[str]") -> bool:
+    """Send the request; return True if the fork server runs it."""
     descriptors = _open_descriptors(connection.fileno())
     folder = os.getcwd()  # noqa: PTH109
     request = json.dumps(
@@ -47,7 +47,7 @@ def _ask(connection: socket.socket, arguments: "list[str]") -> bool:
 
 
 def _connect(path: str) -> "socket.socket | None":
-    """The fork server's connection; None if there is none."""
+    """Connect to the fork server; return None if there is none."""
     deadline = time.monotonic() + _CONNECT_SECONDS
     while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

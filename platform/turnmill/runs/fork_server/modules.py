@@ -1,4 +1,4 @@
-"""What the processes of a run import; on a GPU they start one by one, since CUDA does not outlive a fork."""
+"""The modules that are imported before processes of a run are forked; on a GPU none is forked, as CUDA forbids it."""
 
 EARLY = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
 # With Ray, which reads some variables when it is imported.

@@ -38,7 +38,7 @@ _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks to be run, as `python` would have been called."""
+    """A call of `python` that a client sends."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -85,7 +85,7 @@ class Server:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._listener:
-                    self._attend(*key.data)
+                    self._handle_child(*key.data)
                 elif (request := self._accept()) is not None:
                     if self._pinned is None and not self._import_late(request):
                         return None
@@ -97,7 +97,7 @@ class Server:
         try:
             return _receive(connection)
         except (OSError, ValueError) as error:
-            _note(f"request dropped: {error}")
+            _log(f"request dropped: {error}")
             connection.close()
             return None
 
@@ -109,10 +109,10 @@ class Server:
             importlib.import_module(module)
         if threads := _other_threads():
             # A fork copies the calling thread alone: locks that others hold would stay locked.
-            _note(f"imports started threads {threads}: no forking; processes start by themselves")
+            _log(f"imports started threads {threads}: no forking; processes start by themselves")
             return False
         if "ray" in sys.modules and not _ray_ids_differ_in_forks():
-            _note("imports drew ids from Ray's generator, which forks would draw again: no forking")
+            _log("imports drew ids from Ray's generator, which forks would draw again: no forking")
             return False
         forking.freeze_memory()
         return True
@@ -126,17 +126,17 @@ class Server:
             try:
                 pid = os.fork()
             except OSError as error:
-                _note(f"left to its client, as there is no fork ({error}): {what}")
+                _log(f"left to its client, as there is no fork ({error}): {what}")
                 request.connection.close()
             else:
                 if pid == 0:
-                    self._leave(request)
-                    _become(request)
+                    self._close_server_files(request)
+                    _set_up_process(request)
                     return True
-                _note(f"{pid}: {what}")
+                _log(f"{pid}: {what}")
                 self._watch(Child(pid, request.connection, os.pidfd_open(pid)))
         else:
-            _note(f"left to its client, which wants {pinned}: {what}")
+            _log(f"left to its client, which wants {pinned}: {what}")
             request.connection.close()
         for descriptor in request.received:
             os.close(descriptor)
@@ -150,7 +150,7 @@ class Server:
         with contextlib.suppress(OSError):
             child.connection.send(ACCEPTED)
 
-    def _leave(self, request: Request) -> None:
+    def _close_server_files(self, request: Request) -> None:
         """Close what belongs to the fork server."""
         self._selector.close()
         self._listener.close()
@@ -159,7 +159,7 @@ class Server:
             child.connection.close()
             os.close(child.pidfd)
 
-    def _attend(self, pid: int, what: str) -> None:
+    def _handle_child(self, pid: int, what: str) -> None:
         if (child := self._children.get(pid)) is None:
             return
         if what == "signal":
@@ -171,7 +171,7 @@ class Server:
             return
         del self._children[pid]
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        _note(f"{pid}: ended with {code}")
+        _log(f"{pid}: ended with {code}")
         with contextlib.suppress(OSError):
             child.connection.send(struct.pack("!i", code))
         self._selector.unregister(child.pidfd)
@@ -194,7 +194,7 @@ def _ray_ids_differ_in_forks() -> bool:
     return actor_class_ids.differ_in_forks()
 
 
-def _note(text: str) -> None:
+def _log(text: str) -> None:
     """A line for fork_server.log; logging would be set up in every fork as well."""
     print(text, file=sys.stderr, flush=True)
 
@@ -219,7 +219,7 @@ def _receive(connection: socket.socket) -> Request:
 
 
 def _signal_from(connection: socket.socket) -> int:
-    """What the client passes on; SIGKILL if it is gone."""
+    """Return the signal that the client passes on; SIGKILL if the client has ended."""
     try:
         content = connection.recv(1)
     except OSError:
@@ -227,7 +227,7 @@ def _signal_from(connection: socket.socket) -> int:
     return content[0] if content else signal.SIGKILL
 
 
-def _become(request: Request) -> None:
+def _set_up_process(request: Request) -> None:
     """Turn this fork into the process that was asked for: descriptors, environment, folder, seeds."""
     forking.die_with_parent()
     # Ray kills the process group of a worker that ends: in the fork server's own it would take all others along.
@@ -249,7 +249,7 @@ def _become(request: Request) -> None:
 
 
 def _run(request: Request) -> None:
-    """What the interpreter does with its arguments: `-c CODE`, `-m MODULE` or a script, flags before them ignored."""
+    """Run `-c CODE`, `-m MODULE` or a script as the interpreter does; flags before them are ignored."""
     rest = list(request.arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("-c", "-m"):
         flag = rest.pop(0)

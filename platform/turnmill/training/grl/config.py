@@ -146,7 +146,7 @@ def _algorithm(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(algorithm: dict[str, Any]) -> dict[str, Any]:
-    """What an algorithm has fields for: one without a critic has no use for a critic's settings."""
+    """Keep the settings that the algorithm has fields for: one without a critic has none of a critic."""
     by_type: dict[str, type[Settings]] = {tag_of(section): section for section in sections_in(AlgorithmSettings)}
     section = by_type.get(algorithm["type"])
     return algorithm if section is None else {k: v for k, v in algorithm.items() if k in fields_by_alias(section)}

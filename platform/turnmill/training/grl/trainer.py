@@ -41,7 +41,7 @@ class GroupRows:
 
 
 class GrlTrainer(TrajectoryTrainer):
-    """What groups of agents change: there are no tasks, rewards become scores, and few groups are learned from."""
+    """Trains on groups of agents: without tasks, on normalised scores, and on the groups that a filter keeps."""
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)

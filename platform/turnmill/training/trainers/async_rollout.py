@@ -1,4 +1,4 @@
-"""Rollout ahead of learning: every step has rows of its own, asked for at most so many steps before it learns."""
+"""Asynchronous rollout: every step has rows of its own, requested up to `maxStaleness` steps before it learns."""
 
 import transfer_queue as tq
 from omegaconf import DictConfig
@@ -19,10 +19,10 @@ PROBABILITY_DIFFERENCES = "training/rollout_probs_diff_"
 
 
 class AsyncRolloutMixin(PPOTrainer):
-    """Asks for the rows of the next steps while a step learns; mixed into the asynchronous modes.
+    """Requests the rows of the next steps while a step learns; mixed into the asynchronous modes.
 
     The policy that rolls a step out is at most `maxStaleness` steps older than the one that learns from it. What a
-    stopped run had asked for beyond its checkpoint is asked for again by the next: no step has rows of two attempts.
+    stopped run had requested beyond its checkpoint is requested again by the next: no step has rows of two attempts.
     """
 
     config: DictConfig
@@ -34,7 +34,7 @@ class AsyncRolloutMixin(PPOTrainer):
         self._last_requested_step: int | None = None
 
     def prepare_step(self) -> Metrics:
-        """Have this step and the next ones rolled out."""
+        """Request the rows of this step and of the next ones."""
         if self._last_requested_step is None:
             self._last_requested_step = self.global_steps - 1
         ahead = self.job.spec.training.max_staleness
@@ -51,10 +51,10 @@ class AsyncRolloutMixin(PPOTrainer):
             self.global_steps = learning
 
     def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
-        """Nothing: the first step asks for its rows and for those after it."""
+        """Do nothing: the first step requests its rows and those after it."""
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
-        """Nothing: the first step of an attempt asks for its rows."""
+        """Do nothing: the first step of an attempt requests its rows."""
         return 0
 
     def _save_checkpoint(self) -> None:
@@ -69,7 +69,7 @@ class AsyncRolloutMixin(PPOTrainer):
         return computed
 
     def _compare_on_policy_rows(self, batch: KVBatchMeta, metrics: Metrics) -> None:
-        """Of two policies the probabilities differ anyway: rollout and trainer are compared on rows of one."""
+        """Compare the log-probs of rollout and trainer on rows of the current policy: two policies differ anyway."""
         for name in [name for name in metrics if name.startswith(PROBABILITY_DIFFERENCES)]:
             del metrics[name]
         version = max(0, self.global_steps - 1)

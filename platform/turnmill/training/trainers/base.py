@@ -1,4 +1,4 @@
-"""What every training of ours changes in verl's PPO trainer: the run folder, checkpoints that count, and the CPU."""
+"""verl's PPO trainer with a run folder, complete checkpoints, validation by episodes, and the CPU as a device."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
-from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs import job_from_json
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.step_time import RELEASE
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -42,7 +42,7 @@ class RunTrainer(PPOTrainer):
     resource_pool_manager: ResourcePoolManager
 
     def __init__(self, config: DictConfig) -> None:
-        self.job = AgentTrainingJob.model_validate_json(config.turnmill.job)
+        self.job = job_from_json(config.turnmill.job)
         self.run_dir = Path(config.turnmill.run_dir)
         self.recorder = RunRecorder(self.job, self.run_dir, device=config.trainer.device)
         self.resumed_from: checkpoints.Checkpoint | None = checkpoints.latest(self.run_dir / "checkpoints")
@@ -85,7 +85,7 @@ class RunTrainer(PPOTrainer):
     # ---- the run ----
 
     def on_train_begin(self) -> None:
-        """Take a resumed run up where it was, or validate the first policy."""
+        """Restore the state of a resumed run, or validate the first policy."""
         super().on_train_begin()
         if self.resumed_from is not None:
             self.recorder.resume_after(self.resumed_from.state.step)
@@ -114,7 +114,7 @@ class RunTrainer(PPOTrainer):
         return self.job.spec.training.validation.episodes > 0
 
     def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows that somebody played: no padding."""
+        """Return the rows of a batch without padding."""
         return select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
 
     def _after_kl(
@@ -148,7 +148,7 @@ class RunTrainer(PPOTrainer):
     # ---- validation ----
 
     def _validate(self, before_first_step: bool = False) -> dict[str, float]:
-        """Play whole episodes, each counted once, and average them; `before_first_step` says with which policy."""
+        """Play whole episodes and return the means of their metrics; `before_first_step` is for the first policy."""
         started = time.monotonic()
         with self.recorder.phase("validation"):
             rows = self._validation_rows()

@@ -36,7 +36,7 @@ MIN_EPISODES_FOR_RATIO = 20
 
 
 class TurnTrainer(RunTrainer):
-    """What turns change in verl's trainer; mixed into the class of each mode."""
+    """verl's trainer with a row per turn; mixed into the class of each mode."""
 
     def __init__(self, config: DictConfig) -> None:
         self._episodes = self._failures = 0.0
@@ -219,7 +219,7 @@ class TurnTrainer(RunTrainer):
         return batch
 
     def _warmup_turns(self, gathered: int) -> int:
-        """How many turns an update of the warm-up draws: what the job says, else one tenth; whole mini-batches."""
+        """Return the turns that a warm-up update draws: the job's number, else one tenth, in whole mini-batches."""
         wanted = self.job.spec.turn_ppo.critic_warmup.turns_per_step or -(-gathered // 10)
         minibatch = self.job.spec.turn_ppo.minibatch_turns
         return min(gathered, max(minibatch, wanted // minibatch * minibatch))

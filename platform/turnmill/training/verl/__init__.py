@@ -1,1 +1,1 @@
-"""What verl is given: configuration, plug-ins, placement, engines and the transfer of weights."""
+"""Everything that plugs into verl: configuration, plug-ins, placement, engines, weight transfer and patches."""

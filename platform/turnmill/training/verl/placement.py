@@ -1,4 +1,4 @@
-"""Which devices and machines a run works on: verl's resource pools, held to the accelerators that a job asks for."""
+"""Placement of a run: verl's resource pools, restricted to the accelerators that a job asks for."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ def register_placed_replica(accelerator: str | None) -> None:
 
 
 def this_node() -> NodeAffinitySchedulingStrategy:
-    """Where an actor goes that is to live as long as this process's machine does."""
+    """Return the scheduling strategy that puts an actor on the node of this process."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 

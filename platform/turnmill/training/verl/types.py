@@ -12,7 +12,7 @@ Metrics: TypeAlias = dict[str, float]
 """Metrics of a step, by name; verl's methods add to them."""
 
 Tag: TypeAlias = Mapping[str, object]
-"""What verl's queue tells of a row besides its columns."""
+"""The tags of a row in verl's queue, besides its columns."""
 
 Row: TypeAlias = dict[str, object]
 """One row of a data set, as verl collates it."""
@@ -46,7 +46,7 @@ class Tracking(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of transformers."""
+    """The methods of a tokenizer of transformers that are used."""
 
     eos_token_id: int
 

@@ -39,7 +39,7 @@ class GlooWeights(CheckpointEngine):
         self._group: Any = None
 
     def prepare(self) -> dict[str, Any]:
-        """Where the others find the sender."""
+        """Return the address of the sender; empty in all other processes."""
         if not self.is_master:
             return {}
         self._store = TCPStore(_address(), 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
@@ -71,7 +71,7 @@ class GlooWeights(CheckpointEngine):
         self._group = gloo(self._store, rank, world_size, options)
 
     def finalize(self) -> None:
-        """Part until the next sync."""
+        """Disconnect until the next sync."""
         self._group = self._store = None
 
     @torch.no_grad()
@@ -92,7 +92,7 @@ class GlooWeights(CheckpointEngine):
             await asyncio.to_thread(self._send, [])
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
-        """All weights, as they come."""
+        """Yield names and weights in the order in which they are sent."""
         async for name, weight in merge_weight_chunks(self._chunks(), self.bucket_size):
             yield name, weight
 

@@ -17,17 +17,17 @@ from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.cloning import Row
 from turnmill.training.warm_start.demonstrations import FIRST_SEED, MALFORMED_ACTIONS, SEEDS_PER_WARM_START
 from turnmill.training.warm_start.expert import Expert, expert_of
-from turnmill.training.warm_start.rows import next_token_chances
+from turnmill.training.warm_start.rows import next_token_distributions
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 Message = dict[str, str]
-# What the demonstrations did not happen to say is spelled by these.
+# Words that no demonstration has are made of these.
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What is read, and what is said then."""
+    """The messages of a turn and the answer to them."""
 
     messages: Sequence[Message]
     prefix: str
@@ -38,7 +38,7 @@ class _Turn:
 
     @property
     def opening(self) -> str:
-        """What is said after the prefix, up to the action."""
+        """The answer after the prefix, up to the action."""
         return f" {self.thought} </think> <answer>"
 
 
@@ -46,7 +46,7 @@ def build_agent_rows(agents: Sequence[NamedAgent], settings: WarmStart) -> tuple
     """A tokenizer for the language of the agents, and at least `settings.turns` of an expert's turns in its ids."""
     episodes = list(_episodes(agents, settings))
     tokenizer = build_tokenizer([*_texts(episodes), *_CHARACTERS])
-    spell = _Speller(tokenizer)
+    spell = _RowTokenizer(tokenizer)
     return tokenizer, [row for episode in episodes for row in spell.rows(episode)]
 
 
@@ -112,8 +112,8 @@ def _texts(episodes: Iterable[Sequence[_Turn]]) -> Iterator[str]:
         yield from (f" {action} </answer>" for action in turn.chances)
 
 
-class _Speller:
-    """Spells conversations as the agent loop does: what was read and said stays, and the rest follows it."""
+class _RowTokenizer:
+    """Tokenizes conversations as the agent loop does: earlier tokens stay, and new ones are appended."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -130,7 +130,7 @@ class _Speller:
             context = [*context, *self._ids(turn.prefix)]
             said = (*self._ids(turn.opening), *self._action_ids(turn.spoken))
             chances = {self._action_ids(action): chance for action, chance in turn.chances.items()}
-            targets = next_token_chances(self._action_ids(turn.spoken), chances, vocabulary=len(self.tokenizer))
+            targets = next_token_distributions(self._action_ids(turn.spoken), chances, vocabulary=len(self.tokenizer))
             yield Row(tuple(context), said, targets)
             context = [*context, *said]
 

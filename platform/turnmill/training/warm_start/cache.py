@@ -48,7 +48,7 @@ def ensure_warm_start(
 
 
 def default_cache_dir() -> Path:
-    """Where warm starts are kept unless told otherwise."""
+    """Return the folder of warm starts where no other is given."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnmill" / "warm-start"
 
 

@@ -29,7 +29,7 @@ LAST_RATE = 0.1
 """Share of the learning rate that is left when the cool-down ends."""
 
 PATIENCE = 2
-"""How many times `gradient_steps` a loss that falls late may take."""
+"""Multiple of `gradient_steps` that is allowed where the loss falls late."""
 
 SMOOTHING = 0.95
 BATCHES_SORTED_TOGETHER = 16
@@ -42,7 +42,7 @@ class Row:
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     action_targets: torch.Tensor
-    """What the last K answer tokens are to be, as distributions of shape (K, V); those before them are certain."""
+    """Target distributions of the last K answer tokens, of shape (K, V); those before them are certain."""
 
 
 def build_model(vocabulary: int, settings: WarmStart) -> Qwen2ForCausalLM:

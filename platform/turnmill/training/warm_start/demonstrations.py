@@ -18,7 +18,7 @@ SEEDS_PER_WARM_START = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """What the policy is shown in a turn, and what it is to answer."""
+    """The prompt of a turn and the answer to it."""
 
     messages: tuple[Message, ...]
     thought: str
@@ -52,7 +52,7 @@ def answer_text(thought: str, action: str) -> str:
 
 
 def spoken_chances(advised: str, actions: Sequence[str], settings: WarmStart) -> dict[str, float]:
-    """How probable each action is to be said where the expert advises one of them."""
+    """Return the probability of each action in the answer where the expert advises one of them."""
     at_random = settings.action_noise / len(actions)
     chances = {action: at_random + (1 - settings.action_noise) * (action == advised) for action in actions}
     well_formed = {action: (1 - settings.malformed_share) * chance for action, chance in chances.items()}
@@ -84,6 +84,6 @@ def _episode(
 
 
 def _prompt(environment: Environment, memory: Memory) -> tuple[Message, ...]:
-    """What training shows a policy with the template `compact`."""
+    """Return the messages that training builds with the template `compact`."""
     goal = environment.compact_prompt()
     return tuple(build_messages(memory, template="compact", instruction_prompt="", compact_prompt=goal))

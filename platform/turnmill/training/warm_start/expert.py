@@ -1,4 +1,4 @@
-"""What an environment offers whose policy can be warm-started."""
+"""The expert of an environment, whose answers a warm start imitates."""
 
 from collections.abc import Iterable
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Demonstrations as token ids, spelled by the chat template that the trainer uses."""
+"""Demonstrations as token ids, rendered by the chat template that the trainer uses."""
 
 from collections.abc import Container, Mapping
 
@@ -28,12 +28,12 @@ def build_rows(
     prompts = tokenizer.apply_chat_template(
         [list(turn.messages) for turn in shown], add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    spell = _Speller(tokenizer)
-    return tokenizer, [spell.row(tuple(prompt), turn) for prompt, turn in zip(prompts, shown, strict=True)]
+    tokenize = _AnswerTokenizer(tokenizer)
+    return tokenizer, [tokenize.row(tuple(prompt), turn) for prompt, turn in zip(prompts, shown, strict=True)]
 
 
-class _Speller:
-    """Spells answers in token ids, and what else might have stood in the place of each token of the action.
+class _AnswerTokenizer:
+    """Tokenizes answers, with the target distribution of each token of the action.
 
     The model is told the whole distribution that the spoken action was drawn from: the mean gradient is the same,
     the noise in it far smaller, and what a run learns from depends much less on chance.
@@ -50,7 +50,7 @@ class _Speller:
         key = (turn.spoken, tuple(turn.chances.items()))
         if key not in self._targets:
             chances = {self._action_ids(action): chance for action, chance in turn.chances.items()}
-            self._targets[key] = next_token_chances(action_ids, chances, vocabulary=len(self.tokenizer))
+            self._targets[key] = next_token_distributions(action_ids, chances, vocabulary=len(self.tokenizer))
         return Row(prompt_ids, answer_ids, self._targets[key])
 
     def _action_ids(self, action: str) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class _Speller:
         return self._ids[text]
 
 
-def next_token_chances(
+def next_token_distributions(
     spoken: tuple[int, ...], chances: Mapping[tuple[int, ...], float], *, vocabulary: int
 ) -> torch.Tensor:
     """The distribution of each token of `spoken` given those before it; shape (tokens of `spoken`, vocabulary)."""

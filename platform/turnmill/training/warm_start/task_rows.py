@@ -16,7 +16,7 @@ from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 
 class Teacher(Protocol):
-    """What a source of tasks offers whose policy can be warm-started."""
+    """A source of tasks with demonstrations, which a warm start imitates."""
 
     words: Sequence[str]
 

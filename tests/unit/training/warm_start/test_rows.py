@@ -9,7 +9,7 @@ from turnmill.jobs.model import WarmStart
 from turnmill.jobs.verlog_agent import MemorySettings
 from turnmill.training.warm_start.demonstrations import demonstrate
 from turnmill.training.warm_start.expert import expert_of
-from turnmill.training.warm_start.rows import build_rows, next_token_chances
+from turnmill.training.warm_start.rows import build_rows, next_token_distributions
 
 SETTINGS = WarmStart(turns=40)
 
@@ -56,7 +56,7 @@ def test_rows_are_what_the_chat_template_yields():
 def test_the_targets_of_an_action_follow_what_was_said_before():
     turn_left, turn_right, drop = (1, 2, 0), (1, 3, 0), (4, 0)
 
-    targets = next_token_chances(turn_left, {turn_left: 0.2, turn_right: 0.6, drop: 0.2}, vocabulary=5)
+    targets = next_token_distributions(turn_left, {turn_left: 0.2, turn_right: 0.6, drop: 0.2}, vocabulary=5)
 
     expected = [[0, 0.8, 0, 0, 0.2], [0, 0, 0.25, 0.75, 0], [1, 0, 0, 0, 0]]
     torch.testing.assert_close(targets, torch.tensor(expected))

@@ -31,7 +31,7 @@ class Patch:
     """Permanent link to the line that makes the patch necessary."""
 
     quote: str
-    """What that line says."""
+    """Text of that line."""
 
     issue: str | None = None
     """The upstream issue, where there is one."""
