@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments.grl import (
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from turnmill.jobs import AgentTrainingJob
     from turnmill.runs.local import RunResult
     from turnmill.runs.watch import Report
+    from turnmill.training.grl.config import Configuration
 
 __all__ = [
     "AgentTrainer",
@@ -48,17 +49,17 @@ class AgentTrainer:
 
     def __init__(
         self,
-        config: Any,
-        tokenizer: Any = None,
-        role_worker_mapping: Any = None,
-        resource_pool_manager: Any = None,
-        processor: Any = None,
+        config: "Configuration",
+        tokenizer: object = None,
+        role_worker_mapping: object = None,
+        resource_pool_manager: object = None,
+        processor: object = None,
         *,
         overrides: Sequence[str] = (),
         output: Path | str | None = None,
         resume: bool = False,
         on_progress: "Report | None" = None,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         """`config`: a mapping, OmegaConf's own, or the path of a YAML file. `overrides`: such as
         `resources.device=cpu`, as `--set` takes them. `output`: the run folder; left out, a free one in runs/.
@@ -96,7 +97,7 @@ class AgentTrainer:
         return launch(self.job, run_dir, resume=self.resume, on_progress=self._on_progress)
 
 
-def _job_of(config: Any, overrides: Sequence[str]) -> "AgentTrainingJob":
+def _job_of(config: "Configuration", overrides: Sequence[str]) -> "AgentTrainingJob":
     from turnmill.jobs import JobError, parse_job
     from turnmill.jobs.overrides import apply_overrides
     from turnmill.training.grl.config import job_data

@@ -18,7 +18,8 @@ class StepReplayBuffer(ReplayBuffer):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, Metrics]:
         """Return the rows of a step; rows of later steps stay in the queue."""
         self.step = global_steps
-        return super().sample(global_steps, partition_id, batch_size)
+        sampled: tuple[KVBatchMeta, Metrics] = super().sample(global_steps, partition_id, batch_size)
+        return sampled
 
     def _sampleable_terminal_keys(self, partition_id: str, *args: object) -> set[str]:
         if self.on_poll:

@@ -21,7 +21,6 @@ import tempfile
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from turnmill.core import forking
 from turnmill.runs.fork_server.launcher import OUTLIVES
@@ -257,8 +256,8 @@ def _run(request: Request) -> None:
             rest.pop(0)
     if not rest:
         raise SystemExit("the fork server runs -c CODE, -m MODULE or a script")
-    main_module: Any = types.ModuleType("__main__")
-    main_module.__builtins__ = __builtins__
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main_module
     if rest[0] == "-c":
         sys.argv = ["-c", *rest[2:]]

@@ -143,7 +143,8 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
         index=np.array(groups_K, dtype=object),
         norm_adv_by_std_in_grpo=normalise,
     )
-    return advantages_K1[:, 0].masked_fill(singleton_groups(groups_K), 0.0)
+    advantages_K: Tensor = advantages_K1[:, 0].masked_fill(singleton_groups(groups_K), 0.0)
+    return advantages_K
 
 
 def singleton_groups(groups_K: Sequence[str]) -> Tensor:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from pydantic.alias_generators import to_camel
 
 from turnmill.core.errors import SettingsError
@@ -15,6 +15,12 @@ from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.grl_agent import AgentConfig, GrlAgent
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
+
+Configuration: TypeAlias = Mapping[str, object] | DictConfig | Path | str
+"""A configuration of GRL: a mapping, OmegaConf's own, or the path of a YAML file."""
+
+Block: TypeAlias = dict[str, Any]
+"""A section of a job or of a configuration, unchecked."""
 
 ESTIMATORS = {"gae": "ppo"}
 """Estimators that go by another name here."""
@@ -62,20 +68,20 @@ WITHOUT_EFFECT = frozenset(
 """Names that are read elsewhere here, or that mean nothing where there is no data set."""
 
 
-def job_data(config: Any) -> dict[str, Any]:
+def job_data(config: Configuration) -> Block:
     """A job, unchecked, of a configuration: a mapping, OmegaConf's own, or the path of a YAML file.
 
     What has no field in a job goes to `spec.verl` by its own name. A configuration that is a job already stays as it
     is.
     """
     read = OmegaConf.load(config) if isinstance(config, (str, Path)) else OmegaConf.create(config)
-    plain: dict[str, Any] = OmegaConf.to_container(read, resolve=True)
+    plain: Block = OmegaConf.to_container(read, resolve=True)
     if plain.get("kind") == KIND:
         return plain
     blocks = {name: plain.pop(name) for name in [*plain] if _is_agent(plain[name])}
     rollout = plain.pop("rollout", {})
     flat = dict(_flat(plain))
-    spec: dict[str, Any] = {"agent": _agent(blocks, rollout), "algorithm": _algorithm(flat), "verl": {}}
+    spec: Block = {"agent": _agent(blocks, rollout), "algorithm": _algorithm(flat), "verl": {}}
     for name, value in flat.items():
         if name in FIELDS:
             _put(spec, FIELDS[name], value)
@@ -94,14 +100,14 @@ def job_data(config: Any) -> dict[str, Any]:
     return data
 
 
-def _is_agent(block: Any) -> bool:
+def _is_agent(block: object) -> bool:
     return isinstance(block, Mapping) and any(name in block for name in ("agent_type", "agent_config", "env_config"))
 
 
-def _agent(blocks: Mapping[str, Any], rollout: Mapping[str, Any]) -> dict[str, Any]:
+def _agent(blocks: Mapping[str, Any], rollout: Mapping[str, Any]) -> Block:
     """The agent of a job: lists stay lists, and a single number becomes one."""
     fields = fields_by_alias(GrlAgent)
-    agent: dict[str, Any] = {"type": "grl", "agents": [_named(name, block) for name, block in blocks.items()]}
+    agent: Block = {"type": "grl", "agents": [_named(name, block) for name, block in blocks.items()]}
     for name, value in rollout.items():
         field = to_camel(name)
         if field not in fields and f"rollout.{name}" not in WITHOUT_EFFECT:
@@ -113,7 +119,7 @@ def _agent(blocks: Mapping[str, Any], rollout: Mapping[str, Any]) -> dict[str, A
     return agent
 
 
-def _named(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
+def _named(name: str, block: Mapping[str, Any]) -> Block:
     known = AgentConfig.model_fields
     given = dict(block.get("agent_config") or {})
     config = {to_camel(field): value for field, value in given.items() if field in known}
@@ -128,15 +134,15 @@ def _named(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_text_keys(value: Any) -> Any:
+def _with_text_keys(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _with_text_keys(inner) for key, inner in value.items()}
     return value
 
 
-def _algorithm(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _algorithm(flat: Mapping[str, Any]) -> Block:
     estimator = str(flat.get("algorithm.adv_estimator", "gae"))
-    algorithm: dict[str, Any] = {"type": ESTIMATORS.get(estimator, estimator)}
+    algorithm: Block = {"type": ESTIMATORS.get(estimator, estimator)}
     if flat.get("algorithm.use_kl_in_reward") is False:
         algorithm["kl"] = {"coefficient": 0}
     # verl names the first step in which the policy learns, and 0 means the first one too.
@@ -145,14 +151,14 @@ def _algorithm(flat: Mapping[str, Any]) -> dict[str, Any]:
     return algorithm
 
 
-def _known(algorithm: dict[str, Any]) -> dict[str, Any]:
+def _known(algorithm: Block) -> Block:
     """Keep the settings that the algorithm has fields for: one without a critic has none of a critic."""
     by_type: dict[str, type[Settings]] = {tag_of(section): section for section in sections_in(AlgorithmSettings)}
     section = by_type.get(algorithm["type"])
     return algorithm if section is None else {k: v for k, v in algorithm.items() if k in fields_by_alias(section)}
 
 
-def _training(training: dict[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]:
+def _training(training: Block, flat: Mapping[str, Any]) -> Block:
     # Without a data set an epoch is one step.
     steps = training.setdefault("steps", flat.get("trainer.total_epochs"))
     if steps is None:
@@ -165,7 +171,7 @@ def _training(training: dict[str, Any], flat: Mapping[str, Any]) -> dict[str, An
     return training
 
 
-def _size_minibatches(data: dict[str, Any], minibatch: int) -> None:
+def _size_minibatches(data: Block, minibatch: int) -> None:
     """Groups per update, of trajectories per update: what the filter leaves is split into as many updates."""
     try:
         agent = parse_job(data).spec.grl_agent
@@ -188,7 +194,7 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def _put(data: dict[str, Any], path: str, value: Any) -> None:
+def _put(data: Block, path: str, value: object) -> None:
     *sections, name = path.split(".")
     for section in sections:
         data = data.setdefault(section, {})

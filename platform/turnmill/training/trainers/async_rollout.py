@@ -13,7 +13,7 @@ from turnmill.training.accelerators import demands
 from turnmill.training.dataset import select
 from turnmill.training.verl import placement
 from turnmill.training.verl.engines import Engines
-from turnmill.training.verl.types import Metrics
+from turnmill.training.verl.types import Metrics, ServerManager, WeightManager
 
 PROBABILITY_DIFFERENCES = "training/rollout_probs_diff_"
 
@@ -28,6 +28,7 @@ class AsyncRolloutMixin(PPOTrainer):
     config: DictConfig
     global_steps: int
     trainer_mode: str
+    llm_server_manager: ServerManager
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
@@ -91,6 +92,9 @@ class ColocateAsync(AsyncRolloutMixin, PPOTrainerColocateAsync):
 
 class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
     """Rollout and learning have devices of their own; weights cross by network after every step."""
+
+    standalone_server_manager: ServerManager
+    standalone_checkpoint_manager: WeightManager
 
     def __init__(self, config: DictConfig) -> None:
         # verl wants one mini-batch per weight sync, counted in prompts; ours are counted in rows.

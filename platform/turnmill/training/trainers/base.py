@@ -26,7 +26,7 @@ from turnmill.training import checkpoints
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.verl.placement import PlacedPools
-from turnmill.training.verl.types import Metrics, Row, Tracking
+from turnmill.training.verl.types import Metrics, Row, ServerManager, Tracking
 from turnmill.training.vocabulary import save_vocabulary
 
 # verl's 2 s would be most of a small step.
@@ -40,6 +40,7 @@ class RunTrainer(PPOTrainer):
     global_steps: int
     timing_raw: dict[str, float]
     resource_pool_manager: ResourcePoolManager
+    llm_server_manager: ServerManager
 
     def __init__(self, config: DictConfig) -> None:
         self.job = job_from_json(config.turnmill.job)
@@ -138,7 +139,8 @@ class RunTrainer(PPOTrainer):
             self.kl_ctrl_in_reward.value = coefficient
         metrics.update(kl_metrics)
         metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
-        return data.batch["token_level_rewards"]
+        rewards: Tensor = data.batch["token_level_rewards"]
+        return rewards
 
     def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)

@@ -1,12 +1,14 @@
 """Types of what verl leaves untyped: metrics, tags of rows, and the managers that a trainer has."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from ray.actor import ActorHandle
     from verl.workers.rollout.replica import RolloutReplica
+
+Client = TypeVar("Client")
 
 Metrics: TypeAlias = dict[str, float]
 """Metrics of a step, by name; verl's methods add to them."""
@@ -28,6 +30,8 @@ class ServerManager(Protocol):
     server_addresses: Sequence[str]
     server_handles: Sequence["ActorHandle"]
 
+    def get_client(self, client_cls: type[Client]) -> Client: ...
+
 
 class WeightManager(Protocol):
     """verl's `CheckpointEngineManager`: it transfers weights from the trainer to engines."""
@@ -37,6 +41,8 @@ class WeightManager(Protocol):
     def add_replicas(self, replicas: Sequence["RolloutReplica"]) -> None: ...
 
     def remove_replicas(self, replicas: Sequence["RolloutReplica"]) -> None: ...
+
+    def update_weights(self, global_steps: int) -> None: ...
 
 
 class Tracking(Protocol):

@@ -7,7 +7,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 import ray
 import torch
@@ -27,6 +27,13 @@ SENDER = 0
 Bucket = list[tuple[TensorMeta, Tensor]]
 
 
+class SenderAddress(TypedDict, total=False):
+    """Host and port of the sender's store; empty in all other processes."""
+
+    host: str
+    port: int
+
+
 @CheckpointEngineRegistry.register("gloo")
 class GlooWeights(CheckpointEngine):
     """One sender, the first training process, and every process that feeds an engine; connected anew for each sync."""
@@ -38,7 +45,7 @@ class GlooWeights(CheckpointEngine):
         self._store: TCPStore | None = None
         self._group: Any = None
 
-    def prepare(self) -> dict[str, Any]:
+    def prepare(self) -> SenderAddress:
         """Return the address of the sender; empty in all other processes."""
         if not self.is_master:
             return {}
@@ -47,17 +54,17 @@ class GlooWeights(CheckpointEngine):
 
     @classmethod
     def build_topology(
-        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
-    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[SenderAddress]
+    ) -> tuple[dict[str, list[object]], dict[str, list[object]]]:
         """The first training process sends, the engines' processes receive, other training processes stay out."""
         world_size = 1 + rollout_world_size
 
-        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
-            return {"rank": ranks, "world_size": [world_size] * len(ranks), "sender": [metadata[0]] * len(ranks)}
+        def arguments(ranks: list[int]) -> dict[str, list[object]]:
+            return {"rank": [*ranks], "world_size": [world_size] * len(ranks), "sender": [metadata[0]] * len(ranks)}
 
         return arguments([SENDER] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world_size)))
 
-    def init_process_group(self, rank: int, world_size: int, sender: dict[str, Any]) -> None:
+    def init_process_group(self, rank: int, world_size: int, sender: SenderAddress) -> None:
         """Connect to all the others; returns when they are there."""
         if rank < 0:
             return
@@ -112,9 +119,9 @@ class GlooWeights(CheckpointEngine):
         self._broadcast(sizes)
         message = torch.empty(int(sizes.sum()), dtype=torch.uint8)
         self._broadcast(message)
-        about, data = message.split(sizes.tolist())
+        about, data = torch.split(message, sizes.tolist())
         metas: list[TensorMeta] = pickle.loads(about.numpy().tobytes())
-        chunks = data.split([meta.chunk_size for meta in metas]) if metas else ()
+        chunks = torch.split(data, [meta.chunk_size for meta in metas]) if metas else ()
         # As numbers, chunks must begin where numbers of their size can.
         return [(meta, chunk.clone()) for meta, chunk in zip(metas, chunks, strict=True)]
 

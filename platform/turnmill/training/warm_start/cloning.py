@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -113,7 +112,7 @@ class _Cloning:
             group["lr"] = self.settings.learning_rate * rate
         loss = answer_loss(self.model, next(self.batches))
         self.optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
@@ -139,7 +138,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def answer_loss(model: Any, batch: Sequence[Row]) -> torch.Tensor:
+def answer_loss(model: Qwen2ForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
     """Mean cross-entropy over the answer tokens of a batch."""
     lengths = [len(row.prompt_ids) + len(row.answer_ids) - 1 for row in batch]
     ids_BT = torch.full((len(batch), max(lengths)), PAD_ID)

@@ -3,7 +3,6 @@
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
@@ -35,7 +34,7 @@ class CpuDevice(types.ModuleType):
         ):
             setattr(self, name, lambda *_, **__: None)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(torch.cpu, name)
 
 

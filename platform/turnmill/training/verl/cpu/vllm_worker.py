@@ -10,4 +10,5 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
 
     def __new__(cls, **kwargs: object) -> "CpuWorkerExtension":
         linear_weights.apply()
-        return super().__new__(cls, **kwargs)
+        worker: CpuWorkerExtension = super().__new__(cls, **kwargs)
+        return worker
