@@ -40,7 +40,9 @@ class Parts(gymnasium.Env[dict[str, Any], int]):
     observation_space = gymnasium.spaces.Dict({})
     action_space = gymnasium.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Say hello."""
         super().reset(seed=seed)
         return {"text": "hello", "number": 1}, {}

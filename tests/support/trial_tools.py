@@ -78,7 +78,9 @@ class Scales(BaseTool):
         self.notes.append(f"create {unit}")
         return unit, ToolResponse(text="dropped")
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[Any, float, dict[str, Any]]:
         """The weight; what is lighter than nothing breaks it, `text` is said back."""
         self.notes.append(f"execute {parameters}")
         if parameters.get("weight", 0) < 0:
@@ -96,7 +98,9 @@ class Scales(BaseTool):
 class Camera(BaseTool):
     """Takes a picture of one colour."""
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[Any, float, dict[str, Any]]:
         """A picture; a colour that is none breaks the rules of images, `film` those of videos."""
         colour = parameters["colour"]
         if colour == "none":

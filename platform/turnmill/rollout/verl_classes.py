@@ -5,6 +5,8 @@ At run time these are verl's own. For type checkers, the members that this packa
 
 from typing import TYPE_CHECKING
 
+from turnmill.rollout.token_output import TokenOutput
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Unpack
@@ -27,15 +29,6 @@ if TYPE_CHECKING:
         Tokenizer,
         TrajectoryInfo,
     )
-
-    class TokenOutput(BaseModel):
-        """The response of an inference engine."""
-
-        token_ids: list[int]
-        log_probs: list[float] | None = None
-        stop_reason: str | None = None
-        extra_fields: dict[str, int | None] = {}
-        """Of the fields that engines add, only policy versions are read."""
 
     class AgentLoopMetrics(BaseModel):
         """Times of verl's own loops."""
@@ -170,7 +163,6 @@ else:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as AgentLoopWorkerActor
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
-    from verl.workers.rollout.replica import TokenOutput
 
     AgentLoopWorkerTQ = AgentLoopWorkerActor.__ray_metadata__.modified_class
 

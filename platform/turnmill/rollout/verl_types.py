@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Protocol, TypedDict, overload
 
 if TYPE_CHECKING:
-    from turnmill.rollout.verl_classes import TokenOutput
+    from turnmill.rollout.token_output import TokenOutput
 
 Message = Mapping[str, Any]
 """A chat message: `role`, `content` (a text, or a list of parts) and what else a chat template reads."""
