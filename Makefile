@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOB ?= manifests/examples/babyai-goto-cpu.yaml
 STAMP := $(VENV)/installed
-# Test files that run side by side: one per core, four at most.
-JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+# Test files that run side by side: one per core, four at most (`nproc` alone would answer OMP_NUM_THREADS).
+JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
 .PHONY: help install extras run test unit check docs crds dashboards compatibility charts clean

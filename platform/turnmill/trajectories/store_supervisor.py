@@ -1,16 +1,17 @@
 """Supervisor of the embedded store: runs the server and stops it when its owner ends. A program, started by `embedded`.
 
-It imports little, to start fast and stay small.
+It runs in a bare interpreter without site-packages, to start fast and stay small: it imports the standard library
+alone.
 """
 
+import ctypes
 import os
 import select
 import shutil
 import signal
 import sys
 
-from turnmill.core.forking import die_with_parent
-
+_PR_SET_PDEATHSIG = 1
 _STOP_MILLISECONDS = 5000
 _PAUSE_MILLISECONDS = 200
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -68,7 +69,7 @@ def _start(command: list[str]) -> int:
     if child:
         return child
     try:
-        die_with_parent()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
