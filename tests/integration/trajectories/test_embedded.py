@@ -193,10 +193,14 @@ def owner():
         text=True,
     )
     url = process.stdout.readline().strip()
-    yield process, url
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    try:
+        # Without a URL the folder would be the current one: nothing must be deleted then.
+        assert url.startswith("unix:///"), "the owner's store did not start"
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
     shutil.rmtree(folder_of(url), ignore_errors=True)
 
 
