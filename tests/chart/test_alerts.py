@@ -260,7 +260,7 @@ def test_an_alert_has_a_severity_a_description_and_a_runbook(alert: str):
     assert f"`{alert}`" in text
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
         "## What it means",
-        "## How to look",
+        "## Diagnosis",
         "## What to do",
     ]
 
