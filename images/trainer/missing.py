@@ -9,10 +9,12 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 DEVELOPMENT = (
-    "ast-serialize", "execnet", "greenlet", "grimp", "harfile", "hatchling", "hypothesis", "hypothesis-graphql",
-    "import-linter", "iniconfig", "jsonschema-rs", "librt", "mypy", "mypy-extensions", "pathspec", "playwright",
-    "pyrate-limiter", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff", "schemathesis",
-    "trove-classifiers", "types-pyyaml",
+    "ast-serialize", "babel", "backrefs", "colorama", "execnet", "ghp-import", "greenlet", "griffe-pydantic",
+    "griffelib", "grimp", "harfile", "hatchling", "hypothesis", "hypothesis-graphql", "import-linter", "iniconfig",
+    "jsonschema-rs", "librt", "mergedeep", "mkdocs", "mkdocs-autorefs", "mkdocs-get-deps", "mkdocs-material",
+    "mkdocs-material-extensions", "mkdocstrings", "mkdocstrings-python", "mypy", "mypy-extensions", "paginate",
+    "pathspec", "playwright", "pymdown-extensions", "pyrate-limiter", "pytest", "pytest-asyncio", "pytest-timeout",
+    "pytest-xdist", "pyyaml-env-tag", "ruff", "schemathesis", "trove-classifiers", "types-pyyaml", "watchdog",
 )  # fmt: skip
 
 

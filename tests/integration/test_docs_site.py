@@ -59,6 +59,7 @@ def _public(module: ModuleType) -> Iterator[str]:
     exported = getattr(module, "__all__", None)
     for name, value in vars(module).items():
         if inspect.isclass(value) or inspect.isfunction(value):
-            own = value.__module__ == module.__name__ and not name.startswith("_")
+            # A second name for a class, kept for those who import it, has no entry of its own.
+            own = value.__module__ == module.__name__ and name == value.__name__ and not name.startswith("_")
             if name in exported if exported is not None else own:
                 yield name

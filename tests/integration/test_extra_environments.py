@@ -75,7 +75,7 @@ async def test_a_dungeon_of_a_list_of_levels_repeats_with_its_seed(play):
 
 @pytest.mark.parametrize("family", ["Boxoban-Hard", "MultiRoom-N2", "LavaCrossingS9N1", "SimpleCrossingS9N2"])
 def test_a_task_that_minihack_cannot_play_is_refused(family):
-    with pytest.raises(SettingsError, match=r"environment\.task: .* Take another of its tasks"):
+    with pytest.raises(SettingsError, match=r"environment\.task: .* Choose another of its tasks"):
         environments.create("minihack", f"MiniHack-{family}-v0")
 
 
