@@ -221,7 +221,7 @@ class RunMetrics:
             info.checkpoint_every
         )
         Gauge(
-            "turnmill_failed_ratio_limit", "Share of failed episodes at which the run gives up", registry=registry
+            "turnmill_failed_ratio_limit", "Share of failed episodes above which the run ends", registry=registry
         ).set(info.max_failed_ratio)
         Gauge(
             "turnmill_stall_timeout_seconds", "Time without progress after which the attempt fails", registry=registry
