@@ -10,7 +10,8 @@ from support.kubernetes import Namespace, fresh_namespace
 from support.programs import why_no_program
 from support.team_release import TeamRelease, pod, team_release
 
-ATTACKS = Path(__file__).parents[1] / "integration" / "sandboxes"
+TESTS = Path(__file__).parents[1]
+ATTACKS = TESTS / "integration" / "sandboxes"
 UNCOUNTED = ["writes too much into files without a name"]
 """Files without a name do not count there: the pod's ephemeral storage bounds them."""
 
@@ -49,14 +50,19 @@ def test_a_tool_server_under_gvisor_serves_and_its_self_test_passes(release: Tea
 
 
 def test_attacks_fail_under_gvisor_too(place: Namespace):
-    folder = {"volumes": [{"name": "tmp", "emptyDir": {}}], "runtimeClassName": "gvisor"}
-    attacked = pod("attacked", {}, **folder)
+    writable = {"volumes": [{"name": "tmp", "emptyDir": {}}], "runtimeClassName": "gvisor"}
+    attacked = pod("attacked", {}, **writable)
     attacked["spec"]["containers"][0]["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]
     place.apply(attacked)
     place.kubectl("wait", "--for=condition=Ready", "pod/attacked", "--timeout=120s", timeout=130)
-    for name in ("attack_programs.py", "attack_runner.py"):
+    place.run_in("attacked", "mkdir", "/tmp/support")
+    for folder, name in (
+        (ATTACKS, "attack_programs.py"),
+        (ATTACKS, "attack_runner.py"),
+        (TESTS, "support/container.py"),
+    ):
         code = f"import sys; open('/tmp/{name}', 'w').write(sys.stdin.read())"
-        place.kubectl("exec", "--stdin", "attacked", "--", "python", "-c", code, stdin=(ATTACKS / name).read_text())
+        place.kubectl("exec", "--stdin", "attacked", "--", "python", "-c", code, stdin=(folder / name).read_text())
 
     said = place.run_in(
         "attacked", "env", "SECRET=secret", "python", "/tmp/attack_runner.py", "--sandboxed", timeout=400
