@@ -9,12 +9,12 @@ import pytest
 from turnmill.jobs.agent import AgentSettings
 from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.base_agent import BaseAgent
-from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithm
+from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithmSettings
 from turnmill.jobs.values import sections_in, tag_of
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = [*sections_in(AgentSettings), *sections_in(AlgorithmSettings)]
-CLASSES = {section.__name__ for section in (*SECTIONS, BaseAgent, TrajectoryAlgorithm)}
+CLASSES = {section.__name__ for section in (*SECTIONS, BaseAgent, TrajectoryAlgorithmSettings)}
 TYPES = {tag_of(section) for section in SECTIONS}
 ALLOWED = {
     # Narrows the types of `spec.agent` and `spec.algorithm` for those that belong to one kind: an assertion, no branch.

@@ -15,7 +15,7 @@ from turnmill.jobs.settings import Settings
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
 from turnmill.jobs.training import TrainingSettings
-from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithm
+from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithmSettings
 from turnmill.jobs.verl_settings import TENSOR_PARALLEL, setting
 from turnmill.jobs.verlog_agent import VerlogAgent
 
@@ -131,9 +131,9 @@ class JobSpec(Settings):
         return self.algorithm
 
     @property
-    def trajectory_algorithm(self) -> TrajectoryAlgorithm:
+    def trajectory_algorithm(self) -> TrajectoryAlgorithmSettings:
         """The algorithm of a job that learns from whole trajectories."""
-        assert isinstance(self.algorithm, TrajectoryAlgorithm)
+        assert isinstance(self.algorithm, TrajectoryAlgorithmSettings)
         return self.algorithm
 
     @property

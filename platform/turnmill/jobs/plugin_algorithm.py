@@ -5,10 +5,10 @@ from typing import Any
 from pydantic import Field
 
 from turnmill.jobs.settings import PluginPath
-from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithm
+from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithmSettings
 
 
-class PluginAlgorithm(TrajectoryAlgorithm):
+class PluginAlgorithm(TrajectoryAlgorithmSettings):
     """An algorithm of your own: `type` names its class, and what it has beyond these fields goes into `options`."""
 
     type: PluginPath

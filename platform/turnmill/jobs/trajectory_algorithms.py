@@ -25,7 +25,7 @@ class KlSettings(Settings):
     """Turns over which `adaptive` corrects the coefficient."""
 
 
-class TrajectoryAlgorithm(Settings):
+class TrajectoryAlgorithmSettings(Settings):
     """The settings that all algorithms over whole trajectories share."""
 
     learns_from_turns: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class TrajectoryAlgorithm(Settings):
         return 1
 
 
-class Ppo(TrajectoryAlgorithm):
+class Ppo(TrajectoryAlgorithmSettings):
     """PPO: a critic values every token, and GAE runs over all tokens of a trajectory that the policy generated."""
 
     type: Literal["ppo"] = "ppo"
@@ -94,7 +94,7 @@ class Ppo(TrajectoryAlgorithm):
     """First steps in which the critic learns alone."""
 
 
-class Grpo(TrajectoryAlgorithm):
+class Grpo(TrajectoryAlgorithmSettings):
     """GRPO: the reward of a trajectory against that of its group, without a critic."""
 
     type: Literal["grpo"] = "grpo"
@@ -110,7 +110,7 @@ class Grpo(TrajectoryAlgorithm):
     """The penalty for drifting from the first policy."""
 
 
-class Rloo(TrajectoryAlgorithm):
+class Rloo(TrajectoryAlgorithmSettings):
     """RLOO: the reward of a trajectory against the mean of the others of its group."""
 
     type: Literal["rloo"] = "rloo"
@@ -120,7 +120,7 @@ class Rloo(TrajectoryAlgorithm):
     """The penalty for drifting from the first policy."""
 
 
-class ReinforcePlusPlus(TrajectoryAlgorithm):
+class ReinforcePlusPlus(TrajectoryAlgorithmSettings):
     """REINFORCE++: discounted rewards, brought to mean 0 and deviation 1 over all tokens of a step."""
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
@@ -133,7 +133,7 @@ class ReinforcePlusPlus(TrajectoryAlgorithm):
     """The penalty for drifting from the first policy."""
 
 
-class ReinforcePlusPlusBaseline(TrajectoryAlgorithm):
+class ReinforcePlusPlusBaseline(TrajectoryAlgorithmSettings):
     """REINFORCE++ with a baseline: the group's mean is taken off before whitening over the step."""
 
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
@@ -162,7 +162,7 @@ class Overlong(Settings):
     """Taken from the reward where a response fills all of its room."""
 
 
-class Dapo(TrajectoryAlgorithm):
+class Dapo(TrajectoryAlgorithmSettings):
     """DAPO: GRPO with more room upwards, without KL; tasks with uniform rewards are replaced, long responses cost."""
 
     type: Literal["dapo"] = "dapo"
@@ -191,7 +191,7 @@ class Dapo(TrajectoryAlgorithm):
         return self.dynamic_sampling.max_batches
 
 
-class GigPo(TrajectoryAlgorithm):
+class GigPo(TrajectoryAlgorithmSettings):
     """GiGPO: an episode against its group, and a turn against the turns of the group that began in the same state."""
 
     type: Literal["gigpo"] = "gigpo"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.settings import Settings
-from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithm as TrajectorySettings
+from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithmSettings
 from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.estimators import move_to_trained_tokens
 from turnmill.training.advantages.gae import singleton_groups
@@ -21,7 +21,7 @@ from turnmill.training.advantages.rows import Rows
 from turnmill.training.plugins import NoOptions, read_options
 
 OwnSettings = TypeVar("OwnSettings", bound=Settings)
-OwnTrajectorySettings = TypeVar("OwnTrajectorySettings", bound=TrajectorySettings)
+OwnTrajectorySettings = TypeVar("OwnTrajectorySettings", bound=TrajectoryAlgorithmSettings)
 
 LOSS_AVERAGES = {"token": "token-mean", "trajectory": "seq-mean-token-mean"}
 

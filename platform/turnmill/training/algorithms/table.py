@@ -5,7 +5,7 @@ from typing import Any
 
 from turnmill.core.lookup import import_object
 from turnmill.jobs.algorithm import AlgorithmSettings
-from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithm as TrajectorySettings
+from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithmSettings
 from turnmill.training.algorithms.base import Algorithm, TrajectoryAlgorithm
 from turnmill.training.plugins import plugin_class
 
@@ -39,7 +39,7 @@ def algorithm_of(settings: AlgorithmSettings) -> Algorithm[Any]:
     return algorithm_class(settings.type)(settings)
 
 
-def trajectory_algorithm_of(settings: TrajectorySettings) -> TrajectoryAlgorithm[Any]:
+def trajectory_algorithm_of(settings: TrajectoryAlgorithmSettings) -> TrajectoryAlgorithm[Any]:
     """Return the algorithm of a job that learns from whole trajectories, made of its settings."""
     algorithm = algorithm_class(settings.type)(settings)
     assert isinstance(algorithm, TrajectoryAlgorithm)

@@ -12,7 +12,7 @@ from turnmill.jobs.trajectory_algorithms import (
     Grpo,
     ReinforcePlusPlusBaseline,
     Rloo,
-    TrajectoryAlgorithm,
+    TrajectoryAlgorithmSettings,
 )
 from turnmill.rollout.failure import FAILED, FAILURE
 from turnmill.rollout.queue_payload import encode
@@ -39,7 +39,7 @@ def step(tasks: int, samples: int) -> list[str]:
 
 
 def advantages(
-    keys: list[str], rewards: dict[str, float], algorithm: TrajectoryAlgorithm | None = None
+    keys: list[str], rewards: dict[str, float], algorithm: TrajectoryAlgorithmSettings | None = None
 ) -> dict[str, float]:
     """Those of each row, from its reward at its last token and a penalty at every token."""
     scores_RG = torch.zeros(len(keys), 3)
