@@ -67,7 +67,7 @@ class TrajectoryMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryOutcome:
-    """How a trajectory ended."""
+    """The outcome of an ended trajectory."""
 
     stop_reason: StopReason = "completed"
     detail: str = ""

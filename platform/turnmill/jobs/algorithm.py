@@ -61,10 +61,10 @@ class TurnPpo(Settings):
     """Weight of a turn's first value in the critic's loss; it carries the estimate across turns."""
 
     clip_ratio: float = Field(default=0.2, gt=0, le=10)
-    """How far one update may move the probability of a token."""
+    """PPO's clip range: a token's probability ratio is clipped to 1 ± this in the loss."""
 
     value_clip: float = Field(default=0.5, gt=0, le=1000)
-    """How far one update may move a value."""
+    """Clip range of the critic's values around those before the update."""
 
     entropy_coefficient: float = Field(default=0.001, ge=0, le=10)
     """Weight of the entropy bonus in the policy's loss."""
@@ -76,7 +76,7 @@ class TurnPpo(Settings):
     """Learning rate of the critic."""
 
     learning_rate_schedule: Literal["constant", "cosine"] = "constant"
-    """How the learning rates change until the last step; `cosine` falls to 0."""
+    """Schedule of the learning rates until the last step; `cosine` falls to 0."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Decay of the weights of policy and critic."""

@@ -6,7 +6,7 @@ from turnmill.jobs.training import TrainingSettings
 
 
 class BaseAgent(Settings):
-    """What the settings of every agent loop have in common."""
+    """Base class of the settings of all agent loops."""
 
     type: str
     """Which agent loop it is."""

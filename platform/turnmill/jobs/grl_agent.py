@@ -44,13 +44,13 @@ class AgentConfig(Settings):
     """End the prompt with `<think>`, or with `<answer>` where there is no thought."""
 
     action_separator: Annotated[str, Field(min_length=1, max_length=64)] = "||"
-    """What stands between the actions of an answer."""
+    """Separator between the actions of an answer."""
 
     system_prompt: Text | None = None
     """The message of the system; left out, the agent's own."""
 
     prompt: Text | None = None
-    """What the first message of the user begins with; left out, the agent's own."""
+    """Beginning of the first user message; left out, the agent's own."""
 
     options: dict[str, Any] = Field(default_factory=dict, max_length=64)
     """Settings of an agent class of your own."""

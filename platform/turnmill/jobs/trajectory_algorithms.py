@@ -49,7 +49,7 @@ class TrajectoryAlgorithmSettings(Settings):
     """Learning rate of the policy."""
 
     learning_rate_schedule: Literal["constant", "cosine"] = "constant"
-    """How the learning rates change until the last step; `cosine` falls to 0."""
+    """Schedule of the learning rates until the last step; `cosine` falls to 0."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Decay of the policy's weights."""
@@ -85,7 +85,7 @@ class Ppo(TrajectoryAlgorithmSettings):
     """The penalty for drifting from the first policy."""
 
     value_clip: float = Field(default=0.5, gt=0, le=1000)
-    """How far one update may move a value."""
+    """Clip range of the critic's values around those before the update."""
 
     critic_learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of the critic."""
@@ -101,7 +101,7 @@ class Grpo(TrajectoryAlgorithmSettings):
     """`grpo`: a trajectory's reward against its group's mean, in standard deviations."""
 
     baseline: Literal["group", "step"] = "group"
-    """What a reward is compared with: the trajectories of the same task, or all of the step."""
+    """Trajectories that a reward is compared with: those of the same task, or all of the step."""
 
     normalise: bool = True
     """Divide advantages by the standard deviation of what they are compared with."""

@@ -29,7 +29,7 @@ class VerlogAgent(BaseAgent):
     """Turns after which an episode ends with stop reason `max_turns`."""
 
     memory: MemorySettings = MemorySettings()
-    """How much of its own past the agent sees."""
+    """Earlier turns that a prompt contains."""
 
     prompt: Literal["cot", "naive", "compact"] = "cot"
     """`cot` asks for a thought and an action, `naive` for an action alone, `compact` is short, for tiny models."""

@@ -128,7 +128,7 @@ class RolloutConfig(Protocol):
 
 
 class TurnmillConfig(Protocol):
-    """What turnmill adds to verl's configuration."""
+    """The section that turnmill adds to verl's configuration."""
 
     job: str
     """The job as JSON."""

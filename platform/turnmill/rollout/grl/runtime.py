@@ -13,7 +13,7 @@ from turnmill.rollout.verl_types import MergeResult, Message, SamplingParams, To
 
 
 class GrlEpisodeRuntime(Protocol):
-    """What all episodes of a loop share: settings, limits, environments, journal, tokenizer and the policy."""
+    """State that all episodes of a loop share: settings, limits, environments, journal, tokenizer and the policy."""
 
     run_name: str
     agent: GrlAgent

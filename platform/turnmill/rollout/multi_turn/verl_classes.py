@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         """The schema of a tool, in OpenAI's format."""
 
     class ToolResponse(BaseModel):
-        """What a tool answers: a text, images, videos."""
+        """The response of a tool: text, images and videos."""
 
         text: str | None = None
         image: list[object] | None = None

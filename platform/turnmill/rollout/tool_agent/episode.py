@@ -42,7 +42,7 @@ class Limits:
 
 
 class LoopServices(Protocol):
-    """What all episodes of an agent loop share."""
+    """State that all episodes of an agent loop share."""
 
     agent: ToolAgent
     run_name: str
