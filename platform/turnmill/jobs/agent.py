@@ -1,4 +1,4 @@
-"""The agent loops that a job may choose from: one line for each."""
+"""The table of agent kinds: a line for each. What they bring to a run is in `turnmill.training.agent_kinds`."""
 
 from typing import Annotated
 

@@ -1,11 +1,11 @@
-"""The algorithms that a job may choose from: one line for each."""
+"""The table of algorithms: a line for each. How they learn is in `turnmill.training.algorithms`."""
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Tag
 
 from turnmill.jobs.plugin_algorithm import PluginAlgorithm
-from turnmill.jobs.settings import PLUGIN, Settings, by_type
+from turnmill.jobs.settings import PLUGIN, Settings, TypedSection, by_type
 from turnmill.jobs.trajectory_algorithms import (
     Dapo,
     GigPo,
@@ -31,9 +31,10 @@ class CriticWarmup(Settings):
     """Turns drawn for each of these updates; left out, one tenth of those gathered."""
 
 
-class TurnPpo(Settings):
+class TurnPpo(TypedSection):
     """Turn-level PPO: discounts within and between turns, and the losses."""
 
+    implementation = "turnmill.training.algorithms.turn_ppo:TurnPpoAlgorithm"
     learns_from_turns: ClassVar[bool] = True
 
     type: Literal["turn_ppo"] = "turn_ppo"

@@ -1,11 +1,11 @@
 """What follows from the settings of an agent loop alone, whichever type it has."""
 
 from turnmill.jobs.environment import EnvironmentSettings
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import TypedSection
 from turnmill.jobs.training import TrainingSettings
 
 
-class BaseAgent(Settings):
+class BaseAgent(TypedSection):
     """Base class of the settings of all agent loops."""
 
     type: str

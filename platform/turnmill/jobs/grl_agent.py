@@ -97,6 +97,8 @@ class AgentGroup:
 class GrlAgent(BaseAgent):
     """GRL's agents: several kinds in one run, groups that share a seed, answers with several actions."""
 
+    implementation = "turnmill.training.agent_kinds.grl:GrlKind"
+
     type: Literal["grl"] = "grl"
     """Agent loop: `grl` plays groups of episodes of several kinds of agents."""
 

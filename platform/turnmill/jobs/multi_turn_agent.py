@@ -15,6 +15,8 @@ ClassName = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za
 class MultiTurnAgent(BaseAgent):
     """verl's agent loops: a chat in which the policy calls functions by its model's own format."""
 
+    implementation = "turnmill.training.agent_kinds.multi_turn:MultiTurnKind"
+
     type: Literal["multi_turn"] = "multi_turn"
     """Agent loop: `multi_turn` runs verl's loops, or yours in their form, and learns from whole trajectories."""
 

@@ -1,7 +1,7 @@
 """Base class of all sections of a job file, and common types of fields."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field
 from pydantic.alias_generators import to_camel
@@ -21,6 +21,16 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+
+class TypedSection(Settings):
+    """A section of which there are several types: an agent loop or an algorithm."""
+
+    implementation: ClassVar[str]
+    """Class in `turnmill.training` that does what the section says, as `package.module:Class`.
+
+    By name, so that a job is parsed without torch. Sections of type PLUGIN have none: their `type` is the class.
+    """
 
 
 # The API server estimates the cost of every rule from the maximum sizes of the values that it reads.

@@ -17,6 +17,8 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class ToolAgent(BaseAgent):
     """The agent loop over tools: one context per trajectory, in which responses and observations follow each other."""
 
+    implementation = "turnmill.training.agent_kinds.tool:ToolKind"
+
     type: Literal["tool"] = "tool"
     """Agent loop: `tool` calls tools over HTTP and learns from whole trajectories."""
 

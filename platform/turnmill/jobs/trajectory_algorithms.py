@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import Settings, TypedSection
 
 Gamma = Annotated[float, Field(ge=0, le=1)]
 
@@ -25,7 +25,7 @@ class KlSettings(Settings):
     """Turns over which `adaptive` corrects the coefficient."""
 
 
-class TrajectoryAlgorithmSettings(Settings):
+class TrajectoryAlgorithmSettings(TypedSection):
     """The settings that all algorithms over whole trajectories share."""
 
     learns_from_turns: ClassVar[bool] = False
@@ -72,6 +72,8 @@ class TrajectoryAlgorithmSettings(Settings):
 class Ppo(TrajectoryAlgorithmSettings):
     """PPO: a critic values every token, and GAE runs over all tokens of a trajectory that the policy generated."""
 
+    implementation = "turnmill.training.algorithms.ppo:PpoAlgorithm"
+
     type: Literal["ppo"] = "ppo"
     """`ppo`: GAE over the tokens of a trajectory, with a critic."""
 
@@ -97,6 +99,8 @@ class Ppo(TrajectoryAlgorithmSettings):
 class Grpo(TrajectoryAlgorithmSettings):
     """GRPO: the reward of a trajectory against that of its group, without a critic."""
 
+    implementation = "turnmill.training.algorithms.grpo:GrpoAlgorithm"
+
     type: Literal["grpo"] = "grpo"
     """`grpo`: a trajectory's reward against its group's mean, in standard deviations."""
 
@@ -113,6 +117,8 @@ class Grpo(TrajectoryAlgorithmSettings):
 class Rloo(TrajectoryAlgorithmSettings):
     """RLOO: the reward of a trajectory against the mean of the others of its group."""
 
+    implementation = "turnmill.training.algorithms.rloo:RlooAlgorithm"
+
     type: Literal["rloo"] = "rloo"
     """`rloo`: a trajectory's reward against the mean of the others of its group."""
 
@@ -122,6 +128,8 @@ class Rloo(TrajectoryAlgorithmSettings):
 
 class ReinforcePlusPlus(TrajectoryAlgorithmSettings):
     """REINFORCE++: discounted rewards, brought to mean 0 and deviation 1 over all tokens of a step."""
+
+    implementation = "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusAlgorithm"
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     """`reinforce_plus_plus`: discounted rewards, whitened over a step, without groups."""
@@ -135,6 +143,8 @@ class ReinforcePlusPlus(TrajectoryAlgorithmSettings):
 
 class ReinforcePlusPlusBaseline(TrajectoryAlgorithmSettings):
     """REINFORCE++ with a baseline: the group's mean is taken off before whitening over the step."""
+
+    implementation = "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusBaselineAlgorithm"
 
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
     """`reinforce_plus_plus_baseline`: less the group's mean, then whitened over a step."""
@@ -165,6 +175,8 @@ class Overlong(Settings):
 class Dapo(TrajectoryAlgorithmSettings):
     """DAPO: GRPO with more room upwards, without KL; tasks with uniform rewards are replaced, long responses cost."""
 
+    implementation = "turnmill.training.algorithms.dapo:DapoAlgorithm"
+
     type: Literal["dapo"] = "dapo"
     """`dapo`: GRPO with DAPO's clipping, dynamic sampling and overlong penalty."""
 
@@ -193,6 +205,8 @@ class Dapo(TrajectoryAlgorithmSettings):
 
 class GigPo(TrajectoryAlgorithmSettings):
     """GiGPO: an episode against its group, and a turn against the turns of the group that began in the same state."""
+
+    implementation = "turnmill.training.algorithms.gigpo:GigPoAlgorithm"
 
     type: Literal["gigpo"] = "gigpo"
     """`gigpo`: episodes compared within their group, turns within the same state of the environment."""

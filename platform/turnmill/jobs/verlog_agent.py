@@ -22,6 +22,8 @@ class MemorySettings(Settings):
 class VerlogAgent(BaseAgent):
     """The agent loop over environments: what the policy reads and writes in a turn."""
 
+    implementation = "turnmill.training.agent_kinds.verlog:VerlogKind"
+
     type: Literal["verlog"] = "verlog"
     """Agent loop: `verlog` learns from single turns with a window of memory."""
 

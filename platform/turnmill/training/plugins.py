@@ -1,4 +1,4 @@
-"""Classes from outside this package that a job names, and the options that they check."""
+"""The classes that the types of a job stand for: built-in ones, and those from outside with their options."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import import_object
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import PLUGIN, Settings, TypedSection
+from turnmill.jobs.values import sections_in, tag_of
 
 Base = TypeVar("Base")
 
@@ -18,6 +19,15 @@ class PluginError(SettingsError):
 
 class NoOptions(Settings):
     """The options of a class that has none."""
+
+
+def implementations(sections: object) -> Mapping[str, str]:
+    """Return the classes of the built-in types among a union of sections, as `package.module:Class` by type."""
+    return {
+        tag_of(section): section.implementation
+        for section in sections_in(sections)
+        if issubclass(section, TypedSection) and tag_of(section) != PLUGIN
+    }
 
 
 def plugin_class(section: str, path: str, base: type[Base]) -> type[Base]:

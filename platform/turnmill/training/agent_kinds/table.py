@@ -1,20 +1,13 @@
-"""The table of agent kinds, by the type of their settings."""
+"""The agent kinds, by the type of their settings; the table is `turnmill.jobs.agent`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from turnmill.core.lookup import import_object
 from turnmill.jobs.agent import AgentSettings
 from turnmill.training.agent_kinds.base import AgentKind
-from turnmill.training.plugins import plugin_class
+from turnmill.training.plugins import implementations, plugin_class
 
-# By name: a command that asks for one kind imports no other.
-AGENT_KINDS: Mapping[str, str] = {
-    "verlog": "turnmill.training.agent_kinds.verlog:VerlogKind",
-    "tool": "turnmill.training.agent_kinds.tool:ToolKind",
-    "multi_turn": "turnmill.training.agent_kinds.multi_turn:MultiTurnKind",
-    "grl": "turnmill.training.agent_kinds.grl:GrlKind",
-}
+AGENT_KINDS = implementations(AgentSettings)
 
 
 def agent_kind_class(agent_type: str) -> type[AgentKind[Any]]:

@@ -1,26 +1,14 @@
-"""The table of algorithms, by the type of their settings."""
+"""The algorithms, by the type of their settings; the table is `turnmill.jobs.algorithm`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from turnmill.core.lookup import import_object
 from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithmSettings
 from turnmill.training.algorithms.base import Algorithm, TrajectoryAlgorithm
-from turnmill.training.plugins import plugin_class
+from turnmill.training.plugins import implementations, plugin_class
 
-ALGORITHMS: Mapping[str, str] = {
-    "turn_ppo": "turnmill.training.algorithms.turn_ppo:TurnPpoAlgorithm",
-    "ppo": "turnmill.training.algorithms.ppo:PpoAlgorithm",
-    "grpo": "turnmill.training.algorithms.grpo:GrpoAlgorithm",
-    "rloo": "turnmill.training.algorithms.rloo:RlooAlgorithm",
-    "reinforce_plus_plus": "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusAlgorithm",
-    "reinforce_plus_plus_baseline": (
-        "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusBaselineAlgorithm"
-    ),
-    "dapo": "turnmill.training.algorithms.dapo:DapoAlgorithm",
-    "gigpo": "turnmill.training.algorithms.gigpo:GigPoAlgorithm",
-}
+ALGORITHMS = implementations(AlgorithmSettings)
 
 
 def algorithm_class(algorithm_type: str) -> type[Algorithm[Any]]:
