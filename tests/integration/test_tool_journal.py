@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from support.http_tools import HttpTools
-from turnmill.core.errors import StoreUnavailableError
+from turnmill.core.errors import StoreUnavailableError, ToolCallError
 from turnmill.core.trajectory import EpisodeFailure, complete_turns
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.journal import StoreJournal
@@ -70,10 +70,6 @@ async def attempt(store, server, tmp_path) -> AsyncIterator[Callable[..., ToolLo
 async def dies(process: ToolLoopHarness, *, step: int = 1) -> None:
     with pytest.raises(Crash):
         await process.play(step=step)
-    # A process that is gone releases nothing.
-    for task in list(process.loop._releases):
-        task.cancel()
-    await asyncio.gather(*process.loop._releases, return_exceptions=True)
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
@@ -178,6 +174,48 @@ async def test_a_process_that_was_overtaken_leaves_everything_to_the_other(attem
     assert server.finished == []
     result = await attempt(script).play()
     assert result.summary.metrics["turns_carried_on"] == 2
+
+
+async def test_a_cancelled_trajectory_keeps_the_state_of_its_tools_for_the_attempt_that_resumes_it(attempt, server):
+    first, called = attempt(script), asyncio.Event()
+
+    async def never_answer(call: Any) -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    first.loop.tools.call = never_answer
+    playing = asyncio.create_task(first.play())
+    await called.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await first.loop.close()
+    assert server.finished == []
+
+    second = attempt(script)
+    result = await second.play()
+    await second.loop.close()
+
+    assert result.summary.metrics["turns_carried_on"] == 1
+    assert server.finished == [server.calls[0]["trajectory"]]
+
+
+@pytest.mark.parametrize("operation", ["finish", "delete"])
+async def test_tools_keep_a_trajectory_until_the_store_has_recorded_its_end(attempt, server, monkeypatch, operation):
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("for a moment")
+
+    async def fail_call(_: Any) -> None:
+        raise ToolCallError("no answer")
+
+    first = attempt(script)
+    if operation == "delete":
+        first.loop.tools.call = fail_call
+    with monkeypatch.context() as patched:
+        patched.setattr(TrajectoryJournal, operation, fail)
+        await first.play()
+    await first.loop.close()
+    assert server.finished == []
 
 
 async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(attempt, server, monkeypatch):

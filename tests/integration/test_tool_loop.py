@@ -534,6 +534,24 @@ async def test_every_trajectory_is_released_once(table, server):
     assert len(server.finished) == 3
 
 
+async def test_a_cancelled_trajectory_that_nobody_can_resume_is_released(table, server):
+    play, called = table([CALL], server), asyncio.Event()
+
+    async def never_answer(call: Any) -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    play.loop.tools.call = never_answer
+    playing = asyncio.create_task(play.play())
+    await called.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await play.loop.close()
+
+    assert len(server.finished) == 1
+
+
 @pytest.mark.feature("verl-tool", "rewards of tools")
 async def test_a_tool_ends_a_trajectory(table):
     async with HttpTools(lambda call: {"obs": "bye", "reward": 0.5, "metrics": {"lines": 3}}, done=True) as server:

@@ -55,6 +55,10 @@ class Journal(Protocol):
         """Mark an episode as finished."""
         ...
 
+    def is_resumable(self, episode: EpisodeInFlight) -> bool:
+        """Return whether another process may resume an episode that this one no longer plays."""
+        ...
+
     async def close(self) -> None:
         """Close the connections."""
         ...
@@ -73,6 +77,10 @@ class NoJournal:
     async def finish(self, episode: EpisodeInFlight, outcome: TrajectoryOutcome) -> None:
         """Do nothing."""
 
+    def is_resumable(self, episode: EpisodeInFlight) -> bool:
+        """Return False: no other process knows of the episode."""
+        return False
+
     async def close(self) -> None:
         """Do nothing."""
 
@@ -89,7 +97,10 @@ class StoreJournal:
         self._journal = journal
         self._trajectories: dict[str, JournaledTrajectory] = {}
         self._incomplete: set[str] = set()
-        """Episodes of which a turn is missing in the store."""
+        """Episodes of which a turn or the end is missing in the store."""
+
+        self._overtaken: set[str] = set()
+        """Episodes that another process plays by now."""
 
         self._first_step: int | None = None
         self.num_resumed = 0
@@ -108,12 +119,14 @@ class StoreJournal:
                 await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             trajectory = await self._resume_or_begin(episode)
         except StaleClaimError as error:
+            self._overtaken.add(episode.name)
             raise OvertakenError(f"{episode.name} is not this attempt's: {error}") from error
         except StoreError as error:
             self._incomplete.add(episode.name)
             self._count_failed_write(episode, error)
             return ResumedEpisode(episode.trajectory_id)
         self._incomplete.discard(episode.name)
+        self._overtaken.discard(episode.name)
         self._trajectories[episode.name] = trajectory
         self.num_resumed += bool(trajectory.turns)
         return ResumedEpisode(trajectory.metadata.trajectory_id, trajectory.turns)
@@ -138,6 +151,7 @@ class StoreJournal:
             )
         except StaleClaimError as error:
             del self._trajectories[episode.name]
+            self._overtaken.add(episode.name)
             raise OvertakenError(f"{episode.name} is played elsewhere: {error}") from error
         except StoreError as error:
             # Later turns would leave a gap.
@@ -156,8 +170,16 @@ class StoreJournal:
                 await self._journal.delete(episode.name, deadline=deadline_in(STORE_SECONDS))
             else:
                 await self._journal.finish(trajectory, outcome, deadline=deadline_in(STORE_SECONDS))
-        except StoreError as error:
+        except StaleClaimError as error:
+            self._overtaken.add(episode.name)
             self._count_failed_write(episode, error)
+        except StoreError as error:
+            self._incomplete.add(episode.name)
+            self._count_failed_write(episode, error)
+
+    def is_resumable(self, episode: EpisodeInFlight) -> bool:
+        """Return whether the store has the episode as unfinished, or another process plays it."""
+        return any(episode.name in names for names in (self._trajectories, self._incomplete, self._overtaken))
 
     async def close(self) -> None:
         """Close the connections."""

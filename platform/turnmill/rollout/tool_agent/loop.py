@@ -5,7 +5,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from turnmill.core.errors import EpisodeError, OvertakenError, SettingsError
+from turnmill.core.errors import EpisodeError, SettingsError
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
@@ -91,11 +91,9 @@ class ToolLoop(AgentLoopBase):
         task = self._task(position, step, validate=validate)
         name = EpisodeId(step, position, sample, validate)
         episode = Episode(name, task, self, self._limits(validate=validate), sampling_params)
-        overtaken = False
         try:
             result = await self._play(episode)
         except EpisodeError as error:
-            overtaken = isinstance(error, OvertakenError)
             failure = EpisodeFailure(
                 str(name), error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds()
             )
@@ -103,7 +101,8 @@ class ToolLoop(AgentLoopBase):
             self._record_failure(episode, failure, step, validate=validate)
             return failure
         finally:
-            if not overtaken:
+            # Cancelled, or ended by an error of another kind, it is resumed with the state that its tools have.
+            if not self.journal.is_resumable(episode):
                 self._release(episode)
         self._record(episode, result, step, validate=validate)
         self.folder.beat()
