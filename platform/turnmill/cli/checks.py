@@ -5,22 +5,23 @@ from contextlib import suppress
 from typing import Any
 
 from turnmill.core.errors import SettingsError
+from turnmill.jobs.options import read_options
 from turnmill.jobs.problems import Problem, problems_of
 from turnmill.jobs.settings import PLUGIN, kind_of
 from turnmill.jobs.values import Values
 from turnmill.training.agent_kinds import agent_kind_class
-from turnmill.training.plugins import PluginError, read_options
+from turnmill.training.plugins import PluginError
 
 
 def plugins(values: Values) -> Iterator[Problem]:
     """Yield problems with classes of the user's own, and with their options."""
     for section, class_of in (("agent", agent_kind_class), ("algorithm", _algorithm_class)):
-        if kind_of(values[f"spec.{section}.type"]) != PLUGIN:
+        name = values[f"spec.{section}.type"]
+        if kind_of(name) != PLUGIN:
             continue
         try:
-            read_options(
-                section, class_of(values[f"spec.{section}.type"]).options_model, values[f"spec.{section}.options"]
-            )
+            model, options = class_of(name).options_model, values[f"spec.{section}.options"]
+            read_options(model, options, f"{section}.options", owner=name)
         except SettingsError as error:
             yield from problems_of(error)
 

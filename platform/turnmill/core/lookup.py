@@ -1,9 +1,12 @@
-"""Objects by import path, and suggestions for misspelt names."""
+"""Objects and classes by import path or entry point, and suggestions for misspelt names."""
 
 import difflib
 import importlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
+from typing import Any, TypeVar
+
+Base = TypeVar("Base")
 
 
 def import_object(path: str) -> Any:
@@ -13,6 +16,40 @@ def import_object(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (AttributeError, ValueError) as error:
         raise ImportError(str(error)) from error
+
+
+def import_class(path: str, base: type[Base], context: str, error_class: type[Exception]) -> type[Base]:
+    """Import the subclass of `base` that `package.module:Class` names.
+
+    Raises `error_class` if it cannot be imported or is no subclass; the message begins with `context`, such as the
+    setting that names the class, unless that is empty.
+    """
+    return _load_class(lambda: import_object(path), repr(path), base, context, error_class)
+
+
+def entry_point_class(point: EntryPoint, base: type[Base], context: str, error_class: type[Exception]) -> type[Base]:
+    """Load the subclass of `base` that an installed package offers as an entry point; raises as `import_class` does."""
+    return _load_class(point.load, f"{point.name!r} ({point.value})", base, context, error_class)
+
+
+def _load_class(
+    load: Callable[[], object], shown: str, base: type[Base], context: str, error_class: type[Exception]
+) -> type[Base]:
+    place = f"{context}: " if context else ""
+    try:
+        found = load()
+    except Exception as error:
+        # A module of the user's own may raise anything on import.
+        raise error_class(
+            f"{place}{shown} cannot be imported ({type(error).__name__}: {error}). Write it as package.module:Class, "
+            "and install its package where it is used, or put its folder on PYTHONPATH."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise error_class(
+            f"{place}{shown} is no subclass of {base.__module__}:{base.__name__}, but {found!r}. "
+            "Derive the class from it, or name another one."
+        )
+    return found
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

@@ -8,11 +8,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from turnmill.core.errors import SettingsError
-from turnmill.core.lookup import import_object, suggestion
+from turnmill.core.lookup import entry_point_class, import_class, suggestion
 from turnmill.environments.base import Environment
+from turnmill.jobs.options import read_options
 
 ENTRY_POINT_GROUP = "turnmill.environments"
 """Installed packages offer environments under this group: `name = "package.module:Class"`."""
@@ -47,13 +46,13 @@ def find(name: str) -> type[Environment]:
     Raises SettingsError if there is none, or if what is found is no subclass of Environment.
     """
     if ":" in name:
-        return _from_path(name)
+        return import_class(name, Environment, "environment.name", SettingsError)
     if name not in _registered and name in _module_names():
         importlib.import_module(f"turnmill.environments.{name}")
     if name not in _registered:
         for point in _entry_points():
             if point.name == name:
-                return _checked(_load(point), name)
+                return entry_point_class(point, Environment, "environment.name", SettingsError)
     if name not in _registered:
         raise SettingsError(f"environment.name: there is no environment {name!r}. {suggestion(name, names())}")
     return _registered[name]
@@ -68,10 +67,9 @@ def create(
     after which an episode is truncated. Raises SettingsError for an unknown name, task or option.
     """
     environment_class = find(name)
-    try:
-        settings = environment_class.Settings.model_validate(dict(options or {}))
-    except ValidationError as error:
-        raise SettingsError(_explain(environment_class, error)) from None
+    settings = read_options(
+        environment_class.Settings, options or {}, "environment.options", owner=environment_class.name, by_name=True
+    )
     return environment_class(task, max_turns, settings)
 
 
@@ -90,42 +88,3 @@ def _module_names() -> set[str]:
 
 def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINT_GROUP))
-
-
-def _load(point: EntryPoint) -> object:
-    try:
-        loaded: object = point.load()
-        return loaded
-    except Exception as error:
-        raise SettingsError(f"environment.name: {point.name!r} ({point.value}) cannot be loaded: {error}") from error
-
-
-def _from_path(path: str) -> type[Environment]:
-    try:
-        found = import_object(path)
-    except ImportError as error:
-        raise SettingsError(
-            f"environment.name: {path!r} names no class: {error}. Write it as package.module:Class, "
-            "and install the package or put its folder on PYTHONPATH."
-        ) from error
-    return _checked(found, path)
-
-
-def _checked(found: object, name: str) -> type[Environment]:
-    if isinstance(found, type) and issubclass(found, Environment):
-        return found
-    raise SettingsError(f"environment.name: {name!r} is {found!r}; it must be a subclass of Environment.")
-
-
-def _explain(environment_class: type[Environment], error: ValidationError) -> str:
-    fields = environment_class.Settings.model_fields
-    known = sorted(field.alias or name for name, field in fields.items())
-    lines = []
-    for problem in error.errors():
-        path = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            way_out = suggestion(path, known) if known else "This environment has no options."
-            lines.append(f"environment.options.{path}: {environment_class.name} has no such option. {way_out}")
-        else:
-            lines.append(f"environment.options.{path} ({problem['input']!r}): {problem['msg']}.")
-    return "\n".join(lines)

@@ -3,7 +3,7 @@
 from turnmill.jobs.job import API_VERSION, KIND, AgentTrainingJob
 from turnmill.jobs.load import dump_job, job_from_json, load_job
 from turnmill.jobs.problems import JobError, Problem
-from turnmill.jobs.validation import parse_job
+from turnmill.jobs.validation import check_job, parse_job
 
 __all__ = [
     "API_VERSION",
@@ -11,6 +11,7 @@ __all__ = [
     "AgentTrainingJob",
     "JobError",
     "Problem",
+    "check_job",
     "dump_job",
     "job_from_json",
     "load_job",

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
@@ -55,15 +56,16 @@ def validate(data: Mapping[str, object], checks: Sequence[Check] = ()) -> tuple[
         for details in error.errors():
             place = locate(tuple(part for part in details["loc"] if part != "[key]"))
             broken.append(place.path)
-            problems.append(_field_problem(place, details))
-    values = Values(data, AgentTrainingJob, broken)
-    for check in (broken_rules, broken_settings, *checks):
-        # A check that reads a broken value is skipped: the value has its problem already.
-        try:
-            problems.extend(check(values))
-        except BrokenValueError:
-            continue
+            problems.append(field_problem(place, details))
+    problems.extend(_check(Values(data, AgentTrainingJob, broken), (broken_rules, broken_settings, *checks)))
     return (None if problems else job), problems
+
+
+def _check(values: Values, checks: Iterable[Check]) -> Iterable[Problem]:
+    for check in checks:
+        # A check that reads a broken value ends there: the value has its problem already.
+        with suppress(BrokenValueError):
+            yield from check(values)
 
 
 def parse_job(data: Mapping[str, object], checks: Sequence[Check] = ()) -> AgentTrainingJob:
@@ -72,6 +74,13 @@ def parse_job(data: Mapping[str, object], checks: Sequence[Check] = ()) -> Agent
     if job is None:
         raise JobError(problems)
     return job
+
+
+def check_job(job: AgentTrainingJob, checks: Sequence[Check]) -> None:
+    """Run further checks on a parsed job. Raises JobError with all problems that they find."""
+    data = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if problems := [*_check(Values(data, AgentTrainingJob), checks)]:
+        raise JobError(problems)
 
 
 def without_server_fields(data: Mapping[str, object]) -> dict[str, object]:
@@ -121,7 +130,8 @@ def locate(location: Path) -> Place:
     return Place(tuple(path), section, field)
 
 
-def _field_problem(place: Place, details: ErrorDetails) -> Problem:
+def field_problem(place: Place, details: ErrorDetails) -> Problem:
+    """Describe a validation error of pydantic: the field, its value, the rule and the way out."""
     path, field = place.path, place.field
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
@@ -137,8 +147,7 @@ def _field_problem(place: Place, details: ErrorDetails) -> Problem:
     if kind == "missing":
         meaning = (field.description if field else None) or "it is required."
         return Problem(dotted(path), MISSING, "is missing", f"Add it: {meaning}")
-    if kind == "literal_error":
-        allowed = [str(choice) for choice in _choices(field)]
+    if kind == "literal_error" and (allowed := [str(choice) for choice in _choices(field)]):
         return Problem(
             dotted(path), value, f"must be {_one_of(allowed)}", _suggest(str(value), allowed, "Choose one of them.")
         )
@@ -173,9 +182,8 @@ def _unknown_field(place: Place, value: object) -> Problem:
     known = list(fields_by_alias(place.section)) if place.section else []
     whole = dotted(path[:-1]) or f"an {KIND}"
     shown = MISSING if isinstance(value, (Mapping, list)) else value
-    return Problem(
-        dotted(path), shown, f"is no field of {whole}", _suggest(name, known, f"There is {', '.join(known)}.")
-    )
+    otherwise = f"There is {', '.join(known)}." if known else "Leave it out."
+    return Problem(dotted(path), shown, f"is no field of {whole}", _suggest(name, known, otherwise))
 
 
 def _suggest(word: str, known: Sequence[str], otherwise: str) -> str:

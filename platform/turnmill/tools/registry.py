@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 from pathlib import Path
 
 from turnmill.core.errors import ToolUnavailableError
-from turnmill.core.lookup import import_object, suggestion
+from turnmill.core.lookup import entry_point_class, import_class, suggestion
 from turnmill.tools.base import Tool, ToolContext
 from turnmill.tools.registration import register as register
 from turnmill.tools.registration import registered_tools
@@ -53,15 +53,13 @@ def find(name: str, folder: Path | None = None) -> type[Tool]:
     """
     if name in registered_tools:
         return registered_tools[name]
-    if name in BUILT_IN:
-        return _from_path(BUILT_IN[name])
-    if ":" in name:
-        return _from_path(name)
+    if name in BUILT_IN or ":" in name:
+        return import_class(BUILT_IN.get(name, name), Tool, "tool", ToolUnavailableError)
     if folder is not None and (folder / f"{name}.py").is_file():
         return _from_file(folder / f"{name}.py")
     for point in _entry_points():
         if point.name == name:
-            return _checked(_load(point), name)
+            return entry_point_class(point, Tool, "tool", ToolUnavailableError)
     raise ToolUnavailableError(f"There is no tool {name!r}. {suggestion(name, names(folder))}")
 
 
@@ -95,25 +93,6 @@ def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _load(point: EntryPoint) -> object:
-    try:
-        loaded: object = point.load()
-    except Exception as error:
-        raise ToolUnavailableError(f"The tool {point.name!r} ({point.value}) cannot be loaded: {error}") from error
-    return loaded
-
-
-def _from_path(path: str) -> type[Tool]:
-    try:
-        found = import_object(path)
-    except ImportError as error:
-        raise ToolUnavailableError(
-            f"{path!r} names no tool: {error}. Write it as package.module:Class, "
-            "and install the package or put its folder on PYTHONPATH."
-        ) from error
-    return _checked(found, path)
-
-
 def _from_file(file: Path) -> type[Tool]:
     import_file(file)
     if file.stem not in registered_tools:
@@ -121,9 +100,3 @@ def _from_file(file: Path) -> type[Tool]:
             f"{file} registers no tool {file.stem!r}: give a class of it @register and `name = {file.stem!r}`."
         )
     return registered_tools[file.stem]
-
-
-def _checked(found: object, name: str) -> type[Tool]:
-    if isinstance(found, type) and issubclass(found, Tool):
-        return found
-    raise ToolUnavailableError(f"{name!r} is {found!r}; it must be a subclass of turnmill.tools.base.Tool.")

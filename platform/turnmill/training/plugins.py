@@ -1,12 +1,10 @@
-"""The classes that the types of a job stand for: built-in ones, and those from outside with their options."""
+"""Classes for the types that a job names: built-in ones by name, others by import path."""
 
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from turnmill.core.errors import SettingsError
-from turnmill.core.lookup import import_object
+from turnmill.core.lookup import import_class
 from turnmill.jobs.settings import PLUGIN, Settings, TypedSection
 from turnmill.jobs.values import sections_in, tag_of
 
@@ -14,11 +12,11 @@ Base = TypeVar("Base")
 
 
 class PluginError(SettingsError):
-    """A class that a job names and that cannot be used."""
+    """A class named in a job cannot be imported, or is of the wrong kind."""
 
 
 class NoOptions(Settings):
-    """The options of a class that has none."""
+    """Options of a class without options."""
 
 
 def implementations(sections: object) -> Mapping[str, str]:
@@ -33,30 +31,6 @@ def implementations(sections: object) -> Mapping[str, str]:
 def plugin_class(section: str, path: str, base: type[Base]) -> type[Base]:
     """Import the class that `type` of a section of the job names.
 
-    Raises PluginError where it cannot be imported, or does not descend from `base`.
+    Raises PluginError if it cannot be imported, or is no subclass of `base`.
     """
-    try:
-        found = import_object(path)
-    except Exception as error:
-        # Whatever a module raises on import: it is the user's own.
-        raise PluginError(
-            f"{section}.type: {path!r} cannot be imported ({type(error).__name__}: {error}). "
-            "Install its package where the job runs, or put its folder on PYTHONPATH."
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise PluginError(f"{section}.type: {path!r} is no subclass of {base.__module__}:{base.__name__}. Make it one.")
-    return found
-
-
-def read_options(section: str, model: type[Settings], options: Mapping[str, object]) -> Settings:
-    """Return the options of a section as the class's own model; raises SettingsError with all that is wrong."""
-    try:
-        return model.model_validate(options, by_alias=True, by_name=False)
-    except ValidationError as error:
-        known = ", ".join(field.alias or name for name, field in model.model_fields.items()) or "none"
-        raise SettingsError(
-            "\n".join(
-                f"{section}.options.{'.'.join(map(str, details['loc']))}: {details['msg']}. Known options: {known}."
-                for details in error.errors()
-            )
-        ) from error
+    return import_class(path, base, f"{section}.type", PluginError)

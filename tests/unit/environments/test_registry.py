@@ -27,7 +27,7 @@ def test_an_unknown_option_is_answered_with_the_closest():
 
 
 def test_an_option_of_the_wrong_type_is_refused_with_its_value():
-    with pytest.raises(SettingsError, match=r"environment.options.numDists \('many'\)"):
+    with pytest.raises(SettingsError, match=r"environment.options.numDists: 'many' must be a whole number"):
         environments.create("babyai", options={"numDists": "many"})
 
 

@@ -1,4 +1,5 @@
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from support.jobs import (
     job,
     tool_job,
 )
-from turnmill.jobs import AgentTrainingJob, JobError, parse_job
+from turnmill.jobs import AgentTrainingJob, JobError, Problem, check_job, parse_job
 from turnmill.jobs.rules import RULES
+from turnmill.jobs.values import Values
 
 
 def refused(data: dict[str, Any]) -> list[str]:
@@ -234,3 +236,15 @@ def test_the_errors_of_a_job_travel_between_processes():
         parse_job(job(agent__maxTurns=0))
 
     assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
+
+
+def test_further_checks_of_a_parsed_job_raise_all_of_their_problems():
+    def steps(values: Values) -> Iterator[Problem]:
+        yield Problem("spec.training.steps", values["spec.training.steps"], "is too many", "Take fewer.")
+
+    parsed = parse_job(JOB)
+
+    check_job(parsed, [lambda values: ()])
+    with pytest.raises(JobError) as caught:
+        check_job(parsed, [steps, steps])
+    assert [problem.value for problem in caught.value.problems] == [parsed.spec.training.steps] * 2

@@ -143,7 +143,7 @@ def test_a_reward_may_be_a_function_of_ones_own(file, monkeypatch):
     [
         ("aritmetic", {}, "environment.name: there is no task source 'aritmetic'. Did you mean 'arithmetic'?"),
         ("dataset", {"path": "/nowhere.jsonl"}, "environment.options.path: '/nowhere.jsonl' is not a file."),
-        ("dataset", {}, "environment.options.path: Field required."),
+        ("dataset", {}, "environment.options.path: is missing. Add it: "),
         ("arithmetic", {"x": 1}, "environment.options.x: arithmetic has no such option."),
         ("json:loads", {}, "environment.name: 'json:loads' is"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from turnmill.core.errors import SettingsError
-from turnmill.core.lookup import import_object, suggestion
+from turnmill.core.lookup import entry_point_class, import_class, suggestion
 from turnmill.environments.grl.base_agent import BaseAgent
 
 ENTRY_POINT_GROUP = "turnmill.agents"
@@ -26,6 +26,7 @@ _broken: dict[str, Exception] = {}
 _loaded: set[str] = set()
 
 AgentClass = TypeVar("AgentClass", bound=type[BaseAgent])
+Loaded = TypeVar("Loaded")
 
 
 def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
@@ -51,7 +52,7 @@ def get_agent_cls(name: str) -> type[BaseAgent]:
     Raises KeyError if there is none, with the known names, or if its import failed.
     """
     if ":" in name:
-        return _from_path(name)
+        return import_class(name, BaseAgent, "", KeyError)
     _load_all()
     if name in _registered:
         return _registered[name]
@@ -94,11 +95,12 @@ def _load_all() -> None:
     for module in _MODULES:
         _load(module, partial(importlib.import_module, f"turnmill.environments.grl.{module}"))
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        if (found := _load(point.name, point.load)) is not None:
-            register_agent(point.name)(_checked(found, point.value))
+        load = partial(entry_point_class, point, BaseAgent, "", ImportError)
+        if (found := _load(point.name, load)) is not None:
+            register_agent(point.name)(found)
 
 
-def _load(name: str, load: Callable[[], object]) -> object:
+def _load(name: str, load: Callable[[], Loaded]) -> Loaded | None:
     if name in _loaded:
         return None
     _loaded.add(name)
@@ -108,22 +110,6 @@ def _load(name: str, load: Callable[[], object]) -> object:
         log.warning("Agent left out", extra={"agent": name, "what": repr(error)})
         _broken[name] = error
         return None
-
-
-def _from_path(path: str) -> type[BaseAgent]:
-    try:
-        return _checked(import_object(path), path)
-    except ImportError as error:
-        raise KeyError(
-            f"{path!r} cannot be imported: {error}. Write it as package.module:Class, and install the "
-            "package or put its folder on PYTHONPATH."
-        ) from error
-
-
-def _checked(found: object, path: str) -> type[BaseAgent]:
-    if isinstance(found, type) and issubclass(found, BaseAgent):
-        return found
-    raise KeyError(f"{path!r} is {found!r}; it must be a subclass of turnmill.grl.BaseAgent.")
 
 
 def _path(agent_class: type[BaseAgent]) -> tuple[str, str]:

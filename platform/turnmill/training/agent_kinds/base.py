@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from turnmill.core.lookup import import_object
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.base_agent import BaseAgent
+from turnmill.jobs.options import read_options
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import Values
 from turnmill.jobs.verl_settings import VerlSettings
-from turnmill.training.plugins import NoOptions, read_options
+from turnmill.training.plugins import NoOptions
 
 Agent = TypeVar("Agent", bound=BaseAgent)
 
@@ -45,7 +46,9 @@ class AgentKind(Generic[Agent]):
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.options: Settings = read_options("agent", self.options_model, getattr(agent, "options", {}))
+        self.options: Settings = read_options(
+            self.options_model, getattr(agent, "options", {}), "agent.options", owner=agent.type
+        )
 
     # ---- classes ----
 

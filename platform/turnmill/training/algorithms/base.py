@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.options import read_options
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithmSettings
 from turnmill.jobs.verl_settings import VerlSettings
@@ -18,7 +19,7 @@ from turnmill.training.advantages.estimators import move_to_trained_tokens
 from turnmill.training.advantages.gae import singleton_groups
 from turnmill.training.advantages.index import TrajectoryIndex, group_of
 from turnmill.training.advantages.rows import Rows
-from turnmill.training.plugins import NoOptions, read_options
+from turnmill.training.plugins import NoOptions
 
 OwnSettings = TypeVar("OwnSettings", bound=Settings)
 OwnTrajectorySettings = TypeVar("OwnTrajectorySettings", bound=TrajectoryAlgorithmSettings)
@@ -45,7 +46,9 @@ class Algorithm(Generic[OwnSettings]):
 
     def __init__(self, settings: OwnSettings) -> None:
         self.settings = settings
-        self.options: Settings = read_options("algorithm", self.options_model, getattr(settings, "options", {}))
+        self.options: Settings = read_options(
+            self.options_model, getattr(settings, "options", {}), "algorithm.options", owner=settings.type
+        )
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return what the algorithm asks of verl's configuration, by verl's dotted names."""
