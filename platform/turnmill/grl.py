@@ -79,10 +79,10 @@ class AgentTrainer:
     def init_workers(self) -> None:
         """Check everything that can be checked before the run; its processes start with it."""
         from turnmill.cli import checks
-        from turnmill.jobs import parse_job
+        from turnmill.jobs import check_job
         from turnmill.jobs.load import model_folder
 
-        parse_job(self.job.model_dump(mode="json", by_alias=True, exclude_none=True), (model_folder, *checks.ALL))
+        check_job(self.job, (model_folder, *checks.ALL))
         self._checked = True
 
     def fit(self) -> "RunResult":

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments.grl.registry import path_of
-from turnmill.jobs import API_VERSION, KIND, JobError, parse_job
+from turnmill.jobs import API_VERSION, KIND
 from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.grl_agent import AgentConfig, GrlAgent
 from turnmill.jobs.settings import Settings
@@ -89,15 +89,14 @@ def job_data(config: Configuration) -> Block:
             spec["verl"][name] = value
     spec["algorithm"] = _known(spec["algorithm"])
     spec["training"] = _training(spec.get("training", {}), flat)
-    data = {
+    if (minibatch := flat.get(f"{ACTOR}.ppo_mini_batch_size")) is not None:
+        _size_minibatches(spec, minibatch)
+    return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": _as_name(str(flat.get("trainer.experiment_name", "grl")))},
         "spec": spec,
     }
-    if (minibatch := flat.get(f"{ACTOR}.ppo_mini_batch_size")) is not None:
-        _size_minibatches(data, minibatch)
-    return data
 
 
 def _is_agent(block: object) -> bool:
@@ -171,19 +170,19 @@ def _training(training: Block, flat: Mapping[str, Any]) -> Block:
     return training
 
 
-def _size_minibatches(data: Block, minibatch: int) -> None:
-    """Groups per update, of trajectories per update: what the filter leaves is split into as many updates."""
+def _size_minibatches(spec: Block, minibatch: int) -> None:
+    """Set the groups per update from the trajectories per update: a step has as many updates as in GRL."""
     try:
-        agent = parse_job(data).spec.grl_agent
-    except JobError:
-        # Whoever takes the job is told.
+        agent = GrlAgent.model_validate(spec["agent"], by_alias=True, by_name=False)
+        groups = agent.training_groups
+    except (ValueError, KeyError):
+        # Parsing the job reports the problem of its agent.
         return
-    groups = agent.training_groups
     kept = max(1, int(agent.rollout_filter_ratio * len(groups)))
     trajectories = kept * sum(group.size for group in groups) / len(groups)
     updates = max(1, round(trajectories / minibatch))
     if updates > 1:
-        data["spec"]["algorithm"]["minibatchTasks"] = max(1, len(groups) // updates)
+        spec["algorithm"]["minibatchTasks"] = max(1, len(groups) // updates)
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

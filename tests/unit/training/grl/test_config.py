@@ -10,7 +10,7 @@ from support.agents import Counter
 from turnmill.core.errors import SettingsError
 from turnmill.environments.grl import register_agent
 from turnmill.grl import AgentTrainer
-from turnmill.jobs import JobError
+from turnmill.jobs import JobError, parse_job
 from turnmill.training.grl.config import job_data
 
 # As in the documentation of AgentTrainer, with a model and a number of steps.
@@ -159,6 +159,16 @@ def test_an_agent_of_the_user_s_is_found_by_others_by_its_path():
 def test_a_configuration_that_cannot_work_is_refused(config: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         AgentTrainer(config=config)
+
+
+def test_an_agent_that_cannot_work_is_reported_when_the_job_is_parsed():
+    rollout = {**OWN["rollout"], "agent_group_num": [8, 8]}
+
+    data = job_data(changed(rollout=rollout))
+
+    assert "minibatchTasks" not in data["spec"]["algorithm"]
+    with pytest.raises(JobError, match=r"spec\.agent\.agentGroupNum: "):
+        parse_job(data)
 
 
 def test_a_data_set_is_refused():
