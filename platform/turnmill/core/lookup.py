@@ -4,9 +4,9 @@ import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-Base = TypeVar("Base")
+Base = TypeVar("Base", bound=type)
 
 
 def import_object(path: str) -> Any:
@@ -18,7 +18,7 @@ def import_object(path: str) -> Any:
         raise ImportError(str(error)) from error
 
 
-def import_class(path: str, base: type[Base], context: str, error_class: type[Exception]) -> type[Base]:
+def import_class(path: str, base: Base, context: str, error_class: type[Exception]) -> Base:
     """Import the subclass of `base` that `package.module:Class` names.
 
     Raises `error_class` if it cannot be imported or is no subclass; the message begins with `context`, such as the
@@ -27,14 +27,12 @@ def import_class(path: str, base: type[Base], context: str, error_class: type[Ex
     return _load_class(lambda: import_object(path), repr(path), base, context, error_class)
 
 
-def entry_point_class(point: EntryPoint, base: type[Base], context: str, error_class: type[Exception]) -> type[Base]:
+def entry_point_class(point: EntryPoint, base: Base, context: str, error_class: type[Exception]) -> Base:
     """Load the subclass of `base` that an installed package offers as an entry point; raises as `import_class` does."""
     return _load_class(point.load, f"{point.name!r} ({point.value})", base, context, error_class)
 
 
-def _load_class(
-    load: Callable[[], object], shown: str, base: type[Base], context: str, error_class: type[Exception]
-) -> type[Base]:
+def _load_class(load: Callable[[], object], shown: str, base: Base, context: str, error_class: type[Exception]) -> Base:
     place = f"{context}: " if context else ""
     try:
         found = load()
@@ -49,7 +47,7 @@ def _load_class(
             f"{place}{shown} is no subclass of {base.__module__}:{base.__name__}, but {found!r}. "
             "Derive the class from it, or name another one."
         )
-    return found
+    return cast("Base", found)
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

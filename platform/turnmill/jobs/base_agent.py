@@ -8,9 +8,6 @@ from turnmill.jobs.training import TrainingSettings
 class BaseAgent(TypedSection):
     """Base class of the settings of all agent loops."""
 
-    type: str
-    """Which agent loop it is."""
-
     @property
     def response_token_limit(self) -> int:
         """The tokens that a response of a training row may have."""

@@ -32,6 +32,9 @@ class TypedSection(Settings):
     By name, so that a job is parsed without torch. Sections of type PLUGIN have none: their `type` is the class.
     """
 
+    type: str
+    """Name of the type, or `package.module:Class` for a class from outside this package."""
+
 
 # The API server estimates the cost of every rule from the maximum sizes of the values that it reads.
 Word = Annotated[str, Field(min_length=1, max_length=253)]

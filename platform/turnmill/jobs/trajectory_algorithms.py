@@ -30,9 +30,6 @@ class TrajectoryAlgorithmSettings(TypedSection):
 
     learns_from_turns: ClassVar[bool] = False
 
-    type: str
-    """Which algorithm it is."""
-
     clip_ratio: float = Field(default=0.2, gt=0, le=10)
     """How far one update may move the probability of a token."""
 

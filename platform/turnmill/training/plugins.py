@@ -8,7 +8,7 @@ from turnmill.core.lookup import import_class
 from turnmill.jobs.settings import PLUGIN, Settings, TypedSection
 from turnmill.jobs.values import sections_in, tag_of
 
-Base = TypeVar("Base")
+Base = TypeVar("Base", bound=type)
 
 
 class PluginError(SettingsError):
@@ -28,7 +28,7 @@ def implementations(sections: object) -> Mapping[str, str]:
     }
 
 
-def plugin_class(section: str, path: str, base: type[Base]) -> type[Base]:
+def plugin_class(section: str, path: str, base: Base) -> Base:
     """Import the class that `type` of a section of the job names.
 
     Raises PluginError if it cannot be imported, or is no subclass of `base`.

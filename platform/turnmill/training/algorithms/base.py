@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.options import read_options
-from turnmill.jobs.settings import Settings
+from turnmill.jobs.settings import Settings, TypedSection
 from turnmill.jobs.trajectory_algorithms import TrajectoryAlgorithmSettings
 from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.estimators import move_to_trained_tokens
@@ -21,7 +21,7 @@ from turnmill.training.advantages.index import TrajectoryIndex, group_of
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.plugins import NoOptions
 
-OwnSettings = TypeVar("OwnSettings", bound=Settings)
+OwnSettings = TypeVar("OwnSettings", bound=TypedSection)
 OwnTrajectorySettings = TypeVar("OwnTrajectorySettings", bound=TrajectoryAlgorithmSettings)
 
 LOSS_AVERAGES = {"token": "token-mean", "trajectory": "seq-mean-token-mean"}
