@@ -1,7 +1,7 @@
-"""What all tests share."""
+"""Settings that all tests share."""
 
 from hypothesis import settings
 
-# How long an example takes tells how busy the machine is: no test asserts on time.
+# The time that an example takes depends on the load of the machine: there is no deadline.
 settings.register_profile("turnmill", deadline=None)
 settings.load_profile("turnmill")

@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows."""
+"""Rules of this code base that no linter checks."""
 
 import ast
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ ALLOWED = {
     "platform/turnmill/jobs/grl_rules.py",
     # GRL's configuration files, which have algorithms by name, as a job.
     "platform/turnmill/training/grl/config.py",
-    # The tables themselves.
+    # The tables.
     "platform/turnmill/training/agent_kinds/table.py",
     "platform/turnmill/training/algorithms/table.py",
 }

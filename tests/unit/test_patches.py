@@ -1,4 +1,4 @@
-"""Other people's modules and classes are patched in one folder, and nowhere else."""
+"""Third-party modules and classes are patched in one folder only."""
 
 import ast
 import sys
@@ -10,8 +10,8 @@ PATCHES = ROOT / "platform/turnmill/training/verl/patches"
 OWN = ("turnmill", "turnmill_operator")
 
 
-def names_from_elsewhere(tree: ast.AST) -> set[str]:
-    """Names that are bound by an import of a module that is neither ours nor Python's."""
+def third_party_names(tree: ast.AST) -> set[str]:
+    """Names bound by an import of a third-party module."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -26,7 +26,7 @@ def names_from_elsewhere(tree: ast.AST) -> set[str]:
 
 
 def patched_objects(tree: ast.AST) -> Iterator[ast.expr]:
-    """What has an attribute assigned, deleted, or set by name."""
+    """Expressions of which an attribute is assigned, deleted, or set by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node.value
@@ -41,15 +41,15 @@ def root_of(expression: ast.expr) -> str:
 
 
 def patches_in(source: str) -> list[int]:
-    """The lines in which a module patches other people's code."""
+    """The lines in which a module patches third-party code."""
     tree = ast.parse(source)
-    foreign = names_from_elsewhere(tree)
+    foreign = third_party_names(tree)
     lines = [each.lineno for each in patched_objects(tree) if root_of(each) in foreign]
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
     return lines + [node.lineno for node in imports if "unittest" in ast.unparse(node)]
 
 
-def test_no_module_outside_the_folder_patches_other_people_s_code():
+def test_no_module_outside_the_folder_of_patches_patches_third_party_code():
     files = [path for folder in ("platform", "operator") for path in (ROOT / folder).rglob("*.py")]
 
     found = {str(path.relative_to(ROOT)): patches_in(path.read_text()) for path in files if path.parent != PATCHES}

@@ -13,7 +13,7 @@ MAX_ANY = 400
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_long_file_says_why_it_is_one_file(path: Path):
+def test_a_long_file_states_why_it_is_one_file(path: Path):
     text = path.read_text()
     reason = "one file" in " ".join((ast.get_docstring(ast.parse(text)) or "").lower().split())
 

@@ -7,7 +7,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import entry_point_class, import_class, import_object, suggestion
 
 
-def test_an_import_path_gives_what_it_names():
+def test_an_import_path_resolves_to_its_object():
     assert import_object("json:dumps") is json.dumps
 
 
@@ -15,7 +15,7 @@ def test_an_import_path_gives_what_it_names():
     ("path", "reason"),
     [("nowhere:Thing", "nowhere"), ("json:Thing", "no attribute 'Thing'"), (":Thing", "Empty module name")],
 )
-def test_a_path_that_names_nothing_says_why(path, reason):
+def test_an_invalid_import_path_raises_an_error_with_the_reason(path, reason):
     with pytest.raises(ImportError, match=reason):
         import_object(path)
 
@@ -58,12 +58,12 @@ def test_any_exception_of_a_module_is_an_error_of_its_import(tmp_path, monkeypat
         import_class("broken_on_import:Thing", object, "agent.type", SettingsError)
 
 
-def test_close_words_are_suggested_whatever_their_case():
+def test_similar_names_are_suggested_regardless_of_case():
     assert suggestion("gotoobj", ["GoToObj", "Open"]) == "Did you mean 'GoToObj'? Known: GoToObj, Open."
     assert suggestion("xyz", ["GoToObj"]) == "Known: GoToObj."
 
 
-def test_of_many_words_some_are_named():
+def test_a_suggestion_lists_at_most_twenty_known_names():
     known = [f"level{number}" for number in range(25)]
 
     assert suggestion("xyz", known).endswith("level19, and 5 more.")

@@ -3,15 +3,15 @@ import asyncio
 from turnmill.core.tasks import is_cancelled
 
 
-async def test_a_wait_that_another_gave_up_is_told_from_an_end_of_the_task_itself():
+async def test_cancellation_of_an_awaited_future_is_distinguished_from_cancellation_of_the_task():
     shared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    seen = []
+    findings = []
 
     async def wait() -> None:
         try:
             await shared
         except asyncio.CancelledError:
-            seen.append(is_cancelled())
+            findings.append(is_cancelled())
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
@@ -23,4 +23,4 @@ async def test_a_wait_that_another_gave_up_is_told_from_an_end_of_the_task_itsel
     ended.cancel()
     await ended
 
-    assert seen == [False, True]
+    assert findings == [False, True]

@@ -15,7 +15,7 @@ def test_log_probs_must_match_the_response_tokens():
         turn(log_probs=(-0.1,))
 
 
-def test_a_failed_run_keeps_its_cause_between_processes():
+def test_a_run_failed_error_keeps_its_cause_when_pickled():
     error = pickle.loads(pickle.dumps(RunFailedError("nothing moved", cause="stall")))
 
     assert (str(error), error.cause) == ("nothing moved", "stall")

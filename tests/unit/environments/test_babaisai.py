@@ -33,11 +33,11 @@ def thing(word: str) -> Thing:
 
 
 def rows(played: World) -> list[str]:
-    told = []
+    lines = []
     for start in range(played.width, len(played.cells) - played.width, played.width):
         tops = [cell[-1] if cell else None for cell in played.cells[start + 1 : start + played.width - 1]]
-        told.append(" ".join("." if top is None else top.name.upper() if top.is_text else top.name for top in tops))
-    return told
+        lines.append(" ".join("." if top is None else top.name.upper() if top.is_text else top.name for top in tops))
+    return lines
 
 
 def play(played: World, *actions: str) -> str | None:
@@ -67,11 +67,11 @@ def create(task: str | None = None, **options: object) -> BabaIsAI:
         (["KEY . IS WIN"], []),
     ],
 )
-def test_a_rule_is_text_in_a_line_to_the_right_or_down(lines, rules):
+def test_rules_are_read_to_the_right_and_downwards(lines, rules):
     assert world(*lines).rules == rules
 
 
-def test_you_walk_over_what_no_rule_stops():
+def test_you_walk_over_objects_without_a_rule():
     played = world("BABA IS YOU .", "baba key . .")
 
     assert play(played, "right") is None
@@ -80,7 +80,7 @@ def test_you_walk_over_what_no_rule_stops():
     assert rows(played)[1] == ". key baba ."
 
 
-def test_stop_is_in_the_way():
+def test_a_stop_object_blocks_the_way():
     played = world("BABA IS YOU KEY", ". . . IS", "baba key . STOP")
 
     play(played, "right")
@@ -88,7 +88,7 @@ def test_stop_is_in_the_way():
     assert rows(played)[2] == "baba key . STOP"
 
 
-def test_the_border_is_in_the_way_whatever_the_rules_say():
+def test_the_border_blocks_the_way_without_a_rule():
     played = world("BABA IS YOU", "baba . .")
 
     play(played, "left", "down")
@@ -96,7 +96,7 @@ def test_the_border_is_in_the_way_whatever_the_rules_say():
     assert rows(played)[1] == "baba . ."
 
 
-def test_text_is_pushed_until_something_holds_it():
+def test_text_is_pushed_as_far_as_the_border():
     played = world("BABA IS YOU .", "baba WIN . .", ". . . .")
 
     play(played, "right", "right", "right")
@@ -120,7 +120,7 @@ def test_a_push_object_is_pushed():
     assert rows(played)[2] == ". baba key PUSH"
 
 
-def test_a_pull_object_follows_the_one_that_moves_away():
+def test_a_pull_object_follows_you():
     played = world("BABA IS YOU KEY", ". . . IS", "key baba . PULL")
 
     play(played, "right")
@@ -152,12 +152,12 @@ def test_open_and_shut_objects_remove_each_other():
     assert rows(played)[4] == ". baba . ."
 
 
-def test_win_wins_and_lose_loses():
+def test_reaching_a_win_object_wins_and_a_lose_object_loses():
     assert play(world("BABA IS YOU .", "KEY IS WIN .", "baba key . ."), "right") == "win"
     assert play(world("BABA IS YOU .", "KEY IS LOSE .", "baba key . ."), "right") == "lose"
 
 
-def test_a_colour_narrows_a_rule():
+def test_a_rule_with_a_colour_applies_to_that_colour_only():
     played = world("RED KEY IS WIN", "BABA IS YOU .", "blue-key baba red-key .")
 
     assert play(played, "left") is None
@@ -185,7 +185,7 @@ def test_making_a_rule_starts_it_at_once():
     assert joined.rules == ["key is win", "baba is you"]
 
 
-def test_an_object_becomes_what_a_rule_says():
+def test_a_rule_turns_one_kind_of_object_into_another():
     played = world("KEY IS BALL .", "BABA IS YOU .", "baba . key .")
 
     play(played, "right")
@@ -193,7 +193,7 @@ def test_an_object_becomes_what_a_rule_says():
     assert rows(played)[2] == ". baba ball ."
 
 
-def test_everything_that_is_you_moves():
+def test_all_objects_that_are_you_move():
     played = world("BABA IS YOU .", "KEY IS YOU .", "baba . key .", ". . . .")
 
     play(played, "down")
@@ -208,13 +208,13 @@ def test_there_are_forty_tasks():
 
 
 @pytest.mark.parametrize("task", LEVELS)
-def test_a_seed_means_one_map_on_which_somebody_is_you(task):
+def test_a_seed_determines_the_map_and_baba_is_you_on_it(task):
     environment, again = create(task), create(f"env/{task}")
     maps = [environment.reset(seed) for seed in range(30)]
 
     assert maps == [again.reset(seed) for seed in range(30)]
     assert len(set(maps)) > 25
-    assert all("baba is you" in told for told in maps)
+    assert all("baba is you" in description for description in maps)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_seed_means_one_map_on_which_somebody_is_you(task):
         ("two_room-make_wall_win", "wall is stop", " is win"),
     ],
 )
-def test_a_task_has_the_rules_that_its_name_says(task, rules, missing):
+def test_the_name_of_a_task_determines_its_rules(task, rules, missing):
     environment = create(task)
     for seed in range(20):
         active = environment.reset(seed).split("\n\n")[0]
@@ -248,7 +248,7 @@ def test_tasks_can_be_solved(task):
         assert results[-1].reward > 0
 
 
-def test_no_solution_is_found_if_there_is_none():
+def test_an_unsolvable_map_has_no_solution():
     assert solve(world("BABA IS YOU", "baba . key")) == []
 
 
@@ -267,7 +267,7 @@ def test_an_expert_follows_the_shortest_solution_and_plans_again_after_another_a
     assert expert.thought() == "the way is right"
 
 
-def test_the_sooner_a_level_is_won_the_more_it_is_worth():
+def test_the_reward_of_a_win_decreases_with_the_steps():
     environment = create()
     environment.reset(0)
     environment.world = world("BABA IS YOU .", "KEY IS WIN .", "baba . key .")
@@ -317,7 +317,7 @@ def test_a_map_is_described_relative_to_you():
     )
 
 
-def test_an_unknown_task_is_answered_with_the_closest():
+def test_an_unknown_task_is_refused_with_a_suggestion():
     with pytest.raises(SettingsError, match=r"no task 'goto_wins'. Did you mean 'goto_win'"):
         create("goto_wins")
 

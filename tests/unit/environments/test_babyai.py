@@ -24,12 +24,12 @@ def play(environment: BabyAI, seed: int) -> list[str]:
     return observations
 
 
-def furniture(environment: BabyAI) -> set[tuple[str, str]]:
+def objects_in(environment: BabyAI) -> set[tuple[str, str]]:
     return {(thing.type, thing.color) for thing in environment.level.grid.grid if thing and thing.type != "wall"}
 
 
 @pytest.mark.parametrize("task", [*GOALS, "GoToLocal", "UnlockLocal"])
-def test_a_seed_means_one_episode(task):
+def test_a_seed_determines_the_episode(task):
     one, other = create(task), create(task)
     other.reset(99)
 
@@ -59,33 +59,33 @@ def test_a_goal_has_no_more_objects_than_it_needs(task, num_objects):
     environment = create(task)
     for seed in range(20):
         environment.reset(seed)
-        assert len(furniture(environment)) == num_objects
+        assert len(objects_in(environment)) == num_objects
 
 
-def test_distractors_are_added_and_never_like_the_subject():
+def test_distractors_are_added_that_differ_from_the_target():
     environment = create("goto", num_dists=3)
     for seed in range(20):
         environment.reset(seed)
-        assert len(furniture(environment)) == 4
+        assert len(objects_in(environment)) == 4
 
 
 @pytest.mark.parametrize("task", GOALS)
-def test_training_never_shows_what_is_held_out(task):
+def test_held_out_objects_do_not_occur_in_training(task):
     environment = create(task)
     for seed in range(50):
         environment.reset(seed)
-        assert not furniture(environment) & HELD_OUT
+        assert not objects_in(environment) & HELD_OUT
 
 
 @pytest.mark.parametrize("task", GOALS)
-def test_goals_can_be_about_what_is_held_out(task):
+def test_goals_can_use_held_out_objects(task):
     environment = create(task, objects="held_out")
     environment.reset(0)
 
-    assert furniture(environment) & HELD_OUT
+    assert objects_in(environment) & HELD_OUT
 
 
-def test_open_means_a_locked_door_between_two_rooms():
+def test_the_task_open_has_a_locked_door_between_two_rooms():
     environment = create("open")
     environment.reset(0)
 
@@ -94,7 +94,7 @@ def test_open_means_a_locked_door_between_two_rooms():
     assert (environment.level.num_cols, environment.level.num_rows) == (2, 1)
 
 
-def test_the_sequence_is_told_in_both_orders():
+def test_sequence_missions_are_worded_in_both_orders():
     environment = create("pick_up_seq_go_to")
     kinds = set()
     for seed in range(20):
@@ -116,17 +116,17 @@ def test_every_registered_level_plays_and_ends_at_its_turn_limit():
         assert environment.step("turn left").truncated, level
 
 
-def test_a_short_name_means_the_registered_level():
+def test_a_short_name_selects_the_registered_level():
     assert play(create("GoToObj"), 3) == play(create("BabyAI-GoToObj-v0"), 3)
     assert registered_levels()["GoToObjS6"] == "BabyAI-GoToObjS6-v1"
 
 
-def test_an_unknown_task_is_answered_with_the_closest():
+def test_an_unknown_task_is_refused_with_a_suggestion():
     with pytest.raises(SettingsError, match=r"no task 'gotoo'. Did you mean 'goto'"):
         create("gotoo")
 
 
-def test_a_level_of_minigrids_own_takes_no_options():
+def test_options_are_refused_for_levels_of_minigrid():
     with pytest.raises(SettingsError, match="numDists cannot be set for the task 'GoToObj'"):
         create("GoToObj", numDists=2)
 
@@ -151,7 +151,7 @@ def test_resets_print_nothing(capsys):
         ("ACTION: toggle", "toggle"),
     ],
 )
-def test_only_underscores_and_glued_words_are_repaired(text, action):
+def test_only_underscores_and_missing_spaces_are_corrected(text, action):
     assert create().parse_action(text) == action
 
 

@@ -15,7 +15,7 @@ def begin(task: str, seed: int = 0) -> BabyAI:
 
 
 def words(text: str) -> set[str]:
-    """Words with the space before them: a line's first word is another one than the same word within a line."""
+    """Words with the space before them: at the start of a line a word is a different token than within a line."""
     return set(re.findall(r" ?[^ \n]+", text))
 
 
@@ -46,7 +46,7 @@ def test_the_expert_recovers_from_other_actions():
         environment.step(action)
 
 
-def test_a_thought_says_where_the_goal_is_as_the_observation_does():
+def test_a_thought_describes_the_position_of_the_goal_as_the_observation_does():
     for seed in range(20):
         environment = begin("GoToObj", seed)
         thought = environment.expert().thought()
@@ -59,11 +59,11 @@ def test_a_thought_says_where_the_goal_is_as_the_observation_does():
             assert f"a {target} {where}" in environment.reset(seed).split("\n")
 
 
-def test_phrases_hold_every_word_of_every_kind_of_level():
+def test_phrases_contain_every_word_of_every_kind_of_level():
     known = {word for phrase in begin("GoToObj").expert().phrases() for word in words(phrase)}
 
     for task in ("GoToObj", "goto", "pickup", "open", "putnext", "pick_up_seq_go_to", "BossLevel", "Synth", "GoToSeq"):
         for seed in range(10):
             environment = create("babyai", task, 8)
-            told = [environment.reset(seed), environment.compact_prompt(), environment.expert().thought()]
-            assert set().union(*map(words, told)) <= known
+            texts = [environment.reset(seed), environment.compact_prompt(), environment.expert().thought()]
+            assert set().union(*map(words, texts)) <= known

@@ -31,7 +31,7 @@ def test_walls_are_described_in_the_order_forward_left_right():
     )
 
 
-def test_a_thing_before_a_wall_hides_it():
+def test_an_object_hides_the_wall_behind_it():
     assert describe(view(c3r3=WALL, c3r4=("key", "blue", 0))) == "a blue key 2 steps forward"
 
 
@@ -50,11 +50,11 @@ def test_objects_are_described_from_the_left_and_far_before_near():
 
 
 @pytest.mark.parametrize(("state", "word"), [(0, "open"), (1, "closed"), (2, "locked")])
-def test_a_door_says_whether_it_opens(state, word):
+def test_a_door_is_described_as_open_closed_or_locked(state, word):
     assert describe(view(c3r4=("door", "red", state))) == f"a {word} red door 2 steps forward"
 
 
-def test_what_is_carried_comes_first_and_is_not_seen_as_well():
+def test_a_carried_object_is_described_first_and_only_once():
     carried = SimpleNamespace(color="yellow", type="box")
 
     text = describe(view(c3r6=("box", "yellow", 0), c3r5=WALL), carried)
@@ -66,7 +66,7 @@ def test_an_empty_view_has_an_empty_description():
     assert describe(view()) == ""
 
 
-def test_distance_counts_steps_both_ways():
+def test_distance_is_the_sum_of_steps_sideways_and_forward():
     (thing,) = visible_objects(view(c0r2=("ball", "red", 0)))
 
     assert (thing.name, thing.right, thing.forward, thing.distance) == ("red ball", -3, 4, 7)

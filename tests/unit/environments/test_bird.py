@@ -16,7 +16,7 @@ from turnmill.tasks.dataset import read_rows
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
 
 COUNTING = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200) SELECT SUM(i) FROM n"
-"""Some 3,000 steps of SQLite's machine."""
+"""About 3,000 steps of SQLite's virtual machine."""
 
 
 def create(**options: object) -> Bird:
@@ -37,25 +37,25 @@ def own_data(tmp_path):
     return {"path": str(tmp_path / "questions.jsonl"), "databases": str(tmp_path / "databases")}
 
 
-def test_every_question_that_comes_along_is_answered_by_its_statement():
+def test_every_bundled_question_is_solved_by_its_reference_statement():
     environment = create()
     answers = {row["question"]: row["SQL"] for row in read_rows(_SAMPLE / "questions.jsonl", "path")}
     for seed in range(30):
-        told = environment.reset(seed)
-        result = environment.step(answers[told.rpartition("] ")[2]])
+        observation = environment.reset(seed)
+        result = environment.step(answers[observation.rpartition("] ")[2]])
 
-        assert told.startswith("[DB schema:\nCREATE TABLE author")
+        assert observation.startswith("[DB schema:\nCREATE TABLE author")
         assert (result.reward, result.terminated, result.info["success"]) == (1.0, True, 1.0)
 
 
-def test_rows_count_in_any_order(own_data):
+def test_the_order_of_result_rows_is_ignored(own_data):
     environment = create(**own_data)
     environment.reset(0)
 
     assert environment.step("SELECT owner FROM house ORDER BY number DESC").terminated
 
 
-def test_a_right_answer_is_worth_half_as_much_with_every_try(own_data):
+def test_the_reward_of_a_right_answer_halves_with_every_try(own_data):
     environment = create(**own_data)
     environment.reset(0)
 
@@ -68,7 +68,7 @@ def test_a_right_answer_is_worth_half_as_much_with_every_try(own_data):
     assert third.reward == 0.25
 
 
-def test_an_answer_without_a_block_ends_the_episode():
+def test_an_answer_without_a_block_of_sql_ends_the_episode():
     environment = create()
     environment.reset(0)
 
@@ -97,18 +97,18 @@ def test_a_statement_that_takes_too_long_is_stopped():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A second passes with every look at the clock."""
+    """A clock that advances by one second whenever it is read."""
     ticks = itertools.count()
     monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     return ticks
 
 
-def test_time_is_checked_often_because_a_step_may_take_long(clock):
+def test_the_timeout_is_checked_many_times_within_a_statement(clock):
     with pytest.raises(QueryTimeoutError):
         database.query(sqlite3.connect(":memory:"), COUNTING, timeout_seconds=10)
 
 
-def test_judging_takes_no_longer_than_the_statement_that_is_judged(own_data, tmp_path, clock):
+def test_judging_executes_only_the_statement_of_the_agent(own_data, tmp_path, clock):
     question = {"db_id": "town", "question": "Sum?", "SQL": COUNTING}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
     environment = create(**own_data, queryTimeoutSeconds=1000)
@@ -122,7 +122,7 @@ def test_judging_takes_no_longer_than_the_statement_that_is_judged(own_data, tmp
     assert next(clock) - before == alone
 
 
-def test_a_question_whose_own_statement_fails_is_refused(own_data, tmp_path):
+def test_a_question_whose_reference_statement_fails_is_refused(own_data, tmp_path):
     question = {"db_id": "town", "question": "Who?", "SQL": "SELECT colour FROM house"}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
     environment = create(**own_data)
@@ -146,7 +146,7 @@ def test_a_question_whose_own_statement_fails_is_refused(own_data, tmp_path):
         "SELECT '\ud800'",
     ],
 )
-def test_a_statement_that_does_more_than_read_is_an_error_and_no_more(statement):
+def test_a_statement_that_does_more_than_read_fails_and_the_episode_continues(statement):
     environment = create()
     environment.reset(0)
 
@@ -165,7 +165,7 @@ def test_a_statement_that_does_more_than_read_is_an_error_and_no_more(statement)
         ("```sql\n```", None),
     ],
 )
-def test_a_statement_stands_in_a_block_of_sql(answer, statement):
+def test_the_statement_is_taken_from_a_block_of_sql(answer, statement):
     assert create().match_action(answer) == statement
 
 
@@ -175,7 +175,7 @@ def test_a_missing_database_is_refused_before_the_first_episode(own_data, tmp_pa
 
 
 @pytest.mark.parametrize("option", ["path", "validationPath"])
-def test_the_database_of_every_question_is_looked_for(own_data, tmp_path, option):
+def test_a_missing_database_of_any_question_is_refused(own_data, tmp_path, option):
     other = {"db_id": "village", "question": "?", "SQL": "SELECT 1"}
     (tmp_path / "other.jsonl").write_text(json.dumps(other) + "\n")
 
@@ -183,12 +183,12 @@ def test_the_database_of_every_question_is_looked_for(own_data, tmp_path, option
         create(**own_data | {option: str(tmp_path / "other.jsonl")})
 
 
-def test_questions_and_databases_go_together(own_data):
+def test_questions_and_databases_must_be_set_together(own_data):
     with pytest.raises(SettingsError, match="Set both"):
         create(path=own_data["path"])
 
 
-def test_validations_ask_the_questions_of_a_file_of_their_own(own_data, tmp_path):
+def test_validations_use_the_questions_of_the_validation_path(own_data, tmp_path):
     question = {"db_id": "town", "question": "How many houses?", "SQL": "SELECT COUNT(*) FROM house"}
     (tmp_path / "validation.jsonl").write_text(json.dumps(question) + "\n")
     environment = create(**own_data, validationPath=str(tmp_path / "validation.jsonl"))
@@ -197,7 +197,7 @@ def test_validations_ask_the_questions_of_a_file_of_their_own(own_data, tmp_path
     assert environment.reset(VALIDATION_SEEDS).endswith("Who owns a house?")
 
 
-def test_a_question_without_its_statement_is_refused(own_data, tmp_path):
+def test_a_question_without_a_reference_statement_is_refused(own_data, tmp_path):
     (tmp_path / "questions.jsonl").write_text('{"db_id": "town", "question": "?"}\n')
 
     with pytest.raises(SettingsError, match="row 1 has no column 'SQL'"):

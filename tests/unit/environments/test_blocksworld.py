@@ -32,7 +32,7 @@ def test_three_blocks_have_all_156_pairs_of_states_in_grls_order():
 
 
 @pytest.mark.parametrize("num_blocks", range(2, 10))
-def test_every_state_is_one_of_blocks_that_stand(num_blocks):
+def test_every_state_stacks_each_block_exactly_once(num_blocks):
     environment = create(numBlocks=num_blocks)
     for seed in range(50):
         environment.reset(seed)
@@ -41,7 +41,7 @@ def test_every_state_is_one_of_blocks_that_stand(num_blocks):
             assert sorted(block for stack in stacks(state) for block in stack) == list(range(1, num_blocks + 1))
 
 
-def test_moving_a_free_block_costs_one_and_the_goal_brings_ten():
+def test_a_move_costs_one_and_the_goal_is_rewarded_with_ten():
     environment = between((0, 1, 0), (0, 0, 2))
 
     first = environment.step("move 2 to 0")
@@ -54,7 +54,7 @@ def test_moving_a_free_block_costs_one_and_the_goal_brings_ten():
 @pytest.mark.parametrize(
     "action", ["move 1 to 3", "move 3 to 1", "move 3 to 3", "move 4 to 0", "move 3 to 7", "move -1 to 0"]
 )
-def test_an_impossible_move_costs_one_and_changes_nothing(action):
+def test_an_invalid_move_costs_one_and_changes_nothing(action):
     environment = between((0, 1, 0), (0, 0, 2))
 
     result = environment.step(action)
@@ -84,12 +84,12 @@ def test_an_answer_without_a_move_costs_five():
         ("move ² to 0", None),
     ],
 )
-def test_a_move_is_two_numbers_in_any_brackets(answer, action):
+def test_a_move_is_parsed_from_two_numbers_in_several_notations(answer, action):
     assert create().match_action(answer) == action
 
 
 @pytest.mark.parametrize(
-    ("view", "told"),
+    ("view", "description"),
     [
         (
             "text",
@@ -108,13 +108,13 @@ def test_a_move_is_two_numbers_in_any_brackets(answer, action):
         ),
     ],
 )
-def test_a_state_is_told_in_four_ways(view, told):
+def test_each_view_has_its_own_description_of_a_state(view, description):
     environment = between((0, 1, 0), (0, 0, 0), view=view)
 
-    assert environment.step("move 9 to 0").observation == told
+    assert environment.step("move 9 to 0").observation == description
 
 
-def test_every_named_action_is_one_that_an_answer_can_mean():
+def test_every_listed_action_is_parsed_as_itself():
     environment = create()
 
     assert set(environment.actions) == {f"move {a} to {b}" for a, b in product(range(1, 4), range(4)) if a != b}
@@ -136,5 +136,5 @@ def test_an_expert_reaches_every_goal(num_blocks):
         assert all(result.info["action_is_valid"] for result in results)
 
 
-def test_an_expert_has_no_advice_where_the_goal_is_reached():
+def test_an_expert_has_no_advice_once_the_goal_is_reached():
     assert between((0, 1), (0, 1)).expert().advise(None) is None

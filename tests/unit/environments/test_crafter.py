@@ -15,17 +15,17 @@ def create(**options: object) -> Crafter:
     return environment
 
 
-PLAYED = (
+EPISODE_PROGRAM = (
     "import hashlib\n"
     "from turnmill import environments\n"
-    "played = environments.create('crafter', options={'area': [32, 32]})\n"
-    "told = [played.reset(11)]\n"
-    "told += [played.step(('move west', 'do', 'move north', 'sleep')[n % 4]).observation for n in range(300)]\n"
-    "print(hashlib.sha256(repr(told).encode()).hexdigest())\n"
+    "crafter = environments.create('crafter', options={'area': [32, 32]})\n"
+    "seen = [crafter.reset(11)]\n"
+    "seen += [crafter.step(('move west', 'do', 'move north', 'sleep')[n % 4]).observation for n in range(300)]\n"
+    "print(hashlib.sha256(repr(seen).encode()).hexdigest())\n"
 )
 
 
-def seen(**changes: object) -> dict[str, object]:
+def view(**changes: object) -> dict[str, object]:
     inventory = {"health": 9, "food": 8, "drink": 7, "energy": 6, "wood": 0, "sapling": 1}
     return {
         "surroundings": [("grass", 0, 1), ("tree", -2, 1), ("tree", 3, 0), ("zombie", 0, -4), ("grass", 1, 0)],
@@ -37,8 +37,8 @@ def seen(**changes: object) -> dict[str, object]:
     }
 
 
-def test_the_nearest_of_each_kind_is_told_with_distance_and_direction():
-    assert describe(seen()) == (
+def test_the_nearest_object_of_each_kind_is_described_with_distance_and_direction():
+    assert describe(view()) == (
         "You see:\n- grass 1 step to your east\n- tree 3 steps to your east\n- zombie 4 steps to your north\n\n"
         "You face grass at your front.\n\n"
         "Your status:\n- health: 9/9\n- food: 8/9\n- drink: 7/9\n- energy: 6/9\n\n"
@@ -46,18 +46,18 @@ def test_the_nearest_of_each_kind_is_told_with_distance_and_direction():
     )
 
 
-def test_sleep_death_and_the_edge_of_the_world_are_told():
-    assert describe(seen(sleeping=True)).startswith("You are sleeping.\n\nYou see:")
-    assert describe(seen(dead=True, facing=None)).startswith("You died.")
-    assert "You face nothing at your front." in describe(seen(facing=None))
-    assert describe(seen(surroundings=[])).startswith("You see nothing around you.")
+def test_sleep_death_and_the_edge_of_the_map_are_described():
+    assert describe(view(sleeping=True)).startswith("You are sleeping.\n\nYou see:")
+    assert describe(view(dead=True, facing=None)).startswith("You died.")
+    assert "You face nothing at your front." in describe(view(facing=None))
+    assert describe(view(surroundings=[])).startswith("You see nothing around you.")
 
 
 @pytest.mark.feature("Verlog", "environments")
-def test_a_seed_means_one_world_in_every_process():
-    told = {
+def test_a_seed_determines_the_game_in_every_process():
+    digests = {
         subprocess.run(
-            [sys.executable, "-c", PLAYED],
+            [sys.executable, "-c", EPISODE_PROGRAM],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
             check=True,
@@ -65,10 +65,10 @@ def test_a_seed_means_one_world_in_every_process():
         for seed in ("1", "2")
     }
 
-    assert len(told) == 1
+    assert len(digests) == 1
 
 
-def test_drawing_does_not_change_the_game():
+def test_rendering_does_not_change_the_game():
     one, other = create(), create()
     one.reset(5)
     other.reset(5)
@@ -81,7 +81,7 @@ def test_drawing_does_not_change_the_game():
     assert picture.std() > 0
 
 
-def test_a_prepared_world_is_the_same_and_is_used_once():
+def test_a_prepared_map_equals_an_unprepared_one_and_is_used_once():
     prepared, unprepared = create(), create()
     prepared.reset(1)
     prepared.prepare(2)
@@ -106,7 +106,7 @@ def test_a_sleeping_player_acts_again_after_waking_up():
 
 
 @pytest.mark.feature("Verlog", "instructions with mission and achievements")
-def test_an_achievement_brings_one_and_leaves_the_list():
+def test_an_achievement_is_rewarded_with_one_and_removed_from_the_instructions():
     environment = create()
     environment.reset(0)
     environment._game._game._player.inventory["sapling"] = 1
@@ -121,7 +121,7 @@ def test_an_achievement_brings_one_and_leaves_the_list():
     assert ", place plant" not in environment.instruction_prompt()
 
 
-def test_the_length_of_a_game_truncates_and_death_terminates():
+def test_a_game_is_truncated_at_its_length_and_terminated_by_death():
     environment = create(length=2)
     environment.reset(0)
     environment.step("noop")
@@ -158,7 +158,7 @@ def test_unambiguous_spellings_are_matched_to_actions(answer, action):
     assert create().match_action(answer) == action
 
 
-def test_a_diagonal_move_is_one_of_its_two_by_a_draw_that_repeats():
+def test_a_diagonal_move_becomes_one_of_its_two_directions_reproducibly():
     environment = create()
     drawn = set()
     for seed in range(20):
@@ -169,7 +169,7 @@ def test_a_diagonal_move_is_one_of_its_two_by_a_draw_that_repeats():
     assert drawn == {"move north", "move west"}
 
 
-def test_the_game_has_gymnasiums_interface():
+def test_the_game_has_the_interface_of_gymnasium():
     game = CrafterGame(area=(24, 24))
 
     seen_first, _ = game.reset(seed=3)

@@ -8,15 +8,15 @@ from turnmill import environments
 from turnmill.testing.environment_fuzz import KINDS, Kind, give, make, responses
 
 NEEDS_MORE = {"gymnasium", "minihack", "nethack", "openenv", "textworld", "verifiers"}
-"""Environments that need a package or an environment of somebody else's."""
+"""Environments that need a third-party package or environment."""
 
 
-def test_every_environment_of_our_own_is_fuzzed():
+def test_every_built_in_environment_is_fuzzed():
     assert {kind.name for kind in KINDS} | NEEDS_MORE >= set(environments.names())
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_any_text_is_answered_and_what_is_no_action_costs_the_penalty(kind: Kind):
+def test_any_response_gets_an_observation_and_an_invalid_one_the_penalty(kind: Kind):
     episode = make(kind)
     texts = responses(episode.environment.actions)
 
@@ -29,7 +29,7 @@ def test_any_text_is_answered_and_what_is_no_action_costs_the_penalty(kind: Kind
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_the_same_responses_bring_the_same_episode_in_any_environment(kind: Kind):
+def test_the_same_responses_reproduce_the_episode_in_any_environment(kind: Kind):
     actions = make(kind).environment.actions or ("search[tent]", "```sql\nSELECT 1\n```", "12", "x")
     chance = random.Random(str(kind))
     texts = [f"ACTION: {chance.choice(actions)}" for _ in range(30)]

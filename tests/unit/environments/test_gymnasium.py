@@ -6,15 +6,15 @@ import pytest
 from turnmill import environments
 from turnmill.core.errors import SettingsError
 
-HERE = "support.gymnasium_environments"
+MODULE = "support.gymnasium_environments"
 
 
 def create(task: str | None, **options: object) -> environments.Environment:
     return environments.create("gymnasium", task, options=options)
 
 
-def test_an_environment_of_text_is_played_in_its_own_words():
-    environment = create(f"{HERE}:Echo", arguments={"answer": "Rome"})
+def test_a_text_environment_receives_the_text_of_the_response():
+    environment = create(f"{MODULE}:Echo", arguments={"answer": "Rome"})
 
     opening = environment.reset(seed=4)
     wrong = environment.step(environment.match_action(" Paris "))
@@ -25,8 +25,8 @@ def test_an_environment_of_text_is_played_in_its_own_words():
     assert (right.reward, right.terminated, right.info) == (1.0, True, {"tries": 2.0})
 
 
-def test_text_that_an_environment_does_not_take_is_no_action_and_is_not_handed_on():
-    environment = create(f"{HERE}:Echo")
+def test_text_outside_the_action_space_is_not_passed_to_the_environment():
+    environment = create(f"{MODULE}:Echo")
     opening = environment.reset(seed=0)
 
     assert environment.match_action("x" * 100) is None
@@ -34,7 +34,7 @@ def test_text_that_an_environment_does_not_take_is_no_action_and_is_not_handed_o
     assert environment.step(environment.default_action).observation == opening
 
 
-def test_actions_that_are_numbers_get_names():
+def test_discrete_actions_can_be_given_names():
     environment = create("CliffWalking-v1", actions=["Up", "Right", "Down", "Left"], instruction="Reach the goal.")
 
     opening = environment.reset(seed=0)
@@ -45,7 +45,7 @@ def test_actions_that_are_numbers_get_names():
     assert environment.instruction_prompt().startswith("Reach the goal.\n\nThe actions you can take are: up, right")
 
 
-def test_actions_without_names_are_called_by_their_numbers():
+def test_discrete_actions_without_names_are_named_by_their_numbers():
     environment = create("CliffWalking-v1", defaultAction="2")
 
     assert environment.actions == ("0", "1", "2", "3")
@@ -53,26 +53,26 @@ def test_actions_without_names_are_called_by_their_numbers():
 
 
 def test_one_key_of_an_observation_can_be_selected():
-    environment = create(f"{HERE}:Parts", observationKey="text")
+    environment = create(f"{MODULE}:Parts", observationKey="text")
 
     assert environment.reset(seed=0) == "hello"
     with pytest.raises(SettingsError, match=r"has no key 'words'\. It has: text, number"):
-        create(f"{HERE}:Parts", observationKey="words").reset(seed=0)
+        create(f"{MODULE}:Parts", observationKey="words").reset(seed=0)
 
 
-def test_a_picture_is_drawn_where_the_environment_draws_one():
+def test_a_picture_is_rendered_if_the_environment_renders_one():
     environment = create("CliffWalking-v1", arguments={"render_mode": "rgb_array"})
     environment.reset(seed=0)
 
     assert environment.render().dtype == np.uint8
-    undrawn = create(f"{HERE}:Parts")
+    undrawn = create(f"{MODULE}:Parts")
     undrawn.reset(seed=0)
     with pytest.raises(NotImplementedError, match="does not implement render"):
         undrawn.render()
 
 
 @pytest.mark.parametrize(
-    ("task", "options", "told"),
+    ("task", "options", "message"),
     [
         (None, {}, "gymnasium needs a task"),
         ("NoSuch-v0", {}, "cannot make 'NoSuch-v0'"),
@@ -84,9 +84,9 @@ def test_a_picture_is_drawn_where_the_environment_draws_one():
             "2 different names are given",
         ),
         ("CliffWalking-v1", {"defaultAction": "jump"}, "'jump' is not an action"),
-        (f"{HERE}:Echo", {"arguments": {"no": 1}}, "options.arguments"),
+        (f"{MODULE}:Echo", {"arguments": {"no": 1}}, "options.arguments"),
     ],
 )
-def test_an_environment_that_cannot_be_created_is_refused(task: str | None, options: dict[str, Any], told: str):
-    with pytest.raises(SettingsError, match=told):
+def test_an_environment_that_cannot_be_created_is_refused(task: str | None, options: dict[str, Any], message: str):
+    with pytest.raises(SettingsError, match=message):
         create(task, **options)

@@ -39,12 +39,12 @@ def file(tmp_path):
         ("", None),
     ],
 )
-def test_the_last_number_of_a_text_counts(text, number):
+def test_the_last_number_of_a_text_is_taken(text, number):
     assert last_number(text) == number
 
 
 @pytest.mark.parametrize(
-    ("said", "truth", "same"),
+    ("answer", "truth", "same"),
     [
         ("11/12", "\\frac{11}{12}", True),
         ("(x+3)(x-3)", "(x-3)(x+3)", True),
@@ -55,16 +55,16 @@ def test_the_last_number_of_a_text_counts(text, number):
         ("20", "", False),
     ],
 )
-def test_expressions_are_compared_by_what_they_are_worth(said, truth, same):
-    assert is_equivalent(said, truth) is same
+def test_expressions_are_compared_by_value(answer, truth, same):
+    assert is_equivalent(answer, truth) is same
 
 
-def test_an_expression_without_end_is_given_up():
+def test_an_expression_too_large_to_evaluate_is_not_equivalent():
     assert not is_equivalent("9^{9^{9^{9}}}", "20")
 
 
 @pytest.mark.parametrize("task", PROBLEM_SETS)
-def test_problems_that_come_along_are_solved_by_their_answers(task):
+def test_bundled_problems_are_solved_by_their_answers(task):
     environment = create(task)
     for seed in range(20):
         problem = environment.reset(seed)
@@ -76,7 +76,7 @@ def test_problems_that_come_along_are_solved_by_their_answers(task):
         assert (right.reward, right.terminated, right.observation) == (10, True, "Correct!")
 
 
-def test_a_seed_draws_the_row_that_grl_draws(file):
+def test_a_seed_selects_the_same_row_as_in_grl(file):
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(100)]
     environment = create(path=file(*rows))
 
@@ -85,7 +85,7 @@ def test_a_seed_draws_the_row_that_grl_draws(file):
     ]
 
 
-def test_validations_pose_the_problems_of_a_file_of_their_own(file):
+def test_validations_use_the_problems_of_the_validation_path(file):
     training = file(*({"question": f"{n}?", "answer": f"{n}"} for n in range(20)))
     validation = file(*({"question": f"{n}!", "answer": f"{n}"} for n in range(20)), name="validation.jsonl")
     environment = create(path=training, validationPath=validation)
@@ -94,12 +94,12 @@ def test_validations_pose_the_problems_of_a_file_of_their_own(file):
     assert {environment.reset(VALIDATION_SEEDS + seed)[-1] for seed in range(20)} == {"?"}
 
 
-def test_problems_of_validations_need_problems_of_training(file):
+def test_a_validation_path_requires_a_path(file):
     with pytest.raises(SettingsError, match=r"options\.validationPath: must be set together with"):
         create(validationPath=file({"question": "?", "answer": "1"}))
 
 
-def test_gsm8k_takes_the_number_after_the_working(file):
+def test_the_solution_of_gsm8k_is_the_number_after_the_hashes(file):
     environment = create(path=file({"question": "?", "answer": "3*400 = 1200 and 34 more #### 1,234"}))
     environment.reset(0)
 
@@ -107,14 +107,14 @@ def test_gsm8k_takes_the_number_after_the_working(file):
     assert environment.match_action("twelve") is None
 
 
-def test_a_solution_of_aime_is_read_from_its_box(file):
+def test_the_solution_of_aime_is_read_from_its_box(file):
     environment = create("aime24", path=file({"problem": "?", "solution": "\\boxed{204}"}))
     environment.reset(0)
 
     assert environment.step("204").terminated
 
 
-def test_columns_can_be_named(file):
+def test_the_names_of_columns_can_be_set(file):
     environment = create("math500", path=file({"q": "1+1?", "a": "2"}), questionKey="q", answerKey="a")
 
     assert environment.reset(0) == "1+1?"
@@ -128,7 +128,7 @@ def test_a_missing_column_is_reported_with_the_existing_ones(file):
         create(path=file({"q": "?", "answer": "1"}))
 
 
-def test_a_column_that_is_missing_for_validations_alone_is_told_with_their_file(file):
+def test_a_column_missing_only_for_validation_is_reported_with_the_validation_path(file):
     training, validation = file({"question": "?", "answer": "1"}), file({"question": "?"}, name="validation.jsonl")
 
     with pytest.raises(SettingsError, match=r"answerKey: row 1 of validationPath has no column 'answer'"):
@@ -143,12 +143,12 @@ def test_an_episode_ends_after_its_last_answer():
     assert environment.step("-17").truncated
 
 
-def test_an_unknown_set_is_answered_with_the_closest():
+def test_an_unknown_problem_set_is_refused_with_a_suggestion():
     with pytest.raises(SettingsError, match=r"no task 'math50'. Did you mean 'math500'"):
         create("math50")
 
 
-def test_no_answer_is_wrong():
+def test_a_missing_answer_counts_as_wrong():
     environment = create()
     environment.reset(0)
 

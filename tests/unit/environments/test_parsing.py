@@ -26,12 +26,12 @@ def test_the_answer_is_what_follows_the_last_marker(text, answer):
 @pytest.mark.parametrize(
     ("text", "marked"), [("ACTION: a", True), ("action: a", True), ("Action a", True), ("a", False)]
 )
-def test_a_marker_is_one_of_three_spellings(text, marked):
+def test_a_marker_has_three_spellings(text, marked):
     assert has_marker(text) is marked
 
 
 @given(before=st.text(), answer=st.sampled_from(["turn left", "drop"]))
-def test_nothing_before_the_last_marker_matters(before, answer):
+def test_text_before_the_last_marker_is_ignored(before, answer):
     assert final_answer(f"{before}ACTION: {answer}") == answer
 
 
@@ -39,5 +39,5 @@ def test_actions_are_counted_as_whole_words():
     assert plan_length("Turn left, turn left; then backdrop, DROP. turn leftish", ["turn left", "drop"]) == 3
 
 
-def test_words_of_doubt_are_counted():
+def test_backtracking_words_are_counted():
     assert backtrack_length("However, wait: but I can’t. A butter knife, another, cannot.") == 6

@@ -16,12 +16,12 @@ def test_every_name_can_be_found():
         assert environments.find(name).name == name
 
 
-def test_an_unknown_name_is_answered_with_the_closest():
+def test_an_unknown_name_is_refused_with_a_suggestion():
     with pytest.raises(SettingsError, match=r"no environment 'babyay'. Did you mean 'babyai'\?"):
         environments.create("babyay")
 
 
-def test_an_unknown_option_is_answered_with_the_closest():
+def test_an_unknown_option_is_refused_with_a_suggestion():
     with pytest.raises(SettingsError, match=r"options.numDist: .* Did you mean 'numDists'\?"):
         environments.create("babyai", options={"numDist": 1})
 
@@ -38,7 +38,7 @@ def test_a_class_can_be_named_by_its_path():
 
 
 @pytest.mark.parametrize("path", ["no.such.module:Class", "support.environments:Nobody", "json:dumps", ":"])
-def test_a_path_to_no_environment_is_refused(path):
+def test_an_import_path_without_an_environment_is_refused(path):
     with pytest.raises(SettingsError, match=re.escape(path)):
         environments.create(path)
 
@@ -51,7 +51,7 @@ def test_an_installed_package_offers_environments_by_entry_point(monkeypatch):
     assert "hostile" in environments.names()
 
 
-def test_a_broken_entry_point_is_the_users_to_mend(monkeypatch):
+def test_a_broken_entry_point_is_a_settings_error(monkeypatch):
     point = EntryPoint("broken", "turnmill.no_such_module:Class", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "_entry_points", lambda: [point])
 
@@ -59,7 +59,7 @@ def test_a_broken_entry_point_is_the_users_to_mend(monkeypatch):
         environments.find("broken")
 
 
-def test_a_name_belongs_to_one_class():
+def test_a_second_class_under_a_registered_name_is_refused():
     class Impostor(Hostile):
         name = "babyai"
 

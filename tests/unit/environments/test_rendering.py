@@ -17,7 +17,7 @@ def test_an_animation_has_every_frame(tmp_path):
         assert animation.n_frames == 5
 
 
-def test_an_animation_that_fails_leaves_the_last_one_alone(tmp_path):
+def test_a_failed_animation_leaves_the_previous_file_unchanged(tmp_path):
     path = tmp_path / "0.gif"
     write_gif(frames(2), path)
     before = path.read_bytes()

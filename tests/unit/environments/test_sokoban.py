@@ -15,7 +15,7 @@ ROOMS = {
     ((8, 8), 1): "######## #_###_## #_____## #__#__## #_##O__# #_X____# #_P____# ########",
     ((8, 8), 126): "######## ######## ######## #_P##### #_X_#__# #______# #___O__# ########",
 }
-"""Rooms of GRL's own generator, played backwards 30 moves deep."""
+"""Rooms of GRL's generator with a search depth of 30."""
 
 
 def create(**options: object) -> Sokoban:
@@ -31,18 +31,18 @@ def in_room(*rows: str, **options: object) -> Sokoban:
 
 
 def words(text: str) -> set[str]:
-    """As a warm start's tokenizer takes them, each with the space before it."""
+    """Words as the tokenizer of a warm start splits them, each with the space before it."""
     return set(re.findall(r"\n| ?[^ \n]+", text))
 
 
 @pytest.mark.feature("GRL", "Sokoban")
 @pytest.mark.parametrize(("size", "seed"), ROOMS)
-def test_a_seed_means_the_room_that_grl_plays(size, seed):
+def test_a_seed_generates_the_room_of_grl(size, seed):
     assert generate_room(seed, size=size, search_depth=30) == ROOMS[size, seed].split()
 
 
 @pytest.mark.parametrize(("size", "num_boxes"), [((6, 6), 1), ((8, 8), 1), ((7, 7), 2), ((5, 9), 1)])
-def test_every_room_can_be_solved_and_is_not_solved_yet(size, num_boxes):
+def test_every_room_begins_unsolved_and_can_be_solved(size, num_boxes):
     environment = create(size=list(size), numBoxes=num_boxes, searchDepth=40, view="spaced")
     for seed in range(20):
         environment.reset(seed)
@@ -56,7 +56,7 @@ def test_every_room_can_be_solved_and_is_not_solved_yet(size, num_boxes):
         assert environment.board.cells.count("√") == num_boxes
 
 
-def test_a_seed_without_a_room_of_its_own_takes_one_that_follows_from_it():
+def test_a_seed_without_a_solvable_room_is_replaced_reproducibly():
     rooms = [generate_room(seed, size=(5, 5)) for seed in range(100)]
 
     assert rooms == [generate_room(seed, size=(5, 5)) for seed in range(100)]
@@ -98,7 +98,7 @@ def test_a_box_is_pushed_but_neither_into_a_wall_nor_into_another_box():
     assert against_the_wall.step("right").observation == "######\n#OPX##\n######"
 
 
-def test_a_box_on_its_target_is_worth_one_and_the_last_one_ten_more():
+def test_a_box_on_its_target_is_rewarded_with_one_and_the_last_with_ten_more():
     environment = in_room("#######", "#PXO__#", "#_XO__#", "#######")
 
     first = environment.step("right")
@@ -131,7 +131,7 @@ def test_a_spaced_view_shows_the_same_room():
     assert create(view="spaced").reset(3).replace(" ", "") == create().reset(3)
 
 
-def test_a_view_in_words_tells_distances_and_the_walls_beside():
+def test_a_view_in_words_gives_distances_and_adjacent_walls():
     environment = in_room("#######", "#P____#", "#__XO_#", "#######", view="words")
 
     assert environment.step("right").observation == (
@@ -139,7 +139,7 @@ def test_a_view_in_words_tells_distances_and_the_walls_beside():
     )
 
 
-def test_a_view_in_words_leaves_out_boxes_in_their_place_and_tells_targets_underfoot():
+def test_a_view_in_words_omits_boxes_on_targets_and_names_a_target_under_the_player():
     environment = in_room("#######", "#√____#", "#_X_S_#", "#_____#", "#######", view="words")
 
     assert environment.step("up").observation == "player wall up\nbox 1 down 2 left\ntarget 1 down"
@@ -147,18 +147,18 @@ def test_a_view_in_words_leaves_out_boxes_in_their_place_and_tells_targets_under
 
 
 @pytest.mark.parametrize("view", ["spaced", "words"])
-def test_phrases_hold_every_word_of_every_room(view):
+def test_phrases_contain_every_word_of_every_room(view):
     environment = create(size=[7, 9], numBoxes=2, searchDepth=20, view=view)
     expert, chance = environment.expert(), random.Random(0)
-    # The first word of a thought stands behind `THINK:`.
+    # The first word of a thought follows `THINK:` and a space.
     known = set().union(*map(words, expert.phrases()), words(" the"))
 
     for seed in range(10):
-        told = [environment.reset(seed)]
+        texts = [environment.reset(seed)]
         for _ in range(20):
-            told += [environment.step(chance.choice(environment.actions)).observation, f" {expert.thought()}"]
+            texts += [environment.step(chance.choice(environment.actions)).observation, f" {expert.thought()}"]
 
-        assert set().union(*map(words, told)) <= known
+        assert set().union(*map(words, texts)) <= known
 
 
 def test_the_instructions_explain_the_view():
@@ -186,13 +186,13 @@ def test_an_expert_gives_up_on_a_box_in_a_corner():
     assert environment.expert().advise(None) is None
 
 
-def test_an_expert_is_there_for_views_that_a_word_tokenizer_can_read():
+def test_an_expert_requires_a_view_for_a_word_tokenizer():
     with pytest.raises(SettingsError, match=r"options.view: must be spaced or words .* Set it to spaced"):
         create().expert()
 
 
 @pytest.mark.parametrize("options", [{"size": [3, 6]}, {"numBoxes": 0}, {"size": [6]}, {"searchDepth": 1}])
-def test_options_that_make_no_room_are_refused(options):
+def test_invalid_options_of_a_room_are_refused(options):
     with pytest.raises(SettingsError, match=r"environment\.options"):
         create(**options)
 

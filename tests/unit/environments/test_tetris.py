@@ -23,8 +23,8 @@ def columns(environment: Tetris, seeds: range) -> list[int]:
     return [environment.reset(seed).index("X") for seed in seeds]
 
 
-def test_a_seed_means_where_pieces_come():
-    # As GRL draws them for the board of 4 by 4 with single cells.
+def test_a_seed_determines_the_column_of_a_piece_as_in_grl():
+    # The draws of GRL for a board of 4 by 4 with pieces of one cell.
     import random
 
     drawn = []
@@ -37,7 +37,7 @@ def test_a_seed_means_where_pieces_come():
 
 
 @pytest.mark.parametrize("box_type", [1, 2, 3])
-def test_the_same_seed_and_actions_bring_the_same_boards(box_type):
+def test_the_same_seed_and_actions_produce_the_same_boards(box_type):
     def play() -> list[str]:
         environment = create(boxType=box_type, width=5, height=6)
         seen = [environment.reset(7)]
@@ -61,7 +61,7 @@ def test_a_piece_moves_one_cell_and_stops_at_the_sides():
     assert (down.reward, down.terminated) == (-0.1, False)
 
 
-def test_a_piece_comes_to_rest_on_what_is_under_it():
+def test_a_piece_comes_to_rest_on_filled_cells():
     environment = on_board("____", "____", "#___")
 
     result = environment.step("down")
@@ -81,7 +81,7 @@ def test_a_full_line_wins():
     assert (result.reward, result.terminated, result.info["success"]) == (pytest.approx(9.9), True, 1.0)
 
 
-def test_a_pile_up_to_the_top_loses():
+def test_a_stack_up_to_the_top_loses():
     environment = on_board("____", "#___", "#___", column=1)
 
     result = environment.step("left")
@@ -137,7 +137,7 @@ def test_an_expert_fills_a_line(box_type):
     assert won >= (20 if box_type == 1 else 12)
 
 
-def test_an_expert_tells_where_the_piece_belongs():
+def test_the_thought_of_an_expert_names_the_target_position_of_the_piece():
     environment = on_board("____", "____", "##_#", view="spaced")
     expert = environment.expert()
 
@@ -145,10 +145,10 @@ def test_an_expert_tells_where_the_piece_belongs():
     assert expert.thought() == "the place is 2 right"
 
 
-def test_an_expert_is_there_for_views_that_a_word_tokenizer_can_read():
+def test_an_expert_requires_a_view_for_a_word_tokenizer():
     with pytest.raises(SettingsError, match=r"options.view: .* Set it to spaced"):
         create().expert()
 
 
-def test_a_spaced_view_tells_the_same_board():
+def test_a_spaced_view_shows_the_same_board():
     assert create(view="spaced").reset(3).replace(" ", "") == create().reset(3)

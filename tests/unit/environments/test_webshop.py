@@ -20,7 +20,7 @@ def do(environment: WebShop, answer: str) -> str:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_wished_for_can_be_bought(seed):
+def test_the_product_of_a_goal_can_be_bought(seed):
     environment = create()
     opening = environment.reset(seed)
     goal = draw_goal(seed)
@@ -28,8 +28,8 @@ def test_what_is_wished_for_can_be_bought(seed):
     do(environment, f"search[{goal.product.title}]")
     do(environment, f"click[{goal.product.number}]")
     for option in goal.options.values():
-        told = do(environment, f"click[{option}]")
-        assert f"{option} (chosen)" in told
+        page = do(environment, f"click[{option}]")
+        assert f"{option} (chosen)" in page
     result = environment.step("click[buy now]")
 
     assert goal.instruction in opening
@@ -38,7 +38,7 @@ def test_what_is_wished_for_can_be_bought(seed):
 
 
 @pytest.mark.feature("GRL", "the other environments")
-def test_a_purchase_is_worth_the_wishes_that_it_fulfils():
+def test_the_reward_of_a_purchase_is_the_share_of_the_goal_that_it_fulfils():
     goal = draw_goal(3)
     others = [product for product in products().values() if product.category != goal.product.category]
 
@@ -47,11 +47,11 @@ def test_a_purchase_is_worth_the_wishes_that_it_fulfils():
     assert goal.reward(others[0], {}) <= 0.1
 
 
-def test_a_seed_means_one_wish():
-    wishes = [create().reset(seed) for seed in range(30)]
+def test_a_seed_determines_the_goal():
+    instructions = [create().reset(seed) for seed in range(30)]
 
-    assert wishes == [create().reset(seed) for seed in range(30)]
-    assert len(set(wishes)) > 20
+    assert instructions == [create().reset(seed) for seed in range(30)]
+    assert len(set(instructions)) > 20
 
 
 def test_results_are_shown_ten_to_a_page():
@@ -67,7 +67,7 @@ def test_results_are_shown_ten_to_a_page():
     assert do(environment, "click[< prev]") == first
 
 
-def test_a_product_has_pages_of_its_own_that_keep_what_was_chosen():
+def test_the_pages_of_a_product_keep_the_chosen_options():
     environment = create()
     environment.reset(0)
     do(environment, "search[teapot]")
@@ -85,7 +85,7 @@ def test_a_product_has_pages_of_its_own_that_keep_what_was_chosen():
 @pytest.mark.parametrize(
     "answer", ["search[]", "click[buy now]", "click[b0001]", "buy", "search tent", "search[tent", "", "click[[x]]"]
 )
-def test_what_cannot_be_done_on_a_page_is_no_action_and_changes_nothing(answer):
+def test_an_action_that_the_page_does_not_offer_is_invalid_and_changes_nothing(answer):
     environment = create()
     opening = environment.reset(0)
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_done_on_a_page_is_no_action_and_changes_nothing(answer):
     assert (result.observation, result.reward, result.terminated) == (opening, 0.0, False)
 
 
-def test_nothing_found_can_be_searched_for_again():
+def test_another_search_is_possible_after_one_without_results():
     environment = create()
     environment.reset(0)
 
@@ -114,7 +114,7 @@ PRODUCT_PAGE = """<body><form method="post" action="/abc"><button>Back to Search
 DONE_PAGE = """<h3 id="reward">Your score (min 0.0, max 1.0)<pre>0.75</pre></h3>"""
 
 
-def test_pages_of_the_original_are_read_as_text_and_links():
+def test_pages_of_the_original_shop_are_parsed_into_text_and_links():
     search = read_page(SEARCH_PAGE, "http://shop/abc")
     product = read_page(PRODUCT_PAGE, "http://shop/results/")
 

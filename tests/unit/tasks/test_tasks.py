@@ -17,7 +17,7 @@ def answer(last: str, responses: str | None = None) -> Answer:
     return Answer(last, last if responses is None else responses, last)
 
 
-def test_a_sum_is_the_same_under_the_same_seed_and_no_other():
+def test_the_seed_determines_the_sums():
     first, again, other = (create_source("arithmetic", seed=seed) for seed in (1, 1, 2))
 
     assert first.training(5) == again.training(5)
@@ -26,7 +26,7 @@ def test_a_sum_is_the_same_under_the_same_seed_and_no_other():
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "calculator"])
-def test_no_sum_of_a_validation_is_one_that_a_run_learns_from_or_imitates(name):
+def test_sums_of_validations_occur_neither_in_training_nor_in_demonstrations(name):
     asked = {create_source(name, seed=1).validation(number).messages[0]["content"] for number in range(300)}
     learning = create_source(name, seed=2)
     assert isinstance(learning, Arithmetic)
@@ -38,7 +38,7 @@ def test_no_sum_of_a_validation_is_one_that_a_run_learns_from_or_imitates(name):
     assert not asked & (learned | shown)
 
 
-def test_only_the_right_number_in_the_last_response_is_worth_something():
+def test_only_the_right_number_in_the_last_response_is_rewarded():
     source = create_source("arithmetic")
     task = source.training(0)
 
@@ -47,7 +47,7 @@ def test_only_the_right_number_in_the_last_response_is_worth_something():
     assert source.reward(task, answer("hm", f"answer:{task.truth}hm")) == 0.0
 
 
-def test_demonstrations_use_the_words_of_the_language_and_often_fail():
+def test_half_of_the_demonstrations_call_the_tool_and_many_are_wrong():
     source = create_source("arithmetic")
     assert isinstance(source, Arithmetic)
 
@@ -85,14 +85,14 @@ def test_every_epoch_uses_all_tasks_in_a_new_order(file):
     assert set(source.training(0).extra_info) == {"n"}
 
 
-def test_a_task_may_hold_what_ends_lines_elsewhere(tmp_path):
+def test_a_task_may_contain_unicode_line_separators(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
 
     assert create_source("dataset", {"path": str(path)}).training(0).messages[0]["content"] == "a\u2028b\x85c"
 
 
-def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path):
+def test_a_line_that_is_not_json_is_refused_with_its_number(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "a"}\n\n{\n')
 
@@ -101,10 +101,10 @@ def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["path", "validationPath"])
-def test_what_no_tool_can_be_told_is_refused_where_there_are_tools(file, tmp_path, option):
+def test_data_that_is_not_json_is_refused_if_there_are_tools(file, tmp_path, option):
     path = tmp_path / "dates.parquet"
-    told = [{"prompt": f"{day}?", "extra_info": {"day": day}} for day in (None, date(2026, 1, 2))]
-    parquet.write_table(pyarrow.Table.from_pylist(told), path)
+    rows = [{"prompt": f"{day}?", "extra_info": {"day": day}} for day in (None, date(2026, 1, 2))]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     create_source("dataset", {"path": file}).require_json()
     source = create_source("dataset", {"path": file, option: str(path)})
 
@@ -113,7 +113,7 @@ def test_what_no_tool_can_be_told_is_refused_where_there_are_tools(file, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("reward", "said", "worth"),
+    ("reward", "response_text", "expected"),
     [
         ("exact_match", " 4 ", 1.0),
         ("exact_match", "5", 0.0),
@@ -122,13 +122,13 @@ def test_what_no_tool_can_be_told_is_refused_where_there_are_tools(file, tmp_pat
         ("math_verify", "so \\boxed{5}", 0.0),
     ],
 )
-def test_answers_are_compared_as_the_job_says(file, reward, said, worth):
+def test_the_reward_option_selects_how_answers_are_compared(file, reward, response_text, expected):
     source = create_source("dataset", {"path": file, "reward": reward, "validationTasks": 2})
 
-    assert source.reward(source.validation(0), answer(said)) == worth
+    assert source.reward(source.validation(0), answer(response_text)) == expected
 
 
-def test_a_reward_may_be_a_function_of_ones_own(file, monkeypatch):
+def test_a_reward_can_be_a_user_defined_function(file, monkeypatch):
     module = ModuleType("my_rewards")
     module.half = lambda answer, truth, extra_info: 0.5  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_rewards", module)
@@ -161,8 +161,8 @@ def test_an_unknown_reward_is_refused(file):
 
 
 @pytest.mark.parametrize(
-    ("text", "held"),
+    ("text", "expression"),
     [("\\boxed{1} \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("none", None), ("\\boxed{1", None)],
 )
-def test_the_last_box_counts(text, held):
-    assert last_boxed(text) == held
+def test_the_last_boxed_expression_is_taken(text, expression):
+    assert last_boxed(text) == expression

@@ -18,7 +18,7 @@ from turnmill.tools.base import Tool
 
 
 class Client:
-    """Speaks to one worker as a client of verl-tool does."""
+    """A client that sends requests to one worker as clients of verl-tool do."""
 
     def __init__(self, http: httpx.AsyncClient, worker: Worker, store: MemoryStore) -> None:
         self.http = http
@@ -50,7 +50,7 @@ async def client() -> AsyncIterator[Client]:
 
 async def eventually(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not holds():  # noqa: ASYNC110 (what is awaited tells nobody)
+        while not holds():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0)
 
 
@@ -166,7 +166,7 @@ async def test_finish_in_the_first_items_extra_fields_overrides_the_list(client:
     assert body["observations"] == ["a", "b"]
 
 
-async def test_a_repeat_is_answered_from_the_record(client: Client):
+async def test_a_repeated_call_is_answered_from_the_record(client: Client):
     request = {"trajectory_ids": ["t"], "actions": ["count"], "extra_fields": [{"call_id": "1"}]}
 
     answers = [(await client.send(request)).json()["observations"] for _ in range(2)]

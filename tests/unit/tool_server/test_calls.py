@@ -14,7 +14,7 @@ from turnmill.trajectories.base import CallKey
 
 
 class Server:
-    """CallExecutor with their store and metrics; two servers may share a store."""
+    """A CallExecutor with its store and metrics; two servers may share a store."""
 
     def __init__(self, *tools: Tool, store: MemoryStore | None = None, **settings: object) -> None:
         self.store = store or MemoryStore()

@@ -244,7 +244,7 @@ async def test_a_request_that_the_model_server_refuses_is_a_400():
     assert "prompt too long" in response.json()["detail"]
 
 
-async def test_a_text_that_exceeds_the_context_ends_with_length():
+async def test_a_completion_that_exceeds_the_context_has_the_finish_reason_length():
     model = ScriptedModel(["<echo>7</echo>"])
     model.answer = lambda body: httpx.Response(400, text="too long") if "[7]" in body["prompt"] else None
 

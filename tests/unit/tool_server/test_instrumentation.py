@@ -9,7 +9,7 @@ from turnmill.tool_server.instrumentation import refresh_store_health
 
 
 class Store:
-    """Tells of itself, or does not."""
+    """A store that reports its state or raises an error."""
 
     def __init__(self, answer: Mapping[str, Any] | Exception) -> None:
         self._answer = answer

@@ -17,34 +17,34 @@ def worker() -> Any:
 
 
 @pytest.mark.feature("verl-tool", "graceful stop")
-async def test_a_signal_stops_a_server_in_order():
-    stop, told, ended = StopHandler(), worker(), server()
-    stop.attach(told, ended)
+async def test_a_signal_stops_a_server_gracefully():
+    stop, stopped_worker, uvicorn_server = StopHandler(), worker(), server()
+    stop.attach(stopped_worker, uvicorn_server)
 
     stop(signal.SIGTERM)
 
-    assert told.stopping
-    assert (ended.should_exit, ended.force_exit) == (True, False)
+    assert stopped_worker.stopping
+    assert (uvicorn_server.should_exit, uvicorn_server.force_exit) == (True, False)
 
 
 async def test_a_repeated_signal_stops_a_server_at_once():
-    stop, ended = StopHandler(), server()
-    stop.attach(worker(), ended)
+    stop, uvicorn_server = StopHandler(), server()
+    stop.attach(worker(), uvicorn_server)
 
     stop(signal.SIGTERM)
     stop(signal.SIGTERM)
 
-    assert ended.force_exit
+    assert uvicorn_server.force_exit
 
 
 async def test_ctrl_c_from_the_terminal_and_the_parent_counts_once():
-    stop, ended = StopHandler(), server()
-    stop.attach(worker(), ended)
+    stop, uvicorn_server = StopHandler(), server()
+    stop.attach(worker(), uvicorn_server)
 
     stop(signal.SIGINT)
     stop(signal.SIGTERM)
 
-    assert (ended.should_exit, ended.force_exit) == (True, False)
+    assert (uvicorn_server.should_exit, uvicorn_server.force_exit) == (True, False)
 
 
 async def test_a_signal_during_the_start_cancels_it():

@@ -8,7 +8,7 @@ from turnmill.tools.base import Tool
 
 
 class Greedy(Echo):
-    """Takes whatever there is."""
+    """Takes every action."""
 
     name: ClassVar[str] = "greedy"
 
@@ -37,7 +37,7 @@ def taker(found: ToolSet, action: str) -> str | None:
 
 
 @pytest.mark.feature("verl-tool", "the first tool that takes an action runs it")
-def test_the_first_tool_that_takes_an_action_gets_it():
+def test_an_action_goes_to_the_first_tool_that_takes_it():
     assert taker(tools(Greedy, Echo), "echo a") == "greedy"
     assert taker(tools(Echo, Greedy), "echo a") == "echo"
 
@@ -56,7 +56,7 @@ def test_a_tool_that_cannot_parse_an_action_does_not_take_it():
 
 
 @pytest.mark.feature("verl-tool", "an action that no tool takes")
-def test_no_tool_may_take_an_action():
+def test_an_action_that_no_tool_takes_has_no_match():
     assert tools(Echo, Count).match("hello") is None
 
 

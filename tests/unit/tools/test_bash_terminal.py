@@ -27,7 +27,7 @@ def transcript(
         ("ls", None),
     ],
 )
-def test_blocks_are_joined_by_lines(action, commands):
+def test_blocks_are_joined_with_newlines(action, commands):
     assert make_tool("bash_terminal").parse(action) == commands
 
 
@@ -44,7 +44,7 @@ def test_blocks_are_joined_by_lines(action, commands):
         ("<bash>ls</bash></tool_call>", "\n```output\nT\n```\n"),
     ],
 )
-async def test_the_transcript_is_wrapped_in_the_manner_of_the_action(action, observation):
+async def test_the_transcript_is_wrapped_in_markup_that_matches_the_action(action, observation):
     dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(transcript(b"T\n"))))
 
     assert await dialogue.say(action) == observation
@@ -67,12 +67,12 @@ def test_forbidden_commands_are_named(commands, found):
     assert find_forbidden(commands) == found
 
 
-async def test_a_refused_block_is_wrapped_alike_and_runs_nothing():
+async def test_a_refused_block_is_answered_in_the_same_markup_and_not_executed():
     dialogue = Dialogue(make_tool("bash_terminal"))
 
-    seen = await dialogue.say("<bash>echo a\nsudo reboot</bash>")
+    observation = await dialogue.say("<bash>echo a\nsudo reboot</bash>")
 
-    assert seen == (
+    assert observation == (
         "\n<o>\nExecution blocked: Command contains potentially dangerous operations. "
         "Forbidden commands detected: sudo \n</o>\n"
     )
@@ -94,18 +94,18 @@ async def test_empty_lines_are_skipped_and_a_block_is_one_task():
     assert task.limits.seconds == pytest.approx(2 * 10 + 5)
 
 
-async def test_a_line_ends_where_bash_ends_it():
+async def test_only_newlines_end_a_line():
     sandbox = ScriptedSandbox(transcript(b"T"))
     await Dialogue(make_tool("bash_terminal", sandbox)).say("<bash>echo 'a\u2028b\x0cc\x85d'\r\npwd</bash>")
 
     assert json.loads(unpack(sandbox.tasks[0].program.argument)["lines"]) == ["echo 'a\u2028b\x0cc\x85d'", "pwd"]
 
 
-async def test_an_empty_block_runs_nothing():
+async def test_an_empty_block_is_not_executed():
     assert await Dialogue(make_tool("bash_terminal")).say("<bash>\n\n</bash>") == "\n<o>\n\n</o>\n"
 
 
-async def test_the_shells_result_changes_the_state():
+async def test_the_result_of_the_shell_updates_the_state():
     before = {"cwd": b"~/a", "exports": b"x"}
     outcome = transcript(b"", before, {"cwd": b"~/b", "file/f": b"new"})
     dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(outcome)))
@@ -124,7 +124,7 @@ async def test_the_shells_result_changes_the_state():
         (SandboxResult(None, b"T\n"), "The shell was killed."),
     ],
 )
-async def test_a_shell_that_breaks_off_leaves_its_state_as_it_was(outcome, why):
+async def test_a_shell_that_is_stopped_leaves_the_state_unchanged(outcome, why):
     dialogue = Dialogue(make_tool("bash_terminal", ScriptedSandbox(outcome)))
     dialogue.state = {"cwd": b"~/a"}
 

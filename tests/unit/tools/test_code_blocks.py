@@ -1,4 +1,4 @@
-"""Blocks of code, in texts that would keep a search that begins anew at every tag busy for hours."""
+"""Blocks of code in texts with many unclosed tags, for which a search in quadratic time would take hours."""
 
 import pytest
 
@@ -9,29 +9,29 @@ from turnmill.tools.code_blocks import first_tagged, function_call, stdin_of, ta
 MANY = 300_000
 
 
-def test_what_stands_before_tags_without_an_end_is_found():
+def test_a_block_before_many_unclosed_tags_is_found():
     text = "<a>1</a> <a> 2<a> </a>"
 
     assert tagged(text + "<a>" * MANY, "a") == ["1", "2<a>"]
     assert first_tagged("<b>" * MANY, "b") is None
 
 
-def test_calls_and_input_without_an_end_are_none():
+def test_unclosed_calls_and_inputs_are_ignored():
     assert function_call("<tool_call>" * MANY) is None
     assert stdin_of("```input\nx" * MANY, "given") == b"given"
 
 
 @pytest.mark.parametrize("text", ["<think>" * MANY, "<think></think>" * MANY + "```", "</think>```click [1]```"])
-def test_a_thought_without_a_command_is_none(text):
+def test_a_thought_without_a_command_has_no_command(text):
     assert fenced_command(text) is None
 
 
 @pytest.mark.parametrize("text", ["<a>" * MANY, "<py>" * MANY + "</rb>", "```" + "a" * MANY])
-def test_programs_without_an_end_are_none(text):
+def test_unclosed_programs_are_ignored(text):
     assert make_tool("sandbox_fusion").parse(text) is None
 
 
-def test_a_program_is_found_among_tags_without_an_end():
+def test_a_program_is_found_among_unclosed_tags():
     text = "<think>" + "<a>" * MANY + "<think><py>1</py></think><rb>2</rb>"
 
     assert make_tool("sandbox_fusion").parse(text) == '{"code": "2", "language": "ruby"}'

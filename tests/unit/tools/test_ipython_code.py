@@ -43,7 +43,7 @@ def test_a_cell_comes_from_tags_fences_or_a_call(action, source):
         (CALL, "hi"),
     ],
 )
-async def test_the_output_is_wrapped_in_the_manner_of_the_action(action, text):
+async def test_the_output_is_wrapped_in_markup_that_matches_the_action(action, text):
     dialogue = Dialogue(make_tool("ipython_code", ScriptedSandbox(cell(b"hi\n"))))
 
     assert await dialogue.say(action) == text
@@ -76,7 +76,7 @@ async def test_the_observation_reports_how_the_cell_ended():
         (cell(b"x" * (MAX_OUTPUT_CHARACTERS + 1)), "x" * MAX_OUTPUT_CHARACTERS + "\n...[output truncated]..."),
     ],
 )
-async def test_every_end_of_a_cell_is_reported(outcome, text):
+async def test_every_outcome_of_a_cell_is_reported(outcome, text):
     dialogue = Dialogue(make_tool("ipython_code", ScriptedSandbox(outcome)))
 
     assert await dialogue.say(CALL) == text
@@ -91,7 +91,7 @@ async def test_timeouts_are_flagged_by_session_and_by_sandbox():
         assert dialogue.result.observation["timeout"] is True
 
 
-async def test_an_empty_cell_runs_nothing():
+async def test_an_empty_cell_is_not_executed():
     dialogue = Dialogue(make_tool("ipython_code"))
 
     assert "Error: script must be a non-empty string" in await dialogue.say("<python> </python>")

@@ -28,7 +28,7 @@ GATEWAY = {"MCP_GATEWAY_ADDRESS": "http://127.0.0.1:1/"}
         ("text", None),
     ],
 )
-def test_calls_are_written_as_tool_calls_or_in_the_manner_of_react(action, call):
+def test_tool_calls_and_react_actions_are_parsed(action, call):
     assert parse_call(action) == call
 
 
@@ -40,20 +40,20 @@ def test_calls_are_written_as_tool_calls_or_in_the_manner_of_react(action, call)
 async def test_a_server_that_is_not_allowed_ends_the_trajectory(extra):
     dialogue = Dialogue(make_tool("mcp_interface", **GATEWAY), extra)
 
-    seen = await dialogue.say('<tool_call>{"name": "add", "server": "bank"}</tool_call>')
+    observation = await dialogue.say('<tool_call>{"name": "add", "server": "bank"}</tool_call>')
 
-    assert "Server 'bank' not allowed for this task. Allowed: ['maps', 'weather']" in seen
+    assert "Server 'bank' not allowed for this task. Allowed: ['maps', 'weather']" in observation
     assert (dialogue.result.done, dialogue.result.valid) == (True, False)
 
 
-async def test_a_call_that_no_server_is_known_for_ends_the_trajectory():
+async def test_a_call_without_configured_servers_ends_the_trajectory():
     dialogue = Dialogue(make_tool("mcp_interface", **GATEWAY))
 
     assert "No MCP servers configured for this task." in await dialogue.say('<tool_call>{"name": "add"}</tool_call>')
     assert (dialogue.result.done, dialogue.result.valid) == (True, False)
 
 
-def test_before_any_server_was_asked_the_usage_shows_the_form():
+def test_the_usage_shows_the_call_format_before_the_tools_are_known():
     assert make_tool("mcp_interface", **GATEWAY).usage() == (
         'You can call remote MCP tools using <tool_call>{"name":..., "arguments":{...}}</tool_call>.'
     )

@@ -21,7 +21,7 @@ def as_url(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def opened(url: str) -> Image.Image:
+def decode_image(url: str) -> Image.Image:
     assert url.startswith("data:image/jpeg;base64,")
     return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
 
@@ -39,26 +39,26 @@ def dialogue(*images: Image.Image, **settings: str) -> Dialogue:
 @pytest.mark.parametrize(
     ("name", "box"), [("crop_image", [240, 40, 360, 160]), ("crop_image_normalized", [0.6, 0.2, 0.9, 0.8])]
 )
-async def test_a_box_is_shown_with_a_margin_of_a_tenth_in_sides_that_models_take(name, box):
+async def test_a_crop_has_a_margin_of_a_tenth_and_sides_that_are_multiples_of_28(name, box):
     talk = dialogue(picture())
 
-    said = await talk.say(crop(box, name=name))
+    observation = await talk.say(crop(box, name=name))
 
     # 240 - 40 to 360 + 40 and 40 - 20 to 160 + 20: 200 by 160, each to the closest multiple of 28.
-    assert said == "Here is the cropped image. (Image Size: 196x168)\n<image>"
-    shown = opened(talk.result.observation["image"])
-    assert shown.size == (196, 168)
-    assert shown.getpixel((100, 80)) == pytest.approx((255, 0, 0), abs=40)
+    assert observation == "Here is the cropped image. (Image Size: 196x168)\n<image>"
+    cropped = decode_image(talk.result.observation["image"])
+    assert cropped.size == (196, 168)
+    assert cropped.getpixel((100, 80)) == pytest.approx((255, 0, 0), abs=40)
     assert (talk.result.done, talk.result.valid) == (False, True)
 
 
-async def test_a_small_part_is_enlarged():
+async def test_a_small_crop_is_enlarged():
     talk = dialogue(picture(40, 20))
 
     assert "(Image Size: 84x56)" in await talk.say(crop([0.1, 0.1, 0.9, 0.9]))
 
 
-async def test_a_large_part_is_made_smaller():
+async def test_a_large_crop_is_reduced():
     talk = dialogue(picture(2000, 1000), IMAGE_MAX_PIXELS="100000")
 
     assert "(Image Size: 420x196)" in await talk.say(crop([0, 0, 1, 1]))
@@ -74,20 +74,20 @@ async def test_a_crop_can_be_cropped_again_on_any_replica():
     assert talk.result.valid
 
 
-async def test_frames_come_together_and_get_numbers_of_their_own():
+async def test_selected_frames_are_returned_together_and_numbered():
     talk = dialogue(picture(), picture(color="blue"))
     call = {"name": "select_frames", "arguments": {"target_frames": [2, 1]}}
 
-    said = await talk.say(f"<tool_call>{json.dumps(call)}</tool_call>")
+    observation = await talk.say(f"<tool_call>{json.dumps(call)}</tool_call>")
 
-    assert said == "Here are the selected frames. (Frame Size: 392x196, Numbered 1 to 2):<image><image>"
-    assert opened(talk.result.observation["image"][0]).getpixel((10, 10))[2] > 200
+    assert observation == "Here are the selected frames. (Frame Size: 392x196, Numbered 1 to 2):<image><image>"
+    assert decode_image(talk.result.observation["image"][0]).getpixel((10, 10))[2] > 200
     await talk.say(crop([0.1, 0.1, 0.4, 0.9], number=4))
     assert talk.result.valid
 
 
 @pytest.mark.parametrize(
-    ("action", "said"),
+    ("action", "observation"),
     [
         (crop([1, 2, 3]), "Invalid bbox_2d format. It should be a list of four numbers."),
         (crop([1, 2, 3, "4"]), "Invalid bbox_2d format. It should be a list of four numbers."),
@@ -112,18 +112,18 @@ async def test_frames_come_together_and_get_numbers_of_their_own():
         ),
     ],
 )
-async def test_an_invalid_call_is_reported(action, said):
+async def test_an_invalid_call_is_reported(action, observation):
     talk = Dialogue(make_tool("pixel_reasoner"), {"images": [as_url(picture())]})
 
     parsed = talk.tool.parse(action)
     assert parsed is not None
     result = await talk.say(action)
 
-    assert result == said
+    assert result == observation
     assert not talk.result.valid
 
 
-def test_other_calls_are_not_meant_for_it():
+def test_calls_of_other_tools_are_not_taken():
     tool = make_tool("pixel_reasoner")
 
     assert tool.parse('<tool_call>{"name": "search"}</tool_call>') is None
@@ -131,7 +131,7 @@ def test_other_calls_are_not_meant_for_it():
     assert tool.parse("<tool_call>{</tool_call>") is None
 
 
-async def test_a_picture_may_be_a_file_of_the_folder_alone(tmp_path):
+async def test_files_are_read_only_from_the_folder_of_images(tmp_path):
     picture().save(tmp_path / "a.png")
     (tmp_path / "inner").mkdir()
     inside = Dialogue(make_tool("pixel_reasoner", IMAGE_FOLDER=str(tmp_path)), {"images": ["a.png"]})
@@ -143,14 +143,14 @@ async def test_a_picture_may_be_a_file_of_the_folder_alone(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["nowhere.png", "data:image/png;base64,////", "data:image/png;base64,?"])
-async def test_a_picture_that_cannot_be_read_is_no_fault_of_the_agent(source):
+async def test_a_picture_that_cannot_be_read_fails_the_call(source):
     talk = Dialogue(make_tool("pixel_reasoner"), {"images": [source]})
 
     with pytest.raises(ToolFailedError):
         await talk.say(crop([0, 0, 1, 1]))
 
 
-async def test_no_more_is_kept_than_is_allowed():
+async def test_a_crop_beyond_the_limit_of_the_state_is_refused():
     talk = dialogue(picture(), IMAGE_MAX_STATE_BYTES="10")
 
     assert await talk.say(crop([0, 0, 1, 1])) == (

@@ -26,7 +26,7 @@ def program(stdout: bytes = b"", stderr: bytes = b"", **more: object) -> Sandbox
         ("```bash\nls\n```", None),
     ],
 )
-def test_all_blocks_of_the_first_kind_make_the_program(action, source):
+def test_all_blocks_with_the_markup_of_the_first_one_form_the_program(action, source):
     assert make_tool("python_code").parse(action) == source
 
 
@@ -42,7 +42,7 @@ def test_all_blocks_of_the_first_kind_make_the_program(action, source):
         ("<python>x</python></tool_call>", "\n<tool_response>\n```result\nhi\n```\n</tool_response>\n"),
     ],
 )
-async def test_the_observation_is_wrapped_in_the_manner_of_the_action(action, observation):
+async def test_the_observation_is_wrapped_in_markup_that_matches_the_action(action, observation):
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(program(b"hi\n"))))
 
     assert await dialogue.say(action) == observation
@@ -51,11 +51,11 @@ async def test_the_observation_is_wrapped_in_the_manner_of_the_action(action, ob
 async def test_the_example_of_the_docs_works():
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(program(b"Hello from Python!\nHello again!\n"))))
 
-    seen = await dialogue.say(
+    observation = await dialogue.say(
         "```<python>\nprint('Hello from Python!')</python> ... <python>print('Hello again!')</python>``` ..."
     )
 
-    assert seen == "\n<result>\nHello from Python!\nHello again!\n</result>\n"
+    assert observation == "\n<result>\nHello from Python!\nHello again!\n</result>\n"
     assert not dialogue.result.done
     assert dialogue.result.valid
 
@@ -72,9 +72,9 @@ async def test_a_timeout_is_reported_after_the_output():
     outcome = SandboxResult(None, b"begun\n", limit="time")
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(outcome)))
 
-    seen = await dialogue.say("<python>a</python>")
+    observation = await dialogue.say("<python>a</python>")
 
-    assert seen == "\n<result>\nbegun\n\nExecution timed out after 10 seconds.\n</result>\n"
+    assert observation == "\n<result>\nbegun\n\nExecution timed out after 10 seconds.\n</result>\n"
     assert dialogue.result.valid
 
 
@@ -87,7 +87,7 @@ async def test_a_timeout_is_reported_after_the_output():
         (SandboxResult(0), ""),
     ],
 )
-async def test_every_other_end_is_reported(outcome, text):
+async def test_every_other_outcome_is_reported(outcome, text):
     dialogue = Dialogue(make_tool("python_code", ScriptedSandbox(outcome)))
 
     assert await dialogue.say("<python>a</python>") == f"\n<result>\n{text}\n</result>\n"
@@ -104,7 +104,7 @@ async def test_every_other_end_is_reported(outcome, text):
         "sys.exit()",
     ],
 )
-async def test_blocked_words_are_answered_without_a_run_and_stay_valid(line):
+async def test_blocked_words_are_refused_without_execution_as_a_valid_action(line):
     dialogue = Dialogue(make_tool("python_code"))
 
     assert await dialogue.say(f"<python>{line}</python>") == f"\n<result>\n{BLOCKED}\n</result>\n"
@@ -135,7 +135,7 @@ async def test_stdin_comes_from_the_action_or_else_from_the_call(action, extra, 
     assert sandbox.tasks[0].stdin == stdin
 
 
-async def test_limits_are_those_that_are_set():
+async def test_settings_limit_time_and_memory():
     sandbox = ScriptedSandbox(program())
     tool = make_tool("python_code", sandbox, PYTHON_TIMEOUT_SECONDS="3", PYTHON_MEMORY_MIB="256")
     await Dialogue(tool).say("<python>x</python>")
@@ -144,7 +144,7 @@ async def test_limits_are_those_that_are_set():
     assert (limits.seconds, limits.memory_bytes, limits.network) == (3, 256 * 1024**2, False)
 
 
-async def test_a_lone_surrogate_in_the_source_does_no_harm():
+async def test_a_lone_surrogate_in_the_source_is_replaced():
     sandbox = ScriptedSandbox(program())
     await Dialogue(make_tool("python_code", sandbox)).say("<python>x = '\ud800'</python>")
 

@@ -25,7 +25,7 @@ def sources(sandbox: ScriptedSandbox) -> list[str]:
     return [unpack(task.program.argument)["source"].decode() for task in sandbox.tasks]
 
 
-async def test_without_tests_there_is_nothing_to_fail():
+async def test_a_program_without_tests_ends_the_trajectory():
     dialogue = Dialogue(make_tool("python_oj"))
 
     assert await dialogue.say(CODE) == ""
@@ -33,7 +33,7 @@ async def test_without_tests_there_is_nothing_to_fail():
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-async def test_a_list_of_assertions_that_hold_passes(as_text):
+async def test_a_program_passes_if_all_assertions_hold(as_text):
     tests = ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]
     dialogue, sandbox = judged(json.dumps(tests) if as_text else tests, printed(""), printed(""))
 
@@ -52,7 +52,7 @@ async def test_the_first_assertion_that_fails_is_shown():
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)
 
 
-async def test_a_program_that_exits_before_an_assertion_has_not_passed_it():
+async def test_a_program_that_exits_before_an_assertion_fails():
     dialogue, _ = judged(["assert add(1, 2) == 3"], SandboxResult(0, value=b"exit"))
 
     assert "Failed test case" in await dialogue.say(CODE)
@@ -80,7 +80,7 @@ async def test_a_function_is_called_with_its_arguments(given, expected, call, ou
     assert sources(sandbox)[0].endswith(f"\nprint({call})\n")
 
 
-async def test_a_method_of_a_solution_is_called_on_one():
+async def test_a_method_of_the_class_solution_is_called_on_an_instance():
     dialogue, sandbox = judged({"inputs": [[1]], "outputs": [1], "fn_name": "solve"}, printed("1"))
 
     await dialogue.say("<python>class Solution:\n  def solve(self, x): return x</python>")

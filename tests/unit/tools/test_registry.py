@@ -82,7 +82,7 @@ class Later(BaseTool):
 
 @pytest.fixture(autouse=True)
 def registered():
-    """Make the tools of one test unknown to the next."""
+    """Remove the tools of one test from the registry before the next."""
     with patch.dict(registered_tools):
         yield
     for name in [name for name in sys.modules if name.startswith("turnmill_tools_folder")]:
@@ -99,19 +99,19 @@ def test_every_tool_is_made_by_its_name(name):
     assert tool.name == name
 
 
-def test_what_runs_in_the_sandbox_can_be_imported_there():
+def test_modules_preloaded_by_the_sandbox_can_be_imported():
     for module in PRELOAD:
         __import__(module)
 
 
-def test_an_unknown_name_is_answered_with_the_closest():
+def test_an_unknown_name_is_refused_with_a_suggestion():
     with pytest.raises(
         ToolUnavailableError, match=r"no tool 'pythn_code'. Did you mean 'python_code'.*Known: audio_crop,"
     ):
         registry.find("pythn_code")
 
 
-def test_what_is_not_installed_is_named_at_the_start():
+def test_a_missing_requirement_is_named_when_the_tool_is_created():
     with pytest.raises(ToolUnavailableError, match=r"'greedy' needs no-such-thing, which is not installed"):
         registry.create(f"{__name__}:Greedy", ToolContext(ScriptedSandbox()))
 
@@ -123,7 +123,7 @@ def test_a_class_can_be_named_by_its_path(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["no.such.module:Class", "json:nothing", "json:dumps", ":"])
-def test_a_path_to_no_tool_is_refused(path):
+def test_an_import_path_without_a_tool_is_refused(path):
     with pytest.raises(ToolUnavailableError):
         registry.find(path)
 
@@ -137,7 +137,7 @@ def test_an_installed_package_offers_tools_by_entry_point(monkeypatch):
     assert "echo" in registry.names()
 
 
-def test_one_name_belongs_to_one_class():
+def test_a_second_class_under_a_registered_name_is_refused():
     registry.register(Echo)
 
     class Other(Echo):
@@ -158,19 +158,19 @@ async def test_a_file_in_the_tools_folder_is_a_tool(tmp_path):
 
 
 @pytest.mark.feature("verl-tool", "state of each trajectory")
-async def test_a_file_written_for_verl_tool_keeps_its_environments_apart(tmp_path):
+async def test_a_verl_tool_file_has_an_environment_per_trajectory(tmp_path):
     (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
     tool = make_tool("counter", TOOLS_FOLDER=str(tmp_path))
     one, other = Dialogue(tool, trajectory_id="one"), Dialogue(tool, trajectory_id="other")
 
-    seen = [await one.say("<count>"), await one.say("<count>"), await other.say("<count>")]
+    observations = [await one.say("<count>"), await one.say("<count>"), await other.say("<count>")]
 
-    assert seen == ["turn 0", "turn 1", "turn 0"]
+    assert observations == ["turn 0", "turn 1", "turn 0"]
     assert tool.parse("no count") is None
     assert tool.usage() == "count with <count>"
 
 
-async def test_the_environment_of_a_verl_tool_file_is_kept_by_no_process(tmp_path):
+async def test_the_environment_of_a_verl_tool_file_is_kept_outside_the_tool_object(tmp_path):
     (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
     dialogue = Dialogue(make_tool("counter", TOOLS_FOLDER=str(tmp_path)))
     await dialogue.say("<count>")
@@ -180,7 +180,7 @@ async def test_the_environment_of_a_verl_tool_file_is_kept_by_no_process(tmp_pat
     assert await dialogue.say("<count>") == "turn 1"
 
 
-async def test_a_call_of_a_verl_tool_file_that_was_given_up_has_no_effect_on_its_repeat(tmp_path):
+async def test_a_cancelled_call_of_a_verl_tool_file_does_not_affect_its_repeat(tmp_path):
     waits = VERL_TOOL_FILE.replace("        env = self.load", "        GOING.wait()\n        env = self.load")
     (tmp_path / "counter.py").write_text(f"import threading\nGOING = threading.Event()\n{waits}")
     dialogue = Dialogue(make_tool("counter", TOOLS_FOLDER=str(tmp_path)))
@@ -189,7 +189,7 @@ async def test_a_call_of_a_verl_tool_file_that_was_given_up_has_no_effect_on_its
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(dialogue.say("<count>"), 0.1)
         type(dialogue.tool._tool).conduct_action.__globals__["GOING"].set()
-        # Until the call that was given up has ended too.
+        # Wait until the cancelled call has ended too.
         await asyncio.to_thread(lambda: None)
         pool.shutdown()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
@@ -227,7 +227,7 @@ async def test_the_tool_base_counts_the_calls_of_a_trajectory():
 
 
 @pytest.mark.feature("verl-tool", "the finish tool is always there")
-async def test_no_action_is_meant_for_finish():
+async def test_the_finish_tool_takes_no_action():
     tool = make_tool("finish")
 
     assert tool.parse("finish") is None
@@ -249,6 +249,6 @@ async def test_no_action_is_meant_for_finish():
         ("mcp_interface", {}, r"MCP_GATEWAY_ADDRESS \(''\) must be the address"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_its_name(name, settings, message):
+def test_an_invalid_setting_is_refused_with_its_name(name, settings, message):
     with pytest.raises(SettingsError, match=message):
         make_tool(name, **settings)

@@ -15,12 +15,12 @@ from turnmill.testing.tool_calls import Dialogue, make_tool
         ("text", None),
     ],
 )
-def test_a_query_goes_before_an_answer_and_the_last_counts(action, parsed):
+def test_the_last_query_is_taken_or_else_the_last_answer(action, parsed):
     assert make_tool("search_retrieval").parse(action) == parsed
 
 
 @pytest.mark.feature("verl-tool", "search")
-async def test_an_answer_ends_the_trajectory_and_is_no_action():
+async def test_an_answer_ends_the_trajectory_and_is_not_a_valid_action():
     dialogue = Dialogue(make_tool("search_retrieval"))
 
     assert await dialogue.say("<answer>42</answer>") == ""

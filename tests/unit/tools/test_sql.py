@@ -35,7 +35,7 @@ def answer(text: str, after: dict[str, bytes] | None = None) -> SandboxResult:
         ("<sql></sql>", ""),
     ],
 )
-def test_the_last_statement_counts(action, statement):
+def test_the_last_statement_is_taken(action, statement):
     assert make_tool("sql").parse(action) == statement
 
 
@@ -54,13 +54,13 @@ async def test_the_result_comes_with_the_statement_and_the_turns_left(database):
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)
 
 
-async def test_an_empty_statement_is_answered_without_a_run():
-    seen = await Dialogue(make_tool("sql")).say("<sql> </sql>")
+async def test_an_empty_statement_is_answered_without_execution():
+    observation = await Dialogue(make_tool("sql")).say("<sql> </sql>")
 
-    assert seen.startswith(f"\n\n<observation>{NO_STATEMENT}\n<reminder>You have 0 turns left")
+    assert observation.startswith(f"\n\n<observation>{NO_STATEMENT}\n<reminder>You have 0 turns left")
 
 
-async def test_a_fence_around_the_statement_is_taken_off(database):
+async def test_a_fence_around_the_statement_is_removed(database):
     sandbox = ScriptedSandbox(answer(""))
     await Dialogue(make_tool("sql", sandbox), {"db_path": str(database)}).say("<sql>```sql\nselect 1\n```</sql>")
 
@@ -84,7 +84,7 @@ async def test_a_failed_statement_is_reported(database, outcome, text):
     assert dialogue.result.change is None
 
 
-async def test_changes_hold_for_the_database_that_they_were_made_on_alone(database):
+async def test_a_call_fails_if_the_database_changed_since_the_trajectory_began(database):
     sandbox = ScriptedSandbox(answer("", {"length": b"1", "block/0": b"x"}))
     dialogue = Dialogue(make_tool("sql", sandbox), {"db_path": str(database)})
     await dialogue.say("<sql>insert into item values ('x')</sql>")

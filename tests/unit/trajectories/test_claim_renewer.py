@@ -9,7 +9,7 @@ OTHER = Claim(CallKey("trajectory-2", "call-1"), "shell", 1, {})
 
 
 class Store:
-    """Counts what is renewed, and answers with errors first."""
+    """A store that records renewed claims and raises the given errors first."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)

@@ -1,4 +1,4 @@
-"""What befalls those who share connections to a store that has fallen silent."""
+"""Shared connections to a store that stops answering."""
 
 import asyncio
 from contextlib import suppress
@@ -7,7 +7,7 @@ from turnmill.trajectories.client import StoreClient
 
 
 async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Neither answer nor hang up."""
+    """Accept a connection, but neither read nor answer."""
     reader._transport.pause_reading()
     await asyncio.sleep(60)
     writer.close()

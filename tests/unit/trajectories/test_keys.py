@@ -11,7 +11,7 @@ names = st.text(st.characters(), max_size=10)
 
 
 def hash_tag(key: str) -> str:
-    """What a Redis cluster places a key by."""
+    """Return the hash tag, by which a Redis cluster places the key."""
     start = key.index("{") + 1
     return key[start : key.index("}", start)]
 
@@ -56,7 +56,7 @@ def test_an_empty_or_overlong_run_name_is_refused(run):
 
 
 @given(st.text(st.characters(), min_size=1, max_size=10), names)
-def test_the_key_of_a_trajectory_tells_its_run_and_its_name(run, name):
+def test_run_and_name_of_a_trajectory_follow_from_its_key(run, name):
     key = Keys(run).journal(name)
 
     assert run_and_name(key) == (run, name)

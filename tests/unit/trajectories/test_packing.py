@@ -28,7 +28,7 @@ def turns(draw):
 
 
 @given(turns())
-def test_a_turn_comes_back_as_it_was(turn):
+def test_unpack_inverts_pack(turn):
     assert unpack(Turn, pack(turn)) == turn
 
 
@@ -43,7 +43,7 @@ def test_log_probs_keep_every_bit():
     assert unpack(Turn, pack(turn)).log_probs == turn.log_probs
 
 
-def test_what_another_version_wrote_beside_is_left_out():
+def test_unknown_fields_of_another_version_are_ignored():
     packed = msgpack.unpackb(pack(Turn(prompt_ids=(), response_ids=())), strict_map_key=False)
 
     assert unpack(Turn, msgpack.packb(packed | {"of tomorrow": 1})) == Turn(prompt_ids=(), response_ids=())

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 class Visitor:
-    """A visitor of a run's page; the index is brought up to date when it is told to."""
+    """A client of a run's page; `update` brings the index up to date."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.source = RunSource(folder.path)
@@ -68,7 +68,7 @@ def visit(folder: RunFolder) -> Iterator[Any]:
 
 
 class Elements(HTMLParser):
-    """The elements of a page, and what their attributes say."""
+    """The elements of a page with their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def test_a_host_may_be_allowed(folder):
     source.close()
 
 
-def test_a_trajectory_that_is_not_there_says_so(visit):
+def test_a_missing_trajectory_is_reported_as_not_found(visit):
     page = visit().get("/trajectory/t9-9")
 
     assert page.status_code == 404
@@ -200,7 +200,7 @@ def test_problems_of_a_query_are_shown_on_the_page(folder, visit):
     assert "t0-0" in page.text
 
 
-def test_empty_lists_say_why(folder, visit):
+def test_an_empty_list_states_the_reason(folder, visit):
     at = visit()
     before = at.get("/").text
     TrajectoryLog(folder).append([TURN])
@@ -211,7 +211,7 @@ def test_empty_lists_say_why(folder, visit):
     assert "No trajectory matches these filters" in at.get("/?turns_from=9").text
 
 
-def test_the_state_of_the_run_stands_on_every_page(folder, visit):
+def test_the_state_of_the_run_is_shown_and_updated(folder, visit):
     at = visit()
     going_on = at.get("/revision").json()
     folder.write_failure(RunFailedError("The disk is full.", "disk"))
@@ -235,19 +235,19 @@ def test_a_run_is_done_when_an_attempt_has_ended_after_all_its_steps(folder, vis
     "progress",
     [Progress("starting"), Progress("warm start", 400, 400), Progress("validation"), Progress("training", 5, 20)],
 )
-def test_an_interrupted_run_is_not_done_and_goes_on_when_it_is_resumed(folder, visit, progress):
+def test_an_interrupted_run_is_not_done_and_is_going_on_once_it_is_resumed(folder, visit, progress):
     write_progress(folder, progress)
     folder.mark("ended")
     folder.write_summary({})
     at = visit()
-    broken_off = at.source.state()
+    interrupted = at.source.state()
     folder.create()
 
-    assert broken_off.name != "done"
+    assert interrupted.name != "done"
     assert at.source.state().name == "going on"
 
 
-def test_a_revision_grows_with_what_is_written(folder, visit):
+def test_the_revision_increases_with_every_written_turn(folder, visit):
     at = visit()
     before = at.get("/revision").json()["revision"]
     TrajectoryLog(folder).append([TURN])
@@ -283,9 +283,11 @@ def test_only_observed_images_are_served(folder, visit):
 
 def test_a_comparison_names_the_first_turn_that_differs(folder, visit):
     log = TrajectoryLog(folder)
-    for step, said in ((1, "left"), (2, "right")):
+    for step, response in ((1, "left"), (2, "right")):
         first = replace(TURN, episode="v0-0", step=step, policy_version=step, done=False, stop_reason=None, reward=0.0)
-        log.append([first, replace(first, turn=1, response=said, done=True, stop_reason="completed")], validation=True)
+        log.append(
+            [first, replace(first, turn=1, response=response, done=True, stop_reason="completed")], validation=True
+        )
     at = visit()
 
     page = at.client.get("/compare", params={"a": "v0-0@1", "b": "v0-0@2"})

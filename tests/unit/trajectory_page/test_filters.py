@@ -64,7 +64,7 @@ def test_a_query_selects_and_sorts_the_list(address, found):
     assert keys(made, address) == found
 
 
-def test_a_list_has_pages_and_says_how_the_trajectories_of_all_of_them_ended():
+def test_a_list_has_pages_and_counts_the_outcomes_on_all_of_them():
     made = index(*[{"outcome": "solved", "reward": 1.0}] * PAGE_SIZE, *[{}] * PAGE_SIZE, {})
 
     found = fetch_list_page(made, Filters(page=2))
@@ -94,7 +94,7 @@ def test_a_page_beyond_the_last_one_is_the_last_one():
 def test_invalid_filters_are_reported_and_left_out(address, problem):
     filters, problems = read_filters(dict(parse_qsl(address)))
 
-    assert [told[: len(problem)] for told in problems] == [problem]
+    assert [text[: len(problem)] for text in problems] == [problem]
     assert filters == Filters()
 
 

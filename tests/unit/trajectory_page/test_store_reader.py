@@ -1,4 +1,4 @@
-"""What the page does where a look into the store is cut short."""
+"""Updates of the page from the store that fail after reading."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,20 +17,20 @@ class Index:
         self.fails = True
 
     def replace_in_flight(self, shown: list[Any]) -> None:
-        """As the page's own."""
+        """Fail once, then keep the given trajectories."""
         if self.fails:
             self.fails = False
             raise StoreUnavailableError("busy")
         self.shown = shown
 
 
-def test_what_a_failed_update_read_is_shown_by_the_next(monkeypatch):
+def test_trajectories_read_by_a_failed_update_are_shown_by_the_next(monkeypatch):
     reader, index = StoreReader("redis://localhost:1", include_finished=True), Index()
 
-    async def look() -> None:
+    async def refresh() -> None:
         reader._seen["run", "rollout"] = SimpleNamespace(summary="a rollout", finished=False)
 
-    monkeypatch.setattr(reader, "_refresh", look)
+    monkeypatch.setattr(reader, "_refresh", refresh)
     with pytest.raises(StoreUnavailableError):
         reader.update(index)
 

@@ -23,11 +23,11 @@ def do(agent: BaseAgent, *actions: str) -> EnvOutput:
 
 
 @pytest.mark.parametrize("seed", ROOMS)
-def test_a_seed_of_sokoban_is_grl_s_room(seed: int):
+def test_a_sokoban_seed_generates_the_room_of_grl(seed: int):
     assert agent("sokobanAgent").reset(seed).state == ROOMS[seed]
 
 
-def test_members_of_a_group_begin_alike_and_groups_differently():
+def test_a_group_shares_its_initial_state_and_groups_differ():
     states = [[agent("sokobanAgent").reset(seed).state for _ in range(3)] for seed in (123, 124, 125)]
 
     assert [len(set(group)) for group in states] == [1, 1, 1]
@@ -35,7 +35,7 @@ def test_members_of_a_group_begin_alike_and_groups_differently():
 
 
 @pytest.mark.feature("GRL", "Sokoban")
-def test_sokoban_rewards_steps_boxes_and_the_solution():
+def test_sokoban_rewards_steps_boxes_on_targets_and_the_solution():
     sokoban = agent("sokobanAgent")
     sokoban.reset(123)
 
@@ -48,7 +48,7 @@ def test_sokoban_rewards_steps_boxes_and_the_solution():
 
 
 @pytest.mark.parametrize("word", ["Left", "LEFT", "left", "3"])
-def test_an_action_is_its_word_in_any_case_or_its_number(word: str):
+def test_actions_are_accepted_by_name_in_any_case_and_by_number(word: str):
     sokoban = agent("sokobanAgent")
     sokoban.reset(125)
 
@@ -56,7 +56,7 @@ def test_an_action_is_its_word_in_any_case_or_its_number(word: str):
     assert sokoban.num_actions == 1
 
 
-def test_symbols_and_actions_may_be_those_of_the_documentation():
+def test_symbols_and_actions_can_be_set_as_in_the_documentation_of_grl():
     vocab = {"@": "player", "#": "wall", "$": "box", ".": "target"}
     lookup = {0: "up", 1: "down", 2: "left", 3: "right"}
     sokoban = agent("sokobanAgent", {"grid_vocab": vocab, "action_lookup": lookup})
@@ -68,7 +68,7 @@ def test_symbols_and_actions_may_be_those_of_the_documentation():
     assert do(sokoban, "1").state != output.state
 
 
-def test_settings_survive_the_way_to_another_process():
+def test_settings_with_integer_keys_survive_json():
     config = json.loads(
         json.dumps({"grid_lookup": {4: "B"}, "action_lookup": {1: "Up", 2: "Down", 3: "Left", 4: "Right"}})
     )
@@ -84,19 +84,19 @@ def test_settings_survive_the_way_to_another_process():
         ({"action_lookup": {1: "Jump"}}, "envConfig.action_lookup: 'jump' is unknown. Known: up, down"),
     ],
 )
-def test_symbols_and_actions_that_mean_nothing_are_refused(config: dict[str, Any], message: str):
+def test_unknown_symbols_and_actions_are_refused(config: dict[str, Any], message: str):
     with pytest.raises(SettingsError, match=message):
         agent("sokobanAgent", config)
 
 
-def test_larger_rooms_are_those_of_their_seed():
+def test_the_options_of_a_room_are_passed_to_the_generator():
     large = agent("sokobanAgent", {"dim_room": [8, 8], "num_boxes": 2, "search_depth": 30})
 
     assert large.reset(7).state == "\n".join(generate_room(7, size=(8, 8), num_boxes=2, search_depth=30))
 
 
 @pytest.mark.feature("GRL", "the other environments")
-def test_tetris_costs_a_step_and_pays_a_line():
+def test_tetris_penalizes_every_step_and_rewards_a_full_line():
     tetris = agent("tetrisAgent", {"dim_x": 2, "dim_y": 4})
     tetris.reset(3)
 
@@ -108,7 +108,7 @@ def test_tetris_costs_a_step_and_pays_a_line():
 
 
 @pytest.mark.feature("GRL", "the other environments")
-def test_blocksworld_tells_what_cannot_be_read_from_what_is_not_allowed():
+def test_blocksworld_penalizes_an_unparsable_answer_more_than_an_invalid_move():
     blocks = agent("blocksworldAgent")
     blocks.reset(0)
 
@@ -117,7 +117,7 @@ def test_blocksworld_tells_what_cannot_be_read_from_what_is_not_allowed():
 
 
 @pytest.mark.feature("GRL", "the other environments")
-def test_a_right_answer_to_a_problem_is_worth_ten():
+def test_the_right_answer_to_a_maths_problem_is_rewarded_with_ten():
     gsm8k = agent("gsm8kAgent")
     gsm8k.reset(1)
     truth = gsm8k.environment._truth.rpartition("####")[2].strip()
@@ -128,7 +128,7 @@ def test_a_right_answer_to_a_problem_is_worth_ten():
 
 
 @pytest.mark.feature("GRL", "the other environments")
-def test_an_answer_without_sql_costs_a_half_and_ends_the_episode():
+def test_an_answer_without_sql_is_penalized_and_ends_the_episode():
     bird = agent("birdAgent")
     bird.reset(1)
 
@@ -137,7 +137,7 @@ def test_an_answer_without_sql_costs_a_half_and_ends_the_episode():
     assert (output.reward, output.terminated) == (-0.5, True)
 
 
-def test_a_solved_pair_of_states_is_worth_ten():
+def test_reaching_the_goal_state_of_blocksworld_is_rewarded_with_ten():
     blocks = agent("blocksworldAgent")
     blocks.reset(0)
     expert = blocks.environment.expert()
@@ -150,7 +150,7 @@ def test_a_solved_pair_of_states_is_worth_ten():
 
 
 @pytest.mark.parametrize(("tries", "reward"), [(1, 1.0), (2, 0.5), (3, 0.25)])
-def test_a_statement_is_worth_half_as_much_with_every_try(tries: int, reward: float):
+def test_the_reward_of_a_right_statement_halves_with_every_try(tries: int, reward: float):
     bird = agent("birdAgent")
     bird.reset(1)
     right = bird.environment._row["SQL"]
@@ -162,7 +162,7 @@ def test_a_statement_is_worth_half_as_much_with_every_try(tries: int, reward: fl
     assert bird.penalty == 0.0
 
 
-def test_a_purchase_is_worth_what_the_shop_says():
+def test_the_reward_of_a_purchase_is_that_of_the_shop():
     shop, goal = agent("webshopAgent"), draw_goal(4)
     shop.reset(4)
 
@@ -177,7 +177,7 @@ def test_a_purchase_is_worth_what_the_shop_says():
     assert (output.reward, output.terminated, shop.figures()["success"]) == (1.0, True, 1.0)
 
 
-def test_an_agent_acts_in_any_environment():
+def test_the_environment_agent_acts_in_any_registered_environment():
     babyai = agent("environmentAgent", {"name": "babyai", "task": "goto"})
 
     output = babyai.reset(5)
@@ -187,14 +187,14 @@ def test_an_agent_acts_in_any_environment():
     assert babyai.penalty == -0.1
 
 
-def test_an_agent_of_any_environment_needs_its_name():
+def test_the_environment_agent_requires_the_name_of_an_environment():
     with pytest.raises(SettingsError, match=r"envConfig\.name: is missing"):
         agent("environmentAgent")
 
 
 @pytest.mark.feature("GRL", "the other environments")
 @pytest.mark.parametrize("name", ["amc23", "aime24", "aime25", "math500", "minervamath"])
-def test_every_set_of_problems_has_its_agent(name: str):
+def test_every_set_of_maths_problems_has_an_agent(name: str):
     problems = agent(f"{name}Agent")
 
     assert problems.environment.task == name

@@ -14,13 +14,13 @@ def agent(**config: Any) -> Counter:
     return Counter({"agent_config": settings}, seed=7, tag="counter")
 
 
-def played(*responses: str, **config: Any) -> tuple[Counter, list[EnvOutput]]:
+def play(*responses: str, **config: Any) -> tuple[Counter, list[EnvOutput]]:
     counter = agent(**config)
     counter.get_llm_prompts(counter.reset())
     return counter, [counter.get_env_outputs(response) for response in responses]
 
 
-def test_the_first_turn_tells_prompt_state_budget_and_form():
+def test_the_first_prompt_contains_task_state_action_budget_and_format():
     counter = agent()
 
     system, user = counter.get_llm_prompts(counter.reset())
@@ -40,13 +40,13 @@ def test_the_first_turn_tells_prompt_state_budget_and_form():
         ({"use_think_answer_token": False}, ""),
     ],
 )
-def test_the_prompt_ends_with_the_tag_of_what_comes_first(config: dict[str, Any], prefix: str):
+def test_the_prompt_ends_with_the_opening_tag_of_the_response(config: dict[str, Any], prefix: str):
     assert agent(**config).prefix == prefix
 
 
 @pytest.mark.feature("GRL", "reward in the prompt")
-def test_a_later_turn_begins_with_the_reward_of_the_one_before():
-    counter, (output,) = played(say("1", "0"))
+def test_the_prompt_of_a_later_turn_begins_with_the_previous_reward():
+    counter, (output,) = play(say("1", "0"))
 
     *_, assistant, user = counter.get_llm_prompts(output)
 
@@ -67,49 +67,49 @@ def test_a_later_turn_begins_with_the_reward_of_the_one_before():
         ("<answer>Up</answer>", (), "<answer>Up</answer>"),
     ],
 )
-def test_a_response_is_read_and_put_into_its_form(response: str, actions: tuple[str, ...], text: str):
+def test_a_response_is_parsed_and_normalized(response: str, actions: tuple[str, ...], text: str):
     answer = parse_response(response, think=True, separator="||", max_actions=2)
 
     assert (answer.actions, answer.text) == (actions, text)
 
 
-def test_without_thoughts_the_answer_stands_alone():
+def test_a_response_without_thinking_consists_of_the_answer():
     answer = parse_response("<answer>1;2</answer>", think=False, separator=";", max_actions=5)
 
     assert (answer.actions, answer.text) == (("1", "2"), "<answer>1 ; 2</answer>")
 
 
 @pytest.mark.feature("GRL", "reading actions")
-def test_actions_beyond_those_of_a_turn_are_dropped():
-    counter, (output,) = played(say("1", "1", "2"))
+def test_actions_beyond_the_limit_per_turn_are_dropped():
+    counter, (output,) = play(say("1", "1", "2"))
 
     assert (output.reward, counter.num_actions, output.state) == (2.0, 2, "at 1")
 
 
-def test_actions_that_are_not_allowed_are_passed_over_and_not_counted():
-    counter, (output,) = played(say("jump", "2"))
+def test_invalid_actions_are_skipped_and_not_counted():
+    counter, (output,) = play(say("jump", "2"))
 
     assert (output.reward, counter.num_actions, output.done) == (2.0, 1, False)
 
 
 @pytest.mark.feature("GRL", "budget of actions")
-def test_an_episode_ends_when_its_actions_are_used():
-    counter, outputs = played(say("1", "1"), say("1"), say("1", "2"))
+def test_an_episode_is_truncated_when_its_action_budget_is_used_up():
+    counter, outputs = play(say("1", "1"), say("1"), say("1", "2"))
 
     assert [output.done for output in outputs] == [False, False, True]
     assert outputs[-1].truncated
-    # The second action of the last turn is one more than there are.
+    # The second action of the last turn exceeds the budget.
     assert (counter.num_actions, outputs[-1].state) == (4, "at 1")
 
 
-def test_an_episode_ends_with_its_last_turn():
-    _, outputs = played(say("1"), say("1"), say("1"))
+def test_an_episode_is_truncated_after_its_last_turn():
+    _, outputs = play(say("1"), say("1"), say("1"))
 
     assert [(output.truncated, output.terminated) for output in outputs] == [(False, False)] * 2 + [(True, False)]
 
 
-def test_an_episode_ends_where_the_environment_says_so():
-    counter, (output,) = played(say("3", "1"))
+def test_an_episode_ends_when_the_environment_terminates_it():
+    counter, (output,) = play(say("3", "1"))
 
     assert (output.terminated, output.truncated, counter.num_actions) == (True, False, 1)
     with pytest.raises(RuntimeError, match="reset it first"):
@@ -126,14 +126,14 @@ def test_an_episode_ends_where_the_environment_says_so():
         (["no form at all", say()], -1.0),
     ],
 )
-def test_a_bad_turn_costs_the_penalty_once(responses: list[str], penalty: float):
-    counter, _ = played(*responses, format_penalty=-0.5)
+def test_a_turn_with_format_errors_is_penalized_once(responses: list[str], penalty: float):
+    counter, _ = play(*responses, format_penalty=-0.5)
 
     assert counter.get_final_rollout_states()["penalty"] == penalty
 
 
-def test_the_final_state_has_chat_and_figures_by_tag():
-    counter, _ = played(say("1", "0"), "nothing", say("2", "3"))
+def test_the_final_state_has_the_messages_and_the_metrics_by_tag():
+    counter, _ = play(say("1", "0"), "nothing", say("2", "3"))
 
     final = counter.get_final_rollout_states()
 
@@ -154,8 +154,8 @@ def test_the_final_state_has_chat_and_figures_by_tag():
     }
 
 
-def test_an_episode_begins_afresh_after_a_reset():
-    counter, _ = played("nothing", say("3"))
+def test_a_reset_clears_the_previous_episode():
+    counter, _ = play("nothing", say("3"))
 
     counter.get_llm_prompts(counter.reset(8))
 
@@ -163,5 +163,5 @@ def test_an_episode_begins_afresh_after_a_reset():
     assert "seed 8" in counter.get_final_rollout_states()["history"][1]["content"]
 
 
-def test_settings_by_the_names_of_a_job_file_are_understood_too():
+def test_settings_may_use_the_names_of_a_job_file():
     assert Counter({"agentConfig": {"maxTurns": 5}}, tag="x").agent_config.max_turns == 5

@@ -1,4 +1,4 @@
-"""Whatever a policy says, an agent takes it."""
+"""Agents accept any response and stay within their limits."""
 
 import math
 
@@ -10,7 +10,7 @@ from turnmill.environments.grl.agent_adapter import AgentAdapter, AgentAdapterOp
 
 AGENTS = ["sokobanAgent", "tetrisAgent", "blocksworldAgent", "webshopAgent", "birdAgent", "gsm8kAgent"]
 CONFIG = {"maxTurns": 3, "maxActionsAllTurns": 6, "maxActionsPerTurn": 4}
-WORLDS = {
+ADAPTERS = {
     name: AgentAdapter(None, 3, AgentAdapterOptions(agent_type=name, tag=name, agent_config=CONFIG, env_config={}))
     for name in AGENTS
 }
@@ -24,13 +24,13 @@ responses = st.lists(st.one_of(answers, st.text(max_size=60)), min_size=3, max_s
 
 @pytest.mark.parametrize("name", AGENTS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=st.integers(0, 999), said=responses)
-def test_any_text_is_a_turn(name: str, seed: int, said: list[str]):
-    world = WORLDS[name]
-    world.reset(seed)
+@given(seed=st.integers(0, 999), texts=responses)
+def test_any_response_counts_as_a_turn(name: str, seed: int, texts: list[str]):
+    adapter = ADAPTERS[name]
+    adapter.reset(seed)
 
-    for number, response in enumerate(said, 1):
-        result = world.step(response)
+    for number, response in enumerate(texts, 1):
+        result = adapter.step(response)
         view = AgentView.model_validate_json(result.observation)
         assert math.isfinite(result.reward)
         assert len(view.actions) <= 4

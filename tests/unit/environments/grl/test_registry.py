@@ -18,7 +18,7 @@ def agent_class(name: str) -> type[BaseAgent]:
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
+def restored_registry(monkeypatch):
     list_agents()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(registry, "_broken", {})
@@ -33,7 +33,7 @@ def test_a_registered_agent_is_found_by_its_name():
 
 
 @pytest.mark.feature("GRL", "registry of agents")
-def test_a_name_belongs_to_one_class():
+def test_a_second_class_under_a_registered_name_is_refused():
     made = register_agent("mine")(agent_class("Mine"))
 
     assert register_agent("mine")(made) is made
@@ -42,7 +42,7 @@ def test_a_name_belongs_to_one_class():
 
 
 @pytest.mark.feature("GRL", "registry of agents")
-def test_an_unknown_name_is_refused_with_those_that_are_known():
+def test_an_unknown_name_is_refused_with_a_suggestion():
     with pytest.raises(KeyError, match="sokobanAgent") as caught:
         get_agent_cls("sokobanAgnt")
 
@@ -59,7 +59,7 @@ def test_an_import_path_must_name_an_agent(path: str):
         get_agent_cls(path)
 
 
-def test_an_agent_whose_import_fails_is_left_out_and_asking_for_it_tells_why(monkeypatch, caplog):
+def test_an_agent_whose_import_fails_is_left_out_and_its_lookup_raises_the_reason(monkeypatch, caplog):
     monkeypatch.setattr(registry, "_MODULES", ("no_such_module",))
 
     with caplog.at_level(logging.WARNING):
@@ -70,7 +70,7 @@ def test_an_agent_whose_import_fails_is_left_out_and_asking_for_it_tells_why(mon
         get_agent_cls("no_such_module")
 
 
-def test_all_of_grl_s_agents_are_there():
+def test_all_agents_of_grl_are_registered():
     assert set(list_agents()) >= {
         *("sokobanAgent", "tetrisAgent", "blocksworldAgent", "webshopAgent", "birdAgent", "gsm8kAgent"),
         *("amc23Agent", "aime24Agent", "aime25Agent", "math500Agent", "minervamathAgent"),

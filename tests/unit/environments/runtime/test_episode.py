@@ -31,7 +31,7 @@ def test_an_invalid_response_executes_the_default_action_and_costs_the_penalty()
     assert result.observation == "seed 0 step 1"
 
 
-def test_a_state_is_the_observation_unless_the_environment_says_otherwise():
+def test_the_state_key_is_the_observation_unless_the_environment_overrides_it():
     class Forgetful(Hostile):
         def state_key(self, observation: str) -> str:
             return observation.partition(" step")[0]
@@ -43,7 +43,7 @@ def test_a_state_is_the_observation_unless_the_environment_says_otherwise():
 
 
 @pytest.mark.feature("Verlog", "penalty of an invalid response")
-def test_the_penalty_replaces_even_a_reward_that_the_default_action_earned():
+def test_the_penalty_replaces_a_reward_of_the_default_action():
     made = episode()
     made.environment.default_action = "win"
 
@@ -55,7 +55,7 @@ def test_the_penalty_replaces_even_a_reward_that_the_default_action_earned():
 
 @pytest.mark.feature("Verlog", "binary reward")
 @pytest.mark.parametrize(("binary", "reward"), [(True, 1.0), (False, 0.5)])
-def test_a_positive_reward_counts_as_one_where_rewards_are_binary(binary, reward):
+def test_a_positive_reward_becomes_one_if_rewards_are_binary(binary, reward):
     result = episode(binary=binary).act("ACTION: win")
 
     assert result.reward == reward
@@ -63,7 +63,7 @@ def test_a_positive_reward_counts_as_one_where_rewards_are_binary(binary, reward
 
 
 @pytest.mark.parametrize(("marker_required", "valid"), [(True, False), (False, True)])
-def test_an_action_may_stand_alone_only_where_nothing_else_was_asked_for(marker_required, valid):
+def test_an_action_without_a_marker_is_valid_only_if_no_marker_is_required(marker_required, valid):
     assert episode(marker_required=marker_required).act(" Win\n").valid is valid
 
 
@@ -90,12 +90,12 @@ def test_acting_after_the_end_of_an_episode_fails():
         made.act("ACTION: look")
 
 
-def test_a_reward_that_is_no_number_fails_the_environment():
+def test_a_nan_reward_fails_the_environment():
     with pytest.raises(EnvironmentFailedError, match="reward of nan"):
         episode(on_step="gives_nan").act("ACTION: hurt")
 
 
-def test_a_result_brings_the_prompts_of_the_next_turn_and_what_the_response_was_like():
+def test_a_result_has_the_prompts_of_the_next_turn_and_metrics_of_the_response():
     result = episode().act("THINK: look, but win instead. ACTION: look")
 
     assert result.instruction_prompt == "Count. You stand at 1."
@@ -104,7 +104,7 @@ def test_a_result_brings_the_prompts_of_the_next_turn_and_what_the_response_was_
 
 
 @given(st.text() | _CHATTER.map(" ".join) | _CHATTER.map("".join))
-def test_whatever_a_policy_writes_an_allowed_action_is_executed(text):
+def test_every_response_executes_an_allowed_action(text):
     environment = environments.create("babyai", task="GoToObj", max_turns=4)
     made = TurnEnvironment(environment, invalid_penalty=0.1, binary_reward=True)
     made.reset(0)

@@ -41,7 +41,7 @@ def test_a_document_may_contain_unicode_line_separators(corpus):
         ("{", "line 1: no JSON"),
     ],
 )
-def test_a_corpus_that_cannot_be_used_is_refused_by_its_line(corpus, text, message):
+def test_an_invalid_corpus_is_refused_with_the_line(corpus, text, message):
     corpus.write_text(text)
 
     with pytest.raises(SettingsError, match=message):
@@ -58,7 +58,7 @@ def test_documents_with_the_words_of_a_query_come_first():
     assert grain[0][1] > grain[1][1] > 0
 
 
-def test_no_more_documents_come_than_there_are():
+def test_a_search_returns_only_documents_that_match():
     assert len(Bm25Index(DOCUMENTS).search(["grain"], topk=50)[0]) == 2
 
 
@@ -66,7 +66,7 @@ def test_a_query_without_a_known_word_finds_nothing():
     assert Bm25Index(DOCUMENTS).search(["zebra", ""], topk=3) == [[], []]
 
 
-def test_an_embedding_index_ranks_by_likeness(monkeypatch):
+def test_an_embedding_index_ranks_by_similarity(monkeypatch):
     monkeypatch.setattr("turnmill.tools.retriever.index._import", lambda *_: _Library)
 
     index = build_index("embedding", DOCUMENTS, "a-model")
@@ -89,7 +89,7 @@ class _Library:
 _Library.SentenceTransformer = _Library  # type: ignore[assignment]
 
 
-def test_an_embedding_index_asks_for_its_library_and_its_model():
+def test_an_embedding_index_requires_its_library_and_a_model():
     with pytest.raises(ToolUnavailableError, match="--model"):
         build_index("embedding", DOCUMENTS)
     with pytest.raises(ToolUnavailableError, match="sentence-transformers, which is not installed"):

@@ -37,7 +37,7 @@ def execute(database: bytes, statement: str, state: dict[str, bytes], **limits: 
 
 
 @given(contents, st.lists(contents, max_size=4))
-def test_the_changes_of_all_statements_make_the_last_database_of_the_first(original, later):
+def test_accumulated_changes_turn_the_original_database_into_the_last_one(original, later):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, DATABASE)
         changes: dict[str, bytes] = {}
@@ -66,7 +66,7 @@ def test_a_statement_that_writes_nothing_changes_nothing(database, statement):
 
 
 @pytest.mark.parametrize(
-    ("statement", "asked", "seen"),
+    ("statement", "query", "observation"),
     [
         ("pragma user_version = 7", "pragma user_version", " 0\n 7"),
         ("vacuum", "select count(*) from item", " 0\n 2"),
@@ -74,15 +74,15 @@ def test_a_statement_that_writes_nothing_changes_nothing(database, statement):
         ("create index i on item(name)", "select count(*) from sqlite_master", " 0\n 2"),
     ],
 )
-def test_all_writing_statements_are_kept(database, statement, asked, seen):
+def test_the_changes_of_all_writing_statements_are_kept(database, statement, query, observation):
     state: dict[str, bytes] = {}
 
     execute(database, statement, state)
 
-    assert execute(database, asked, state) == seen
+    assert execute(database, query, state) == observation
 
 
-def test_a_database_that_keeps_a_log_of_writes_can_be_read_and_written(tmp_path, monkeypatch):
+def test_a_database_in_wal_mode_can_be_read_and_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with closing(sqlite3.connect("made.sqlite")) as connection:
         connection.execute("pragma journal_mode = wal")
@@ -95,7 +95,7 @@ def test_a_database_that_keeps_a_log_of_writes_can_be_read_and_written(tmp_path,
     assert "cup" in execute(database, "select * from item", state)
 
 
-def test_changes_stay_with_the_state_and_away_from_the_database(database):
+def test_changes_are_kept_in_the_state_and_not_in_the_database(database):
     state: dict[str, bytes] = {}
 
     assert execute(database, "insert into item values ('cup', 3)", state).startswith("Empty DataFrame")
@@ -104,7 +104,7 @@ def test_changes_stay_with_the_state_and_away_from_the_database(database):
     assert execute(database, "select count(*) from item", {}) == " 0\n 2"
 
 
-def test_a_change_taken_back_leaves_rows_as_they_were(database):
+def test_an_undone_change_leaves_the_database_as_it_was(database):
     state: dict[str, bytes] = {}
     execute(database, "create table other(x)", state)
     execute(database, "drop table other", state)
@@ -115,14 +115,14 @@ def test_a_change_taken_back_leaves_rows_as_they_were(database):
 def test_a_change_beyond_the_limit_is_undone_and_reported(database):
     state: dict[str, bytes] = {}
 
-    seen = execute(database, "insert into item values ('cup', 3)", state, bytes=10)
+    observation = execute(database, "insert into item values ('cup', 3)", state, bytes=10)
 
-    assert seen.endswith("bytes, and 10 are kept.]")
+    assert observation.endswith("bytes, and 10 are kept.]")
     assert state == {}
 
 
 @pytest.mark.parametrize(
-    ("statement", "seen"),
+    ("statement", "observation"),
     [
         ("select nope from item", "Error executing SQL: no such column: nope"),
         ("select 1; select 2", "Error executing SQL: You can only execute one statement at a time."),
@@ -131,8 +131,8 @@ def test_a_change_beyond_the_limit_is_undone_and_reported(database):
         ("select * from item where 0", "Empty DataFrame\nColumns: []\nIndex: []"),
     ],
 )
-def test_statements_are_answered_as_agents_know_it(database, statement, seen):
-    assert execute(database, statement, {}).replace(" 2020", "2020") == seen
+def test_results_and_errors_of_statements_are_reported_as_text(database, statement, observation):
+    assert execute(database, statement, {}).replace(" 2020", "2020") == observation
 
 
 def test_an_endless_statement_is_interrupted(database):
@@ -144,7 +144,7 @@ def test_an_endless_statement_is_interrupted(database):
 def test_a_long_result_is_cut_to_fifty_rows(database):
     statement = "with recursive n(x) as (select 1 union all select x + 1 from n where x < 5000) select x from n"
 
-    seen = execute(database, statement, {})
+    observation = execute(database, statement, {})
 
-    assert seen.startswith("Truncated to 50 lines since returned response too long:  0\n 1\n")
-    assert seen.splitlines()[-1] == "50"
+    assert observation.startswith("Truncated to 50 lines since returned response too long:  0\n 1\n")
+    assert observation.splitlines()[-1] == "50"

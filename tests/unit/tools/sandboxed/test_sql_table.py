@@ -37,9 +37,9 @@ def test_rows_look_as_pandas_shows_them(rows):
         [],
     ],
 )
-def test_odd_rows_look_as_pandas_shows_them(rows):
+def test_unusual_rows_look_as_pandas_shows_them(rows):
     assert render(rows) == pandas.DataFrame(rows).to_string(index=False)
 
 
-def test_nothing_among_texts_is_named():
+def test_null_in_a_column_of_texts_is_shown_as_none():
     assert render([("a",), (None,)]) == "   0\n   a\nNone"

@@ -27,7 +27,7 @@ def home(tmp_path):
     return home
 
 
-def test_a_home_comes_back_as_it_was(home, tmp_path):
+def test_a_home_is_restored_as_it_was(home, tmp_path):
     parts, left_out = snapshot(str(home), **ROOMY)
     restore(parts, str(tmp_path / "copy"))
 
@@ -41,7 +41,7 @@ def test_a_home_comes_back_as_it_was(home, tmp_path):
     assert (tmp_path / "copy" / "link").read_bytes() == run.read_bytes()
 
 
-def test_only_what_changed_is_another_part(home):
+def test_only_changed_files_have_different_parts(home):
     before, _ = snapshot(str(home), **ROOMY)
     (home / "link").unlink()
     (home / "new").write_text("x")
@@ -52,7 +52,7 @@ def test_only_what_changed_is_another_part(home):
     assert {name for name in after if before.get(name) != after[name]} == {"file/new"}
 
 
-def test_small_files_come_first_and_the_rest_is_named(tmp_path):
+def test_small_files_are_kept_first_and_the_others_are_reported(tmp_path):
     for name, size in (("big", 900), ("mid", 300), ("small", 10)):
         (tmp_path / name).write_bytes(b"x" * size)
 
@@ -62,7 +62,7 @@ def test_small_files_come_first_and_the_rest_is_named(tmp_path):
     assert left_out == ["big (900 bytes; a session keeps 100 files, 700 bytes)"]
 
 
-def test_files_beyond_the_number_are_named(tmp_path):
+def test_files_beyond_the_maximum_number_are_reported(tmp_path):
     for name in "abc":
         (tmp_path / name).write_text("x")
 
@@ -72,7 +72,7 @@ def test_files_beyond_the_number_are_named(tmp_path):
     assert left_out == ["c (1 bytes; a session keeps 2 files, 1,000 bytes)"]
 
 
-def test_folders_come_after_files(tmp_path):
+def test_files_are_kept_before_folders(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
@@ -80,11 +80,11 @@ def test_folders_come_after_files(tmp_path):
     parts, left_out = snapshot(str(tmp_path), max_bytes=1000, max_files=3)
 
     assert set(parts) == {"file/a/file", "file/b/file", "file/a"}
-    # The other one comes back with its file.
+    # The folder `b` is restored with its file.
     assert left_out == []
 
 
-def test_a_folder_that_does_not_come_back_is_named(tmp_path):
+def test_a_folder_that_is_not_kept_is_reported(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
 
@@ -93,12 +93,12 @@ def test_a_folder_that_does_not_come_back_is_named(tmp_path):
     assert (set(parts), left_out) == ({"file/file"}, ["empty (0 bytes; a session keeps 1 files, 1,000 bytes)"])
 
 
-def test_a_file_for_which_there_is_no_room_is_not_cut_short(tmp_path):
+def test_restoring_a_file_that_exceeds_the_size_limit_fails(tmp_path):
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "large").write_bytes(b"x" * 100_000)
     parts, _ = snapshot(str(tmp_path / "before"), max_bytes=10**6, max_files=10)
     (tmp_path / "after").mkdir()
-    # In a process of its own, whose files may be smaller than that.
+    # In a separate process, with a limit on the size of files.
     program = (
         "import pickle, resource, signal, sys\n"
         "from turnmill.tools.sandboxed.workspace import restore\n"
