@@ -107,7 +107,7 @@ def test_separate_rollout_pods_may_be_lost_and_the_loss_of_the_head_repeats_no_s
     team.kill(f"{job.labels},ray.io/group=a40", at_most=1)
     # Rollout is one step ahead: the last of three steps comes from the engine that is left.
     job.wait_until_learned(job.learned_steps()[-1] + 3, seconds=RUN_SECONDS)
-    assert job.resource["status"]["attempt"] == 1
+    assert job.resource["status"]["attempt"] == 1, job.resource["status"]
 
     # The next attempt carries on from the checkpoint.
     team.kill(f"{job.labels},ray.io/node-type=head")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from verl.checkpoint_engine.base import TensorMeta
 
 from turnmill.training.verl.weight_transfer import GlooWeights
 
@@ -41,10 +42,18 @@ def connected(
     """Training processes, then two receivers, as verl connects them."""
     ends = [GlooWeights(BUCKET_BYTES, is_master=rank == 0, timeout_seconds=seconds) for rank in range(num_training)]
     ends += [GlooWeights(BUCKET_BYTES, timeout_seconds=seconds) for _ in range(2)]
-    senders, receivers = GlooWeights.build_topology(num_training, 2, [end.prepare() for end in ends])
+    return connect(side_by_side, ends, num_training=num_training)
+
+
+def connect(
+    side_by_side: Callable[..., list[Any]], ends: list[GlooWeights], *, num_training: int = 1
+) -> list[GlooWeights]:
+    """Connect training processes and the receivers after them."""
+    num_receivers = len(ends) - num_training
+    senders, receivers = GlooWeights.build_topology(num_training, num_receivers, [end.prepare() for end in ends])
     arguments = [
         {name: values[i] for name, values in part.items()}
-        for part, size in ((senders, num_training), (receivers, 2))
+        for part, size in ((senders, num_training), (receivers, num_receivers))
         for i in range(size)
     ]
     errors = side_by_side(
@@ -59,10 +68,10 @@ def send(end: GlooWeights) -> Callable[[], None]:
 
 
 def receive(end: GlooWeights) -> Callable[[], dict[str, torch.Tensor]]:
-    async def all_of_it() -> dict[str, torch.Tensor]:
+    async def all_weights() -> dict[str, torch.Tensor]:
         return {name: weight.clone() async for name, weight in end.receive_weights()}
 
-    return lambda: asyncio.run(all_of_it())
+    return lambda: asyncio.run(all_weights())
 
 
 def test_every_receiver_gets_the_weights_sync_after_sync(side_by_side):
@@ -106,3 +115,45 @@ def test_a_receiver_that_never_comes_is_an_error_in_time():
 
     with pytest.raises(RuntimeError):
         sender.init_process_group(0, 2, place)
+
+
+def test_the_next_transfer_succeeds_after_one_in_which_a_receiver_went_away(side_by_side):
+    # So long that the first receiver's wait has to end by another way.
+    sender, other, first, second = connected(side_by_side, num_training=2, seconds=300)
+    second.finalize()
+    sent, gathered = iter(weights().items()), iter(weights().items())
+
+    failure, *_ = side_by_side(
+        lambda: asyncio.run(sender.send_weights(sent)),
+        lambda: asyncio.run(other.send_weights(gathered)),
+        receive(first),
+    )
+
+    assert isinstance(failure, RuntimeError)
+    # Gathering a weight takes all training processes: none may stop in the middle.
+    assert next(sent, None) is next(gathered, None) is None
+    assert sender.is_idle()
+    connect(side_by_side, [sender, other, first], num_training=2)
+    _, _, received = side_by_side(send(sender), send(other), receive(first))
+    assert list(received) == list(weights())
+
+
+def test_an_engine_is_given_nothing_of_a_transfer_that_fails(side_by_side):
+    sender, first, second = connected(side_by_side, seconds=3)
+    read: list[str] = []
+
+    async def read_all() -> None:
+        async for name, _ in first.receive_weights():
+            read.append(name)
+
+    def fail_after_a_bucket() -> None:
+        weight = torch.zeros(8, dtype=torch.uint8)
+        meta = TensorMeta(name="w", shape=torch.Size([8]), dtype=torch.uint8, chunk_offset=0, chunk_size=8, offset=None)
+        assert sender._connection is not None
+        sender._send(sender._connection, [(meta, weight)])
+        sender.finalize()
+
+    _, error, _ = side_by_side(fail_after_a_bucket, lambda: asyncio.run(read_all()), receive(second))
+
+    assert isinstance(error, RuntimeError)
+    assert read == []

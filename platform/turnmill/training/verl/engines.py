@@ -15,11 +15,14 @@ from turnmill.core.errors import RunFailedError
 from turnmill.training.accelerators import Demand, wait_for_room
 from turnmill.training.verl.placement import this_node
 from turnmill.training.verl.types import ServerManager, WeightManager
+from turnmill.training.verl.weight_transfer import BACKEND, TIMEOUT_SECONDS
 
 # A call of a dead actor fails at once; an actor that is only busy counts as alive.
 READY_TIMEOUT_SECONDS = 5.0
 CHECK_SECONDS = 5.0
 RETRY_SECONDS = 30.0
+# Ray takes some seconds to notice that a machine is gone.
+NOTICE_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ class Engines:
         self._num_wanted = len(self)
         self._next_rank = 1 + max(replica.replica_rank for replica in weights.replicas)
         self._starts: list[_EngineStart] = []
+        self._joining: list[RolloutReplica] = []
+        """New engines that take part in transfers and serve after the first that succeeds."""
+
         self._last_check = self._failed_at = float("-inf")
         self._all_lost_at = float("inf")
         self._move_load_balancer_to_this_node()
@@ -70,7 +76,10 @@ class Engines:
             self._transfer(update_weights)
 
     def update_weights(self, update: Callable[[], object]) -> None:
-        """Transfer weights to all engines and let new ones serve; wait for one if there is none."""
+        """Transfer weights to all engines and let new ones serve; wait for one if there is none.
+
+        Where an engine dies during the transfer, the others get the weights anew.
+        """
         self.replace_dead()
         while not len(self) and not self._any_ready():
             time.sleep(1.0)
@@ -80,13 +89,40 @@ class Engines:
     def _transfer(self, update: Callable[[], object]) -> None:
         ready = [start for start in self._starts if start.is_ready]
         self._starts = [start for start in self._starts if start not in ready]
-        new = [start.replica for start in ready]
-        self._weight_manager.add_replicas(new)
-        update()
-        if new:
-            servers = {replica.server_address: replica.server_handle for replica in new}
+        self._joining += [start.replica for start in ready]
+        self._weight_manager.add_replicas([start.replica for start in ready])
+        try:
+            update()
+        except Exception as error:
+            if self._weight_manager.backend != BACKEND or not self._lost_any_within(NOTICE_SECONDS):
+                raise
+            log.warning("An engine died during a weight sync, which is done anew", extra={"what": str(error)})
+            self._wait_until_idle(error)
+            self.update_weights(update)
+            return
+        if self._joining:
+            servers = {replica.server_address: replica.server_handle for replica in self._joining}
             log.warning("Engines serve", extra={"engines": list(servers), "all": len(self)})
             ray.get(self._server_manager.global_load_balancer.add_servers.remote(servers))
+            self._joining = []
+
+    def _lost_any_within(self, seconds: float) -> bool:
+        """Drop dead engines; return whether there was one, at the latest when Ray has had time to notice."""
+        before, deadline = len(self), time.monotonic() + seconds
+        self._drop_dead()
+        while len(self) == before and time.monotonic() < deadline:
+            time.sleep(0.5)
+            self._drop_dead()
+        return len(self) < before
+
+    def _wait_until_idle(self, error: Exception) -> None:
+        """Wait until the trainer's processes have ended a transfer that failed; raise its error if they do not."""
+        trainers = self._weight_manager.actor_wg
+        deadline = time.monotonic() + 2 * TIMEOUT_SECONDS
+        while not all(ray.get(trainers.execute_checkpoint_engine(["is_idle"] * trainers.world_size))):
+            if time.monotonic() > deadline:
+                raise error
+            time.sleep(0.5)
 
     def _drop_dead(self) -> None:
         dead = [replica for replica in self._weight_manager.replicas if _has_died(_actors(replica))]
@@ -95,6 +131,7 @@ class Engines:
         addresses = [replica.server_address for replica in dead]
         log.warning("Engines died", extra={"engines": addresses, "left": len(self) - len(dead)})
         self._weight_manager.remove_replicas(dead)
+        self._joining = [replica for replica in self._joining if replica not in dead]
         if not len(self):
             self._all_lost_at = time.monotonic()
         ray.get(self._server_manager.global_load_balancer.remove_servers.remote(addresses))

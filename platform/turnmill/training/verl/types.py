@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from ray.actor import ActorHandle
+    from verl.single_controller.ray import RayWorkerGroup
     from verl.workers.rollout.replica import RolloutReplica
 
 Client = TypeVar("Client")
@@ -36,6 +37,8 @@ class ServerManager(Protocol):
 class WeightManager(Protocol):
     """verl's `CheckpointEngineManager`: it transfers weights from the trainer to engines."""
 
+    backend: str
+    actor_wg: "RayWorkerGroup"
     replicas: Sequence["RolloutReplica"]
 
     def add_replicas(self, replicas: Sequence["RolloutReplica"]) -> None: ...

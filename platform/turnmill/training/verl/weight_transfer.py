@@ -21,6 +21,7 @@ from verl.checkpoint_engine.base import (
     split_weight_chunks,
 )
 
+BACKEND = "gloo"
 TIMEOUT_SECONDS = 120.0
 SENDER = 0
 
@@ -34,7 +35,24 @@ class SenderAddress(TypedDict, total=False):
     port: int
 
 
-@CheckpointEngineRegistry.register("gloo")
+class Connection:
+    """A process group that closes on request; gloo closes one with its last reference, and tracebacks keep some."""
+
+    def __init__(self, group: ProcessGroupGloo) -> None:
+        self._group: Any = group
+
+    def broadcast(self, tensor: Tensor, timeout: timedelta) -> None:
+        """Send a tensor to all others, or receive it. Raises RuntimeError once one of them is gone."""
+        if self._group is None:
+            raise RuntimeError("The connection is closed.")
+        self._group.broadcast(tensor, SENDER).wait(timeout)
+
+    def close(self) -> None:
+        """Disconnect: whoever waits for this process gets an error."""
+        self._group = None
+
+
+@CheckpointEngineRegistry.register(BACKEND)
 class GlooWeights(CheckpointEngine):
     """One sender, the first training process, and every process that feeds an engine; connected anew for each sync."""
 
@@ -43,10 +61,12 @@ class GlooWeights(CheckpointEngine):
         self.is_master = is_master
         self.timeout = timedelta(seconds=timeout_seconds)
         self._store: TCPStore | None = None
-        self._group: Any = None
+        self._connection: Connection | None = None
+        self._is_sending = False
 
     def prepare(self) -> SenderAddress:
-        """Return the address of the sender; empty in all other processes."""
+        """Return the address of the sender; empty in all other processes. An earlier sync may have failed."""
+        self.finalize()
         if not self.is_master:
             return {}
         self._store = TCPStore(_address(), 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
@@ -75,58 +95,95 @@ class GlooWeights(CheckpointEngine):
         # By default gloo listens where the host's name points to, which need not be reachable from other machines.
         options._devices = [gloo.create_device(hostname=_address())]
         options._timeout = self.timeout
-        self._group = gloo(self._store, rank, world_size, options)
+        self._connection = Connection(gloo(self._store, rank, world_size, options))
 
     def finalize(self) -> None:
         """Disconnect until the next sync."""
-        self._group = self._store = None
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._store = None
+
+    def is_idle(self) -> bool:
+        """Return whether no weights are on their way: after a failed sync, the next one has to wait for that."""
+        return not self._is_sending
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, Tensor]], global_steps: int | None = None) -> None:
-        """Send all weights, a bucket at a time; processes that stay out take part in gathering them."""
+        """Send all weights, a bucket at a time; processes that stay out take part in gathering them.
+
+        Raises the error of the first bucket that does not arrive once all weights are gathered: the other training
+        processes would wait for this one.
+        """
+        connection = self._connection
+        error: RuntimeError | None = None
         bucket: Bucket = []
         size = 0
-        async for meta, chunk in split_weight_chunks(weights, self.bucket_size):
-            if self._group is None:
-                continue
-            if size + meta.chunk_size > self.bucket_size:
-                await asyncio.to_thread(self._send, bucket)
-                bucket, size = [], 0
-            bucket.append((meta, chunk.cpu()))
-            size += meta.chunk_size
-        if self._group is not None:
-            await asyncio.to_thread(self._send, bucket)
-            await asyncio.to_thread(self._send, [])
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
-        """Yield names and weights in the order in which they are sent."""
-        async for name, weight in merge_weight_chunks(self._chunks(), self.bucket_size):
-            yield name, weight
+        async def send(bucket: Bucket) -> None:
+            nonlocal error
+            if connection is None or error is not None:
+                return
+            try:
+                await asyncio.to_thread(self._send, connection, bucket)
+            except RuntimeError as failure:
+                error = failure
+                # Receivers need not wait for what will not come.
+                connection.close()
 
-    async def _chunks(self) -> AsyncIterator[tuple[TensorMeta, Tensor]]:
-        while bucket := await asyncio.to_thread(self._receive):
-            for chunk in bucket:
+        self._is_sending = True
+        try:
+            async for meta, chunk in split_weight_chunks(weights, self.bucket_size):
+                if connection is None or error is not None:
+                    continue
+                if size + meta.chunk_size > self.bucket_size:
+                    await send(bucket)
+                    bucket, size = [], 0
+                bucket.append((meta, chunk.cpu()))
+                size += meta.chunk_size
+            await send(bucket)
+            await send([])
+        finally:
+            self._is_sending = False
+        if error is not None:
+            raise error
+
+    def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
+        """Wait for all weights and return their names and values in the order in which they are sent.
+
+        They are complete before the engine hears of the first: it would wait for the rest of a transfer that fails.
+        """
+        assert self._connection is not None
+        chunks: list[tuple[TensorMeta, Tensor]] = []
+        try:
+            while bucket := self._receive(self._connection):
+                chunks += bucket
+        except RuntimeError:
+            self._connection.close()
+            raise
+
+        async def received() -> AsyncIterator[tuple[TensorMeta, Tensor]]:
+            for chunk in chunks:
                 yield chunk
 
-    def _send(self, bucket: Bucket) -> None:
+        weights: AsyncIterator[tuple[str, Tensor]] = merge_weight_chunks(received(), self.bucket_size)
+        return weights
+
+    def _send(self, connection: Connection, bucket: Bucket) -> None:
         about = torch.frombuffer(bytearray(pickle.dumps([meta for meta, _ in bucket])), dtype=torch.uint8)
         data = torch.cat([chunk for _, chunk in bucket]) if bucket else torch.empty(0, dtype=torch.uint8)
-        self._broadcast(torch.tensor([about.numel(), data.numel()]))
-        self._broadcast(torch.cat([about, data]))
+        connection.broadcast(torch.tensor([about.numel(), data.numel()]), self.timeout)
+        connection.broadcast(torch.cat([about, data]), self.timeout)
 
-    def _receive(self) -> Bucket:
+    def _receive(self, connection: Connection) -> Bucket:
         sizes = torch.zeros(2, dtype=torch.int64)
-        self._broadcast(sizes)
+        connection.broadcast(sizes, self.timeout)
         message = torch.empty(int(sizes.sum()), dtype=torch.uint8)
-        self._broadcast(message)
+        connection.broadcast(message, self.timeout)
         about, data = torch.split(message, sizes.tolist())
         metas: list[TensorMeta] = pickle.loads(about.numpy().tobytes())
         chunks = torch.split(data, [meta.chunk_size for meta in metas]) if metas else ()
         # As numbers, chunks must begin where numbers of their size can.
         return [(meta, chunk.clone()) for meta, chunk in zip(metas, chunks, strict=True)]
-
-    def _broadcast(self, tensor: Tensor) -> None:
-        self._group.broadcast(tensor, SENDER).wait(self.timeout)
 
 
 def _address() -> str:

@@ -22,10 +22,27 @@ class Replica:
         self.server_address, self.server_handle = f"10.0.0.{replica_rank}", object()
 
 
+class TrainingWorkers:
+    """verl's group of training processes: how often each says that the last transfer is not over."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.busy = 0
+
+    def execute_checkpoint_engine(self, methods: list[str]) -> list[bool]:
+        """Answer for each process."""
+        assert methods == ["is_idle"] * self.world_size
+        self.busy -= 1
+        return [True, self.busy < 0]
+
+
 class Weights:
     """verl's manager of weights: the replicas that take part in a transfer."""
 
     def __init__(self) -> None:
+        self.backend = "gloo"
+        self.actor_wg = TrainingWorkers()
         self.replicas = [Replica(0), Replica(1)]
 
     def add_replicas(self, replicas: list[Replica]) -> None:
@@ -60,7 +77,8 @@ class World:
         self.killed: list[str] = []
         self.weights = Weights()
         self.transfers: list[list[int]] = []
-        balancer = SimpleNamespace(remove_servers=_Remote(), add_servers=_Remote())
+        self.served: list[str] = []
+        balancer = SimpleNamespace(remove_servers=_Remote([]), add_servers=_Remote(self.served))
         self.engines = Engines(
             SimpleNamespace(
                 global_load_balancer=balancer,
@@ -73,10 +91,13 @@ class World:
             wait_seconds=60,
         )
 
-    def transfer(self) -> None:
-        """A transfer of weights, which a dead engine breaks."""
+    def transfer(self, *dying: str) -> None:
+        """A transfer of weights, which a dead engine breaks; those `dying` die in its middle."""
 
         def update() -> None:
+            if dying and not self.dead.issuperset(dying):
+                self.dead.update(dying)
+                raise RuntimeError("Connection closed by peer")
             ranks = [replica.replica_rank for replica in self.weights.replicas]
             assert not self.dead.intersection(f"server-{rank}" for rank in ranks), "a dead engine took part"
             self.transfers.append(ranks)
@@ -85,8 +106,12 @@ class World:
 
 
 class _Remote:
-    def remote(self, *_: Any) -> None:
-        """Nothing to do."""
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    def remote(self, servers: Any) -> None:
+        """Keep the addresses."""
+        self._calls += servers
 
 
 @pytest.fixture
@@ -94,6 +119,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(Engines, "_move_load_balancer_to_this_node", lambda self: None)
     monkeypatch.setattr(module, "_EngineStart", Start)
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(Start, "made", [], raising=False)
     made = World()
     monkeypatch.setattr(module, "_has_died", lambda actors: bool(made.dead.intersection(actors)))
@@ -138,3 +165,62 @@ def test_one_that_turns_ready_while_it_is_looked_at_is_not_lost(world):
     world.transfer()
 
     assert world.transfers[-1] == [0, 2]
+
+
+def test_engines_that_are_left_get_the_weights_again_if_one_dies_during_a_transfer(world):
+    world.weights.actor_wg.busy = 3
+
+    world.transfer("worker-1")
+
+    assert world.transfers == [[0]]
+    assert world.weights.actor_wg.busy < 0
+    assert {"server-1", "worker-1"} == set(world.killed)
+
+
+def test_a_new_engine_serves_after_the_repeated_transfer_if_another_dies_during_its_first(world):
+    world.dead.add("server-1")
+    world.transfer()
+    Start.made[0].answers = [True]
+
+    world.transfer("worker-0")
+
+    assert world.transfers == [[0], [2]]
+    assert world.served == ["10.0.0.2"]
+
+
+def test_a_new_engine_that_dies_during_its_first_transfer_never_serves(world):
+    world.dead.add("server-1")
+    world.transfer()
+    Start.made[0].answers = [True]
+
+    world.transfer("server-2")
+
+    assert world.transfers == [[0], [0]]
+    assert world.served == []
+
+
+def test_a_transfer_waits_for_another_engine_if_the_last_one_dies_during_it(world, monkeypatch):
+    class ReadyStart(Start):
+        """Ready at once."""
+
+        is_ready = True
+
+    world.dead.add("server-1")
+    monkeypatch.setattr(module, "_EngineStart", ReadyStart)
+
+    world.transfer("server-0", "server-2")
+
+    assert world.transfers == [[3, 4]]
+    assert sorted(world.served) == ["10.0.0.3", "10.0.0.4"]
+
+
+def test_a_transfer_that_fails_while_every_engine_lives_ends_the_run(world):
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        world.transfer("nobody")
+
+
+def test_a_transfer_over_nccl_is_not_repeated(world):
+    world.weights.backend = "nccl"
+
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        world.transfer("worker-1")
