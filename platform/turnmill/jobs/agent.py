@@ -19,4 +19,4 @@ AgentSettings = Annotated[
     | Annotated[PluginAgent, Tag(PLUGIN)],
     by_type(VerlogAgent),
 ]
-"""The agent loop; `type` says which."""
+"""The agent loop, selected by `type`."""

@@ -19,7 +19,7 @@ from turnmill.jobs.trajectory_algorithms import (
 
 
 class CriticWarmup(Settings):
-    """Training of the critic alone, before the policy moves."""
+    """Training of the critic alone, before the policy is trained."""
 
     batches: int = Field(default=40, ge=0, le=10_000)
     """Batches of `training.turnsPerStep` turns gathered once for the warm-up; 0 leaves it out."""
@@ -44,19 +44,19 @@ class TurnPpo(TypedSection):
     """Discount from token to token of a turn."""
 
     token_lambda: float = Field(default=1.0, ge=0, le=1)
-    """Weight of longer advantage estimates within a turn."""
+    """GAE's λ within a turn: 0 gives one-step advantage estimates, 1 estimates from the whole return."""
 
     step_gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount from turn to turn."""
 
     step_lambda: float = Field(default=0.95, ge=0, le=1)
-    """Weight of longer advantage estimates across turns."""
+    """GAE's λ across turns."""
 
     critic_warmup: CriticWarmup = CriticWarmup()
-    """Training of the critic alone, before the policy moves."""
+    """Training of the critic alone, before the policy is trained."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
     first_token_value_weight: float = Field(default=3.0, gt=0, le=1000)
     """Weight of a turn's first value in the critic's loss; it carries the estimate across turns."""
@@ -80,19 +80,19 @@ class TurnPpo(TypedSection):
     """Schedule of the learning rates until the last step; `cosine` falls to 0."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=10)
-    """Decay of the weights of policy and critic."""
+    """Weight decay of the optimizers of policy and critic."""
 
     minibatch_turns: int = Field(default=128, ge=1, le=1_000_000)
     """Turns per update of the weights."""
 
     epochs: int = Field(default=1, ge=1, le=100)
-    """Times a step goes through its turns."""
+    """Passes over the turns of a step."""
 
     gradient_clip: float = Field(default=1.0, gt=0, le=1_000_000)
-    """Norm to which gradients are cut."""
+    """Maximum norm of the gradients."""
 
     whiten: bool = True
-    """Bring advantages to mean 0 and deviation 1 over a step's response tokens."""
+    """Normalize advantages to mean 0 and standard deviation 1 over a step's response tokens."""
 
 
 AlgorithmSettings = Annotated[
@@ -107,4 +107,4 @@ AlgorithmSettings = Annotated[
     | Annotated[PluginAlgorithm, Tag(PLUGIN)],
     by_type(TurnPpo),
 ]
-"""How the policy learns; `type` says which way."""
+"""The learning algorithm, selected by `type`."""

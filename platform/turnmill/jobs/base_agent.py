@@ -1,4 +1,4 @@
-"""What follows from the settings of an agent loop alone, whichever type it has."""
+"""Base class of the settings of agent loops."""
 
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.settings import TypedSection

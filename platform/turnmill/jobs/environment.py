@@ -14,31 +14,31 @@ class EnvironmentSettings(Settings):
     """Name of a registered environment, for example `babyai`; agents of type `grl` have environments of their own."""
 
     task: Word | None = None
-    """Task within the environment; each environment names its own."""
+    """Task within the environment; each environment documents its own."""
 
     count: int = Field(default=32, ge=1, le=4096)
-    """Environments that run side by side."""
+    """Environments that run in parallel."""
 
     invalid_penalty: float = Field(default=0.1, ge=0, le=1000)
-    """Taken as negative reward for a turn whose response holds no allowed action."""
+    """Subtracted from the reward of a turn whose response contains no allowed action."""
 
     binary_reward: bool = True
     """Count every positive reward as 1."""
 
     step_timeout_seconds: float = Field(default=30, gt=0, le=86_400)
-    """Time an environment may take for one action; after it the episode ends as `failed`."""
+    """Seconds for one action of an environment; an episode that exceeds them ends as `failed`."""
 
     reset_timeout_seconds: float = Field(default=60, gt=0, le=86_400)
-    """Time an environment may take to begin an episode."""
+    """Seconds for an environment to start an episode."""
 
     memory_mib: int = Field(default=8192, ge=256, le=1_048_576)
-    """Memory in MiB that one environment may take; one that asks for more ends its episode as `failed`."""
+    """Memory limit of one environment in MiB; exceeding it ends the episode as `failed`."""
 
     python: FilePath | None = None
-    """Interpreter that runs the environment, of a virtual environment that has turnmill and packages of its own."""
+    """Python interpreter of the environment, in a virtual environment with turnmill and the environment's packages."""
 
     options: dict[str, Any] = Field(default_factory=dict, max_length=64)
-    """Settings of the environment's own; each environment documents its own."""
+    """Options of the environment; each environment documents its own."""
 
     @property
     def label(self) -> str:

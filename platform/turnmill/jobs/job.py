@@ -41,23 +41,23 @@ class Metadata(Settings):
     """Labels for your own use."""
 
     annotations: dict[str, str] = Field(default_factory=dict, max_length=64)
-    """Notes for your own use."""
+    """Annotations for your own use."""
 
 
 class JobSpec(Settings):
     """The training run: model, agent, environment, algorithm, training and resources."""
 
     model: ModelSettings
-    """The model that learns: either a folder or a warm start."""
+    """The model to train: a folder or a warm start."""
 
     agent: AgentSettings = VerlogAgent()
-    """The agent loop; `type` says which."""
+    """The agent loop, selected by `type`."""
 
     environment: EnvironmentSettings = EnvironmentSettings()
     """The environment, its processes and its rewards."""
 
     algorithm: AlgorithmSettings = TurnPpo()
-    """The algorithm by which the policy learns, selected by `type`."""
+    """The learning algorithm, selected by `type`."""
 
     training: TrainingSettings
     """Length of the training, size of its steps, validations and supervision."""
@@ -69,31 +69,31 @@ class JobSpec(Settings):
     """Ray cluster in Kubernetes: `own` lives as long as the run, `shared` is the team's."""
 
     queue: QueueName | None = None
-    """Kueue's LocalQueue that the run waits in; left out, it starts at once."""
+    """Kueue's LocalQueue for the run; left out, it starts at once."""
 
     suspend: bool = False
-    """Give the devices back and wait; taken back, the run goes on from its last checkpoint."""
+    """Stop the run and release its devices; set back to false, the run resumes from its last checkpoint."""
 
     retries: int = Field(default=0, ge=0, le=100)
-    """Times a run that failed is started again from its last checkpoint."""
+    """Number of times that a failed run is started again from its last checkpoint."""
 
     start_timeout_seconds: int = Field(default=3600, ge=1, le=31_536_000)
-    """Time an attempt may wait for its Ray cluster; after it the attempt counts as failed."""
+    """Seconds that an attempt may wait for its Ray cluster; after that it counts as failed."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
-    """Time after the end of a run at which the job is deleted; left out, it stays. Run folders always stay."""
+    """Seconds after the end of the run until the job is deleted; left out, it is kept. Run folders are always kept."""
 
     managed_by: Literal["turnmill.dev/operator", "kueue.x-k8s.io/multikueue"] = "turnmill.dev/operator"
     """Controller of the job; `kueue.x-k8s.io/multikueue` leaves it to another cluster."""
 
     tracking: TrackingSettings = TrackingSettings()
-    """Trackers that get every step's numbers, besides the run folder."""
+    """Trackers that receive the metrics of every step, in addition to the run folder."""
 
     metrics: MetricsSettings = MetricsSettings()
     """Prometheus metrics of the run."""
 
     verl: dict[str, Any] = Field(default_factory=dict, max_length=256)
-    """Any setting of verl's by its own dotted name, for example `actor_rollout_ref.actor.grad_clip: 0.5`."""
+    """Further settings of verl by their dotted names, for example `actor_rollout_ref.actor.grad_clip: 0.5`."""
 
     @property
     def verlog(self) -> VerlogAgent:
@@ -121,7 +121,7 @@ class JobSpec(Settings):
 
     @property
     def environment_name(self) -> str:
-        """The name of what the agent acts on: of its environment, or of the kinds of agents that bring their own."""
+        """The name of the environment, or the names of the kinds of agents that have environments of their own."""
         return self.agent.environment_name(self.environment)
 
     @property
@@ -138,7 +138,7 @@ class JobSpec(Settings):
 
     @property
     def learns_from_turns(self) -> bool:
-        """True where a step has a number of turns, and episodes go on from step to step."""
+        """True if steps have a number of turns, and episodes continue from step to step."""
         return self.algorithm.learns_from_turns
 
     @property
@@ -157,9 +157,10 @@ class JobSpec(Settings):
         return self.agent.max_concurrency(self.environment)
 
     def task_number(self, step: int, position: int) -> int:
-        """Which of a run's tasks stands at a position of a step; beyond `tasksPerStep` are those that fill it up.
+        """Return the number of the task at a position of a step; positions from `tasksPerStep` on replace other tasks.
 
-        These come after all that the run takes otherwise, so that no task is taken twice while there are others.
+        Replacements come after all tasks that the run needs otherwise, so that no task is taken twice while there are
+        others.
         """
         tasks = self.tasks_per_step
         if position < tasks:
@@ -174,13 +175,13 @@ class JobSpec(Settings):
 
     @property
     def turns_per_step(self) -> int:
-        """Turns of a step, which every job has that learns from turns."""
+        """Turns of a step, for jobs that learn from turns."""
         assert self.training.turns_per_step is not None
         return self.training.turns_per_step
 
     @property
     def tasks_per_step(self) -> int:
-        """Tasks of a step, which every job has that learns from whole trajectories."""
+        """Tasks of a step, for jobs that learn from whole trajectories."""
         return self.agent.tasks_per_step(self.training)
 
 

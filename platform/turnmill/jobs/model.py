@@ -8,22 +8,22 @@ from turnmill.jobs.settings import FilePath, Seed, Settings, Word
 
 
 class WarmStart(Settings):
-    """A tiny model, made without any download and taught by an expert's turns before training starts."""
+    """A tiny model, made without any download and trained to imitate an expert before training starts."""
 
     turns: int = Field(default=8000, ge=1, le=1_000_000)
-    """Turns of the expert that the model is shown."""
+    """Turns of the expert to imitate."""
 
     gradient_steps: int = Field(default=700, ge=1, le=100_000)
-    """Updates of the weights while it imitates the expert."""
+    """Updates of the weights during the imitation."""
 
     min_gradient_steps: int = Field(default=0, ge=0, le=100_000)
-    """Updates before the loss may end the imitation; for tasks whose loss tells little of what was learned."""
+    """Updates before a low loss may end the imitation; for tasks whose loss says little about what was learned."""
 
     action_noise: float = Field(default=0.75, ge=0, le=1)
-    """Share of shown actions drawn at random instead of from the expert; it leaves something to learn."""
+    """Share of actions drawn at random instead of from the expert; it leaves room for improvement."""
 
     malformed_share: float = Field(default=0.02, ge=0, le=1)
-    """Share of shown responses that hold no action at all; it teaches what a mistake looks like."""
+    """Share of responses without an action, so that training meets invalid responses too."""
 
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """Learning rate of the imitation."""
@@ -32,13 +32,13 @@ class WarmStart(Settings):
     """Turns per update of the imitation."""
 
     hidden_size: int = Field(default=64, ge=8, le=4096)
-    """Width of the model."""
+    """Hidden size of the model."""
 
     layers: int = Field(default=2, ge=1, le=64)
     """Layers of the model."""
 
     heads: int = Field(default=2, ge=1, le=64)
-    """Attention heads of a layer; they share the width between them."""
+    """Attention heads of a layer; they share the hidden size."""
 
     max_loss: float = Field(default=0.16, gt=0, le=10)
     """Mean loss above which the imitation counts as failed."""
@@ -48,26 +48,26 @@ class WarmStart(Settings):
 
 
 class Lora(Settings):
-    """Train low-rank adapters of the policy and leave its own weights as they are; a critic trains all of its own."""
+    """Train low-rank adapters of the policy and freeze its own weights; a critic trains all of its own."""
 
     rank: int = Field(default=16, ge=1, le=1024)
-    """Rank of every adapter."""
+    """Rank of each adapter."""
 
     alpha: int = Field(default=32, ge=1, le=4096)
-    """Scale of the adapters, divided by their rank."""
+    """Scale of the adapters; they are multiplied by `alpha` / `rank`."""
 
     target_modules: Annotated[tuple[Word, ...], Field(strict=False, min_length=1, max_length=64)] = ("all-linear",)
     """Names of the modules that get an adapter; `all-linear` means every linear layer."""
 
 
 class ModelSettings(Settings):
-    """The model that learns: either a folder or a warm start."""
+    """The model to train: a folder or a warm start."""
 
     path: FilePath | None = None
     """Folder of a Hugging Face model and its tokenizer."""
 
     warm_start: WarmStart | None = None
-    """Make a tiny model and teach it by imitation, once; it is kept and used again."""
+    """Make a tiny model by imitation, once; later runs with the same settings use it again."""
 
     lora: Lora | None = None
     """Train adapters of the policy instead of all its weights."""

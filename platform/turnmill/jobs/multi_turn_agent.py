@@ -1,4 +1,4 @@
-"""The agent loops of verl's multi-turn rollout: what verl has under `rollout.multi_turn` and `rollout.agent`."""
+"""Settings of verl's agent loops: those under `rollout.multi_turn` and `rollout.agent` in verl's configuration."""
 
 from typing import Annotated, Literal
 
@@ -13,18 +13,19 @@ ClassName = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za
 
 
 class MultiTurnAgent(BaseAgent):
-    """verl's agent loops: a chat in which the policy calls functions by its model's own format."""
+    """verl's agent loops: a chat in which the policy calls functions in the model's own format."""
 
     implementation = "turnmill.training.agent_kinds.multi_turn:MultiTurnKind"
 
     type: Literal["multi_turn"] = "multi_turn"
-    """Agent loop: `multi_turn` runs verl's loops, or yours in their form, and learns from whole trajectories."""
+    """Agent loop: `multi_turn` runs verl's loops, or your own with verl's interface, and learns from whole
+    trajectories."""
 
     group_size: int = Field(default=8, ge=1, le=65_536)
-    """Trajectories gathered per task and step: the group that a reward is compared with."""
+    """Trajectories gathered per task and step; rewards are compared within this group."""
 
     tool_config_path: FilePath | None = None
-    """YAML file that lists `BaseTool` classes with their settings and schemas; `pkg://PACKAGE/PATH` is one in a
+    """YAML file that lists `BaseTool` classes with their settings and schemas; `pkg://PACKAGE/PATH` is a file of a
     package."""
 
     function_tool_path: FilePath | None = None
@@ -33,56 +34,59 @@ class MultiTurnAgent(BaseAgent):
     format: Literal["hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4"] = (
         "hermes"
     )
-    """The format in which the model writes calls of functions."""
+    """Format in which the model writes function calls."""
 
     max_assistant_turns: int | None = Field(default=None, ge=1, le=100_000)
-    """Responses of a trajectory; left out, as many as fit."""
+    """Responses per trajectory; left out, only `maxResponseLength` limits them."""
 
     max_user_turns: int | None = Field(default=None, ge=1, le=100_000)
-    """Turns in which tools answer; left out, as many as fit."""
+    """Turns with tool results per trajectory; left out, only `maxResponseLength` limits them."""
 
     max_parallel_calls: int = Field(default=1, ge=1, le=1024)
-    """Calls of one response that are done, side by side; further ones are dropped."""
+    """Tool calls of one response that are executed, in parallel; further ones are dropped."""
 
     max_tool_response_length: int = Field(default=256, ge=1, le=10_000_000)
-    """Characters of a tool's text; a longer one is cut."""
+    """Characters of a tool's text; a longer one is truncated as `toolResponseTruncateSide` says."""
 
     tool_response_truncate_side: Literal["left", "right", "middle"] = "middle"
-    """Where a text that is too long is cut: `left` keeps its end, `right` its beginning, `middle` both."""
+    """Part that a tool's text loses if it is too long: `left` its beginning, `right` its end, `middle` its middle."""
 
     tool_call_timeout: float = Field(default=300, gt=0, le=86_400)
-    """Seconds a tool call may take."""
+    """Seconds for a tool call."""
 
     on_tool_failure: Literal["fail", "text"] = "fail"
-    """What a call leads to that runs out of time or finds nobody at the other end: `fail` ends the trajectory as
-    `failed`, out of baseline and loss; `text` tells the policy, as verl does."""
+    """Effect of a tool call that exceeds its timeout or cannot connect: `fail` ends the trajectory as `failed`, without
+    a part in baseline and loss; `text` gives the error to the policy, as verl does."""
 
     max_prompt_length: Tokens = 1024
-    """Tokens a prompt may have, schemas of tools included; a longer one loses its oldest part."""
+    """Tokens of a prompt, including the schemas of tools; a longer one is truncated from the left."""
 
     max_response_length: Tokens = 1024
-    """Tokens after the prompt, responses and tools' answers together."""
+    """Tokens after the prompt: all responses and tool results of a trajectory together."""
 
     use_inference_chat_template: bool = False
-    """Have the policy read each turn as the chat template renders the messages so far, often without earlier
-    reasoning, and not the tokens as they came; each such turn is learned from in a row of its own."""
+    """Render the messages with the chat template before each turn, often without earlier reasoning, instead of
+    continuing from the sampled tokens; a turn whose context changes starts a new training row."""
 
     tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "disable"] = "strict"
-    """Compare a trajectory's tokens with what the chat template makes of its messages, and warn of differences:
-    `strict` of any, `ignore_strippable` of more than blanks."""
+    """Compare a trajectory's tokens with the chat template's rendering of its messages, and warn of differences:
+    `strict` of any, `ignore_strippable` of those beyond whitespace, `disable` of none."""
 
     default_agent_loop: Word = "tool_agent"
-    """Agent loop of tasks that name none as `agent_name`: `tool_agent`, `single_turn_agent`, or one of yours."""
+    """Agent loop for tasks without an `agent_name`: `tool_agent`, `single_turn_agent`, or one of
+    `agentLoopConfigPath`."""
 
     agent_loop_config_path: FilePath | None = None
-    """YAML file that lists agent loops of yours: `name`, `_target_` (the class), and what it is made with."""
+    """YAML file that lists agent loops of your own: `name`, `_target_` (the class), and the arguments of its
+    constructor."""
 
     agent_loop_manager_class: ClassName | None = None
-    """Class of yours, as `package.module.Class`, that hands tasks out to agent loop workers."""
+    """Class of your own, as `package.module.Class`, that distributes tasks to agent loop workers; left out,
+    turnmill's."""
 
     return_multi_modal_inputs: bool = False
-    """Give agent loops what the processor makes of a task's images as `multi_modal_inputs`. Leave it off where tools
-    bring images of their own."""
+    """Pass the processor's output for a task's images to agent loops as `multi_modal_inputs`. Leave it off if tools
+    return images."""
 
     max_concurrent_trajectories: int | None = Field(default=1024, ge=1, le=1_000_000)
     """Trajectories in flight at once, over all workers; null sets no limit."""

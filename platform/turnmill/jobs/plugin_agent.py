@@ -12,19 +12,19 @@ Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class PluginAgent(BaseAgent):
-    """An agent loop of your own: `type` names its class, and what it has beyond these fields goes into `options`."""
+    """An agent kind of your own: `type` names its class, and `options` has the settings beyond these fields."""
 
     type: PluginPath
-    """Agent kind of your own, as `package.module:Class`; what runs the job must be able to import it."""
+    """Agent kind of your own, as `package.module:Class`; it must be importable where the job runs."""
 
     group_size: int = Field(default=8, ge=1, le=65_536)
-    """Trajectories gathered per task and step: the group that a reward is compared with."""
+    """Trajectories gathered per task and step; rewards are compared within this group."""
 
     max_prompt_length: Tokens = 1024
-    """Tokens a prompt may have."""
+    """Tokens of a prompt."""
 
     max_response_length: Tokens = 1024
-    """Tokens after the prompt, responses and observations together."""
+    """Tokens after the prompt: all responses and observations of a trajectory together."""
 
     max_concurrent_trajectories: int | None = Field(default=1024, ge=1, le=1_000_000)
     """Trajectories in flight at once, over all workers; null sets no limit."""
@@ -33,7 +33,7 @@ class PluginAgent(BaseAgent):
     """Temperature at which responses are sampled during training."""
 
     options: dict[str, Any] = Field(default_factory=dict, max_length=64)
-    """Settings of the class's own, which the class checks."""
+    """Settings of the class, which the class validates."""
 
     @property
     def response_token_limit(self) -> int:

@@ -9,13 +9,13 @@ from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithmS
 
 
 class PluginAlgorithm(TrajectoryAlgorithmSettings):
-    """An algorithm of your own: `type` names its class, and what it has beyond these fields goes into `options`."""
+    """An algorithm of your own: `type` names its class, and `options` has the settings beyond these fields."""
 
     type: PluginPath
-    """Algorithm of your own, as `package.module:Class`; what runs the job must be able to import it."""
+    """Algorithm of your own, as `package.module:Class`; it must be importable where the job runs."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
     options: dict[str, Any] = Field(default_factory=dict, max_length=64)
-    """Settings of the class's own, which the class checks."""
+    """Settings of the class, which the class validates."""

@@ -19,33 +19,33 @@ class TrainResources(Settings):
     """Devices that update the weights."""
 
     accelerator: Word | None = None
-    """Kind of GPU, for example `H100`, as the Ray cluster offers it (`accelerator_type:H100`); left out, any. On one
-    machine it is ignored."""
+    """GPU type, for example `H100`, as the Ray cluster offers it (`accelerator_type:H100`); left out, any. Ignored on
+    one machine."""
 
     nodes: int = Field(default=1, ge=1, le=1024)
-    """Machines that train together."""
+    """Machines to train on."""
 
     gpus_per_node: int = Field(default=1, ge=1, le=64)
-    """GPUs on each of them; without GPUs, processes that train together."""
+    """GPUs per machine; without GPUs, training processes."""
 
 
 class RolloutResources(Settings):
     """Devices that generate responses."""
 
     accelerator: Word | None = None
-    """Kind of GPU for `training.mode: separate_async`, for example `A40`; in the other modes rollout shares the
-    devices of `train`."""
+    """GPU type for `training.mode: separate_async`, for example `A40`; in the other modes rollout uses the devices of
+    `train`."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
-    """Inference engines side by side in `training.mode: separate_async`, each with a GPU of its own; the other modes
-    have one per GPU of `train`."""
+    """Inference engines for `training.mode: separate_async`, each with a GPU of its own; the other modes have one per
+    GPU of `train`."""
 
 
 class ResourcesSettings(Settings):
     """Devices and processes."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is one and the CPU elsewhere."""
+    """`auto` uses CUDA if it is available, and the CPU otherwise."""
 
     train: TrainResources = TrainResources()
     """Devices that update the weights."""

@@ -11,16 +11,16 @@ ConditionType = Literal["Admitted", "ClusterReady", "Running", "Complete", "Fail
 
 
 class Condition(Settings):
-    """One observation, shaped as Kubernetes' own conditions are."""
+    """One observation, in the form of Kubernetes' own conditions."""
 
     type: ConditionType
-    """State worth waiting for."""
+    """State that a client may wait for."""
 
     status: Literal["True", "False", "Unknown"]
     """`True` if the job is in that state, `False` if not."""
 
     observed_generation: int | None = Field(default=None, ge=0)
-    """Generation of the resource that was looked at."""
+    """Generation of the resource that was observed."""
 
     last_transition_time: datetime
     """Time of the last change of `status`."""
@@ -29,17 +29,17 @@ class Condition(Settings):
     """One CamelCase word for programs."""
 
     message: Annotated[str, Field(max_length=4096)]
-    """A sentence for people, with the way out."""
+    """Explanation for people, with the way out."""
 
 
 class JobProgress(Settings):
     """Progress of the run."""
 
     step: int = Field(default=0, ge=0)
-    """Last step that is done."""
+    """Last completed step."""
 
     steps: int | None = Field(default=None, ge=0)
-    """Steps in all."""
+    """Number of steps of the run."""
 
     success: float | None = None
     """Share of solved episodes in the last step."""
@@ -51,7 +51,7 @@ class JobProgress(Settings):
     """Episodes ended per second."""
 
     infra_failed_ratio: float | None = None
-    """Share of episodes that failed for reasons that are not the agent's."""
+    """Share of episodes that failed for reasons other than the agent's behaviour."""
 
     checkpoint_step: int | None = Field(default=None, ge=0)
     """Step of the newest complete checkpoint."""
@@ -61,13 +61,13 @@ class JobStatus(Settings):
     """State of the job as the operator last observed it."""
 
     observed_generation: int | None = Field(default=None, ge=0)
-    """Generation of the resource that was looked at."""
+    """Generation of the resource that was observed."""
 
     state: Annotated[str, Field(max_length=64)] | None = None
-    """Conditions in one word, for lists."""
+    """Summary of the conditions in one word, for lists."""
 
     attempt: int = Field(default=0, ge=0)
-    """Attempts started so far; the last one alone may write checkpoints and trajectories."""
+    """Attempts started so far; only the last one may write checkpoints and trajectories."""
 
     failed_attempts: int = Field(default=0, ge=0)
     """Attempts that failed; one that was suspended does not count."""
@@ -79,7 +79,7 @@ class JobStatus(Settings):
     """Progress of the run."""
 
     next_attempt_time: datetime | None = None
-    """Start of the next attempt, after one that failed."""
+    """Start of the next attempt, after a failed one."""
 
     conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=8)] = ()
-    """Observations, one of each type."""
+    """Conditions, one of each type."""

@@ -20,52 +20,52 @@ PodTemplate = dict[str, Any]
 
 
 class HeadGroup(Settings):
-    """The pod in which a run's trainer lives."""
+    """The pod of a run's trainer."""
 
     ray_start_params: RayStartParams = Field(default_factory=dict, max_length=64)
     """Parameters of `ray start`, as KubeRay takes them."""
 
     template: PodTemplate
-    """The whole pod, as Kubernetes takes it; Ray runs in its first container."""
+    """The whole pod template; Ray runs in its first container."""
 
 
 class WorkerGroup(Settings):
-    """Pods of one kind, with one kind of accelerator."""
+    """Pods of one kind, with one type of accelerator."""
 
     name: Label
     """Name of the group, for example `h100`."""
 
     accelerator: Word
-    """Kind of GPU as jobs name it, for example `H100`; the pods offer it to Ray as `accelerator_type:H100`."""
+    """GPU type by which jobs name it, for example `H100`; the pods offer it to Ray as `accelerator_type:H100`."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """`cpu` stands in for GPUs with logical ones, set in `rayStartParams`."""
+    """`cpu` replaces GPUs by logical ones, which `rayStartParams` sets."""
 
     max_replicas: int = Field(ge=0, le=1024)
-    """Pods that one job may ask for."""
+    """Maximum number of pods for one job."""
 
     gpus_per_node: int = Field(ge=0, le=64)
-    """GPUs of a pod."""
+    """GPUs per pod."""
 
     ray_start_params: RayStartParams = Field(default_factory=dict, max_length=64)
     """Parameters of `ray start`, as KubeRay takes them."""
 
     template: PodTemplate
-    """The whole pod, as Kubernetes takes it; Ray runs in its first container."""
+    """The whole pod template; Ray runs in its first container."""
 
 
 class CleanUp(Settings):
-    """A short-lived pod that deletes what a deleted job's run left in the trajectory store."""
+    """A short-lived pod that deletes a deleted job's data from the trajectory store."""
 
     template: PodTemplate
-    """The whole pod, as Kubernetes takes it; the operator sets the arguments of its first container, whose entry point
-    is `turnmill` and whose environment leads to the store."""
+    """The whole pod template; the operator sets the arguments of its first container, whose entry point is `turnmill`
+    and whose environment has the address of the store."""
 
 
 class TeamSettings(Settings):
     """Settings that a team's release of the chart provides for its jobs.
 
-    Pod templates are complete: image, environment, volumes, places, security. The operator adds what belongs to one
+    Pod templates are complete: image, environment, volumes, scheduling, security. The operator adds what belongs to one
     job: labels, replicas and the port of its metrics.
     """
 
@@ -73,22 +73,22 @@ class TeamSettings(Settings):
     """Version of Ray in the images."""
 
     head: HeadGroup
-    """The pod in which a run's trainer lives."""
+    """The pod of a run's trainer."""
 
     worker_groups: Annotated[tuple[WorkerGroup, ...], Field(strict=False, min_length=1, max_length=17)]
-    """Pods that train and roll out; the first group serves jobs that name no accelerator."""
+    """Pods for training and rollout; the first group serves jobs that name no accelerator."""
 
     shared_cluster: Label | None = None
     """Name of the team's RayCluster, for jobs with `cluster: shared`."""
 
     store_url: Word | None = None
-    """The trajectory store, without its password: `redis://HOST:6379`."""
+    """Address of the trajectory store, without its password: `redis://HOST:6379`."""
 
     tool_server_url: Word | None = None
-    """The team's tool servers, for jobs that name none: `http://HOST:5500`."""
+    """Address of the team's tool servers, for jobs that name none: `http://HOST:5500`."""
 
     clean_up: CleanUp | None = None
-    """Deletes what a deleted job's run left in the trajectory store; left out, it expires there."""
+    """Pod that deletes a deleted job's data from the trajectory store; left out, the data expires there."""
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:

@@ -23,4 +23,4 @@ class MetricsSettings(Settings):
     """Prometheus metrics of the run."""
 
     port: int | None = Field(default=None, ge=0, le=65_535)
-    """Port of `/metrics`; 0 takes any free one; if omitted, there is none."""
+    """Port of `/metrics`; 0 takes any free port. Left out, metrics are not served."""

@@ -8,13 +8,13 @@ from turnmill.jobs.settings import Seed, Settings
 
 
 class ValidationSettings(Settings):
-    """Validations: whole episodes with the present policy, before, during and after training."""
+    """Validations: whole episodes with the current policy, before, during and after training."""
 
     episodes: int = Field(default=128, ge=0, le=100_000)
-    """Episodes of a validation; 0 for no validations."""
+    """Episodes per validation; 0 turns validations off."""
 
     every: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Steps between validations; if omitted, only before the first and after the last step."""
+    """Steps between validations; left out, only before the first and after the last step."""
 
     seed: Seed = 0
     """Seed of the validation's episodes: each validation plays the same ones."""
@@ -23,7 +23,7 @@ class ValidationSettings(Settings):
     """Temperature at which responses are sampled; 0 takes the most likely token."""
 
     render_episodes: int = Field(default=0, ge=0, le=1000)
-    """Episodes of each validation that are drawn as animated pictures."""
+    """Episodes of each validation that are saved as animated pictures."""
 
 
 class TrainingSettings(Settings):
@@ -33,34 +33,34 @@ class TrainingSettings(Settings):
     """Updates of the policy."""
 
     turns_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Turns gathered for one step, spread evenly over the environments; with algorithm `turn_ppo`."""
+    """Turns gathered per step, spread evenly over the environments; with algorithm `turn_ppo`."""
 
     tasks_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Tasks of one step, each tried `agent.groupSize` times; with every algorithm but `turn_ppo`."""
+    """Tasks per step, each played `agent.groupSize` times; with every algorithm but `turn_ppo`."""
 
     checkpoint_every: int = Field(default=10, ge=1, le=1_000_000)
     """Steps between checkpoints; the last step always has one."""
 
     keep_checkpoints: int = Field(default=2, ge=1, le=1000)
-    """Checkpoints that are kept; older ones are deleted once a newer one is complete."""
+    """Checkpoints to keep; older ones are deleted once a newer one is complete."""
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
-    """`sync` alternates rollout and learning, `colocate_async` overlaps them on the same devices, `separate_async`
-    gives each devices of its own."""
+    """`sync` alternates rollout and learning, `colocate_async` overlaps them on the same devices, `separate_async` on
+    separate devices."""
 
     max_staleness: int = Field(default=1, ge=1, le=64)
-    """Steps that rollout may be ahead of learning in the asynchronous modes; no token is learned from that comes from a
-    policy older than that."""
+    """Steps that rollout may be ahead of learning in the asynchronous modes; tokens of older policies are not trained
+    on."""
 
     seed: Seed = 0
     """Seed of environments, sampling and training."""
 
     stall_timeout_seconds: float = Field(default=600, gt=0, le=86_400)
-    """Time without any progress after which the run fails."""
+    """Seconds without any progress after which the run fails."""
 
     max_failed_ratio: float = Field(default=0.5, ge=0, le=1)
-    """Share of episodes that may fail for reasons that are not the agent's; above it the run fails. With
+    """Share of episodes that may fail for reasons other than the agent's behaviour; above it the run fails. With
     `tasksPerStep` it is the share of a step's trajectories."""
 
     validation: ValidationSettings = ValidationSettings()
-    """Validations: whole episodes with the present policy, before, during and after training."""
+    """Validations: whole episodes with the current policy, before, during and after training."""

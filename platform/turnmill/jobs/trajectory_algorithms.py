@@ -10,19 +10,19 @@ Gamma = Annotated[float, Field(ge=0, le=1)]
 
 
 class KlSettings(Settings):
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
     coefficient: float = Field(default=0.001, ge=0, le=100)
-    """Weight of the KL penalty in the reward; 0 leaves it out."""
+    """Weight of the KL penalty in the reward; 0 turns it off."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
-    """`fixed` keeps the coefficient, `adaptive` steers it towards `target`."""
+    """`fixed` keeps the coefficient, `adaptive` adjusts it so that the KL divergence approaches `target`."""
 
     target: float = Field(default=0.1, gt=0, le=1000)
     """KL divergence that `adaptive` aims at."""
 
     horizon: int = Field(default=10_000, ge=1, le=1_000_000_000)
-    """Turns over which `adaptive` corrects the coefficient."""
+    """Rows over which `adaptive` corrects the coefficient; a larger number corrects it more slowly."""
 
 
 class TrajectoryAlgorithmSettings(TypedSection):
@@ -31,16 +31,17 @@ class TrajectoryAlgorithmSettings(TypedSection):
     learns_from_turns: ClassVar[bool] = False
 
     clip_ratio: float = Field(default=0.2, gt=0, le=10)
-    """How far one update may move the probability of a token."""
+    """PPO's clip range: a token's probability ratio is clipped to 1 ± this in the loss."""
 
     clip_ratio_high: float | None = Field(default=None, gt=0, le=10)
-    """How far up one update may move it; left out, `clipRatio`."""
+    """Upper clip range: the probability ratio is clipped to at most 1 + this; left out, `clipRatio`."""
 
     entropy_coefficient: float = Field(default=0.0, ge=0, le=10)
     """Weight of the entropy bonus in the policy's loss."""
 
     loss_average: Literal["token", "trajectory"] = "token"
-    """What counts alike in the loss: every token, or every row (a trajectory, or a turn of `verlog`) however long."""
+    """Weighting of the loss: `token` weights all tokens of a mini-batch equally, `trajectory` all rows (a trajectory,
+    or a turn of `verlog`) whatever their length."""
 
     actor_learning_rate: float = Field(default=1e-6, gt=0, le=1)
     """Learning rate of the policy."""
@@ -49,20 +50,20 @@ class TrajectoryAlgorithmSettings(TypedSection):
     """Schedule of the learning rates until the last step; `cosine` falls to 0."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=10)
-    """Decay of the policy's weights."""
+    """Weight decay of the optimizer."""
 
     minibatch_tasks: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Tasks per update of the weights, each with all of its trajectories; left out, all of the step."""
+    """Tasks per update of the weights, each with all of its trajectories; left out, all tasks of the step."""
 
     epochs: int = Field(default=1, ge=1, le=100)
-    """Times a step goes through its trajectories."""
+    """Passes over the trajectories of a step."""
 
     gradient_clip: float = Field(default=1.0, gt=0, le=1_000_000)
-    """Norm to which gradients are cut."""
+    """Maximum norm of the gradients."""
 
     @property
     def max_batches(self) -> int:
-        """Times the tasks of a step are asked for, the first time included."""
+        """Batches of tasks that a step may request, the first one included."""
         return 1
 
 
@@ -78,10 +79,10 @@ class Ppo(TrajectoryAlgorithmSettings):
     """Discount from token to token."""
 
     gae_lambda: Gamma = 1.0
-    """Weight of longer advantage estimates."""
+    """GAE's λ: 0 gives one-step advantage estimates, 1 estimates from the whole return."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
     value_clip: float = Field(default=0.5, gt=0, le=1000)
     """Clip range of the critic's values around those before the update."""
@@ -90,41 +91,41 @@ class Ppo(TrajectoryAlgorithmSettings):
     """Learning rate of the critic."""
 
     critic_warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
-    """First steps in which the critic learns alone."""
+    """First steps of the run, in which only the critic is trained."""
 
 
 class Grpo(TrajectoryAlgorithmSettings):
-    """GRPO: the reward of a trajectory against that of its group, without a critic."""
+    """GRPO: a trajectory's reward compared with its group's, without a critic."""
 
     implementation = "turnmill.training.algorithms.grpo:GrpoAlgorithm"
 
     type: Literal["grpo"] = "grpo"
-    """`grpo`: a trajectory's reward against its group's mean, in standard deviations."""
+    """`grpo`: a trajectory's reward minus its group's mean, divided by the group's standard deviation."""
 
     baseline: Literal["group", "step"] = "group"
-    """Trajectories that a reward is compared with: those of the same task, or all of the step."""
+    """Trajectories whose mean reward is the baseline: `group` those of the same task, `step` all of the step."""
 
     normalise: bool = True
-    """Divide advantages by the standard deviation of what they are compared with."""
+    """Divide advantages by the standard deviation of the compared rewards."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
 
 class Rloo(TrajectoryAlgorithmSettings):
-    """RLOO: the reward of a trajectory against the mean of the others of its group."""
+    """RLOO: a trajectory's reward minus the mean of the others in its group."""
 
     implementation = "turnmill.training.algorithms.rloo:RlooAlgorithm"
 
     type: Literal["rloo"] = "rloo"
-    """`rloo`: a trajectory's reward against the mean of the others of its group."""
+    """`rloo`: a trajectory's reward minus the mean of the others in its group."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
 
 class ReinforcePlusPlus(TrajectoryAlgorithmSettings):
-    """REINFORCE++: discounted rewards, brought to mean 0 and deviation 1 over all tokens of a step."""
+    """REINFORCE++: discounted rewards, whitened (mean 0, standard deviation 1) over all tokens of a step."""
 
     implementation = "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusAlgorithm"
 
@@ -135,42 +136,42 @@ class ReinforcePlusPlus(TrajectoryAlgorithmSettings):
     """Discount from token to token."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
 
 class ReinforcePlusPlusBaseline(TrajectoryAlgorithmSettings):
-    """REINFORCE++ with a baseline: the group's mean is taken off before whitening over the step."""
+    """REINFORCE++ with a baseline: the group's mean is subtracted before whitening over the step."""
 
     implementation = "turnmill.training.algorithms.reinforce_plus_plus:ReinforcePlusPlusBaselineAlgorithm"
 
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
-    """`reinforce_plus_plus_baseline`: less the group's mean, then whitened over a step."""
+    """`reinforce_plus_plus_baseline`: reward minus the group's mean, then whitened over a step."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""
 
 
 class DynamicSampling(Settings):
-    """Other tasks in place of those whose trajectories all have the same reward."""
+    """Replacement of tasks whose trajectories all have the same reward, as they give no learning signal."""
 
     max_batches: int = Field(default=4, ge=1, le=1000)
-    """Times the tasks of a step are filled up, the first time included; 1 takes tasks as they come. What is missing
-    after that the step does without."""
+    """Batches of tasks that a step may request, the first one included; 1 replaces no tasks. Tasks still missing after
+    that stay missing."""
 
 
 class Overlong(Settings):
-    """A soft limit on the length of responses, before the hard one."""
+    """Length penalty near the limit of the response length (DAPO's soft overlong punishment)."""
 
     tokens: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Last tokens of the room for a response, in which the penalty grows from 0 to all of it; left out, there is
-    none."""
+    """Number of tokens before the limit over which the penalty grows from 0 to `penalty`; left out, there is no
+    penalty."""
 
     penalty: float = Field(default=1.0, gt=0, le=1000)
-    """Taken from the reward where a response fills all of its room."""
+    """Subtracted from the reward of a response at the limit."""
 
 
 class Dapo(TrajectoryAlgorithmSettings):
-    """DAPO: GRPO with more room upwards, without KL; tasks with uniform rewards are replaced, long responses cost."""
+    """DAPO: GRPO with a higher upper clip range, dynamic sampling and a length penalty, without a KL penalty."""
 
     implementation = "turnmill.training.algorithms.dapo:DapoAlgorithm"
 
@@ -178,16 +179,16 @@ class Dapo(TrajectoryAlgorithmSettings):
     """`dapo`: GRPO with DAPO's clipping, dynamic sampling and overlong penalty."""
 
     clip_ratio_high: float | None = Field(default=0.28, gt=0, le=10)
-    """How far up one update may move the probability of a token."""
+    """Upper clip range: the probability ratio is clipped to at most 1 + this; null uses `clipRatio`."""
 
     normalise: bool = True
-    """Divide advantages by the standard deviation of their group."""
+    """Divide advantages by the standard deviation of the group's rewards."""
 
     dynamic_sampling: DynamicSampling = DynamicSampling()
-    """Other tasks in place of those whose trajectories all have the same reward."""
+    """Replacement of tasks whose trajectories all have the same reward."""
 
     overlong: Overlong = Overlong()
-    """A soft limit on the length of responses."""
+    """Length penalty near the limit of the response length."""
 
     @property
     def kl(self) -> KlSettings:
@@ -196,12 +197,12 @@ class Dapo(TrajectoryAlgorithmSettings):
 
     @property
     def max_batches(self) -> int:
-        """Times the tasks of a step are asked for, the first time included."""
+        """Batches of tasks that a step may request, the first one included."""
         return self.dynamic_sampling.max_batches
 
 
 class GigPo(TrajectoryAlgorithmSettings):
-    """GiGPO: an episode against its group, and a turn against the turns of the group that began in the same state."""
+    """GiGPO: episodes compared within their group, and turns compared with the group's turns from the same state."""
 
     implementation = "turnmill.training.algorithms.gigpo:GigPoAlgorithm"
 
@@ -209,13 +210,13 @@ class GigPo(TrajectoryAlgorithmSettings):
     """`gigpo`: episodes compared within their group, turns within the same state of the environment."""
 
     gamma: Gamma = 0.95
-    """Discount from turn to turn in what a turn is compared by."""
+    """Discount from turn to turn in the return that turns are compared by."""
 
     step_weight: float = Field(default=1.0, ge=0, le=1000)
-    """Weight of the comparison of turns beside that of episodes."""
+    """Weight of the turns' advantages relative to the episodes'."""
 
     normalise: bool = True
-    """Divide advantages by the standard deviation of what they are compared with."""
+    """Divide advantages by the standard deviation of the compared returns."""
 
     kl: KlSettings = KlSettings()
-    """The penalty for drifting from the first policy."""
+    """KL penalty for moving away from the initial policy."""

@@ -10,17 +10,17 @@ from turnmill.jobs.settings import Settings
 
 
 class MemorySettings(Settings):
-    """The part of its own past that an agent sees."""
+    """Earlier turns that a prompt contains."""
 
     text_turns: int = Field(default=1, ge=0, le=1024)
-    """Earlier turns whose observation and action are shown again."""
+    """Number of earlier turns in the prompt, each with observation and action."""
 
     thought_turns: int = Field(default=1, ge=0, le=1024)
-    """Earlier turns whose response is shown in full; of older ones only the action is."""
+    """Number of earlier turns with the whole response in the prompt; older ones have their action only."""
 
 
 class VerlogAgent(BaseAgent):
-    """The agent loop over environments: what the policy reads and writes in a turn."""
+    """The agent loop over environments: prompts, memory and responses of single turns."""
 
     implementation = "turnmill.training.agent_kinds.verlog:VerlogKind"
 
@@ -37,16 +37,16 @@ class VerlogAgent(BaseAgent):
     """`cot` asks for a thought and an action, `naive` for an action alone, `compact` is short, for tiny models."""
 
     max_prompt_tokens: int = Field(default=1024, ge=16, le=1_000_000)
-    """Tokens a prompt may have; a longer one loses its oldest part."""
+    """Tokens of a prompt; a longer one loses its oldest part."""
 
     max_response_tokens: int = Field(default=512, ge=1, le=1_000_000)
-    """Tokens a response may have."""
+    """Tokens of a response."""
 
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature at which responses are sampled during training."""
 
     group_size: int = Field(default=8, ge=1, le=65_536)
-    """Episodes played per task and step, with algorithms that compare them; `turn_ppo` has no groups."""
+    """Episodes per task and step for algorithms that compare them; `turn_ppo` has no groups."""
 
     @property
     def response_token_limit(self) -> int:
