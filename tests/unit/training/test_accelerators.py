@@ -32,7 +32,7 @@ SEPARATE = job(
 )
 
 
-def test_a_job_with_machines_of_its_own_for_rollout_needs_both_kinds():
+def test_a_separate_async_job_demands_training_and_rollout_machines():
     training, rollout = demands(SEPARATE)
 
     assert (training.machines, training.gpus, training.accelerator) == (2, 8, "H100")
@@ -47,13 +47,13 @@ def test_an_engine_may_span_several_gpus():
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_the_other_modes_need_one_kind(mode: str):
+def test_other_modes_demand_only_training_machines(mode: str):
     (training,) = demands(job(mode, train={"gpusPerNode": 2}))
 
     assert training.bundle == {"CPU": 3, "GPU": 1}
 
 
-def test_one_machine_stands_for_all_that_a_job_asks_for():
+def test_a_local_machine_offers_every_resource_that_the_job_demands():
     resources = local_resources(SEPARATE, logical_gpus=True, cpus=2)
 
     assert resources["num_gpus"] == 2 * 8 + 4
@@ -65,7 +65,7 @@ def test_real_gpus_are_counted_by_ray_itself():
     assert local_resources(SEPARATE, logical_gpus=False, cpus=64)["num_gpus"] is None
 
 
-def test_what_is_missing_is_named_beside_what_is_there():
+def test_the_message_names_missing_machines_and_those_of_the_cluster():
     nodes = [
         {"Alive": True, "Resources": {"GPU": 8.0, "CPU": 96.0, "accelerator_type:H100": 1.0}},
         {"Alive": False, "Resources": {"GPU": 1.0, "accelerator_type:A40": 1.0}},
@@ -78,9 +78,9 @@ def test_what_is_missing_is_named_beside_what_is_there():
     assert "The Ray cluster has 8 x H100 (96 CPUs)." in message
 
 
-def test_a_cluster_without_gpus_says_so():
+def test_the_message_says_that_a_cluster_has_no_gpu():
     assert "has no machine with a GPU" in missing_message(demands(SEPARATE), [], 0)
 
 
-def test_a_machine_of_no_known_accelerator_is_described():
+def test_a_machine_without_a_known_accelerator_is_described():
     assert describe({"GPU": 2.0, "CPU": 8.0}) == "2 x GPU of no name (8 CPUs)"

@@ -1,4 +1,4 @@
-"""What a new built-in agent kind or algorithm takes: tried on a copy of the package."""
+"""Adding a built-in agent kind or algorithm, on a copy of the package."""
 
 import os
 import shutil
@@ -71,9 +71,7 @@ print(type({function}(job.spec.{section})).__name__)
         ("agent", AGENT, ("agent_kinds", "agent_kind"), "ToolKind"),
     ],
 )
-def test_a_built_in_type_whose_class_exists_takes_a_new_file_and_one_entry_in_a_table(
-    tmp_path, section, source, use, expected
-):
+def test_adding_a_built_in_type_takes_one_new_file_and_one_table_entry(tmp_path, section, source, use, expected):
     copy = tmp_path / "turnmill"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "jobs" / "added.py").write_text(source)

@@ -13,8 +13,8 @@ def state(step: int) -> RunState:
     return RunState(step=step, slots=slots, kl_coefficient=0.02)
 
 
-def written(root: Path, step: int) -> Path:
-    """What verl leaves: weights, but no word that they are whole."""
+def write_incomplete(root: Path, step: int) -> Path:
+    """Write what verl writes: weights, without the marker of a complete checkpoint."""
     folder = folder_of(root, step)
     folder.mkdir(parents=True)
     (folder / "weights.bin").write_text("weights")
@@ -23,7 +23,7 @@ def written(root: Path, step: int) -> Path:
 
 def complete(root: Path, *steps: int, keep: int = 2) -> None:
     for step in steps:
-        written(root, step)
+        write_incomplete(root, step)
         checkpoints.complete(root, state(step), keep=keep)
 
 
@@ -36,7 +36,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume_from(tmp_path):
     assert checkpoints.latest(tmp_path / "missing") is None
 
 
-def test_a_checkpoint_gives_back_what_it_was_given(tmp_path):
+def test_a_checkpoint_returns_the_state_it_was_completed_with(tmp_path):
     complete(tmp_path, 10)
 
     found = checkpoints.latest(tmp_path)
@@ -46,9 +46,9 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path):
     assert found.path == folder_of(tmp_path, 10)
 
 
-def test_a_half_written_checkpoint_never_counts(tmp_path):
+def test_an_incomplete_checkpoint_is_not_the_latest(tmp_path):
     complete(tmp_path, 10)
-    written(tmp_path, 20)
+    write_incomplete(tmp_path, 20)
 
     found = checkpoints.latest(tmp_path)
 
@@ -56,7 +56,7 @@ def test_a_half_written_checkpoint_never_counts(tmp_path):
     assert found.state.step == 10
 
 
-def test_the_newest_is_the_one_of_the_highest_step(tmp_path):
+def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):
     complete(tmp_path, 9, 100, 20, keep=3)
 
     found = checkpoints.latest(tmp_path)
@@ -65,37 +65,37 @@ def test_the_newest_is_the_one_of_the_highest_step(tmp_path):
     assert found.state.step == 100
 
 
-def test_only_the_newest_complete_ones_are_kept(tmp_path):
+def test_only_the_newest_complete_checkpoints_are_kept(tmp_path):
     complete(tmp_path, 8, 9, 10, 11, keep=2)
 
     assert steps(tmp_path) == [10, 11]
 
 
-def test_a_half_written_checkpoint_takes_no_place_among_those_kept(tmp_path):
+def test_incomplete_checkpoints_do_not_count_towards_the_number_kept(tmp_path):
     complete(tmp_path, 10)
-    written(tmp_path, 15)
+    write_incomplete(tmp_path, 15)
     complete(tmp_path, 20)
 
     assert steps(tmp_path) == [10, 15, 20]
 
 
-def test_what_was_half_written_is_discarded(tmp_path):
+def test_incomplete_checkpoints_are_discarded(tmp_path):
     complete(tmp_path, 10)
-    written(tmp_path, 20)
+    write_incomplete(tmp_path, 20)
 
     checkpoints.discard_incomplete(tmp_path)
 
     assert steps(tmp_path) == [10]
 
 
-def test_a_half_deleted_checkpoint_is_not_resumed_from(tmp_path, monkeypatch):
+def test_a_partially_deleted_checkpoint_is_not_resumed_from(tmp_path, monkeypatch):
     complete(tmp_path, 10)
-    written(tmp_path, 20)
+    write_incomplete(tmp_path, 20)
 
-    def is_killed(path: Path) -> None:
+    def interrupt(path: Path) -> None:
         raise KeyboardInterrupt(path)
 
-    monkeypatch.setattr(shutil, "rmtree", is_killed)
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.complete(tmp_path, state(20), keep=1)
 

@@ -13,7 +13,7 @@ def nested(rows: list[list[float]]) -> torch.Tensor:
     return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
 
-def test_a_row_has_one_slot_more_than_tokens_where_there_is_room_for_it():
+def test_a_row_has_one_slot_more_than_tokens_up_to_the_response_limit():
     assert slots_per_row(torch.tensor([1, 3, 4]), max_response_tokens=4).tolist() == [2, 4, 4]
 
 
@@ -34,13 +34,13 @@ def test_the_first_slot_is_the_value_of_the_prompt():
     [
         # Within the clip range the clipped prediction is the prediction.
         (1.3, 1.0, 2.0, 0.7**2, False),
-        # Moved 1.0 towards the target: only 0.5 of it is believed, so the gradient stops.
+        # Moved 1.0 towards the target, twice the clip range: the clipped error has no gradient.
         (2.0, 1.0, 3.0, 1.5**2, True),
-        # Moved too far away from the target: the plain error is larger and still pulls back.
+        # Moved away from the target: the plain error is larger and keeps its gradient.
         (0.0, 1.0, 3.0, 3.0**2, False),
     ],
 )
-def test_moves_beyond_the_clip_range_are_not_rewarded(predicted, value, target, loss, is_clipped):
+def test_the_value_loss_is_the_larger_of_plain_and_clipped_error(predicted, value, target, loss, is_clipped):
     errors, clipped = clipped_value_loss(*(torch.tensor([x]) for x in (predicted, value, target)), clip=0.5)
 
     assert errors.item() == pytest.approx(loss)
@@ -48,7 +48,7 @@ def test_moves_beyond_the_clip_range_are_not_rewarded(predicted, value, target, 
 
 
 class Rows:
-    """Rows with the values that a critic predicts for them."""
+    """Rows with random predictions, values and returns of a critic."""
 
     def __init__(self, prompts: list[int], responses: list[int], seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -60,7 +60,7 @@ class Rows:
         self.returns = [torch.randn(n, generator=generator) for n in self.slots]
 
     def loss(self, picked: list[int], *, first_token_weight: float = 3.0, dp_size: int = 1) -> torch.Tensor:
-        """Of some of the rows, as a part of the mini-batch of all."""
+        """Return the loss of the picked rows, as a part of the mini-batch of all rows."""
         data = {
             "prompts": self._pick([torch.zeros(n) for n in self.prompts], picked),
             "responses": self._pick([torch.zeros(n) for n in self.responses], picked),
@@ -81,7 +81,7 @@ class Rows:
         )
         return loss
 
-    def by_hand(self, first_token_weight: float) -> float:
+    def expected_loss(self, first_token_weight: float) -> float:
         total = 0.0
         for prompt, predicted, values, returns in zip(
             self.prompts, self.predicted, self.values, self.returns, strict=True
@@ -100,12 +100,12 @@ class Rows:
 
 @pytest.mark.feature("Verlog", "weight of the first value")
 @pytest.mark.parametrize("first_token_weight", [1.0, 3.0])
-def test_the_loss_meets_its_formula(first_token_weight):
+def test_the_loss_equals_its_formula(first_token_weight):
     rows = Rows(prompts=[2, 1, 3], responses=[1, 3, 2])
 
     loss = rows.loss([0, 1, 2], first_token_weight=first_token_weight)
 
-    assert loss.item() == pytest.approx(rows.by_hand(first_token_weight), rel=1e-5)
+    assert loss.item() == pytest.approx(rows.expected_loss(first_token_weight), rel=1e-5)
 
 
 def test_a_response_of_full_length_has_no_extra_slot():
@@ -113,7 +113,7 @@ def test_a_response_of_full_length_has_no_extra_slot():
 
     loss = rows.loss([0, 1])
 
-    assert loss.item() == pytest.approx(rows.by_hand(3.0), rel=1e-5)
+    assert loss.item() == pytest.approx(rows.expected_loss(3.0), rel=1e-5)
 
 
 def test_the_loss_does_not_depend_on_how_a_mini_batch_is_split():
@@ -125,7 +125,7 @@ def test_the_loss_does_not_depend_on_how_a_mini_batch_is_split():
     assert together.item() == pytest.approx(apart.item(), rel=1e-5)
 
 
-def test_averaging_over_data_parallel_processes_brings_the_whole_loss():
+def test_the_mean_over_data_parallel_processes_is_the_loss_of_all_rows():
     rows = Rows(prompts=[2, 1], responses=[1, 3])
 
     averaged = (rows.loss([0], dp_size=2) + rows.loss([1], dp_size=2)) / 2
@@ -133,7 +133,7 @@ def test_averaging_over_data_parallel_processes_brings_the_whole_loss():
     assert averaged.item() == pytest.approx(rows.loss([0, 1]).item(), rel=1e-5)
 
 
-def test_values_of_packed_rows_are_told_apart_by_their_inputs():
+def test_values_of_packed_rows_are_split_by_the_lengths_of_their_inputs():
     rows = Rows(prompts=[2, 1], responses=[1, 3])
     data = {
         "prompts": nested([[0.0] * 2, [0.0]]),
@@ -150,5 +150,5 @@ def test_values_of_packed_rows_are_told_apart_by_their_inputs():
         CONFIG, {"values": torch.cat(rows.predicted)}, data, first_token_weight=3.0, max_response_tokens=4
     )
 
-    assert loss.item() == pytest.approx(rows.by_hand(3.0), rel=1e-5)
+    assert loss.item() == pytest.approx(rows.expected_loss(3.0), rel=1e-5)
     assert metrics["critic/vf_loss"].aggregate() == pytest.approx(loss.item())

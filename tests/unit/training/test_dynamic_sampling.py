@@ -12,7 +12,7 @@ from turnmill.training.batches.trajectory import Dropped, split
 from turnmill.training.dynamic_sampling import DROPPED_TASKS, FILLED, FilteringBuffer
 
 ROWS: dict[str, float] = {}
-"""The rewards of the rows that stand in the queue."""
+"""Rewards of the rows in the queue, by key."""
 
 
 def summary(reward: float) -> EpisodeSummary:
@@ -20,7 +20,7 @@ def summary(reward: float) -> EpisodeSummary:
 
 
 class Queue:
-    """What the buffer asks the TransferQueue."""
+    """A TransferQueue that returns summaries made from ROWS and records which keys are cleared."""
 
     def __init__(self) -> None:
         self.cleared: list[str] = []
@@ -33,15 +33,15 @@ class Queue:
 
 
 class Groups(dynamic_sampling.ReplayBuffer):
-    """Hands out groups as they are asked for, without a queue behind it."""
+    """A replay buffer that returns the given groups in order, without a queue."""
 
     def __init__(self, groups: list[list[float | None]], max_batches: int) -> None:
         self.groups, self.sampler_kwargs = list(groups), {"max_batches": max_batches}
-        self.asked: list[int] = []
+        self.refills: list[int] = []
         self._next = 0
 
     def refill_fn(self, number: int) -> None:
-        self.asked.append(number)
+        self.refills.append(number)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         keys, tags = [], []
@@ -56,7 +56,7 @@ class Groups(dynamic_sampling.ReplayBuffer):
 
 
 class Buffer(FilteringBuffer, Groups):
-    """The filter over groups from a list."""
+    """The filtering buffer over groups from a list."""
 
 
 @pytest.fixture
@@ -67,55 +67,55 @@ def queue(monkeypatch) -> Queue:
     return queue
 
 
-GOOD, ALL_RIGHT, ALL_WRONG = [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]
+MIXED, ALL_RIGHT, ALL_WRONG = [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]
 
 
-def sampled(buffer: Buffer, batch_size: int) -> tuple[list[str], dict[str, Any]]:
+def sample_tasks(buffer: Buffer, batch_size: int) -> tuple[list[str], dict[str, Any]]:
     batch, metrics = buffer.sample(1, "train", batch_size)
     return sorted({key.rpartition("_")[0].rpartition("_")[0] for key in batch.keys}), metrics
 
 
-def test_tasks_that_teach_nothing_make_room_for_others(queue):
-    buffer = Buffer([GOOD, ALL_RIGHT, ALL_WRONG, GOOD, ALL_RIGHT, GOOD], max_batches=4)
+def test_groups_with_uniform_rewards_are_replaced_by_other_tasks(queue):
+    buffer = Buffer([MIXED, ALL_RIGHT, ALL_WRONG, MIXED, ALL_RIGHT, MIXED], max_batches=4)
 
-    tasks, metrics = sampled(buffer, 3)
+    tasks, metrics = sample_tasks(buffer, 3)
 
     assert tasks == ["task0", "task3", "task5"]
-    assert buffer.asked == [2, 1]
+    assert buffer.refills == [2, 1]
     assert (metrics[FILLED], metrics[DROPPED_TASKS]) == (3, 3)
     assert queue.cleared == [f"task{task}_{sample}_0" for task in (1, 2, 4) for sample in (0, 1)]
 
 
-def test_a_step_does_without_what_was_not_found_in_time(queue):
-    buffer = Buffer([GOOD, ALL_RIGHT, ALL_RIGHT, ALL_RIGHT], max_batches=2)
+def test_a_step_is_smaller_when_the_batch_limit_is_reached(queue):
+    buffer = Buffer([MIXED, ALL_RIGHT, ALL_RIGHT, ALL_RIGHT], max_batches=2)
 
-    tasks, metrics = sampled(buffer, 2)
+    tasks, metrics = sample_tasks(buffer, 2)
 
     assert (tasks, metrics[FILLED]) == (["task0"], 2)
 
 
-def test_a_step_in_which_nothing_teaches_is_taken_as_it_is(queue):
+def test_a_step_with_only_uniform_groups_is_kept_unfiltered(queue):
     buffer = Buffer([ALL_RIGHT, ALL_WRONG], max_batches=1)
 
-    tasks, _ = sampled(buffer, 2)
+    tasks, _ = sample_tasks(buffer, 2)
 
     assert tasks == ["task0", "task1"]
     assert queue.cleared == []
 
 
-def test_failed_trajectories_are_counted_whatever_becomes_of_their_task(queue):
+def test_failed_trajectories_of_dropped_tasks_are_counted(queue):
     buffer = Buffer([[1.0, None], [1.0, 0.0], [0.0, 1.0]], max_batches=2)
 
     batch, _ = buffer.sample(1, "train", 2)
     parts = split(batch)
 
-    # The survivor of the first task has nothing to be compared with.
+    # The other trajectory of the first task has no group left to be compared with.
     assert (len(parts.survivors.keys), len(parts.failed.keys)) == (4, 1)
     assert parts.dropped == Dropped(num_tasks=1, summaries=(summary(1.0),))
     assert (parts.num_trajectories, parts.failed_ratio) == (6, 1 / 6)
 
 
-def test_validations_are_not_sifted(queue):
+def test_validations_are_not_filtered(queue):
     buffer = Buffer([ALL_RIGHT], max_batches=4)
 
     batch, _ = buffer.sample(1, "val", 1)

@@ -23,26 +23,26 @@ def job(steps: int = 10) -> AgentTrainingJob:
 
 @pytest.fixture
 def recorder(tmp_path) -> RunRecorder:
-    made = RunRecorder(job(), tmp_path)
-    made.folder.create()
-    return made
+    recorder = RunRecorder(job(), tmp_path)
+    recorder.folder.create()
+    return recorder
 
 
 class Tracking:
-    """Stands where verl's trackers would."""
+    """A test double of verl's trackers that keeps what is logged."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, dict]] = []
+        self.logged: list[tuple[int, dict]] = []
         self.finished = False
 
     def log(self, data, step):
-        self.told.append((step, data))
+        self.logged.append((step, data))
 
     def finish(self):
         self.finished = True
 
 
-def test_every_step_is_one_object_in_the_run_folder(recorder):
+def test_every_step_is_one_row_of_metrics_in_the_run_folder(recorder):
     recorder.begin_step(1)
     recorder.log_step(1, {"turnmill/success": 0.5, "note": "not a number"})
     recorder.log_step(2, {"turnmill/success": 0.75})
@@ -53,7 +53,7 @@ def test_every_step_is_one_object_in_the_run_folder(recorder):
     assert all("note" not in row for row in rows)
 
 
-def test_an_attempt_that_has_nothing_left_to_do_has_done_all_steps(recorder):
+def test_resuming_after_the_last_step_reports_all_steps_as_done(recorder):
     with recorder.phase("starting"):
         pass
 
@@ -64,7 +64,7 @@ def test_an_attempt_that_has_nothing_left_to_do_has_done_all_steps(recorder):
     assert (progress.phase, progress.done, progress.total) == ("training", 10, 10)
 
 
-def test_metrics_tell_which_attempt_it_is(tmp_path, monkeypatch):
+def test_metrics_are_labelled_with_the_attempt(tmp_path, monkeypatch):
     monkeypatch.setenv("TURNMILL_ATTEMPT", "2")
 
     registry = RunRecorder(job(), tmp_path).prometheus.registry
@@ -73,7 +73,7 @@ def test_metrics_tell_which_attempt_it_is(tmp_path, monkeypatch):
     assert registry.get_sample_value("turnmill_attempt", labels) == 2
 
 
-def test_progress_tells_the_step_and_what_was_last_heard_of_success(recorder):
+def test_progress_has_the_last_step_and_the_last_known_success(recorder):
     recorder.begin_step(4)
     recorder.log_step(4, {"turnmill/success": 0.5, "turnmill/reward_mean": 0.4})
     recorder.log_step(5, {"turnmill/reward_mean": 0.3, "turnmill/turns": 256})
@@ -87,7 +87,7 @@ def test_progress_tells_the_step_and_what_was_last_heard_of_success(recorder):
     assert progress.seconds_left is not None
 
 
-def test_a_phase_is_shown_with_how_far_it_is(recorder):
+def test_progress_shows_how_much_of_a_phase_is_done(recorder):
     with recorder.phase("critic warm-up", total=12):
         recorder.advance("critic warm-up", 5, {})
 
@@ -113,7 +113,7 @@ def test_a_validation_before_the_first_step_has_its_own_row(recorder):
     assert (row["step"], row["validation/success"]) == (0, 0.4)
 
 
-def test_trackers_are_told_after_the_run_folder(recorder):
+def test_trackers_are_called_after_the_run_folder_is_written(recorder):
     tracking = Tracking()
     steps_when_called: list[int] = []
     logger = StepLogger(
@@ -124,11 +124,11 @@ def test_trackers_are_told_after_the_run_folder(recorder):
     logger.finish()
 
     assert steps_when_called == [1]
-    assert tracking.told == [(1, {"turnmill/success": 0.5})]
+    assert tracking.logged == [(1, {"turnmill/success": 0.5})]
     assert tracking.finished
 
 
-def test_a_tracker_that_fails_costs_no_metrics(recorder):
+def test_metrics_are_written_when_a_tracker_fails(recorder):
     class Broken(Tracking):
         def log(self, data, step):
             raise ConnectionError("the tracker is gone")

@@ -1,4 +1,4 @@
-"""Over how many updates learning rates fall, and how long a response may be, whatever verl's configuration says."""
+"""The number of updates over which learning rates decay, and the limit of the overlong penalty."""
 
 from typing import Any
 
@@ -17,23 +17,24 @@ from turnmill.training.trainers.turn import TurnTrainer
 STEPS = 100
 
 
-def schedules(trainer: type[RunTrainer], of: AgentTrainingJob, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """The updates over which the rates of policy and critic fall."""
-    made = object.__new__(trainer)
-    made.job = of
+def schedules(trainer: type[RunTrainer], job: AgentTrainingJob, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Return the numbers of updates over which the learning rates of policy and critic decay."""
+    instance = object.__new__(trainer)
+    instance.job = job
     empty = {"optim": {"total_training_steps": 0}}
-    made.config = OmegaConf.create({"data": {}, "actor_rollout_ref": {"actor": empty}, "critic": empty})
+    instance.config = OmegaConf.create({"data": {}, "actor_rollout_ref": {"actor": empty}, "critic": empty})
 
-    def verls(self: Any) -> None:
+    def init_dataloader(self: Any) -> None:
         for part in (self.config.actor_rollout_ref.actor, self.config.critic):
             part.optim.total_training_steps = STEPS
 
-    monkeypatch.setattr(PPOTrainer, "_init_dataloader", verls)
-    made._init_dataloader()
-    return made.config.actor_rollout_ref.actor.optim.total_training_steps, made.config.critic.optim.total_training_steps
+    monkeypatch.setattr(PPOTrainer, "_init_dataloader", init_dataloader)
+    instance._init_dataloader()
+    optimisers = instance.config.actor_rollout_ref.actor.optim, instance.config.critic.optim
+    return optimisers[0].total_training_steps, optimisers[1].total_training_steps
 
 
-def test_a_policy_that_learns_later_has_fewer_updates_for_its_rate_to_fall_in(monkeypatch):
+def test_critic_warm_up_steps_shorten_the_learning_rate_schedule_of_the_policy(monkeypatch):
     ppo = {"type": "ppo", "criticWarmupSteps": 20}
 
     assert schedules(TrajectoryTrainer, with_algorithm(ppo), monkeypatch) == (80, 100)
@@ -41,13 +42,13 @@ def test_a_policy_that_learns_later_has_fewer_updates_for_its_rate_to_fall_in(mo
 
 
 @pytest.mark.parametrize(("warmup", "updates"), [({"batches": 2, "steps": 5}, 105), ({"batches": 0, "steps": 5}, 100)])
-def test_a_critic_s_rate_falls_over_the_warm_up_that_there_is(monkeypatch, warmup, updates):
+def test_the_learning_rate_schedule_of_the_critic_includes_its_warm_up(monkeypatch, warmup, updates):
     assert schedules(
         TurnTrainer, AgentTrainingJob.model_validate(job(algorithm__criticWarmup=warmup)), monkeypatch
     ) == (100, updates)
 
 
-def test_the_room_of_a_response_is_that_of_training_where_validations_have_more():
+def test_the_overlong_penalty_uses_the_response_limit_of_training_not_of_validation():
     spec = with_algorithm(
         {"type": "dapo", "overlong": {"tokens": 256, "penalty": 1}}, maxResponseLength=1024, valMaxResponseLength=2048
     ).spec
@@ -59,6 +60,6 @@ def test_the_room_of_a_response_is_that_of_training_where_validations_have_more(
 
 
 def with_algorithm(algorithm: dict[str, Any], **agent: Any) -> AgentTrainingJob:
-    """A job of the agent with tools."""
+    """Return a job of kind `tool` with this algorithm."""
     changes = {f"agent__{field}": value for field, value in agent.items()}
     return AgentTrainingJob.model_validate(job(TOOL_JOB, algorithm=algorithm, **changes))

@@ -25,8 +25,8 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def marked_blanks() -> PreTrainedTokenizerFast:
-    """As Llama has it: the blank that a text begins with is dropped."""
+def llama_style() -> PreTrainedTokenizerFast:
+    """A tokenizer like Llama's, which drops the space at the beginning of a text."""
     words = {"▁a": 0, "▁hill": 1, "s": 2, "<0xE4>": 3}
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
@@ -35,20 +35,20 @@ def marked_blanks() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="▁a")
 
 
-def joined(pieces: list[Piece]) -> str:
+def join(pieces: list[Piece]) -> str:
     decoder = codecs.getincrementaldecoder("utf-8")()
     return "".join(decoder.decode(piece.encode() if isinstance(piece, str) else bytes(piece)) for piece in pieces)
 
 
-def test_the_pieces_of_a_text_make_the_text(byte_level: Any):
+def test_the_pieces_of_a_text_join_to_the_text(byte_level: Any):
     pieces = token_pieces(byte_level)
 
-    assert joined([pieces[token] for token in byte_level.encode(TEXT + "ö")]) == TEXT + "ö"
+    assert join([pieces[token] for token in byte_level.encode(TEXT + "ö")]) == TEXT + "ö"
     assert any(isinstance(piece, list) for piece in pieces)
 
 
-def test_a_blank_before_a_word_is_kept(marked_blanks: Any):
-    assert token_pieces(marked_blanks) == [" a", " hill", "s", [0xE4]]
+def test_a_space_before_a_word_is_kept(llama_style: Any):
+    assert token_pieces(llama_style) == [" a", " hill", "s", [0xE4]]
 
 
 def test_the_vocabulary_is_written_once(tmp_path: Path):

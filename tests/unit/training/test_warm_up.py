@@ -1,4 +1,4 @@
-"""The KL penalty in rewards and the critic's warm-up, on a trainer whose neighbours only keep what they are told."""
+"""The KL penalty in rewards and the critic's warm-up, on trainers without verl."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,21 +21,21 @@ SCORES = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.0, 0.0]])
 
 
 def after_kl(kind: str, *, target: float = 0.1, step: int = 1, warmup: int = 0) -> tuple[torch.Tensor, float]:
-    """Rewards after a penalty with coefficient 0.1, and the coefficient that comes of it.
+    """Return the rewards after a penalty with coefficient 0.1, and the coefficient after the step.
 
     `warmup`: the first step in which the policy learns, as verl names it.
     """
     controller = get_kl_controller(SimpleNamespace(type=kind, kl_coef=0.1, target_kl=target, horizon=100))
     config = SimpleNamespace(algorithm=SimpleNamespace(kl_penalty="kl"), trainer=SimpleNamespace(critic_warmup=warmup))
-    told = SimpleNamespace(kl_ctrl_in_reward=controller, config=config, global_steps=step)
+    stub = SimpleNamespace(kl_ctrl_in_reward=controller, config=config, global_steps=step)
     metrics: dict[str, Any] = {}
-    rewards = RunTrainer._after_kl(told, SCORES, OLD, REFERENCE, MASK, metrics)  # type: ignore[arg-type]
+    rewards = RunTrainer._after_kl(stub, SCORES, OLD, REFERENCE, MASK, metrics)  # type: ignore[arg-type]
     assert metrics["turnmill/kl_reference"] == pytest.approx((-0.5 / 3 + 1.0 / 2) / 2)
     return rewards, controller.value
 
 
 @pytest.mark.feature("Verlog", "KL in the reward")
-def test_drifting_costs_its_coefficient_token_by_token():
+def test_the_kl_penalty_is_subtracted_from_the_reward_of_each_token():
     rewards, coefficient = after_kl("fixed")
 
     assert torch.allclose(rewards, SCORES - 0.1 * (OLD - REFERENCE) * MASK)
@@ -44,10 +44,10 @@ def test_drifting_costs_its_coefficient_token_by_token():
 
 @pytest.mark.feature("Verlog", "an adaptive coefficient")
 @pytest.mark.parametrize(("target", "error"), [(0.001, 0.2), (100.0, -0.2), (1 / 6, 0.0)])
-def test_an_adaptive_coefficient_moves_by_a_fifth_at_most(target, error):
+def test_the_error_of_an_adaptive_coefficient_is_clipped_to_a_fifth(target, error):
     _, coefficient = after_kl("adaptive", target=target)
 
-    # Two rows were seen, of a horizon of 100.
+    # The batch has two rows, the horizon is 100.
     assert coefficient == pytest.approx(0.1 * (1 + error * 2 / 100), rel=1e-5)
 
 
@@ -55,7 +55,7 @@ def test_an_adaptive_coefficient_moves_by_a_fifth_at_most(target, error):
     ("step", "warmup", "held"),
     [(0, 0, True), (1, 0, False), (1, 4, True), (3, 4, True), (4, 4, False), (1, 1, False)],
 )
-def test_an_adaptive_coefficient_stays_while_the_critic_warms_up(step, warmup, held):
+def test_an_adaptive_coefficient_is_constant_during_critic_warm_up(step, warmup, held):
     rewards, coefficient = after_kl("adaptive", target=0.001, step=step, warmup=warmup)
 
     assert torch.allclose(rewards, SCORES - 0.1 * (OLD - REFERENCE) * MASK)
@@ -63,7 +63,7 @@ def test_an_adaptive_coefficient_stays_while_the_critic_warms_up(step, warmup, h
 
 
 class Learner(RunTrainer):
-    """Where verl's trainer stands; it keeps the batches that its critic is to learn from."""
+    """A trainer without verl that records the batches its critic learns from."""
 
     def __init__(self, spec: Any) -> None:
         self.job = SimpleNamespace(spec=spec)
@@ -79,7 +79,7 @@ class Learner(RunTrainer):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        raise AssertionError("the policy moves")
+        raise AssertionError("the policy is updated")
 
 
 class _Phase:
@@ -91,7 +91,7 @@ class _Phase:
 
 
 class WarmingUp(TurnTrainer, Learner):
-    """Gathers rows without a rollout, and estimates nothing."""
+    """A turn trainer that gathers rows without a rollout and estimates no advantages."""
 
     def __init__(self, spec: Any) -> None:
         Learner.__init__(self, spec)
@@ -111,7 +111,7 @@ class WarmingUp(TurnTrainer, Learner):
         return batch
 
 
-def warmed_up(monkeypatch: pytest.MonkeyPatch, **warmup: int) -> WarmingUp:
+def run_critic_warm_up(monkeypatch: pytest.MonkeyPatch, **warmup: int) -> WarmingUp:
     monkeypatch.setattr(trainer.tq, "kv_clear", lambda **_: None)
     settings = job(environment__count=4, training__turnsPerStep=32, algorithm__minibatchTurns=8)
     settings["spec"]["algorithm"]["criticWarmup"] = warmup
@@ -121,8 +121,8 @@ def warmed_up(monkeypatch: pytest.MonkeyPatch, **warmup: int) -> WarmingUp:
 
 
 @pytest.mark.feature("Verlog", "critic warm-up")
-def test_turns_are_gathered_once_and_the_critic_alone_learns_from_them(monkeypatch):
-    learner = warmed_up(monkeypatch, batches=3, steps=5)
+def test_critic_warm_up_gathers_turns_once_and_updates_only_the_critic(monkeypatch):
+    learner = run_critic_warm_up(monkeypatch, batches=3, steps=5)
 
     assert len(learner.gathered) == 3
     assert learner.estimated == learner.gathered * 5
@@ -131,8 +131,8 @@ def test_turns_are_gathered_once_and_the_critic_alone_learns_from_them(monkeypat
 
 
 @pytest.mark.feature("Verlog", "what the warm-up draws")
-def test_an_update_draws_some_of_the_turns_and_no_bootstrap_row(monkeypatch):
-    learner = warmed_up(monkeypatch, batches=3, steps=2, turnsPerStep=40)
+def test_a_warm_up_update_samples_turns_without_bootstrap_rows(monkeypatch):
+    learner = run_critic_warm_up(monkeypatch, batches=3, steps=2, turnsPerStep=40)
 
     for batch in learner.learned:
         assert len(set(batch.keys)) == len(batch.keys) == 40
@@ -144,7 +144,9 @@ def test_an_update_draws_some_of_the_turns_and_no_bootstrap_row(monkeypatch):
 @pytest.mark.parametrize(
     ("batches", "wanted", "drawn"), [(40, None, 128), (20, None, 64), (1, None, 8), (3, 96, 96), (1, 30, 24)]
 )
-def test_a_tenth_is_drawn_unless_the_job_says_otherwise_in_whole_mini_batches(monkeypatch, batches, wanted, drawn):
+def test_a_warm_up_update_takes_a_tenth_of_the_turns_by_default_in_whole_mini_batches(
+    monkeypatch, batches, wanted, drawn
+):
     warmup = {"batches": batches, "steps": 1, **({"turnsPerStep": wanted} if wanted else {})}
 
-    assert len(warmed_up(monkeypatch, **warmup).learned[0].keys) == drawn
+    assert len(run_critic_warm_up(monkeypatch, **warmup).learned[0].keys) == drawn

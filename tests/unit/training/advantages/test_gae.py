@@ -39,7 +39,7 @@ def reference(rewards, values, mask, dones, *, num_environments, token_gamma, to
 
 @pytest.mark.feature("Verlog", "GAE with two discounts")
 @pytest.mark.parametrize("name", sorted(VECTORS))
-def test_the_published_vectors_are_met(name):
+def test_advantages_equal_the_published_vectors(name):
     case, combination = name.split(" | ")
     dones, rewarded = CASES[case[0]]
     discounts = [float(x) for x in combination.split("=")[1].strip("()").split(",")]
@@ -87,7 +87,7 @@ def test_many_environments_match_the_definition(seed, holes):
 
 
 @pytest.mark.feature("Verlog", "the end of an episode")
-def test_nothing_leaks_across_the_end_of_an_episode():
+def test_advantages_do_not_leak_across_the_end_of_an_episode():
     values, mask = VALUES.clone(), MASK
     settings = {"num_environments": 1, "token_gamma": 1.0, "token_lambda": 1.0, "step_gamma": 0.9, "step_lambda": 0.9}
     rewards = torch.zeros_like(values)

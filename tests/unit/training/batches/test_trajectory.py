@@ -24,7 +24,7 @@ from turnmill.training.batches.trajectory_metrics import agent_metrics, trajecto
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
-    """A step as the TransferQueue hands it out; failed trajectories are keys with a cause."""
+    """Return a step's batch as the TransferQueue returns it; `failed` maps keys of failed trajectories to causes."""
     tags = [
         {"status": FAILED, FAILURE: encode(EpisodeFailure(key, failed[key], "broke", 1, {}))}
         if key in failed
@@ -41,7 +41,7 @@ def step(tasks: int, samples: int) -> list[str]:
 def advantages(
     keys: list[str], rewards: dict[str, float], algorithm: TrajectoryAlgorithmSettings | None = None
 ) -> dict[str, float]:
-    """Those of each row, from its reward at its last token and a penalty at every token."""
+    """Return each row's advantage, from a reward at its last token and a penalty at every token."""
     scores_RG = torch.zeros(len(keys), 3)
     scores_RG[:, -1] = torch.tensor([rewards[key] for key in keys])
     penalties_RG = torch.tensor([[0.001 * (len(key) + int(key[3])) * (g + 1) for g in range(3)] for key in keys])
@@ -57,32 +57,32 @@ def advantages(
 @pytest.mark.parametrize(
     "algorithm",
     [Grpo(), Grpo(baseline="step"), Grpo(normalise=False), Rloo(), ReinforcePlusPlusBaseline(), Dapo(), GigPo()],
-    ids=["grpo", "grpo over the step", "grpo in points", "rloo", "reinforce++ baseline", "dapo", "gigpo"],
+    ids=["grpo", "grpo over the step", "grpo without normalisation", "rloo", "reinforce++ baseline", "dapo", "gigpo"],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_failed_trajectories_change_no_advantage_of_the_others(algorithm, seed):
+def test_failed_trajectories_do_not_change_the_advantages_of_the_others(algorithm, seed):
     chance = random.Random(seed)
     keys = step(tasks=16, samples=8)
     failed = {key: "tool_connection" for key in keys if chance.random() < 0.15}
     rewards = {key: float(chance.random() < 0.4) for key in keys}
     assert 5 < len(failed) < 40
 
-    of_the_step = split(batch(keys, failed)).survivors.keys
-    with_failures = advantages(of_the_step, rewards, algorithm)
-    without_them = advantages([key for key in keys if key not in failed], rewards, algorithm)
+    surviving = split(batch(keys, failed)).survivors.keys
+    with_failures = advantages(surviving, rewards, algorithm)
+    without_failures = advantages([key for key in keys if key not in failed], rewards, algorithm)
 
-    assert with_failures.keys() == without_them.keys() == set(keys) - set(failed)
-    assert max(abs(with_failures[key] - without_them[key]) for key in with_failures) < 1e-6
+    assert with_failures.keys() == without_failures.keys() == set(keys) - set(failed)
+    assert max(abs(with_failures[key] - without_failures[key]) for key in with_failures) < 1e-6
 
 
-def test_an_advantage_is_what_grpo_says():
+def test_outcome_advantages_follow_the_grpo_formula():
     found = outcome_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 5.0]), ["a", "a", "b", "b", "c"], normalise=True)
 
     half = 0.5 / (0.5**0.5 + 1e-6)
     assert found.tolist() == pytest.approx([half, -half, -half, half, 0.0])
 
 
-def test_a_trajectory_left_alone_by_failures_teaches_nothing():
+def test_a_trajectory_whose_group_failed_has_zero_advantage():
     found = advantages(["uid0_3_0"], {"uid0_3_0": 1.0})
 
     assert found == {"uid0_3_0": 0.0}
@@ -99,7 +99,7 @@ def test_a_trajectory_of_several_rows_counts_once():
 
 
 @pytest.mark.feature("verl's multi-turn", "several outputs of a trajectory")
-def test_the_last_row_stands_for_its_trajectory():
+def test_the_last_row_represents_its_trajectory():
     assert last_rows(["a_0_1", "b_0_0", "a_0_0", "a_0_2"]) == [3, 1]
 
 
@@ -121,7 +121,7 @@ def test_a_step_with_too_many_failures_ends_the_run_with_the_reason():
     assert caught.value.cause == "failed_ratio"
 
 
-def test_a_step_of_nothing_but_failures_ends_the_run_whatever_the_limit():
+def test_a_step_with_only_failures_ends_the_run_at_any_limit():
     keys = step(tasks=1, samples=2)
 
     with pytest.raises(RunFailedError, match="2 of 2"):
@@ -144,14 +144,14 @@ def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
     }
 
 
-def test_values_of_rows_are_returned_by_the_ids_of_their_episodes():
+def test_row_values_are_returned_by_episode_id():
     keys = ["uid0_0_0", "uid0_1_0", "uid0_0_1"]
     rows = rows_of(keys, [summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1")])
 
     assert rows.by_trajectory(torch.tensor([1.0, -1.0, 1.0])) == {"t1-0-0": 1.0, "t1-0-1": -1.0}
 
 
-def test_rows_that_are_turns_have_the_states_and_the_numbers_of_their_turns():
+def test_turn_rows_have_the_states_and_numbers_of_their_turns():
     keys = ["uid0_0_1", "uid0_1_0", "uid0_0_0"]
     turns = summary(episode_id="t1-0-0", row_states=("first", "second"))
     rows = rows_of(keys, [turns, summary(episode_id="t1-0-1")])
@@ -216,11 +216,11 @@ def test_reward_quantiles_are_logged():
 
     metrics = metrics_of(keys, [summary(reward / 10) for reward in range(11)])
 
-    told_quantiles = [metrics[f"turnmill/reward_quantile/{q}"] for q in ("0.1", "0.5", "0.9")]
-    assert told_quantiles == pytest.approx([0.1, 0.5, 0.9])
+    quantiles = [metrics[f"turnmill/reward_quantile/{q}"] for q in ("0.1", "0.5", "0.9")]
+    assert quantiles == pytest.approx([0.1, 0.5, 0.9])
 
 
-def test_groups_of_one_reward_are_counted():
+def test_groups_with_uniform_rewards_are_counted():
     keys = step(tasks=3, samples=2)
     rewards = [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]
 
@@ -229,7 +229,7 @@ def test_groups_of_one_reward_are_counted():
     assert metrics["turnmill/uniform_groups_ratio"] == pytest.approx(2 / 3)
 
 
-def test_the_time_of_failed_trajectories_counts_with_that_of_the_others():
+def test_rollout_seconds_include_failed_trajectories():
     keys = step(tasks=1, samples=3)
     parts = split(batch(keys, {keys[2]: "tool_timeout"}))
     failure = EpisodeFailure("t", "tool_timeout", "broke", 1, {"generation": 1.0, "tools": 60.0, "loop": 0.0})
@@ -243,7 +243,7 @@ def test_the_time_of_failed_trajectories_counts_with_that_of_the_others():
     assert metrics["turnmill/rollout_slots"] == 2.0
 
 
-def test_dropped_trajectories_count_among_those_that_were_played():
+def test_rollout_metrics_include_dropped_trajectories():
     keys = step(tasks=1, samples=2)
     solved = summary(1.0, generation=3.0, num_turns=5)
     kept = batch(keys, {})
@@ -259,7 +259,7 @@ def test_dropped_trajectories_count_among_those_that_were_played():
     assert metrics["turnmill/tool/num_turns/max"] == 5
     assert metrics["turnmill/rollout_seconds/generation"] == 20
     assert metrics["turnmill/rollout_slots"] == 2
-    # What is learned from.
+    # Counted over the rows that are learned from.
     assert metrics["turnmill/turns"] == 2
     assert metrics["turnmill/response_tokens"] == 4
 

@@ -37,7 +37,7 @@ def batch(turns: list[TurnMetadata], segments: list[SegmentMetadata]) -> TurnBat
 
 
 @pytest.mark.feature("Verlog", "a row per turn, in the order of time")
-def test_rows_are_put_in_order_of_time_and_within_it_of_segments():
+def test_rows_are_ordered_by_time_and_then_by_segment():
     ordered, num_segments = in_order_of_time(meta("b_0_1", "a_0_10", "a_0_1", "b_0_10", "a_0_2", "b_0_2"))
 
     assert ordered.keys == ["a_0_1", "b_0_1", "a_0_2", "b_0_2", "a_0_10", "b_0_10"]
@@ -45,18 +45,18 @@ def test_rows_are_put_in_order_of_time_and_within_it_of_segments():
     assert num_segments == 2
 
 
-def test_names_of_segments_may_hold_underscores():
+def test_segment_names_may_contain_underscores():
     ordered, num_segments = in_order_of_time(meta("b_9_0_1", "b_9_0_0", "a_1_0_1", "a_1_0_0"))
 
     assert ordered.keys == ["a_1_0_0", "b_9_0_0", "a_1_0_1", "b_9_0_1"]
     assert num_segments == 2
 
 
-def test_success_and_length_are_those_of_the_episodes_that_ended():
+def test_success_and_length_cover_only_episodes_that_ended():
     solved = TurnMetadata(reward=1.0, done=True, episode_length=4, episode_reward=0.9)
-    lost = TurnMetadata(reward=-0.1, done=True, truncated=True, valid=False, episode_length=16, episode_reward=-0.3)
-    going_on = TurnMetadata(reward=-0.1, valid=False, episode_reward=-0.1)
-    turns = batch([solved, lost, going_on, replace(going_on, valid=True, reward=0)], [SegmentMetadata()] * 2)
+    unsolved = TurnMetadata(reward=-0.1, done=True, truncated=True, valid=False, episode_length=16, episode_reward=-0.3)
+    unfinished = TurnMetadata(reward=-0.1, valid=False, episode_reward=-0.1)
+    turns = batch([solved, unsolved, unfinished, replace(unfinished, valid=True, reward=0)], [SegmentMetadata()] * 2)
 
     metrics = turn_metrics(turns, turns.scores_RG)
 
@@ -69,7 +69,7 @@ def test_success_and_length_are_those_of_the_episodes_that_ended():
 
 
 @pytest.mark.feature("Verlog", "metrics of behaviour")
-def test_plans_and_second_thoughts_are_averaged_over_turns_and_no_bootstrap_row():
+def test_plan_and_backtrack_lengths_are_averaged_over_turns_without_bootstrap_rows():
     thoughtful = TurnMetadata(plan_length=30, backtrack_length=5)
     brief = TurnMetadata(plan_length=12)
     turns = batch([thoughtful, brief, brief, brief], [SegmentMetadata()] * 2)
@@ -80,7 +80,7 @@ def test_plans_and_second_thoughts_are_averaged_over_turns_and_no_bootstrap_row(
     assert metrics["turnmill/backtrack_length"] == 1.25
 
 
-def test_failures_stand_in_the_bootstrap_rows_and_are_told_by_cause():
+def test_failures_are_read_from_bootstrap_rows_and_counted_by_cause():
     turns = batch(
         [TurnMetadata()] * 2,
         [SegmentMetadata(failure_causes=("environment", "inference", "environment")), SegmentMetadata()],
@@ -93,7 +93,7 @@ def test_failures_stand_in_the_bootstrap_rows_and_are_told_by_cause():
     assert metrics["turnmill/failures/environment"] == 2
 
 
-def test_bootstrap_rows_count_for_no_turn_and_no_token():
+def test_bootstrap_rows_are_not_counted_as_turns_or_tokens():
     turns = batch([TurnMetadata()] * 4, [SegmentMetadata()] * 2)
 
     metrics = turn_metrics(turns, turns.scores_RG)
@@ -103,13 +103,13 @@ def test_bootstrap_rows_count_for_no_turn_and_no_token():
     assert metrics["turnmill/valid_action_ratio"] == 1
 
 
-def test_a_step_in_which_no_episode_ended_tells_no_success():
+def test_a_step_in_which_no_episode_ended_has_no_success_metric():
     turns = batch([TurnMetadata()] * 2, [SegmentMetadata()])
 
     assert "turnmill/success" not in turn_metrics(turns, turns.scores_RG)
 
 
-def test_rewards_are_followed_by_a_zero_row_for_each_bootstrap_row():
+def test_rewards_get_a_zero_row_for_each_bootstrap_row():
     turns = batch([TurnMetadata()] * 2, [SegmentMetadata()] * 2)
 
     rewards_RG = turns.with_bootstrap_rows(torch.ones(2, 3))
@@ -123,12 +123,12 @@ def test_a_validation_averages_over_whole_episodes():
         episode_id="v0-0", reward=0.9, stop_reason="completed", success=True, num_turns=4,
         metrics={"valid_action": 0.5, "failures": 1.0},
     )  # fmt: skip
-    lost = EpisodeSummary(
+    unsolved = EpisodeSummary(
         episode_id="v1-0", reward=-0.3, stop_reason="max_turns", success=False, num_turns=16,
         metrics={"valid_action": 1.0, "failures": 0.0},
     )  # fmt: skip
 
-    assert validation_metrics([solved, lost]) == pytest.approx(
+    assert validation_metrics([solved, unsolved]) == pytest.approx(
         {
             "validation/episodes": 2,
             "validation/success": 0.5,
@@ -140,9 +140,9 @@ def test_a_validation_averages_over_whole_episodes():
     )
 
 
-def test_the_time_of_segments_adds_up_over_them():
-    of_segment = SegmentMetadata(seconds={"generation": 3.0, "tools": 2.0, "loop": 0.5})
-    turns = batch([TurnMetadata(), TurnMetadata()], [of_segment, of_segment])
+def test_rollout_seconds_are_summed_over_segments():
+    segment = SegmentMetadata(seconds={"generation": 3.0, "tools": 2.0, "loop": 0.5})
+    turns = batch([TurnMetadata(), TurnMetadata()], [segment, segment])
 
     metrics = turn_metrics(turns, torch.zeros(2, 3))
 
@@ -152,7 +152,7 @@ def test_the_time_of_segments_adds_up_over_them():
     assert metrics["turnmill/rollout_slots"] == 2
 
 
-def test_turns_of_other_tokens_than_were_sampled_are_counted_in_tokens():
+def test_tokens_of_turns_with_a_wrong_checksum_are_counted_as_unsampled():
     turns = [
         TurnMetadata(sampled_checksum=token_checksum([5, 6])),
         TurnMetadata(sampled_checksum=token_checksum([5, 7])),
@@ -163,7 +163,7 @@ def test_turns_of_other_tokens_than_were_sampled_are_counted_in_tokens():
     assert count_unsampled_tokens(responses, masks, turns) == 2
 
 
-def test_token_advantages_have_the_ids_of_their_episodes():
+def test_token_advantages_have_episode_id_and_turn():
     turns = batch([TurnMetadata(episode_id="t3-1", turn=4), TurnMetadata(episode_id="t5-0")], [SegmentMetadata()])
 
     advantages = list(turns.token_advantages(torch.tensor([[0.5, -0.5, 9.0], [1.0, 2.0, 9.0]])))
@@ -171,7 +171,7 @@ def test_token_advantages_have_the_ids_of_their_episodes():
     assert advantages == [("t3-1", 4, [0.5, -0.5]), ("t5-0", 0, [1.0, 2.0])]
 
 
-def test_an_episode_goes_on_in_the_row_of_a_turn_that_is_not_its_last():
+def test_only_the_row_of_the_last_turn_is_done():
     turns = batch([TurnMetadata(done=True), TurnMetadata()], [SegmentMetadata()])
 
     assert turns.dones_R.tolist() == [1, 0, 0]

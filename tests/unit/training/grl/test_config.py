@@ -1,4 +1,4 @@
-"""GRL's configuration as a job, by the documented keys and those that its code reads."""
+"""Conversion of GRL's configuration to a job: the documented keys and those that its code reads."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from turnmill.jobs import JobError, parse_job
 from turnmill.training.grl.config import job_data
 
 # As in the documentation of AgentTrainer, with a model and a number of steps.
-DOCUMENTED = """
+DOCUMENTED_CONFIG = """
 actor_rollout_ref: {model: {path: /models/small}}
 trainer:
   total_epochs: 10
@@ -45,7 +45,7 @@ sokobanAgent:
 """
 
 # As GRL's own files have it: lists, one entry per agent, and verl's settings beside them.
-OWN = {
+GRL_CONFIG = {
     "actor_rollout_ref": {
         "model": {"path": "/models/small"},
         "actor": {"optim": {"lr": 1e-6}, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batch_size": 32,
@@ -67,9 +67,9 @@ OWN = {
 }  # fmt: skip
 
 
-def test_the_documented_configuration_is_a_job(tmp_path: Path):
+def test_the_documented_configuration_becomes_a_job(tmp_path: Path):
     file = tmp_path / "documented.yaml"
-    file.write_text(DOCUMENTED)
+    file.write_text(DOCUMENTED_CONFIG)
 
     spec = AgentTrainer(config=file, reward_fn=None, train_dataset=None).job.spec
 
@@ -81,8 +81,8 @@ def test_the_documented_configuration_is_a_job(tmp_path: Path):
     assert sokoban.env_config["action_lookup"]["3"] == "right"
 
 
-def test_grl_s_own_configuration_is_a_job():
-    spec = AgentTrainer(config=OmegaConf.create(OWN)).job.spec
+def test_a_configuration_in_grls_own_format_becomes_a_job():
+    spec = AgentTrainer(config=OmegaConf.create(GRL_CONFIG)).job.spec
 
     agent, algorithm = spec.grl_agent, spec.algorithm
     assert sum(group.size for group in agent.training_groups) == 128
@@ -99,47 +99,47 @@ def test_grl_s_own_configuration_is_a_job():
     }
 
 
-def test_one_mini_batch_takes_what_the_filter_leaves():
-    config = OWN | {"rollout": OWN["rollout"] | {"rollout_filter_ratio": 0.25}}
+def test_a_filtered_step_is_one_mini_batch():
+    config = GRL_CONFIG | {"rollout": GRL_CONFIG["rollout"] | {"rollout_filter_ratio": 0.25}}
 
     assert AgentTrainer(config=config).job.spec.algorithm.minibatch_tasks is None
 
 
 def changed(**parts: Any) -> dict[str, Any]:
-    return {**OWN, **parts}
+    return {**GRL_CONFIG, **parts}
 
 
-def test_an_estimator_without_a_critic_leaves_its_settings_out():
+def test_settings_of_gae_are_ignored_for_an_estimator_without_a_critic():
     spec = AgentTrainer(config=changed(algorithm={"adv_estimator": "grpo", "lam": 1.0})).job.spec
 
     assert spec.algorithm.type == "grpo"
 
 
-def test_what_verl_counts_otherwise_is_counted_as_here():
+def test_verl_settings_with_other_conventions_are_converted():
     config = changed(algorithm={"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False})
     assert AgentTrainer(config=config).job.spec.algorithm.normalise is False
 
-    # verl: the first step in which the policy learns.
+    # verl's value is the first step in which the policy learns.
     for given, steps in ((0, 0), (1, 0), (5, 4)):
-        config = changed(trainer={**OWN["trainer"], "critic_warmup": given})
+        config = changed(trainer={**GRL_CONFIG["trainer"], "critic_warmup": given})
         assert AgentTrainer(config=config).job.spec.algorithm.critic_warmup_steps == steps
 
 
-def test_overrides_go_last():
-    spec = AgentTrainer(config=OWN, overrides=["training.steps=3", "resources.device=cpu"]).job.spec
+def test_overrides_are_applied_last():
+    spec = AgentTrainer(config=GRL_CONFIG, overrides=["training.steps=3", "resources.device=cpu"]).job.spec
 
     assert (spec.training.steps, spec.resources.device) == (3, "cpu")
 
 
-def test_settings_of_an_agent_s_own_stay_with_it():
-    simple = {**OWN["simple"], "agent_config": {"max_turns": 2, "use_custom_prompt": True}}
+def test_other_settings_of_an_agent_become_its_options():
+    simple = {**GRL_CONFIG["simple"], "agent_config": {"max_turns": 2, "use_custom_prompt": True}}
 
     agent = AgentTrainer(config=changed(simple=simple)).job.spec.grl_agent
 
     assert agent.agents[0].agent_config.options == {"use_custom_prompt": True}
 
 
-def test_an_agent_of_the_user_s_is_found_by_others_by_its_path():
+def test_a_registered_agent_is_written_into_the_job_by_its_import_path():
     register_agent("theirCounter")(Counter)
 
     agent = job_data(changed(simple={"agent_type": "theirCounter", "agent_config": {}}))["spec"]["agent"]
@@ -173,11 +173,11 @@ def test_an_agent_that_cannot_work_is_reported_when_the_job_is_parsed():
 
 def test_a_data_set_is_refused():
     with pytest.raises(SettingsError, match="agents bring their own tasks"):
-        AgentTrainer(config=OWN, train_dataset=[1])
+        AgentTrainer(config=GRL_CONFIG, train_dataset=[1])
 
 
-def test_what_cannot_run_is_told_before_anything_starts(tmp_path: Path):
-    (tmp_path / "documented.yaml").write_text(DOCUMENTED)
+def test_a_job_that_cannot_run_is_refused_before_anything_starts(tmp_path: Path):
+    (tmp_path / "documented.yaml").write_text(DOCUMENTED_CONFIG)
     trainer = AgentTrainer(config=tmp_path / "documented.yaml", output=tmp_path / "run")
 
     with pytest.raises(JobError, match=r"spec\.model\.path: '/models/small' is no folder"):

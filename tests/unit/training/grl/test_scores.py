@@ -10,7 +10,7 @@ from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import decode, encode
 from turnmill.training.grl.scores import Choice, Scores, normalise, place
 
-FOUR = [10.9, -1.0, -0.5, 9.9]
+REWARDS = [10.9, -1.0, -0.5, 9.9]
 
 
 def rewards(*values: float) -> torch.Tensor:
@@ -30,10 +30,10 @@ def episode(*turns: float, group: int = 0, tag: str = "a", penalties: tuple[floa
 @pytest.mark.parametrize(
     ("method", "values", "expected"),
     [
-        ("identity", FOUR, FOUR),
-        ("mean", FOUR, [6.075, -5.825, -5.325, 5.075]),
-        ("mean_std", FOUR, [0.941333, -0.902595, -0.825119, 0.786381]),
-        ("asym_clip", FOUR, [0.941333, -0.902595, -0.825119, 0.786381]),
+        ("identity", REWARDS, REWARDS),
+        ("mean", REWARDS, [6.075, -5.825, -5.325, 5.075]),
+        ("mean_std", REWARDS, [0.941333, -0.902595, -0.825119, 0.786381]),
+        ("asym_clip", REWARDS, [0.941333, -0.902595, -0.825119, 0.786381]),
         ("mean_std", [0.0] * 7 + [10.0], [-0.353553] * 7 + [2.474873]),
         ("asym_clip", [0.0] * 7 + [10.0], [-0.353553] * 7 + [2.474873]),
         ("asym_clip", [0.0] * 11 + [10.0], [-0.288675] * 11 + [3.0]),
@@ -58,7 +58,7 @@ def test_rewards_are_normalised_as_grl_does(method: str, values: list[float], ex
         ("batch", [-4.0, -2.0, 1.0, 5.0]),
     ],
 )
-def test_rewards_are_compared_with_those_of_group_kind_or_batch(grouping: str, expected: list[float]):
+def test_rewards_are_normalised_by_group_kind_or_batch(grouping: str, expected: list[float]):
     episodes = [episode(0, group=0), episode(2, group=0), episode(5, group=1), episode(9, group=1)]
 
     scores = Scores.of(episodes, RewardNormalization(grouping=grouping, method="mean"))
@@ -67,7 +67,7 @@ def test_rewards_are_compared_with_those_of_group_kind_or_batch(grouping: str, e
 
 
 @pytest.mark.feature("GRL", "several kinds of agents")
-def test_kinds_of_agents_are_compared_with_their_like():
+def test_inductive_grouping_normalises_each_kind_of_agent_separately():
     episodes = [episode(0, tag="a"), episode(2, tag="a"), episode(5, tag="b"), episode(9, tag="b")]
 
     scores = Scores.of(episodes, RewardNormalization(grouping="inductive", method="mean"))
@@ -86,20 +86,20 @@ def test_penalties_are_added_after_normalisation():
 
 
 @pytest.mark.parametrize("method", ["identity", "mean", "mean_std", "asym_clip"])
-def test_the_scores_of_turns_add_up_to_that_of_the_trajectory(method: str):
+def test_turn_scores_sum_to_the_score_of_the_trajectory(method: str):
     episodes = [episode(*turns) for turns in [(1.0, 9.9), (-1.0,), (0.0, 0.0, -0.5), (9.9, 0.0)]]
 
     scores = Scores.of(episodes, RewardNormalization(method=method))
 
-    assert scores.sums_K.tolist() == pytest.approx(normalise(rewards(*FOUR), [0] * 4, method).tolist())
-    # What a turn brought above the one before stays, in the measure of all.
+    assert scores.sums_K.tolist() == pytest.approx(normalise(rewards(*REWARDS), [0] * 4, method).tolist())
+    # Differences between turns are scaled like the scores of trajectories.
     first, second = scores.turns_K[0].tolist()
-    scale = 1.0 if method in ("identity", "mean") else 1 / (float(rewards(*FOUR).std()) + 1e-6)
+    scale = 1.0 if method in ("identity", "mean") else 1 / (float(rewards(*REWARDS).std()) + 1e-6)
     assert second - first == pytest.approx(8.9 * scale)
 
 
 @pytest.mark.feature("GRL", "where scores stand")
-def test_a_sum_is_placed_at_the_end_and_turn_scores_where_turns_end():
+def test_trajectory_scores_are_placed_at_the_end_and_turn_scores_at_the_ends_of_turns():
     episodes = [episode(1.0, 2.0), episode(4.0)]
     scores = Scores.of(episodes, RewardNormalization())
     rows_K = [(1,), (0,)]
@@ -111,16 +111,16 @@ def test_a_sum_is_placed_at_the_end_and_turn_scores_where_turns_end():
     assert by_turn.tolist() == [[0, 0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 0, 2, 0]]
 
 
-def test_turns_of_several_rows_find_their_own():
-    told = replace(episode(1.0, 2.0), response_ends=((0, 1), (1, 0)))
+def test_turn_scores_are_placed_in_the_row_of_their_turn():
+    summary = replace(episode(1.0, 2.0), response_ends=((0, 1), (1, 0)))
 
-    placed = place([rewards(1.0, 2.0)], [told], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
+    placed = place([rewards(1.0, 2.0)], [summary], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
 
     assert placed.tolist() == [[2, 0], [0, 1]]
 
 
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
-WORTH = rewards(0, 1, 5, 5, 0, 9, 2, 4)
+GROUP_REWARDS = rewards(0, 1, 5, 5, 0, 9, 2, 4)
 
 
 @pytest.mark.feature("GRL", "filter of groups")
@@ -136,13 +136,13 @@ WORTH = rewards(0, 1, 5, 5, 0, 9, 2, 4)
         (1.0, "std_rev", {0, 1, 2, 3}),
     ],
 )
-def test_the_filter_keeps_the_groups_that_differ_most_or_least(ratio: float, kind: str, kept: set[int]):
-    assert Choice.of(WORTH, GROUPS, ratio=ratio, kind=kind).kept == kept
+def test_the_filter_keeps_the_groups_with_the_largest_or_smallest_deviation(ratio: float, kind: str, kept: set[int]):
+    assert Choice.of(GROUP_REWARDS, GROUPS, ratio=ratio, kind=kind).kept == kept
 
 
 @pytest.mark.feature("GRL", "metrics of a rollout")
-def test_the_filter_tells_of_all_groups_and_of_those_it_keeps():
-    metrics = Choice.of(WORTH, GROUPS, ratio=0.25, kind="std").metrics
+def test_filter_metrics_cover_all_groups_and_the_kept_groups():
+    metrics = Choice.of(GROUP_REWARDS, GROUPS, ratio=0.25, kind="std").metrics
 
     root = 2**0.5
     assert metrics == pytest.approx(
@@ -157,7 +157,7 @@ def test_the_filter_tells_of_all_groups_and_of_those_it_keeps():
     )
 
 
-def test_a_summary_comes_out_of_the_queue_as_it_went_in():
+def test_a_summary_is_unchanged_by_encoding_and_decoding():
     summary = replace(episode(1.0, group=3, penalties=(-0.1,)), agent_metrics={"a/success": 1.0})
 
     assert decode(encode(summary), GrlEpisodeSummary) == summary

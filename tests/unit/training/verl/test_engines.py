@@ -1,4 +1,4 @@
-"""Engines that come and go, without Ray: which of them get weights, and which are started anew."""
+"""Replacement of dead engines, without Ray: which engines receive weights and which are started."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ DEMAND: Any = None
 
 
 class Replica:
-    """An engine of verl's, by what is asked of it here."""
+    """The attributes of verl's rollout replica that are used here."""
 
     resource_pool = None
 
@@ -23,7 +23,7 @@ class Replica:
 
 
 class TrainingWorkers:
-    """verl's group of training processes: how often each says that the last transfer is not over."""
+    """verl's training processes; the second is busy with the last weight sync for so many checks."""
 
     world_size = 2
 
@@ -31,14 +31,14 @@ class TrainingWorkers:
         self.busy = 0
 
     def execute_checkpoint_engine(self, methods: list[str]) -> list[bool]:
-        """Answer for each process."""
+        """Return for each process whether it is idle."""
         assert methods == ["is_idle"] * self.world_size
         self.busy -= 1
         return [True, self.busy < 0]
 
 
-class Weights:
-    """verl's manager of weights: the replicas that take part in a transfer."""
+class CheckpointManager:
+    """verl's checkpoint manager, reduced to the replicas that receive weights."""
 
     def __init__(self) -> None:
         self.backend = "gloo"
@@ -46,37 +46,37 @@ class Weights:
         self.replicas = [Replica(0), Replica(1)]
 
     def add_replicas(self, replicas: list[Replica]) -> None:
-        """As verl's."""
+        """Send weights to these replicas as well."""
         self.replicas += replicas
 
     def remove_replicas(self, replicas: list[Replica]) -> None:
-        """As verl's."""
+        """Stop sending weights to these replicas."""
         self.replicas = [replica for replica in self.replicas if replica not in replicas]
 
 
-class Start:
-    """A start that is ready when the test says so."""
+class EngineStart:
+    """The start of an engine that becomes ready when the test says so."""
 
-    made: list["Start"]
+    started: list["EngineStart"]
 
     def __init__(self, replica: Replica, demand: Any) -> None:
         self.replica, self.error, self.answers = replica, None, [False]
-        Start.made.append(self)
+        EngineStart.started.append(self)
 
     @property
     def is_ready(self) -> bool:
-        """The answers one after the other, the last one again and again."""
+        """The next answer; the last one is repeated."""
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-class World:
-    """The engines of a run, and those that have died."""
+class EnginesHarness:
+    """The engines of a run on test doubles, and the addresses of dead ones."""
 
     def __init__(self) -> None:
         self.dead: set[str] = set()
         self.killed: list[str] = []
-        self.weights = Weights()
-        self.transfers: list[list[int]] = []
+        self.weights = CheckpointManager()
+        self.synced_ranks: list[list[int]] = []
         self.served: list[str] = []
         balancer = SimpleNamespace(remove_servers=_Remote([]), add_servers=_Remote(self.served))
         self.engines = Engines(
@@ -91,16 +91,16 @@ class World:
             wait_seconds=60,
         )
 
-    def transfer(self, *dying: str) -> None:
-        """A transfer of weights, which a dead engine breaks; those `dying` die in its middle."""
+    def sync_weights(self, *dying: str) -> None:
+        """Hand new weights to the engines; the actors named in `dying` die during the first try."""
 
         def update() -> None:
             if dying and not self.dead.issuperset(dying):
                 self.dead.update(dying)
                 raise RuntimeError("Connection closed by peer")
             ranks = [replica.replica_rank for replica in self.weights.replicas]
-            assert not self.dead.intersection(f"server-{rank}" for rank in ranks), "a dead engine took part"
-            self.transfers.append(ranks)
+            assert not self.dead.intersection(f"server-{rank}" for rank in ranks), "a dead engine was sent weights"
+            self.synced_ranks.append(ranks)
 
         self.engines.update_weights(update)
 
@@ -110,117 +110,117 @@ class _Remote:
         self._calls = calls
 
     def remote(self, servers: Any) -> None:
-        """Keep the addresses."""
+        """Record the addresses."""
         self._calls += servers
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def harness(monkeypatch: pytest.MonkeyPatch) -> EnginesHarness:
     monkeypatch.setattr(Engines, "_move_load_balancer_to_this_node", lambda self: None)
-    monkeypatch.setattr(module, "_EngineStart", Start)
+    monkeypatch.setattr(module, "_EngineStart", EngineStart)
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(Start, "made", [], raising=False)
-    made = World()
-    monkeypatch.setattr(module, "_has_died", lambda actors: bool(made.dead.intersection(actors)))
+    monkeypatch.setattr(EngineStart, "started", [], raising=False)
+    harness = EnginesHarness()
+    monkeypatch.setattr(module, "_has_died", lambda actors: bool(harness.dead.intersection(actors)))
     monkeypatch.setattr(module.ray, "get", lambda answer: answer)
-    monkeypatch.setattr(module.ray, "kill", made.killed.append)
-    return made
+    monkeypatch.setattr(module.ray, "kill", harness.killed.append)
+    return harness
 
 
-def test_an_engine_in_place_of_a_dead_one_serves_from_the_next_transfer_on(world):
-    world.dead.add("server-1")
-    world.transfer()
-    (start,) = Start.made
+def test_a_replacement_engine_serves_from_the_next_weight_sync_on(harness):
+    harness.dead.add("server-1")
+    harness.sync_weights()
+    (start,) = EngineStart.started
     start.answers = [True]
 
-    world.transfer()
+    harness.sync_weights()
 
-    assert world.transfers == [[0], [0, 2]]
+    assert harness.synced_ranks == [[0], [0, 2]]
 
 
-def test_one_that_died_again_before_it_served_is_left_out_and_another_is_started(world):
-    world.dead.add("server-1")
-    world.transfer()
-    (start,) = Start.made
+def test_a_replacement_engine_that_dies_before_serving_is_replaced_again(harness):
+    harness.dead.add("server-1")
+    harness.sync_weights()
+    (start,) = EngineStart.started
     start.answers = [True]
-    world.dead.add("worker-2")
+    harness.dead.add("worker-2")
 
-    world.transfer()
-    Start.made[-1].answers = [True]
-    world.transfer()
+    harness.sync_weights()
+    EngineStart.started[-1].answers = [True]
+    harness.sync_weights()
 
-    assert world.transfers == [[0], [0], [0, 3]]
-    assert {"server-2", "worker-2"} <= set(world.killed)
+    assert harness.synced_ranks == [[0], [0], [0, 3]]
+    assert {"server-2", "worker-2"} <= set(harness.killed)
 
 
-def test_one_that_turns_ready_while_it_is_looked_at_is_not_lost(world):
-    world.dead.add("server-1")
-    world.transfer()
-    (start,) = Start.made
+def test_an_engine_that_becomes_ready_during_the_check_is_kept(harness):
+    harness.dead.add("server-1")
+    harness.sync_weights()
+    (start,) = EngineStart.started
     start.answers = [False, True]
 
-    world.transfer()
-    world.transfer()
+    harness.sync_weights()
+    harness.sync_weights()
 
-    assert world.transfers[-1] == [0, 2]
-
-
-def test_engines_that_are_left_get_the_weights_again_if_one_dies_during_a_transfer(world):
-    world.weights.actor_wg.busy = 3
-
-    world.transfer("worker-1")
-
-    assert world.transfers == [[0]]
-    assert world.weights.actor_wg.busy < 0
-    assert {"server-1", "worker-1"} == set(world.killed)
+    assert harness.synced_ranks[-1] == [0, 2]
 
 
-def test_a_new_engine_serves_after_the_repeated_transfer_if_another_dies_during_its_first(world):
-    world.dead.add("server-1")
-    world.transfer()
-    Start.made[0].answers = [True]
+def test_a_weight_sync_is_repeated_with_the_remaining_engines_if_one_dies_during_it(harness):
+    harness.weights.actor_wg.busy = 3
 
-    world.transfer("worker-0")
+    harness.sync_weights("worker-1")
 
-    assert world.transfers == [[0], [2]]
-    assert world.served == ["10.0.0.2"]
-
-
-def test_a_new_engine_that_dies_during_its_first_transfer_never_serves(world):
-    world.dead.add("server-1")
-    world.transfer()
-    Start.made[0].answers = [True]
-
-    world.transfer("server-2")
-
-    assert world.transfers == [[0], [0]]
-    assert world.served == []
+    assert harness.synced_ranks == [[0]]
+    assert harness.weights.actor_wg.busy < 0
+    assert {"server-1", "worker-1"} == set(harness.killed)
 
 
-def test_a_transfer_waits_for_another_engine_if_the_last_one_dies_during_it(world, monkeypatch):
-    class ReadyStart(Start):
-        """Ready at once."""
+def test_a_new_engine_serves_after_the_repeated_weight_sync_if_another_dies_during_its_first(harness):
+    harness.dead.add("server-1")
+    harness.sync_weights()
+    EngineStart.started[0].answers = [True]
+
+    harness.sync_weights("worker-0")
+
+    assert harness.synced_ranks == [[0], [2]]
+    assert harness.served == ["10.0.0.2"]
+
+
+def test_a_new_engine_that_dies_during_its_first_weight_sync_never_serves(harness):
+    harness.dead.add("server-1")
+    harness.sync_weights()
+    EngineStart.started[0].answers = [True]
+
+    harness.sync_weights("server-2")
+
+    assert harness.synced_ranks == [[0], [0]]
+    assert harness.served == []
+
+
+def test_a_weight_sync_waits_for_another_engine_if_the_last_one_dies_during_it(harness, monkeypatch):
+    class ReadyStart(EngineStart):
+        """The start of an engine that is ready at once."""
 
         is_ready = True
 
-    world.dead.add("server-1")
+    harness.dead.add("server-1")
     monkeypatch.setattr(module, "_EngineStart", ReadyStart)
 
-    world.transfer("server-0", "server-2")
+    harness.sync_weights("server-0", "server-2")
 
-    assert world.transfers == [[3, 4]]
-    assert sorted(world.served) == ["10.0.0.3", "10.0.0.4"]
+    assert harness.synced_ranks == [[3, 4]]
+    assert sorted(harness.served) == ["10.0.0.3", "10.0.0.4"]
 
 
-def test_a_transfer_that_fails_while_every_engine_lives_ends_the_run(world):
+def test_a_weight_sync_that_fails_while_every_engine_lives_ends_the_run(harness):
     with pytest.raises(RuntimeError, match="Connection closed"):
-        world.transfer("nobody")
+        harness.sync_weights("nobody")
 
 
-def test_a_transfer_over_nccl_is_not_repeated(world):
-    world.weights.backend = "nccl"
+def test_a_weight_sync_over_nccl_is_not_repeated(harness):
+    harness.weights.backend = "nccl"
 
     with pytest.raises(RuntimeError, match="Connection closed"):
-        world.transfer("worker-1")
+        harness.sync_weights("worker-1")

@@ -17,22 +17,22 @@ def sokoban(**config: object) -> NamedAgent:
     )
 
 
-def test_demonstrations_are_conversations_as_the_agent_loop_has_them():
+def test_demonstrations_have_the_conversation_format_of_the_agent_loop():
     tokenizer, rows = build_agent_rows([sokoban()], SETTINGS)
 
     assert len(rows) >= SETTINGS.turns
     first, second = rows[:2]
-    read, said = tokenizer.decode(first.prompt_ids), tokenizer.decode(first.answer_ids)
-    assert read.startswith("<sys>s<|im_end|>")
-    assert read.endswith("<ast><think>")
-    assert "</think> <answer>" in said
-    assert said.endswith("</answer><|im_end|>")
-    # The second turn goes on from what was read and said in the first.
+    prompt, response = tokenizer.decode(first.prompt_ids), tokenizer.decode(first.answer_ids)
+    assert prompt.startswith("<sys>s<|im_end|>")
+    assert prompt.endswith("<ast><think>")
+    assert "</think> <answer>" in response
+    assert response.endswith("</answer><|im_end|>")
+    # The second prompt continues the first prompt and its response.
     assert second.prompt_ids[: len(first.prompt_ids) + len(first.answer_ids)] == first.prompt_ids + first.answer_ids
     assert "Reward:" in tokenizer.decode(second.prompt_ids)
 
 
-def test_every_word_is_known_and_every_action_has_its_chance():
+def test_every_word_is_in_the_vocabulary_and_every_action_has_a_target_probability():
     tokenizer, rows = build_agent_rows([sokoban()], SETTINGS)
 
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN)
@@ -43,7 +43,7 @@ def test_every_word_is_known_and_every_action_has_its_chance():
     assert all(float(row.action_targets[0, up]) > 0 for row in rows)
 
 
-def test_actions_go_by_the_agent_s_own_words():
+def test_actions_use_the_action_lookup_of_the_agent():
     words = {0: "up", 1: "down", 2: "left", 3: "right"}
     tokenizer, rows = build_agent_rows([sokoban(action_lookup=words)], SETTINGS)
 
@@ -51,7 +51,7 @@ def test_actions_go_by_the_agent_s_own_words():
     assert all(float(row.action_targets[0, up]) > 0 for row in rows)
 
 
-def test_kinds_of_agents_take_turns():
+def test_demonstrations_cover_every_agent():
     tetris = NamedAgent(
         name="tetris", agent_type="tetrisAgent", agent_config=CONFIG, env_config={"view": "spaced", "dim_x": 3}
     )
@@ -70,6 +70,6 @@ def test_kinds_of_agents_take_turns():
         NamedAgent(name="a", agent_type="sokobanAgent", agent_config=AgentConfig(enable_think=False)),
     ],
 )
-def test_an_agent_that_nobody_can_imitate_is_refused(agent: NamedAgent):
+def test_an_agent_without_demonstrations_is_refused(agent: NamedAgent):
     with pytest.raises(SettingsError, match=r"model\.warmStart: "):
         build_agent_rows([agent], SETTINGS)

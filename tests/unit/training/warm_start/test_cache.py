@@ -46,27 +46,27 @@ def test_a_warm_start_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ensure(tmp_path) == folder
 
 
-def test_one_that_fails_leaves_nothing_behind(tmp_path: Path):
+def test_a_failed_warm_start_leaves_no_files(tmp_path: Path):
     with pytest.raises(RunFailedError, match="maxLoss"):
         ensure(tmp_path, QUICK.model_copy(update={"max_loss": 1e-6}))
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_two_at_once_the_first_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make_while_another_does(folder: Path, *_: Any, **__: Any) -> None:
+def test_of_two_concurrent_warm_starts_the_first_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def make_concurrently(folder: Path, *_: Any, **__: Any) -> None:
         monkeypatch.setattr(cache, "make_warm_start", make_stub)
         ensure(tmp_path)
         (folder / "late").touch()
 
-    monkeypatch.setattr(cache, "make_warm_start", make_while_another_does)
+    monkeypatch.setattr(cache, "make_warm_start", make_concurrently)
     folder = ensure(tmp_path)
 
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_folder_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_cannot_be_moved_into_the_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache, "make_warm_start", lambda folder, *_, **__: folder.rmdir())
 
     with pytest.raises(FileNotFoundError):
@@ -84,26 +84,26 @@ def test_a_folder_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: p
         (WarmStart(), GO_TO, ToolAgent()),
     ],
 )
-def test_the_key_changes_with_what_is_made(
+def test_the_cache_key_depends_on_settings_environment_and_agent(
     settings: WarmStart, environment: EnvironmentSettings, agent: VerlogAgent | ToolAgent
 ):
     assert cache.cache_key(settings, environment, agent) != cache.cache_key(WarmStart(), GO_TO, AGENT)
 
 
-def test_the_key_changes_with_the_recipe(monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_key_depends_on_the_recipe_version(monkeypatch: pytest.MonkeyPatch):
     before = cache.cache_key(QUICK, GO_TO, AGENT)
     monkeypatch.setattr(cache, "RECIPE_VERSION", cache.RECIPE_VERSION + 1)
 
     assert cache.cache_key(QUICK, GO_TO, AGENT) != before
 
 
-def test_the_key_ignores_what_does_not_change_the_model():
+def test_the_cache_key_ignores_settings_that_do_not_change_the_model():
     patient = GO_TO.model_copy(update={"count": 4, "step_timeout_seconds": 5.0})
 
     assert cache.cache_key(QUICK, patient, AGENT) == cache.cache_key(QUICK, GO_TO, AGENT)
 
 
-def test_the_cache_is_where_the_desktop_standard_has_it(monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_folder_follows_the_xdg_standard(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache.default_cache_dir() == Path("/somewhere/turnmill/warm-start")
 

@@ -21,7 +21,7 @@ def row(prompt_length: int, answer: tuple[int, ...]) -> Row:
 ROWS = [row(length, (6 + length % 6, 7)) for length in range(2, 9)]
 
 
-def cloned(settings: WarmStart):
+def clone_model(settings: WarmStart):
     model = build_model(VOCABULARY, settings)
     steps: list[tuple[int, int, float]] = []
     loss = clone(model, ROWS, settings, lambda *progress: steps.append(progress))
@@ -38,20 +38,20 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_answer_tokens():
 
 
 def test_equal_settings_give_equal_weights():
-    first, second = cloned(SETTINGS)[0].state_dict(), cloned(SETTINGS)[0].state_dict()
+    first, second = clone_model(SETTINGS)[0].state_dict(), clone_model(SETTINGS)[0].state_dict()
 
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_loss_falls_and_progress_tells_every_step():
-    _, loss, steps = cloned(SETTINGS.model_copy(update={"gradient_steps": 60}))
+def test_the_loss_falls_and_every_step_is_reported():
+    _, loss, steps = clone_model(SETTINGS.model_copy(update={"gradient_steps": 60}))
 
     assert loss == steps[-1][2] < steps[0][2]
     assert [done for done, _, _ in steps] == list(range(1, len(steps) + 1))
     assert steps[-1][0] == steps[-1][1]
 
 
-def test_a_loss_that_stays_high_is_refused_after_more_patience():
+def test_a_loss_that_stays_high_is_refused_after_additional_steps():
     steps: list[int] = []
     settings = SETTINGS.model_copy(update={"max_loss": 1e-6})
 
@@ -62,15 +62,15 @@ def test_a_loss_that_stays_high_is_refused_after_more_patience():
     assert steps[-1] == 12
 
 
-def test_the_number_of_threads_is_as_before():
+def test_cloning_restores_the_number_of_threads():
     threads = torch.get_num_threads()
 
-    cloned(SETTINGS)
+    clone_model(SETTINGS)
 
     assert torch.get_num_threads() == threads
 
 
-def test_making_a_model_leaves_the_random_numbers_of_others_alone():
+def test_building_a_model_does_not_change_the_global_random_state():
     torch.manual_seed(7)
     expected = torch.rand(1)
 

@@ -40,7 +40,7 @@ class Guide:
         yield from ("goal: walk", "a", "on", " left", " right")
 
 
-def test_rows_are_what_the_chat_template_yields():
+def test_rows_match_the_chat_template():
     environment = create("babyai", "GoToObj", 16)
     turns = demonstrate(environment, expert_of(environment), SETTINGS, MemorySettings())
 
@@ -53,7 +53,7 @@ def test_rows_are_what_the_chat_template_yields():
         assert tuple(tokenizer(turn.answer, add_special_tokens=False)["input_ids"]) == row.answer_ids[:-1]
 
 
-def test_the_targets_of_an_action_follow_what_was_said_before():
+def test_the_targets_of_an_action_are_conditional_on_its_preceding_tokens():
     turn_left, turn_right, drop = (1, 2, 0), (1, 3, 0), (4, 0)
 
     targets = next_token_distributions(turn_left, {turn_left: 0.2, turn_right: 0.6, drop: 0.2}, vocabulary=5)
@@ -62,7 +62,7 @@ def test_the_targets_of_an_action_follow_what_was_said_before():
     torch.testing.assert_close(targets, torch.tensor(expected))
 
 
-def test_a_word_that_the_expert_leaves_out_is_refused():
+def test_a_word_missing_from_the_phrases_of_the_expert_is_refused():
     with pytest.raises(SettingsError, match=r"corridor.*leaves words out of phrases.*' corridor'"):
         build_rows(Corridor(None, 4, None), Guide(), SETTINGS, MemorySettings())
 

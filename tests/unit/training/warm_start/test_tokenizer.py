@@ -24,13 +24,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(message["content"] for message in MESSAGES)
 
 
-def test_words_joined_give_the_text_back():
+def test_split_words_join_to_the_original_text():
     text = " a  red\n\nball \n "
 
     assert "".join(split_words(text)) == text
 
 
-def test_the_chat_template_spells_the_whole_conversation(tokenizer: PreTrainedTokenizerFast):
+def test_the_chat_template_renders_the_whole_conversation(tokenizer: PreTrainedTokenizerFast):
     assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False) == PROMPT
 
 
@@ -41,7 +41,7 @@ def test_every_word_is_one_token(tokenizer: PreTrainedTokenizerFast):
     assert tokenizer.convert_ids_to_tokens(ids) == expected
 
 
-def test_an_answer_survives_the_round_trip_exactly(tokenizer: PreTrainedTokenizerFast):
+def test_a_response_is_unchanged_by_encoding_and_decoding(tokenizer: PreTrainedTokenizerFast):
     ids = tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
     text = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
 
@@ -49,13 +49,13 @@ def test_an_answer_survives_the_round_trip_exactly(tokenizer: PreTrainedTokenize
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
 
 
-def test_the_environment_reads_the_action_in_a_decoded_answer(tokenizer: PreTrainedTokenizerFast):
+def test_the_environment_parses_the_action_of_a_decoded_response(tokenizer: PreTrainedTokenizerFast):
     ids = tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
 
     assert create("babyai", "GoToObj", 16).parse_action(tokenizer.decode(ids)) == "turn left"
 
 
-def test_a_qwen2_folder_gives_the_same_tokenizer_back(tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
+def test_a_tokenizer_saved_in_a_qwen2_folder_loads_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
     Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
