@@ -162,7 +162,7 @@ def test_a_configuration_that_cannot_work_is_refused(config: Any, error: type[Ex
 
 
 def test_an_agent_that_cannot_work_is_reported_when_the_job_is_parsed():
-    rollout = {**OWN["rollout"], "agent_group_num": [8, 8]}
+    rollout = {**GRL_CONFIG["rollout"], "agent_group_num": [8, 8]}
 
     data = job_data(changed(rollout=rollout))
 
