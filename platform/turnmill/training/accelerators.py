@@ -1,4 +1,4 @@
-"""The devices that a job asks for: on machines with which accelerator, how many, and whether a Ray cluster has them."""
+"""Devices of a job: how many, on machines with which accelerator, and whether a Ray cluster has them."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ FREED_SECONDS = 30.0
 
 
 class RayNode(TypedDict):
-    """The fields of an entry of `ray.nodes()` that are read."""
+    """Fields of an entry of `ray.nodes()` that this module reads."""
 
     Alive: bool
     Resources: dict[str, float]
@@ -27,21 +27,21 @@ class RayNode(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Equal machines that a job needs at the same time."""
+    """Machines of one kind that a job needs at the same time."""
 
     field: str
-    """The section of the job that asks for them."""
+    """Section of the job that requests them."""
 
     machines: int
     gpus: int
-    """On each of them."""
+    """GPUs per machine."""
 
     cpus_per_gpu: int
     accelerator: str | None = None
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The resources that verl reserves for one GPU, by Ray's names."""
+        """Resources that verl reserves for one GPU, by Ray's names."""
         bundle: dict[str, float] = {"CPU": self.cpus_per_gpu, "GPU": 1}
         return bundle if self.accelerator is None else bundle | {ray_resource(self.accelerator): RESOURCE_SHARE}
 
@@ -63,7 +63,7 @@ def demands(job: AgentTrainingJob) -> tuple[Demand, ...]:
 
 
 def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> dict[str, object]:
-    """Return the arguments of `ray.init` for a cluster of this machine alone, as if it had the job's accelerators."""
+    """Return arguments of `ray.init` for a cluster of this machine only, which then offers the job's accelerators."""
     asked = demands(job)
     reserved = sum(each.machines * each.gpus * each.cpus_per_gpu for each in asked)
     return {
@@ -74,10 +74,10 @@ def local_resources(job: AgentTrainingJob, *, logical_gpus: bool, cpus: int) -> 
 
 
 def require(job: AgentTrainingJob, *, wait_seconds: float) -> None:
-    """Return once the Ray cluster has all that a job asks for, free and at the same time.
+    """Wait until the Ray cluster has all devices of a job free at the same time.
 
-    Raises RunFailedError with cause `resources` where it has not in time. What is asked for here is what a cluster that
-    scales by itself goes by.
+    Raises RunFailedError with cause `resources` after `wait_seconds`. The requested placement groups also make an
+    autoscaling cluster add machines.
     """
     import ray
 
@@ -93,7 +93,7 @@ def require(job: AgentTrainingJob, *, wait_seconds: float) -> None:
 
 
 def wait_for_room(demand: Demand) -> None:
-    """Return once the Ray cluster has one of the machines, which may take for ever; a cluster that scales adds it."""
+    """Wait until the Ray cluster has one of the machines, without a time limit; an autoscaling cluster adds it."""
     import ray
 
     group = _reserve(demand)
@@ -114,7 +114,7 @@ def _reserve(demand: Demand) -> "PlacementGroup":
 
 
 def missing_message(missing: Iterable[Demand], nodes: Iterable[RayNode], waited: float) -> str:
-    """Return the message for demands that were not met in time; `nodes` as `ray.nodes()` lists them."""
+    """Return the message for demands that were not met in time; `nodes` is the result of `ray.nodes()`."""
     wanted = "; ".join(f"{each.field} asks for {each}" for each in dict.fromkeys(missing))
     there = [describe(node["Resources"]) for node in nodes if node["Alive"] and node["Resources"].get("GPU")]
     return (

@@ -1,4 +1,4 @@
-"""Checkpoints: marked when they are complete, and read only then."""
+"""Checkpoints, which are marked when they are complete and read only if they are."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ MARKER = "complete.json"
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run that a checkpoint holds besides weights and optimisers."""
+    """State of a run in a checkpoint, in addition to weights and optimizers."""
 
     step: int
     slots: tuple[SlotState, ...]
@@ -30,7 +30,7 @@ class Checkpoint:
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Return the folder in which verl puts the checkpoint of a step."""
+    """Return the folder of verl's checkpoint of a step."""
     return root / f"global_step_{step}"
 
 

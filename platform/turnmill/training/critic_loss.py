@@ -1,4 +1,4 @@
-"""The critic's loss over turns.
+"""Loss of the critic over turns.
 
 Axes: R rows, S value slots (the response tokens and one after the last).
 """
@@ -13,12 +13,12 @@ from verl.workers.config import CriticConfig
 
 
 def slots_per_row(response_lengths: Tensor, max_response_tokens: int) -> Tensor:
-    """Value slots of rows with these response lengths: one more than tokens, where there is room for it."""
+    """Return the number of value slots of each row: one more than response tokens, if there is room for it."""
     return torch.clamp(response_lengths + 1, max=max_response_tokens)
 
 
 def split_slots(values: Tensor, prompt_lengths: Tensor, num_slots: Tensor) -> list[Tensor]:
-    """The slots of each row out of the values of all its tokens; `values` is nested, one sequence per row."""
+    """Return the slots of each row from the values of all its tokens; `values` is nested, one sequence per row."""
     sequences = values.unbind()
     return [
         sequence[prompt - 1 : prompt - 1 + slots]
@@ -27,7 +27,7 @@ def split_slots(values: Tensor, prompt_lengths: Tensor, num_slots: Tensor) -> li
 
 
 def clipped_value_loss(predicted: Tensor, values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """The squared error of each slot and whether clipping the move from `values` raised it (PPO2's value clip)."""
+    """Return the squared error of each slot, and whether clipping increased it (PPO's value clipping)."""
     clipped = values + (predicted - values).clamp(-clip, clip)
     plain_error, clipped_error = (predicted - returns) ** 2, (clipped - returns) ** 2
     return torch.maximum(plain_error, clipped_error), clipped_error > plain_error
@@ -42,9 +42,10 @@ def turn_value_loss(
     first_token_weight: float,
     max_response_tokens: int,
 ) -> tuple[Tensor, dict[str, float | Metric]]:
-    """verl's value loss over turns: one more slot per turn, and its first slot counts `first_token_weight` times.
+    """Return verl's value loss over turns and its metrics; each turn has one more slot than tokens.
 
-    Divided by the live slots of the whole mini-batch, so that it does not depend on how that is split.
+    The first slot of a turn has the weight `first_token_weight`. The sum is divided by the number of live slots of the
+    whole mini-batch, so that it does not depend on micro-batches.
     """
     prompt_lengths = data["prompts"].offsets().diff()
     response_lengths = data["responses"].offsets().diff()

@@ -1,4 +1,4 @@
-"""verl's data sets of prompts, with a row per environment slot or per task of a step; selecting rows of its batches."""
+"""verl's data sets of prompts, with a row per environment slot or per task of a step, and selection of rows."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from turnmill.training.verl.types import Row
 
 
 class _Rows(Dataset[Row]):
-    """Rows by their number alone, made as verl makes a data set."""
+    """Data set of numbered rows, with the constructor of verl's data sets."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class EnvironmentSlots(_Rows):
 
 
 class TaskRows(_Rows):
-    """One row per task of a step; which task it is follows from the step, and the agent loop fetches it."""
+    """One row per task of a step; the agent loop fetches the task by step and position."""
 
     def __getitem__(self, index: int) -> Row:
         return {"raw_prompt": [], "index": index, "agent_name": "tool"}
@@ -47,13 +47,14 @@ class TaskRows(_Rows):
     async def process_multi_modal_info(
         cls, messages: list[dict[str, object]], **_: object
     ) -> tuple[list[Image] | None, None, None]:
-        """Return the images, videos and sounds of a prompt; images alone are read."""
+        """Return the images of a prompt, and None for videos and sounds, which are not supported."""
         images = await asyncio.to_thread(images_in, messages)
         return images or None, None, None
 
 
 def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
-    """Return the rows of a batch that are to be kept, without names of columns: readers get all that there are."""
+    """Return the rows of a batch for which `keep` is true; column names are dropped, so that readers get all
+    columns."""
     chosen = [i for i, kept in enumerate(keep) if kept]
     return KVBatchMeta(
         partition_id=batch.partition_id,
@@ -64,7 +65,7 @@ def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
 
 
 def rows_as_columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """Collate rows as verl does: a column of objects for each name."""
+    """Collate rows as verl does: an array of objects for each name."""
     return {name: _object_array([row[name] for row in rows]) for name in rows[0]}
 
 

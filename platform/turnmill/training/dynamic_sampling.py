@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: tasks whose trajectories all have the same reward make room for others."""
+"""DAPO's dynamic sampling (arXiv:2503.14476): tasks whose trajectories all have the same reward are replaced."""
 
 from typing import Any
 
@@ -17,13 +17,14 @@ DROPPED_TASKS = "turnmill/dynamic_sampling/dropped_tasks"
 
 
 class FilteringBuffer(ReplayBuffer):
-    """Replaces tasks whose rewards are all the same, a bounded number of times: their advantages are 0.
+    """Replaces tasks whose rewards are all the same, and whose advantages are therefore 0, up to `max_batches` times.
 
-    Keys of trajectories that failed stay, so that they are counted, whatever becomes of their task.
+    Keys of failed trajectories are kept, so that they are counted, whether or not their task is replaced.
     """
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Return rows of tasks with different rewards; fewer than asked for where `max_batches` did not suffice."""
+        """Return rows of tasks with different rewards; fewer than `batch_size` tasks if `max_batches` did not
+        suffice."""
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id == "val":
             return batch, metrics
@@ -45,7 +46,7 @@ class FilteringBuffer(ReplayBuffer):
 
 
 class FilteringStepBuffer(FilteringBuffer, StepReplayBuffer):
-    """Filters in the asynchronous modes, where a step is filled up with tasks of its own."""
+    """Filters in the asynchronous modes, in which each step requests tasks of its own."""
 
 
 def partition_groups(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
@@ -60,7 +61,7 @@ def partition_groups(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
 
 
 def num_tasks(batch: KVBatchMeta) -> int:
-    """Return the number of tasks with trajectories that did not fail."""
+    """Return the number of tasks that have a trajectory that did not fail."""
     return len({group_of(key) for key in split(batch).survivors.keys})
 
 

@@ -1,4 +1,4 @@
-"""Records a run while it trains: run folder, progress, Prometheus and trackers."""
+"""Records a run during training: run folder, progress, Prometheus and trackers."""
 
 import os
 import time
@@ -21,7 +21,7 @@ ATTEMPT = "TURNMILL_ATTEMPT"
 
 
 class RunRecorder:
-    """The recorder of one attempt, in the trainer's process."""
+    """Recorder of one attempt, in the trainer's process."""
 
     def __init__(self, job: AgentTrainingJob, run_dir: Path, *, device: str = "cpu") -> None:
         self.job = job
@@ -49,18 +49,18 @@ class RunRecorder:
         atomic_files.write_text(self.folder.path / "metrics_url", f"http://127.0.0.1:{taken}/metrics\n")
 
     def beat(self) -> None:
-        """Write the heartbeat that tells a stalled run from a slow one."""
+        """Write the heartbeat, which tells a slow run from a stalled one."""
         self.folder.beat()
 
     @contextmanager
     def phase(self, name: str, total: int = 0) -> Iterator[None]:
-        """A part of the run that is not a step."""
+        """Record a phase of the run that is not a step, such as a validation."""
         self.advance(name, 0, {}, total=total)
         yield
         self.beat()
 
     def advance(self, phase: str, done: int, metrics: Mapping[str, object], *, total: int | None = None) -> None:
-        """Write how far a phase is."""
+        """Write the progress of a phase: `done` of `total`."""
         if total is not None:
             self._total = total
         self.beat()
@@ -72,7 +72,7 @@ class RunRecorder:
         self.beat()
 
     def begin_step(self, step: int) -> None:
-        """A step starts; the first one of an attempt is noted."""
+        """Record the start of a step."""
         if self._steps_taken == 0:
             self.folder.mark("first_step")
             self._started = time.monotonic()
@@ -94,13 +94,13 @@ class RunRecorder:
         write_progress(self.folder, self._step_progress(step))
 
     def log_validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a validation that belongs to no step, as the first one does."""
+        """Write the metrics of a validation outside a step, such as the first one."""
         self._last |= metrics
         self.folder.append_metrics(step, metrics)
         self.prometheus.observe_step(metrics)
 
     def checkpoint_written(self) -> None:
-        """A checkpoint is complete."""
+        """Record that a checkpoint is complete."""
         self.prometheus.observe_checkpoint()
         self.beat()
 
@@ -120,7 +120,7 @@ class RunRecorder:
 
 
 def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
-    """Return the facts that stay the same for a whole attempt, from its job and its environment variables."""
+    """Return the labels and limits of an attempt, from its job and its environment variables."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}
     if job.spec.training.mode == "separate_async":
@@ -138,7 +138,7 @@ def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
 
 
 class StepLogger:
-    """In place of verl's trackers: writes metrics to the run folder, calls `after_step`, then passes them on."""
+    """Replaces verl's trackers: writes metrics to the run folder, calls `after_step`, then passes them on."""
 
     def __init__(self, tracking: Tracking, recorder: RunRecorder, after_step: Callable[[], None]) -> None:
         self._tracking = tracking

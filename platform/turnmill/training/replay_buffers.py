@@ -9,11 +9,11 @@ from turnmill.training.verl.types import Metrics
 
 
 class StepReplayBuffer(ReplayBuffer):
-    """Returns the rows that were requested for a step, once all of them are there."""
+    """Returns the rows that were requested for a step, once all of them have arrived."""
 
     step = 0
     on_poll: Callable[[], None] | None = None
-    """Called at every poll while rows are awaited."""
+    """Called at every poll while waiting for rows."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, Metrics]:
         """Return the rows of a step; rows of later steps stay in the queue."""

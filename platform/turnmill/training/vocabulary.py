@@ -1,4 +1,4 @@
-"""The text of every token, written to the run folder: readers of token ids there need no tokenizer."""
+"""Texts of all tokens, written to the run folder, so that readers of token ids need no tokenizer."""
 
 import json
 
@@ -11,18 +11,18 @@ from turnmill.training.verl.types import Tokenizer
 REPLACEMENT = "\ufffd"
 
 Piece = str | list[int]
-"""The text of a token; its bytes, where they are no whole characters."""
+"""Text of a token, or its bytes if they are no whole characters."""
 
 
 def save_vocabulary(tokenizer: Tokenizer, folder: RunFolder) -> None:
-    """Write `vocabulary.json`, once."""
+    """Write `vocabulary.json`, unless it exists."""
     if not folder.vocabulary.exists():
         text = json.dumps(token_pieces(tokenizer), ensure_ascii=False, separators=(",", ":"))
         atomic_files.write_bytes(folder.vocabulary, text.encode("utf-8", errors="replace"))
 
 
 def token_pieces(tokenizer: Tokenizer) -> list[Piece]:
-    """Return the text that each token adds to a text before it, in the order of token ids."""
+    """Return the text that each token adds to the text before it, in the order of token ids."""
     # Some tokenizers drop the blank that a text begins with: every token is read after another one.
     (before,) = tokenizer.encode("a", add_special_tokens=False)[:1] or (tokenizer.eos_token_id,)
     start = len(tokenizer.decode([before]))
@@ -41,7 +41,7 @@ def _piece(text: str, name: str | None) -> Piece:
 
 
 def _bytes_of(name: str) -> list[int] | None:
-    """Return the bytes that a token's name stands for, in the alphabet of byte-level tokenizers or as `<0xE4>`."""
+    """Return the bytes in a token's name, in the alphabet of byte-level tokenizers or as `<0xE4>`."""
     if name.startswith("<0x") and name.endswith(">"):
         return [int(name[3:-1], 16)]
     return [_BYTES[character] for character in name] if all(character in _BYTES for character in name) else None

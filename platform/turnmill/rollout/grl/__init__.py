@@ -1,1 +1,1 @@
-"""Rollout of GRL's agents: groups that share a seed, in turns that wait for each other or do not."""
+"""Agent loop for GRL's agents: groups of episodes that share a seed, played synchronously or asynchronously."""

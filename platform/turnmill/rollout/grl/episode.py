@@ -26,7 +26,7 @@ Message = dict[str, str]
 
 
 class GrlEpisode:
-    """Plays one episode and keeps what it came to."""
+    """Plays one episode, turn by turn, and keeps its turns."""
 
     def __init__(
         self, name: EpisodeId, group: AgentGroup, seed: int, loop: GrlEpisodeRuntime, sampling: SamplingParams
@@ -38,7 +38,7 @@ class GrlEpisode:
         self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(4)}"
         self.turns: list[Turn] = []
         self.views: list[AgentView] = []
-        """What the agent showed before the first turn, and after each."""
+        """State of the agent before the first turn, and after each turn."""
 
         self.stop_reason: StopReason | None = None
         self.timing = Timing()
@@ -50,18 +50,18 @@ class GrlEpisode:
 
     @property
     def num_turns(self) -> int:
-        """How often the policy answered."""
+        """Number of turns so far."""
         return len(self.turns)
 
     async def play(self, lockstep: Lockstep | None) -> None:
-        """Play to the end, from the last turn that the journal has. Raises EpisodeError where it cannot go on."""
+        """Play to the end, from the last turn in the journal. Raises EpisodeError if the episode fails."""
         begun = await self._loop.journal.open(self)
         self.trajectory_id = begun.trajectory_id
         turns = [turn for turn in complete_turns(begun.turns) if not turn.unanswered]
         results = await self._begin([turn.response_text for turn in turns])
         for turn, result in zip(turns, results, strict=True):
-            await self._hear_prompt()
-            self._take_in(turn, result)
+            await self._append_prompt()
+            self._add_turn(turn, result)
         while self.stop_reason is None:
             if lockstep is not None:
                 with self.timing.measure("tools"):
@@ -70,13 +70,13 @@ class GrlEpisode:
         await self._loop.journal.finish(self, TrajectoryOutcome(self.stop_reason))
 
     async def close(self) -> None:
-        """End the environment."""
+        """Close the environment."""
         await self._process.close()
 
     # ---- turns ----
 
     async def _begin(self, responses: Sequence[str]) -> Sequence[ActionResult]:
-        """The agent in its episode, after the responses that it has had."""
+        """Start the agent's episode, and return the results of responses that the journal has."""
         with self.timing.measure("tools"):
             async with self._loop.environment_limit:
                 if responses:
@@ -88,21 +88,21 @@ class GrlEpisode:
         return results
 
     async def _turn(self) -> None:
-        await self._hear_prompt()
+        await self._append_prompt()
         if self.stop_reason is not None:
             return
-        turn = await self._say()
+        turn = await self._generate()
         with self.timing.measure("tools"):
             async with self._loop.environment_limit:
                 result = await self._process.act(turn.response_text)
-        self._take_in(turn, result)
+        self._add_turn(turn, result)
         await self._loop.journal.append(self, self.turns[-1])
 
-    async def _hear_prompt(self) -> None:
-        """Have the context hold all that the policy is to answer."""
+    async def _append_prompt(self) -> None:
+        """Append everything that the policy reads before its next response."""
         view = self.views[-1]
         async with self._loop.prompt_limit:
-            await self._hear(view.messages)
+            await self._append_messages(view.messages)
         prefix = self._loop.ids_of(view.prefix)
         length, limit = len(self.conversation.ids) + len(prefix), self._agent.max_prompt_length
         if length > limit:
@@ -110,12 +110,12 @@ class GrlEpisode:
                 self._end_as_too_long(length)
                 return
             self.conversation.cut(limit - len(prefix))
-        self.conversation.hear(prefix)
+        self.conversation.append_context(prefix)
 
-    async def _hear(self, messages: list[Message]) -> None:
+    async def _append_messages(self, messages: list[Message]) -> None:
         before, after = self._messages, messages
         self._messages = [dict(message) for message in messages]
-        # The agent words its responses as it likes; what it heard before them must be what the policy read.
+        # An agent may reword its responses, but not the messages before them, which the policy has read.
         if not self.turns or after[: len(before)] != before or after[len(before) :][:1] != self._last_response(after):
             ids = await self._loop.tokenize_prompt(messages)
             self.conversation.begin(ids, given=self._loop.system_length(messages, ids))
@@ -125,9 +125,9 @@ class GrlEpisode:
         merged, _, _ = await self._loop.ct_merge_context_msg(answered, after, read, [])
         kept = len(merged.token_ids) - merged.appended_token_count - len(merged.inserted_token_ids)
         if merged.token_ids[:kept] == read:
-            self.conversation.hear(merged.token_ids[kept:])
+            self.conversation.append_context(merged.token_ids[kept:])
         else:
-            # Some templates take back what ended a turn.
+            # Some chat templates remove the end of an earlier turn.
             self.conversation.begin(merged.token_ids)
 
     def _last_response(self, messages: list[Message]) -> list[Message]:
@@ -141,7 +141,7 @@ class GrlEpisode:
             )
         self.stop_reason = "max_tokens"
 
-    async def _say(self) -> Turn:
+    async def _generate(self) -> Turn:
         ids, asked_at, before = self.conversation.ids, time.time(), self.timing.elapsed_seconds()
         with self.timing.measure("generation"):
             output = await self._loop.generate(self, self.num_turns, ids, self._sampling)
@@ -157,14 +157,14 @@ class GrlEpisode:
             seconds={"generation": self.timing.elapsed_seconds()["generation"] - before["generation"]},
         )
 
-    def _take_in(self, turn: Turn, result: ActionResult) -> None:
+    def _add_turn(self, turn: Turn, result: ActionResult) -> None:
         view = AgentView.model_validate_json(result.observation)
         self._sampled += pack_tokens(turn.response_ids)
-        self.conversation.say(self._learned(turn, view))
+        self.conversation.append_response(self._tokens_in_context(turn, view))
         end = self._loop.tokenizer.eos_token_id
         if self.conversation.ids[-1] != end and not result.done:
-            # What the limit cut off is still a turn of the chat.
-            self.conversation.hear([end])
+            # A response truncated at its limit still ends its turn of the chat.
+            self.conversation.append_context([end])
         self.views.append(view)
         self.turns.append(
             replace(
@@ -175,19 +175,19 @@ class GrlEpisode:
         if result.done:
             self.stop_reason = "completed" if result.terminated else "max_turns"
 
-    def _learned(self, turn: Turn, view: AgentView) -> Tokens:
-        """The response as it stands in the context: as it was sampled, or spelled anew as the agent keeps it."""
+    def _tokens_in_context(self, turn: Turn, view: AgentView) -> Tokens:
+        """Return a response as it is in the context: as sampled, or tokenized again in the agent's form."""
         if not self._agent.reformat_responses:
             return Tokens.sampled(turn.response_ids, turn.log_probs)
         text = view.response.removeprefix(self.views[-1].prefix)
         ids = [*self._loop.ids_of(text), self._loop.tokenizer.eos_token_id]
         return Tokens.sampled(ids, turn.log_probs if tuple(ids) == turn.response_ids else None)
 
-    # ---- what it came to ----
+    # ---- the result ----
 
     def observation_ids_after(self, number: int) -> tuple[int, ...]:
-        """The tokens between a response and the next one, where both stand in one row as they were sampled."""
-        places = self.conversation.places[number : number + 2]
+        """Return the tokens between a response and the next one; empty unless both are in one row as sampled."""
+        places = self.conversation.response_ends[number : number + 2]
         if len(places) < 2 or places[0][0] != places[1][0] or self._agent.reformat_responses:
             return ()
         (row, end), (_, next_end) = places
@@ -196,11 +196,11 @@ class GrlEpisode:
 
     @property
     def reward(self) -> float:
-        """The sum over all turns, penalties included."""
+        """Sum of the rewards and penalties of all turns."""
         return sum(turn.reward for turn in self.turns) + sum(view.penalty for view in self.views[1:])
 
     def summary(self) -> GrlEpisodeSummary:
-        """Return what travels to the trainer beside the rows."""
+        """Return the summary of a finished episode, which the trainer gets with its rows."""
         agent_metrics, num_turns = self.views[-1].metrics, self.num_turns
         assert self.stop_reason is not None
         return GrlEpisodeSummary(
@@ -225,7 +225,7 @@ class GrlEpisode:
             tag=self.group.agent.name,
             turn_rewards=tuple(turn.reward for turn in self.turns),
             turn_penalties=tuple(view.penalty for view in self.views[1:]),
-            response_ends=tuple(self.conversation.places),
-            response_lengths=tuple(self.conversation.lengths),
+            response_ends=tuple(self.conversation.response_ends),
+            response_lengths=tuple(self.conversation.response_lengths),
             agent_metrics=agent_metrics,
         )

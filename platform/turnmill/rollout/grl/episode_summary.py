@@ -1,4 +1,4 @@
-"""Summary of an episode of a GRL agent: what makes its scores, by turn."""
+"""Summary of an episode of a GRL agent: rewards and penalties of its turns."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from turnmill.core.trajectory import EpisodeSummary
 
 @dataclass(frozen=True, slots=True)
 class ResponsePlace:
-    """Where a turn's response stands in the rows of its episode."""
+    """Position of a turn's response in the rows of its episode."""
 
     turn: int
     row: int
@@ -20,7 +20,7 @@ class ResponsePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrlEpisodeSummary(EpisodeSummary):
-    """An episode of a GRL agent; its rows are scored among all episodes of a step."""
+    """Summary of an episode; its rows get their scores from all episodes of a step."""
 
     group: int
     """Number of its group; all episodes of a group begin in the same state."""
@@ -30,19 +30,19 @@ class GrlEpisodeSummary(EpisodeSummary):
 
     turn_rewards: tuple[float, ...]
     turn_penalties: tuple[float, ...]
-    """0 for a turn without a mistake."""
+    """0 for a turn without a penalty."""
 
     response_ends: tuple[tuple[int, int], ...]
-    """Row and response token with which each turn ends."""
+    """Row and response token at which each turn's response ends."""
 
     response_lengths: tuple[int, ...] = ()
-    """Tokens of each turn's response."""
+    """Number of tokens of each turn's response."""
 
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that the agent reports, named `tag/metric`."""
 
     @property
     def responses(self) -> Iterator[ResponsePlace]:
-        """The place of every turn's response."""
+        """Position of every turn's response."""
         for turn, ((row, end), length) in enumerate(zip(self.response_ends, self.response_lengths, strict=True)):
             yield ResponsePlace(turn, row, end, length)

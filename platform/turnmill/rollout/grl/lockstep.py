@@ -1,4 +1,4 @@
-"""Turns that wait for each other."""
+"""A barrier at which episodes wait for each other after every turn."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Lockstep:
-    """All that take part wait at every turn until the last of them is there; who has left is waited for no more."""
+    """Barrier of a changing number of members: each waits at every turn until all that have not left wait."""
 
     def __init__(self, members: int) -> None:
         self._members = members
@@ -15,19 +15,19 @@ class Lockstep:
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
-        """One of the members, until it has come to its end."""
+        """Take part as one of the members, and leave at the end of the block."""
         try:
             yield
         finally:
             self.leave(1)
 
     def leave(self, members: int) -> None:
-        """Wait for so many no more."""
+        """Remove a number of members; the others no longer wait for them."""
         self._members -= members
         self._open_if_all_wait()
 
     async def wait(self) -> None:
-        """Return when all members wait."""
+        """Wait until all members wait."""
         gate = self._gate
         self._waiting += 1
         self._open_if_all_wait()

@@ -1,4 +1,4 @@
-"""The agent loop over groups of GRL's agents: tokens in, tokens out, in environments of supervised processes."""
+"""The agent loop for groups of GRL's agents, in supervised environment processes."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ from turnmill.rollout.verlog.slot import MAX_SEED
 
 
 class GrlLoop(AgentLoopBase):
-    """Plays episodes, any number at once."""
+    """Plays any number of episodes concurrently."""
 
     def __init__(
         self, *args: object, job: AgentTrainingJob, run_dir: Path, journal: Journal | None = None, **kwargs: object
@@ -40,8 +40,8 @@ class GrlLoop(AgentLoopBase):
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder)
         self.journal: Journal = journal or NoJournal()
-        self.prompt_limit = _at_most(self.agent.num_prompt_threads)
-        self.environment_limit = _at_most(self.agent.num_env_threads)
+        self.prompt_limit = _limit(self.agent.num_prompt_threads)
+        self.environment_limit = _limit(self.agent.num_env_threads)
         self._groups = self.agent.training_groups
         self._validation_groups = self.agent.validation_groups
 
@@ -56,7 +56,7 @@ class GrlLoop(AgentLoopBase):
         lockstep: Lockstep | None = None,
         **_: object,
     ) -> GrlEpisode | EpisodeFailure:
-        """Play one episode of one group."""
+        """Play one episode of a group; return it, or its failure."""
         name = EpisodeId(int(global_steps), int(index), int(session_id), validate)
         group, seed = self._group_and_seed(name)
         episode = GrlEpisode(name, group, seed, self, sampling_params)
@@ -79,12 +79,12 @@ class GrlLoop(AgentLoopBase):
         groups = self._validation_groups if name.validate else self._groups
         group = groups[name.task % len(groups)]
         if name.validate:
-            # Every time the same.
+            # Every validation has the same seeds.
             return group, self.agent.validation_seed + group.number
         return group, base_seed(self.job.spec.training.seed, name.step) + name.task
 
     def environment_of(self, agent: NamedAgent) -> EnvironmentProcess:
-        """The process in which an agent acts; it starts with its first episode."""
+        """Return the process for an agent's environment, which starts with its first episode."""
         environment = self.job.spec.environment
         return EnvironmentProcess(
             WorkerSettings(
@@ -102,27 +102,27 @@ class GrlLoop(AgentLoopBase):
         )
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
+        """Tokenize a text, without special tokens around it."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     async def tokenize_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the tokens of a prompt of any length: verl's own method truncates long ones from the left."""
+        """Tokenize a prompt of any length; verl's own method truncates long ones from the left."""
         builder = self.continuous_token_builder
         return list(await asyncio.to_thread(builder.build_initial_tokens, [dict(message) for message in messages]))
 
     def system_length(self, messages: Sequence[Mapping[str, str]], ids: Sequence[int]) -> int:
-        """Return how many of a prompt's first tokens are those of its system message."""
+        """Return the number of tokens of the system message at the beginning of a prompt; 1 if there is none."""
         system = [dict(message) for message in messages[:1] if message["role"] == "system"]
         if not system:
             return 1
         system_ids = self.tokenizer.apply_chat_template(system, tokenize=True, return_dict=False)
-        alike = (number for number, (one, other) in enumerate(zip(system_ids, ids, strict=False)) if one != other)
-        return next(alike, min(len(system_ids), len(ids)))
+        differences = (number for number, (one, other) in enumerate(zip(system_ids, ids, strict=False)) if one != other)
+        return next(differences, min(len(system_ids), len(ids)))
 
     async def generate(
         self, episode: SampledEpisode, turn: int, prompt_ids: list[int], sampling_params: SamplingParams
     ) -> TokenOutput:
-        """Return the policy's next response of an episode. Raises InferenceError."""
+        """Generate the policy's next response in an episode. Raises InferenceError."""
         training = self.job.spec.training
         output = await generate(
             self.server_manager,
@@ -137,7 +137,7 @@ class GrlLoop(AgentLoopBase):
         return output
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the journal."""
         await self.journal.close()
 
     def _record(self, episode: GrlEpisode, failure: EpisodeFailure | None = None) -> None:
@@ -174,10 +174,10 @@ class GrlLoop(AgentLoopBase):
 
 
 def base_seed(run_seed: int, step: int) -> int:
-    """The seed of a step's first group: every step has seeds of its own, and none of a validation's."""
+    """Return the seed of a step's first group; steps have different seeds, and none is a seed of validations."""
     digest = hashlib.blake2b(f"{run_seed}/{step}".encode(), digest_size=4).digest()
     return VALIDATION_SEEDS + int.from_bytes(digest, "big") % (MAX_SEED - 2 * VALIDATION_SEEDS)
 
 
-def _at_most(number: int) -> asyncio.Semaphore | nullcontext[None]:
+def _limit(number: int) -> asyncio.Semaphore | nullcontext[None]:
     return asyncio.Semaphore(number) if number else nullcontext()

@@ -13,7 +13,7 @@ from turnmill.rollout.verl_types import MergeResult, Message, SamplingParams, To
 
 
 class GrlEpisodeRuntime(Protocol):
-    """State that all episodes of a loop share: settings, limits, environments, journal, tokenizer and the policy."""
+    """State that all episodes of a loop share: settings, limits, environments, journal, tokenizer and policy."""
 
     run_name: str
     agent: GrlAgent
@@ -22,23 +22,23 @@ class GrlEpisodeRuntime(Protocol):
 
     @property
     def prompt_limit(self) -> AbstractAsyncContextManager[None]:
-        """Limits how many prompts are tokenized at once."""
+        """Limits the number of prompts that are tokenized at once."""
 
     @property
     def environment_limit(self) -> AbstractAsyncContextManager[None]:
-        """Limits how many environments act at once."""
+        """Limits the number of environments that act at once."""
 
     def environment_of(self, agent: NamedAgent) -> EnvironmentProcess:
-        """Return the process in which an agent acts."""
+        """Return the process for an agent's environment."""
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
+        """Tokenize a text."""
 
     async def tokenize_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the tokens of a prompt of any length."""
+        """Tokenize a prompt of any length."""
 
     def system_length(self, messages: Sequence[Mapping[str, str]], ids: Sequence[int]) -> int:
-        """Return how many of a prompt's first tokens are those of its system message."""
+        """Return the number of tokens of the system message at the beginning of a prompt; 1 if there is none."""
 
     async def ct_merge_context_msg(
         self,
@@ -47,9 +47,9 @@ class GrlEpisodeRuntime(Protocol):
         runtime_token_ids: list[int],
         response_mask: list[int],
     ) -> tuple[MergeResult, list[int], list[float] | None]:
-        """Return the tokens of a context with messages added."""
+        """Tokenize a context with messages appended."""
 
     async def generate(
         self, episode: SampledEpisode, turn: int, prompt_ids: list[int], sampling_params: SamplingParams
     ) -> TokenOutput:
-        """Return the policy's next response of an episode. Raises InferenceError."""
+        """Generate the policy's next response in an episode. Raises InferenceError."""

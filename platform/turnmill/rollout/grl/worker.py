@@ -1,4 +1,4 @@
-"""Workers that play groups of GRL's agents, and their manager."""
+"""Workers that play groups of episodes of GRL's agents, and their manager."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,33 +16,33 @@ from turnmill.rollout.verl_classes import AgentLoopOutput
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 
 GROUP_SIZE = "__rollout_n__"
-"""What verl reads the size of a group from, where it is a prompt's own."""
+"""Name by which verl reads a group's size from a row of its own."""
 
 
 @dataclass(slots=True)
-class _Seats:
-    """The places of a group among those that take their turns together."""
+class _GroupInProgress:
+    """A group whose episodes share a barrier with the other groups of its request."""
 
     lockstep: Lockstep
-    free: int
-    """Episodes that have not begun."""
+    num_waiting: int
+    """Number of episodes that have not started."""
 
 
 class GrlLoopWorker(TrajectoryWorker):
-    """Plays episodes; those that were asked for together take their turns together."""
+    """Plays episodes; those of one request wait for each other after every turn if `turns` is `synchronous`."""
 
     def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
         self.grl_loop = GrlLoop(**self.loop_arguments(config), journal=create_journal(config))
-        self._seats: dict[str, _Seats] = {}
+        self._groups: dict[str, _GroupInProgress] = {}
 
     async def generate_sequences(self, batch: TensorDict) -> None:
-        """Start the episodes of these groups."""
+        """Start the episodes of a batch of groups."""
         if self.job.spec.grl_agent.turns == "synchronous":
             sizes = [int(size) for size in _each(batch, GROUP_SIZE)]
             lockstep = Lockstep(sum(sizes))
             uids = _each(batch, "uid")
-            self._seats |= {uid: _Seats(lockstep, size) for uid, size in zip(uids, sizes, strict=True)}
+            self._groups |= {uid: _GroupInProgress(lockstep, size) for uid, size in zip(uids, sizes, strict=True)}
         await super().generate_sequences(batch)
 
     async def _run_prompt(
@@ -52,20 +52,20 @@ class GrlLoopWorker(TrajectoryWorker):
         try:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         finally:
-            if (seats := self._seats.pop(uid, None)) is not None:
+            if (group := self._groups.pop(uid, None)) is not None:
                 # Where verl gives up before it begins, the others must not wait for it.
-                seats.lockstep.leave(seats.free)
+                group.lockstep.leave(group.num_waiting)
 
     async def play(
         self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
     ) -> EpisodeFailure | Sequence[AgentLoopOutput]:
-        """Play one episode of a group."""
-        seats = self._seats.get(row["uid"])
-        if seats is None:
+        """Play one episode of a group; return its rows, or its failure."""
+        group = self._groups.get(row["uid"])
+        if group is None:
             return await self._play(sampling_params, validate=validate, lockstep=None, **row)
-        seats.free -= 1
-        with seats.lockstep.taking_part():
-            return await self._play(sampling_params, validate=validate, lockstep=seats.lockstep, **row)
+        group.num_waiting -= 1
+        with group.lockstep.taking_part():
+            return await self._play(sampling_params, validate=validate, lockstep=group.lockstep, **row)
 
     async def _play(
         self, sampling_params: SamplingParams, *, validate: bool, lockstep: Lockstep | None, **row: Unpack[BatchRow]
@@ -79,11 +79,11 @@ class GrlLoopWorker(TrajectoryWorker):
 
 
 class GrlLoopManager(TrajectoryManager):
-    """Spreads groups over the workers."""
+    """Distributes groups to the workers."""
 
     worker_class = GrlLoopWorker
 
 
 def _each(batch: TensorDict, name: str) -> list[Any]:
-    """A column of a batch that holds no tensors, value by value."""
+    """Return the values of a batch's column that has no tensors."""
     return [getattr(value, "data", value) for value in batch[name]]

@@ -1,4 +1,4 @@
-"""What estimators of several algorithms share.
+"""Functions that the estimators of several algorithms share.
 
 Axes: K trajectories, L tokens of a whole trajectory, R rows.
 """
@@ -12,10 +12,10 @@ from turnmill.training.advantages.gae import outcome_advantages
 
 
 def move_to_trained_tokens(rewards_KL: Tensor, mask_KL: Tensor) -> Tensor:
-    """Move rewards of tokens that are not trained to the trained token before them, or else to the first one.
+    """Move rewards of untrained tokens to the last trained token before them, or else to the first trained one.
 
-    What follows a response, such as the last observation, may have its reward: estimators that go from token to token
-    pass it over.
+    Return rewards of the same shape, (trajectories, tokens). A reward may be at a token after the response, such as the
+    last one of an observation, which estimators over tokens would ignore.
     """
     trained_KL = mask_KL > 0
     positions_L = torch.arange(mask_KL.shape[1], device=mask_KL.device)
@@ -32,10 +32,11 @@ def state_advantages(
     gamma: float,
     normalise: bool,
 ) -> Tensor:
-    """Return the advantage of each turn over the others that began in the same situation (GiGPO's anchor states).
+    """Return the advantage of each turn over the other turns of its situation, shape (rows,).
 
-    A turn counts for what it and those after it brought, discounted by `gamma` from turn to turn. `turns_K` names the
-    rows of each trajectory in order; situations tell groups apart as well as states.
+    This is GiGPO's step-level advantage over anchor states (arXiv:2505.10978). The return of a turn is the sum of its
+    reward and those of later turns, discounted by `gamma` per turn. `turns_K` has the rows of each trajectory in order;
+    a situation is a group and a state.
     """
     returns = rewards_R.tolist()
     for turns in turns_K:

@@ -1,4 +1,4 @@
-"""Advantages over turns, and over whole trajectories.
+"""Advantage estimation over turns and over whole trajectories.
 
 Axes: R rows, T turns (time), N environments, G response tokens, K trajectories.
 """
@@ -100,7 +100,7 @@ def _gather_left(x_RG: Tensor, live_RG: Tensor, slots_RG: Tensor) -> Tensor:
 
 
 def _discounted_suffix_sums(x_RG: Tensor, decay: float) -> Tensor:
-    """sum over j >= i of decay^(j-i) x[j], by doubling: log2(tokens) passes over the whole tensor."""
+    """Return the sum over j >= i of decay^(j-i) x[j], by doubling: log2(tokens) passes over the whole tensor."""
     sums = x_RG.clone()
     shift = 1
     while shift < x_RG.shape[1] and decay != 0.0:
@@ -111,7 +111,7 @@ def _discounted_suffix_sums(x_RG: Tensor, decay: float) -> Tensor:
 
 
 def _follow_turns(first_R: Tensor, reach_R: Tensor, num_environments: int) -> Tensor:
-    """Return the estimate of each row's next turn, from the last turn backwards; zero after the last."""
+    """Return the advantage estimate of each row's next turn, computed backwards from the last turn, which has 0."""
     first_TN, reach_TN = first_R.view(-1, num_environments), reach_R.view(-1, num_environments)
     following_TN = torch.zeros_like(first_TN)
     for t in range(first_TN.shape[0] - 2, -1, -1):
@@ -120,7 +120,7 @@ def _follow_turns(first_R: Tensor, reach_R: Tensor, num_environments: int) -> Te
 
 
 def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """Bring advantages to mean 0 and unbiased variance 1 over the mask; shapes (rows, response tokens)."""
+    """Normalize advantages to mean 0 and unbiased variance 1 over the mask; both of shape (rows, response tokens)."""
     mask = response_mask.bool()
     kept = advantages[mask]
     variance = kept.var(unbiased=True) if kept.numel() > 1 else kept.new_ones(())
@@ -128,10 +128,10 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise: bool) -> Tensor:
-    """Return the advantage of each trajectory over its group (verl's GRPO), shape (trajectories,).
+    """Return the advantage of each trajectory in its group by verl's GRPO (arXiv:2402.03300), shape (trajectories,).
 
-    Failed trajectories are not among these: the others are compared with each other alone. One that is left alone in
-    its group has nothing to be compared with, and so no advantage.
+    Failed trajectories are not included: the others are compared among themselves. The advantage of a trajectory that
+    is alone in its group is 0.
     """
     # verl's module takes seconds to import.
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage

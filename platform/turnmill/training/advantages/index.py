@@ -19,7 +19,7 @@ class TrajectoryIndex:
 
     @classmethod
     def of(cls, keys: Sequence[str], lengths_R: Tensor) -> "TrajectoryIndex":
-        """Index rows by their keys, {task}_{sample}_{row}; trajectories keep the order in which they first occur."""
+        """Index rows by their keys, {task}_{sample}_{row}; trajectories are in the order of their first rows."""
         rows: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
             rows.setdefault(trajectory_of(key), []).append(position)
@@ -28,12 +28,12 @@ class TrajectoryIndex:
 
     @property
     def last_rows(self) -> list[int]:
-        """The position of each trajectory's last row."""
+        """Position of each trajectory's last row."""
         return [rows[-1] for rows in self.rows_K]
 
     @property
     def trajectory_of_row(self) -> Tensor:
-        """The trajectory of each row."""
+        """Number of each row's trajectory, shape (rows,)."""
         found = torch.zeros(len(self.lengths_R), dtype=torch.long)
         for trajectory, rows in enumerate(self.rows_K):
             found[list(rows)] = trajectory
@@ -57,12 +57,12 @@ class TrajectoryIndex:
 
 
 def trajectory_of(key: str) -> str:
-    """Return the trajectory's part, {task}_{sample}, of a row's key."""
+    """Return the trajectory of a row, {task}_{sample}, from its key."""
     return key.rsplit("_", 1)[0]
 
 
 def group_of(key: str) -> str:
-    """Return the task's part of a row's key; the trajectories of a task are a group."""
+    """Return the task of a row from its key; trajectories of the same task are a group."""
     return key.rsplit("_", 2)[0]
 
 

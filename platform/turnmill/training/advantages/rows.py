@@ -1,4 +1,4 @@
-"""The rows of a step, as algorithms read them.
+"""Rows of a step as input of algorithms.
 
 Axes: R rows, G response tokens, K trajectories, L tokens of a whole trajectory.
 """
@@ -15,42 +15,42 @@ from turnmill.training.advantages.index import TrajectoryIndex, group_of
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The keys, masks and rewards of a step's rows."""
+    """Keys, masks and rewards of a step's rows."""
 
     keys: Sequence[str]
-    """Of the rows: {task}_{sample}_{row}."""
+    """Key of each row: {task}_{sample}_{row}."""
 
     lengths_R: Tensor
     mask_RG: Tensor
     scores_RG: Tensor
-    """Rewards as the tasks gave them."""
+    """Rewards from the tasks or environments."""
 
     rewards_RG: Tensor
-    """Scores less penalties."""
+    """Scores minus penalties."""
 
     own_scores: bool = False
-    """True where each row has rewards of its own; else each has those of its trajectory, which count once."""
+    """True if each row has rewards of its own; otherwise each repeats those of its trajectory, which count once."""
 
     values_RG: Tensor | None = None
-    """Of the critic, where there is one."""
+    """The critic's values; None without a critic."""
 
     states_R: Sequence[str] = ()
-    """The state in which each row's turn began, where rows are turns."""
+    """State before the turn of each row; empty if rows are no turns."""
 
     @property
     def situations(self) -> list[str]:
-        """Names that are equal where turns of the same task began in the same state."""
+        """Task and state of each row; equal for turns of the same task that began in the same state."""
         return [f"{group_of(key)}/{state}" for key, state in zip(self.keys, self.states_R, strict=True)]
 
     @property
     def same_state_ratio(self) -> float:
-        """Share of the turns that began in a state in which another turn of the same task began."""
+        """Share of turns that began in the same state as another turn of their task."""
         return 1.0 - singleton_groups(self.situations).double().mean().item()
 
     def counted_rewards(self, index: TrajectoryIndex) -> Tensor:
         """Return the rewards, shape (rows, response tokens), with each trajectory's score counted once.
 
-        Where rows repeat the score of their trajectory, only its last row keeps it; penalties of every row stay.
+        If rows repeat the score of their trajectory, only the last row keeps it; penalties of all rows are kept.
         """
         if self.own_scores:
             return self.rewards_RG

@@ -1,4 +1,4 @@
-"""The agent kinds: what each type of agent loop brings to a run beside its settings, one module for each."""
+"""Agent kinds, one module each: the classes, services and verl settings of a type of agent loop."""
 
 from turnmill.training.agent_kinds.table import AGENT_KINDS, agent_kind, agent_kind_class
 

@@ -1,4 +1,4 @@
-"""The base class of agent kinds."""
+"""Base class of agent kinds."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,25 +24,25 @@ TRAJECTORY_TRAINERS: Mapping[str, str] = {
 
 
 class AgentKind(Generic[Agent]):
-    """What one type of agent loop brings to a run: its classes, its services, its part of verl's configuration.
+    """Classes, services and verl settings of one type of agent loop.
 
-    Classes are named as `package.module:Class`, so that the table of kinds can be read without importing them.
+    Classes are given as `package.module:Class`, so that the table of kinds can be read without importing them.
     """
 
     manager: ClassVar[str]
-    """The manager that spreads the prompts of a step over agent loop workers (verl's `AgentLoopManager`)."""
+    """Class that distributes the prompts of a step to agent loop workers (verl's `AgentLoopManager`)."""
 
     trainers: ClassVar[Mapping[str, str]] = TRAJECTORY_TRAINERS
     """The trainers, by `training.mode`."""
 
     warm_start_recipe: ClassVar[str | None] = None
-    """The demonstrations that a tiny model is taught by; None where no tiny model can be made."""
+    """Class that gathers the demonstrations of a warm start; None if the kind supports no warm start."""
 
     uses_store: ClassVar[bool] = True
-    """True where turns in flight are kept in the trajectory store, so that another process can go on with them."""
+    """True if turns in flight are kept in the trajectory store, so that another process can resume them."""
 
     options_model: ClassVar[type[Settings]] = NoOptions
-    """The model of `agent.options`, for kinds from outside this package."""
+    """Model of `agent.options`, for kinds from outside this package."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -53,27 +53,27 @@ class AgentKind(Generic[Agent]):
     # ---- classes ----
 
     def manager_path(self, job: AgentTrainingJob) -> str:
-        """Return the name of the manager, as `package.module:Class`."""
+        """Return the manager class, as `package.module:Class`."""
         return self.manager
 
     def manager_class(self, job: AgentTrainingJob) -> type[Any]:
-        """Import the manager."""
+        """Import the manager class."""
         manager: type[Any] = import_object(self.manager_path(job))
         return manager
 
     def trainer_paths(self, job: AgentTrainingJob) -> Mapping[str, str]:
-        """Return the names of the trainers, by `training.mode`."""
+        """Return the trainer classes as `package.module:Class`, by `training.mode`."""
         return self.trainers
 
     def trainer_class(self, job: AgentTrainingJob) -> type[Any]:
-        """Import the trainer of the job's mode."""
+        """Import the trainer class of the job's mode."""
         trainer: type[Any] = import_object(self.trainer_paths(job)[job.spec.training.mode])
         return trainer
 
     # ---- configuration ----
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return what the agent loop asks of verl's configuration, by verl's dotted names."""
+        """Return the settings that the agent loop needs, by verl's dotted names."""
         rollout = "actor_rollout_ref.rollout"
         return {
             "data.custom_cls.name": "TaskRows",
@@ -87,47 +87,47 @@ class AgentKind(Generic[Agent]):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The tokens that the prompt of a row may have."""
+        """Maximum number of tokens in the prompt of a row."""
         raise NotImplementedError
 
     @property
     def max_response_tokens(self) -> int:
-        """The tokens that the response of a row may have, in training and validation."""
+        """Maximum number of tokens in the response of a row, in training and validation."""
         return self.agent.response_token_limit
 
     # ---- services ----
 
     def needs_tool_server(self) -> bool:
-        """Return True where the agent calls a tool server and its settings give no address."""
+        """Return True if the agent calls a tool server and its settings give no address."""
         return False
 
     def tools_to_serve(self) -> str | None:
-        """Return the tools of the server that a run on one machine starts for itself; None for no server."""
+        """Return the tools of the server that a run on one machine starts, separated by commas; None for no server."""
         return None
 
     # ---- the command line ----
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield what `turnmill check` finds wrong with the agent and with what it acts on."""
+        """Yield the problems that `turnmill check` finds with the agent and its environment or tasks."""
         yield from ()
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield a problem where a warm start has nothing to imitate; called for jobs with `model.warmStart`."""
+        """Yield a problem if a warm start has nothing to imitate; called for jobs with `model.warmStart`."""
         yield from ()
 
     def describe_environment(self, job: AgentTrainingJob) -> str:
-        """Return what the agent acts on, in a few words."""
+        """Return the environment or tasks in a few words."""
         return job.spec.environment.label
 
     def describe_step(self, job: AgentTrainingJob) -> str:
-        """Return how much a step holds, in a few words."""
+        """Return the size of a step in a few words."""
         return f"{job.spec.tasks_per_step} tasks, {job.spec.group_size} trajectories each"
 
 
 def token_limits(*, prompt: int, response: int) -> dict[str, int]:
-    """Return the settings of verl for rows of so many tokens."""
+    """Return verl's settings for rows with at most `prompt` and `response` tokens."""
     return {
         "data.max_prompt_length": prompt,
         "data.max_response_length": response,

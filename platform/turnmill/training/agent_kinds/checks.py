@@ -1,4 +1,4 @@
-"""What `turnmill check` looks at beyond the job file: environments, tasks, agents, and those that teach them."""
+"""Checks of `turnmill check` beyond the job file: environments, tasks, agents, and experts for a warm start."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ TEACHERS = ("arithmetic", "calculator")
 
 
 def environment_problems(values: Values) -> Iterator[Problem]:
-    """Yield problems with the environment's name, its task and its options: it is created and closed."""
+    """Yield problems with the environment's name, task and options; it is created and closed to find them."""
     from turnmill.environments import create, find
 
     if values["spec.environment.python"] is not None:
@@ -48,7 +48,7 @@ def environment_problems(values: Values) -> Iterator[Problem]:
 
 
 def _other_interpreter_problems(values: Values) -> Iterator[Problem]:
-    """Yield a problem with an environment that another interpreter is to run: it is created there and closed."""
+    """Yield a problem if an environment with an interpreter of its own cannot be created there."""
     from turnmill.environments.runtime.process import EnvironmentProcess
     from turnmill.environments.runtime.worker import WorkerSettings
 
@@ -72,7 +72,7 @@ def _other_interpreter_problems(values: Values) -> Iterator[Problem]:
 
 
 def grl_problems(values: Values) -> Iterator[Problem]:
-    """Yield problems with GRL's agents and with their environments: each is created and closed."""
+    """Yield problems with GRL's agents and their environments; each is created and closed to find them."""
     from turnmill.environments.grl.agent_adapter import agent_of
     from turnmill.jobs.grl_agent import NamedAgent
 
@@ -88,7 +88,7 @@ def grl_problems(values: Values) -> Iterator[Problem]:
 
 
 def task_problems(values: Values, *, as_json: bool = False) -> Iterator[Problem]:
-    """Yield problems with the tasks; `as_json` asks that their data fit into JSON, for tools over HTTP."""
+    """Yield problems with the tasks; `as_json` requires that their data can be sent as JSON, for tools over HTTP."""
     from turnmill.tasks import create_source
 
     if not values.within("spec.environment.options"):
@@ -102,7 +102,7 @@ def task_problems(values: Values, *, as_json: bool = False) -> Iterator[Problem]
 
 
 def expert_problems(values: Values) -> Iterator[Problem]:
-    """Yield a problem where the environment has no expert to imitate."""
+    """Yield a problem if the environment has no expert to imitate."""
     from turnmill.environments import find
 
     name = values["spec.environment.name"]
@@ -116,7 +116,7 @@ def expert_problems(values: Values) -> Iterator[Problem]:
 
 
 def demonstration_problems(values: Values) -> Iterator[Problem]:
-    """Yield a problem where the tasks have no demonstrations to imitate."""
+    """Yield a problem if the tasks have no demonstrations to imitate."""
     from turnmill.tasks.registry import find_source
 
     name = values["spec.environment.name"]

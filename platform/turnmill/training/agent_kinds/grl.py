@@ -1,4 +1,4 @@
-"""Agents of type `grl`: groups of GRL's agents, each group with a size of its own."""
+"""The agent kind `grl`: groups of GRL's agents, each group with a size of its own."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ class GrlKind(AgentKind[GrlAgent]):
     warm_start_recipe = "turnmill.training.warm_start.recipes:GrlRecipe"
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return what groups of agents ask of verl's configuration."""
+        """Return the settings that groups of agents need, by verl's dotted names."""
         greedy, validation = self.agent.validation_sampling == "greedy", "actor_rollout_ref.rollout.val_kwargs"
         return super().verl_settings(job) | {
             f"{validation}.temperature": 0 if greedy else self.agent.temperature,
@@ -32,19 +32,19 @@ class GrlKind(AgentKind[GrlAgent]):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The tokens of a conversation that the policy reads."""
+        """Maximum number of tokens of a conversation that the policy reads."""
         return self.agent.max_prompt_length
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield what is wrong with the agents and their environments."""
+        """Yield problems with the agents and their environments."""
         yield from checks.grl_problems(values)
 
     def describe_environment(self, job: AgentTrainingJob) -> str:
-        """Return the names of the agents that learn."""
+        """Return the names of the agents that are trained."""
         return ", ".join(agent.name for agent in self.agent.learning_agents)
 
     def describe_step(self, job: AgentTrainingJob) -> str:
-        """Return how many groups and episodes a step has."""
+        """Return the number of groups and episodes of a step."""
         groups = self.agent.training_groups
         return f"{len(groups)} groups, {sum(group.size for group in groups)} episodes"

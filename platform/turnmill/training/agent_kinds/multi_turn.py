@@ -1,4 +1,4 @@
-"""Agents of type `multi_turn`: verl's own agent loops, by verl's own names."""
+"""The agent kind `multi_turn`: verl's own agent loops, with verl's names of settings."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -18,20 +18,20 @@ PACKAGE = "pkg://"
 
 
 class MultiTurnKind(AgentKind[MultiTurnAgent]):
-    """Conversations in which the policy calls functions by its model's own format."""
+    """Conversations in which the policy calls functions in the model's own format."""
 
     manager = "turnmill.rollout.multi_turn.worker:MultiTurnManager"
     warm_start_recipe = "turnmill.training.warm_start.recipes:TaskRecipe"
 
     def manager_class(self, job: AgentTrainingJob) -> type[Any]:
-        """Import the manager, the user's own where the job names one."""
+        """Import the manager class, or the user's own if the job names one."""
         from turnmill.rollout.multi_turn.worker import manager_class
 
         manager: type[Any] = manager_class(self.agent.agent_loop_manager_class)
         return manager
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return verl's `rollout.multi_turn` and `rollout.agent`, setting by setting."""
+        """Return the settings under verl's `rollout.multi_turn` and `rollout.agent`."""
         agent, rollout = self.agent, "actor_rollout_ref.rollout"
         multi_turn, loops = f"{rollout}.multi_turn", f"{rollout}.agent"
         return super().verl_settings(job) | {
@@ -54,24 +54,24 @@ class MultiTurnKind(AgentKind[MultiTurnAgent]):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The tokens that a task's prompt may have."""
+        """Maximum number of tokens of a task's prompt."""
         return self.agent.max_prompt_length
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield what is wrong with the tasks."""
+        """Yield problems with the tasks."""
         yield from checks.task_problems(values)
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield a problem where the tasks have no demonstrations."""
+        """Yield a problem if the tasks have no demonstrations."""
         yield from checks.demonstration_problems(values)
 
 
 def existing_file(field: str, path: str | None) -> str | None:
-    """Return the path of a file that the agent names, also as `pkg://package/path` within an installed package.
+    """Return the path of a file that the agent's settings name; `pkg://package/path` is a file of an installed package.
 
-    Raises SettingsError where there is no such file.
+    Raises SettingsError if there is no such file.
     """
     if path is None:
         return None

@@ -1,15 +1,15 @@
-"""The base class of agent kinds from outside this package."""
+"""Base class of agent kinds from outside this package."""
 
 from turnmill.jobs.plugin_agent import PluginAgent
 from turnmill.training.agent_kinds.base import AgentKind
 
 
 class PluginKind(AgentKind[PluginAgent]):
-    """An agent kind whose job file names it as `package.module:Class`; see docs/plugins.md."""
+    """An agent kind that a job file names as `package.module:Class`; see docs/plugins.md."""
 
     uses_store = False
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The tokens that a task's prompt may have."""
+        """Maximum number of tokens of a task's prompt."""
         return self.agent.max_prompt_length

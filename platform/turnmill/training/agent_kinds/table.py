@@ -1,4 +1,4 @@
-"""The agent kinds, by the type of their settings; the table is `turnmill.jobs.agent`."""
+"""Agent kinds by the type of their settings; the table is `turnmill.jobs.agent`."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ AGENT_KINDS = implementations(AgentSettings)
 
 
 def agent_kind_class(agent_type: str) -> type[AgentKind[Any]]:
-    """Return the class of the kind that `agent.type` of a job names, from the table or as `package.module:Class`.
+    """Return the class for `agent.type` of a job, from the table or by its path `package.module:Class`.
 
-    Raises SettingsError for a class from outside this package that cannot be imported, or is no agent kind.
+    Raises PluginError if a class from outside this package cannot be imported, or is no subclass of AgentKind.
     """
     if agent_type not in AGENT_KINDS:
         return plugin_class("agent", agent_type, AgentKind)
@@ -22,5 +22,5 @@ def agent_kind_class(agent_type: str) -> type[AgentKind[Any]]:
 
 
 def agent_kind(agent: AgentSettings) -> AgentKind[Any]:
-    """Return the kind of an agent, made of the agent's settings."""
+    """Return the agent kind with an agent's settings."""
     return agent_kind_class(agent.type)(agent)

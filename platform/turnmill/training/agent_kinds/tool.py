@@ -1,4 +1,4 @@
-"""Agents of type `tool`: responses and the observations of tools that a server runs, in one context."""
+"""The agent kind `tool`: responses and observations of a tool server in one context."""
 
 from collections.abc import Iterator
 
@@ -12,40 +12,40 @@ from turnmill.training.agent_kinds.base import AgentKind
 
 
 class ToolKind(AgentKind[ToolAgent]):
-    """Trajectories with tools, over a tool server and the trajectory store."""
+    """Trajectories with tools, which use a tool server and the trajectory store."""
 
     manager = "turnmill.rollout.tool_agent.worker:ToolLoopManager"
     warm_start_recipe = "turnmill.training.warm_start.recipes:TaskRecipe"
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return what trajectories with tools ask of verl's configuration."""
+        """Return the settings that trajectories with tools need, by verl's dotted names."""
         log_probs = {"actor_rollout_ref.rollout.calculate_log_probs": self.agent.logprobs}
         return super().verl_settings(job) | log_probs
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The tokens that a task's prompt may have."""
+        """Maximum number of tokens of a task's prompt."""
         return self.agent.max_prompt_length
 
     @property
     def max_response_tokens(self) -> int:
-        """The tokens after the prompt, in training and validation."""
+        """Maximum number of tokens after the prompt, in training and validation."""
         return max(self.agent.max_response_length, self.agent.val_max_response_length or 0)
 
     def needs_tool_server(self) -> bool:
-        """Return True where the settings give no address."""
+        """Return True if the settings give no address of a tool server."""
         return self.agent.tool_server_url is None
 
     def tools_to_serve(self) -> str | None:
-        """Return the tools that trajectories call, unless they call none or a server that exists."""
+        """Return the tools that the run's own server offers; None if trajectories call no tools or another server."""
         return self.agent.tool_type if self.agent.enable_agent and self.needs_tool_server() else None
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield what is wrong with the tasks: where tools are called, their data must fit into JSON."""
+        """Yield problems with the tasks; with tools, their data must fit into JSON."""
         yield from checks.task_problems(values, as_json=values["spec.agent.enableAgent"])
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield a problem where the tasks have no demonstrations."""
+        """Yield a problem if the tasks have no demonstrations."""
         yield from checks.demonstration_problems(values)

@@ -1,4 +1,4 @@
-"""Agents of type `verlog`: environments played turn by turn, each turn a row of its own."""
+"""The agent kind `verlog`: episodes in environments, with each turn as a row of its own."""
 
 from collections.abc import Iterator, Mapping
 
@@ -24,17 +24,17 @@ class VerlogKind(AgentKind[VerlogAgent]):
     uses_store = False
 
     def manager_path(self, job: AgentTrainingJob) -> str:
-        """Return the manager of turns or of whole episodes."""
+        """Return the manager class for turns or for whole episodes."""
         if job.spec.learns_from_turns:
             return "turnmill.rollout.verlog.turn_loop_worker:TurnLoopManager"
         return "turnmill.rollout.verlog.episode_loop_worker:EpisodeLoopManager"
 
     def trainer_paths(self, job: AgentTrainingJob) -> Mapping[str, str]:
-        """Return the trainers over turns or over whole episodes."""
+        """Return the trainer classes for turns or for whole episodes."""
         return TURN_TRAINERS if job.spec.learns_from_turns else self.trainers
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return what turns, or whole episodes, ask of verl's configuration."""
+        """Return the settings that turns or whole episodes need, by verl's dotted names."""
         if not job.spec.learns_from_turns:
             return super().verl_settings(job)
         rollout = "actor_rollout_ref.rollout"
@@ -49,21 +49,21 @@ class VerlogKind(AgentKind[VerlogAgent]):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The tokens that a turn's prompt may have."""
+        """Maximum number of tokens of a turn's prompt."""
         return self.agent.max_prompt_tokens
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield what is wrong with the environment."""
+        """Yield problems with the environment."""
         yield from checks.environment_problems(values)
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield a problem where the environment has no expert."""
+        """Yield a problem if the environment has no expert."""
         yield from checks.expert_problems(values)
 
     def describe_step(self, job: AgentTrainingJob) -> str:
-        """Return how many turns or tasks a step has."""
+        """Return the number of turns or tasks of a step."""
         if job.spec.learns_from_turns:
             return f"{job.spec.turns_per_step} turns in {job.spec.environment.count} environments"
         return super().describe_step(job)

@@ -1,4 +1,4 @@
-"""The algorithms: how each learns from a step's rows, one module for each."""
+"""Algorithms, one module each: advantages, penalties, metrics and verl settings of a type of algorithm."""
 
 from turnmill.training.algorithms.table import ALGORITHMS, algorithm_class, algorithm_of, trajectory_algorithm_of
 

@@ -1,4 +1,4 @@
-"""The base classes of algorithms.
+"""Base classes of algorithms.
 
 Axes: R rows, G response tokens of a row, K trajectories, L tokens of a whole trajectory.
 """
@@ -29,20 +29,20 @@ LOSS_AVERAGES = {"token": "token-mean", "trajectory": "seq-mean-token-mean"}
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """The replay buffer that hands the rows of a step to the trainer, in place of verl's own."""
+    """Replay buffer that replaces verl's own; it hands the rows of a step to the trainer."""
 
     path: str
     """The class, as `package.module:Class`."""
 
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """What it finds in `sampler_kwargs`."""
+    """Values that the buffer reads from `sampler_kwargs`."""
 
 
 class Algorithm(Generic[OwnSettings]):
-    """How a policy learns from the rows of a step."""
+    """An algorithm that updates the policy from the rows of a step."""
 
     options_model: ClassVar[type[Settings]] = NoOptions
-    """The model of `algorithm.options`, for algorithms from outside this package."""
+    """Model of `algorithm.options`, for algorithms from outside this package."""
 
     def __init__(self, settings: OwnSettings) -> None:
         self.settings = settings
@@ -51,25 +51,25 @@ class Algorithm(Generic[OwnSettings]):
         )
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return what the algorithm asks of verl's configuration, by verl's dotted names."""
+        """Return the settings that the algorithm needs, by verl's dotted names."""
         raise NotImplementedError
 
     def sampler(self, *, is_async: bool) -> Sampler | None:
-        """Return the replay buffer; None for verl's own, which suffices where rollout and learning take turns."""
+        """Return the replay buffer; None for verl's own, which suffices if rollout and learning alternate."""
         return Sampler("turnmill.training.replay_buffers:StepReplayBuffer") if is_async else None
 
 
 class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
-    """An algorithm over whole trajectories: an estimator, and what goes with it."""
+    """An algorithm over whole trajectories: an advantage estimator, with its penalties, metrics and settings."""
 
     estimator: ClassVar[str] = "grpo"
-    """The estimator that verl is told of; turnmill computes advantages in its place."""
+    """Value of verl's `algorithm.adv_estimator`; turnmill computes the advantages itself."""
 
     normalizes_over_step: ClassVar[bool] = False
-    """True where advantages are brought to mean 0 and deviation 1 over the tokens of a step."""
+    """True if advantages are normalized to mean 0 and standard deviation 1 over the tokens of a step."""
 
     drops_singletons: ClassVar[bool] = False
-    """True where a trajectory that failures left alone in its group has no part in the step."""
+    """True if a trajectory is left out when failures have left it alone in its group."""
 
     # ---- advantages ----
 
@@ -90,8 +90,9 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
     ) -> tuple[Tensor, Tensor]:
         """Return advantages and returns of every token, both of shape (trajectories, tokens).
 
-        Advantages are 0 where the mask is. Failed trajectories are not among these: the others are compared with each
-        other alone, and one that is left alone in its group has no advantage.
+        Arguments have the same shape, except `groups_K`, the group of each trajectory. Advantages are 0 outside the
+        mask. Failed trajectories are not included: the others are compared among themselves, and one that is alone in
+        its group has no advantage.
         """
         mask_KL = mask_KL.to(rewards_KL.dtype)
         rewards_KL = move_to_trained_tokens(rewards_KL, mask_KL)
@@ -106,26 +107,30 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages and returns; rewards stand at tokens that are trained. The formula of the algorithm."""
+        """Return advantages and returns, both of shape (trajectories, tokens), by the algorithm's formula.
+
+        Rewards are 0 at tokens that are not trained.
+        """
         raise NotImplementedError
 
     # ---- what goes with it ----
 
     def penalties(self, lengths_R: Tensor, limit: int) -> Tensor:
-        """Return what is added to the reward of each row for its length, where a response may have `limit` tokens."""
+        """Return the penalty for each row's length, added to its reward, shape (rows,); `limit` is the maximum
+        length."""
         return torch.zeros_like(lengths_R, dtype=torch.float32)
 
     def metrics(self, rows: Rows, penalties_R: Tensor) -> dict[str, float]:
-        """Return metrics of the algorithm's own, of a step."""
+        """Return the algorithm's own metrics of a step."""
         return {}
 
     @property
     def critic_only_steps(self) -> int:
-        """The first steps of a run, in which the policy does not learn."""
+        """Number of first steps in which only the critic is trained."""
         return 0
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return mini-batches, the average of the loss, and the estimator, without a critic."""
+        """Return the settings of mini-batches, loss average and estimator, without a critic, by verl's dotted names."""
         return {
             "actor_rollout_ref.actor.ppo_mini_batch_size": self.minibatch_tasks(job),
             "actor_rollout_ref.actor.loss_agg_mode": LOSS_AVERAGES[self.settings.loss_average],
@@ -136,5 +141,5 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
         }
 
     def minibatch_tasks(self, job: AgentTrainingJob) -> int:
-        """Return the tasks of a mini-batch, which verl multiplies by the trajectories of each."""
+        """Return the tasks per mini-batch; verl multiplies them by the trajectories per task."""
         return self.settings.minibatch_tasks or job.spec.tasks_per_step

@@ -1,4 +1,4 @@
-"""The critic's part of verl's configuration."""
+"""verl's settings of the critic."""
 
 from typing import Protocol
 
@@ -6,15 +6,15 @@ from turnmill.jobs.verl_settings import VerlSettings
 
 
 class CriticSettings(Protocol):
-    """The settings of an algorithm with a critic."""
+    """Settings of an algorithm with a critic."""
 
     @property
     def value_clip(self) -> float:
-        """How far one update may move a value."""
+        """Clip range of the critic's values around those before the update."""
 
     @property
     def gradient_clip(self) -> float:
-        """Norm to which gradients are cut."""
+        """Maximum norm of the gradients."""
 
     @property
     def critic_learning_rate(self) -> float:
@@ -22,11 +22,11 @@ class CriticSettings(Protocol):
 
     @property
     def weight_decay(self) -> float:
-        """Decay of the weights."""
+        """Weight decay of the optimizer."""
 
     @property
     def learning_rate_schedule(self) -> str:
-        """How the learning rate changes until the last step."""
+        """Schedule of the learning rate until the last step: `constant` or `cosine`."""
 
 
 def critic_settings(settings: CriticSettings, *, minibatch: int, seed: int) -> VerlSettings:

@@ -1,4 +1,4 @@
-"""DAPO: GRPO with dynamic sampling and a soft limit on the length of responses.
+"""DAPO (Yu et al., 2025, arXiv:2503.14476): GRPO with dynamic sampling and a length penalty.
 
 Axes: R rows, K trajectories, L tokens of a whole trajectory.
 """
@@ -17,7 +17,7 @@ from turnmill.training.algorithms.grpo import group_advantages
 
 
 class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
-    """GRPO's comparison within the group; tasks whose trajectories all have the same reward are replaced."""
+    """GRPO's advantages; tasks whose trajectories all have the same reward are replaced."""
 
     estimator = "grpo"
     drops_singletons = True
@@ -25,11 +25,14 @@ class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the advantage of each trajectory in its group, at each of its tokens."""
+        """Return GRPO's advantage of each trajectory at each of its tokens; see `group_advantages`."""
         return group_advantages(rewards_KL, groups_K, normalise=self.settings.normalise)
 
     def penalties(self, lengths_R: Tensor, limit: int) -> Tensor:
-        """Return 0 up to the last `overlong.tokens` of the limit, then down to -`overlong.penalty`, shape (rows,)."""
+        """Return DAPO's soft overlong punishment, shape (rows,).
+
+        It is 0 up to `limit - overlong.tokens` tokens, and falls linearly to `-overlong.penalty` at `limit`.
+        """
         tokens = self.settings.overlong.tokens
         if tokens is None:
             return torch.zeros_like(lengths_R, dtype=torch.float32)
@@ -41,7 +44,7 @@ class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
         return {"turnmill/overlong_ratio": (penalties_R < 0).double().mean().item()}
 
     def sampler(self, *, is_async: bool) -> Sampler | None:
-        """Return the buffer that replaces tasks, unless the job takes tasks as they come."""
+        """Return the buffer for dynamic sampling, unless `dynamicSampling.maxBatches` is 1."""
         max_batches = self.settings.dynamic_sampling.max_batches
         if max_batches == 1:
             return super().sampler(is_async=is_async)
@@ -49,5 +52,5 @@ class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
         return Sampler(f"turnmill.training.dynamic_sampling:{name}", {"max_batches": max_batches})
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return whether advantages are in standard deviations, beside the settings of every algorithm."""
+        """Return the settings of every algorithm, and whether advantages are divided by the standard deviation."""
         return super().verl_settings(job) | {"algorithm.norm_adv_by_std_in_grpo": self.settings.normalise}

@@ -1,4 +1,4 @@
-"""GiGPO: an episode against its group, and a turn against the turns of the group that began in the same state.
+"""GiGPO (Feng et al., 2025, arXiv:2505.10978): episodes compared within their group, turns within the same state.
 
 Axes: R rows, G response tokens of a row, K trajectories, L tokens of a whole trajectory.
 """
@@ -18,13 +18,16 @@ from turnmill.training.algorithms.grpo import group_advantages
 
 
 class GigPoAlgorithm(TrajectoryAlgorithm[GigPo]):
-    """GRPO's comparison of episodes, and the same of turns with one state (anchor states)."""
+    """GRPO's advantages of episodes, plus advantages of turns that began in the same state (anchor states)."""
 
     estimator = "grpo"
     drops_singletons = True
 
     def advantages(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the advantages of episodes and turns together, and the returns of episodes."""
+        """Return the sum of the advantages of episodes and turns, and the returns of episodes.
+
+        Both have the shape (rows, response tokens).
+        """
         advantages_RG, returns_RG = super().advantages(rows)
         index = TrajectoryIndex.of(rows.keys, rows.lengths_R)
         of_turns_R = state_advantages(
@@ -39,15 +42,15 @@ class GigPoAlgorithm(TrajectoryAlgorithm[GigPo]):
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the advantage of each episode in its group, at each of its tokens."""
+        """Return GRPO's advantage of each episode at each of its tokens; see `group_advantages`."""
         return group_advantages(rewards_KL, groups_K, normalise=self.settings.normalise)
 
     def metrics(self, rows: Rows, penalties_R: Tensor) -> dict[str, float]:
-        """Return the share of turns that have others to be compared with."""
+        """Return the share of turns that began in the same state as another turn."""
         return {"turnmill/same_state_ratio": rows.same_state_ratio}
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return discount and scale of the comparison, beside the settings of every algorithm."""
+        """Return the settings of every algorithm, with discount and normalization."""
         return super().verl_settings(job) | {
             "algorithm.norm_adv_by_std_in_grpo": self.settings.normalise,
             "algorithm.gamma": self.settings.gamma,

@@ -1,4 +1,4 @@
-"""PPO over whole trajectories: GAE over all tokens that the policy generated, with a critic.
+"""PPO (Schulman et al., 2017, arXiv:1707.06347) over whole trajectories, with a critic and GAE.
 
 Axes: K trajectories, L tokens of a whole trajectory.
 """
@@ -15,7 +15,7 @@ from turnmill.training.algorithms.critic import critic_settings
 
 
 class PpoAlgorithm(TrajectoryAlgorithm[Ppo]):
-    """verl's GAE, from token to token."""
+    """verl's GAE (Schulman et al., 2015, arXiv:1506.02438) over all tokens that the policy generated."""
 
     estimator = "gae"
     normalizes_over_step = True
@@ -23,7 +23,7 @@ class PpoAlgorithm(TrajectoryAlgorithm[Ppo]):
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return verl's `compute_gae_advantage_return`."""
+        """Return the result of verl's `compute_gae_advantage_return`, both of shape (trajectories, tokens)."""
         # verl's module takes seconds to import.
         from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 
@@ -35,11 +35,11 @@ class PpoAlgorithm(TrajectoryAlgorithm[Ppo]):
 
     @property
     def critic_only_steps(self) -> int:
-        """The first steps of a run, in which the critic learns alone."""
+        """Number of first steps in which only the critic is trained."""
         return self.settings.critic_warmup_steps
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return the critic's settings and GAE's discounts, beside those of every algorithm."""
+        """Return the settings of every algorithm, with those of the critic and GAE's discounts."""
         critic = critic_settings(self.settings, minibatch=self.minibatch_tasks(job), seed=job.spec.training.seed)
         return (
             super().verl_settings(job)

@@ -1,4 +1,4 @@
-"""REINFORCE++, with and without a baseline: rewards whitened over all tokens of a step.
+"""REINFORCE++ (Hu, 2025, arXiv:2501.03262), with and without a baseline: rewards whitened over all tokens of a step.
 
 Axes: K trajectories, L tokens of a whole trajectory.
 """
@@ -17,7 +17,7 @@ from turnmill.training.algorithms.base import TrajectoryAlgorithm
 
 
 class ReinforcePlusPlusAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlus]):
-    """Discounted rewards, whitened."""
+    """Discounted rewards, whitened over the tokens of a step."""
 
     estimator = "reinforce_plus_plus"
     normalizes_over_step = True
@@ -25,7 +25,8 @@ class ReinforcePlusPlusAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlus]):
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return verl's `compute_reinforce_plus_plus_outcome_advantage`."""
+        """Return the result of verl's `compute_reinforce_plus_plus_outcome_advantage`, both of shape (trajectories,
+        tokens)."""
         from verl.trainer.config import AlgoConfig
         from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_outcome_advantage
 
@@ -34,12 +35,12 @@ class ReinforcePlusPlusAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlus]):
         return found
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return the discount, beside the settings of every algorithm."""
+        """Return the settings of every algorithm, with the discount."""
         return super().verl_settings(job) | {"algorithm.gamma": self.settings.gamma}
 
 
 class ReinforcePlusPlusBaselineAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlusBaseline]):
-    """Rewards less the mean of the group, whitened."""
+    """Rewards minus the mean of the group, whitened over the tokens of a step."""
 
     estimator = "reinforce_plus_plus_baseline"
     normalizes_over_step = True
@@ -48,7 +49,8 @@ class ReinforcePlusPlusBaselineAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlusBa
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return verl's `compute_reinforce_plus_plus_baseline_outcome_advantage`."""
+        """Return verl's `compute_reinforce_plus_plus_baseline_outcome_advantage`, both of shape (trajectories,
+        tokens)."""
         from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_baseline_outcome_advantage
 
         index = np.array(groups_K, dtype=object)

@@ -1,4 +1,4 @@
-"""RLOO: the reward of a trajectory against the mean of the others of its group.
+"""RLOO (Ahmadian et al., 2024, arXiv:2402.14740): rewards minus the mean of the others in the group.
 
 Axes: K trajectories, L tokens of a whole trajectory.
 """
@@ -21,7 +21,7 @@ class RlooAlgorithm(TrajectoryAlgorithm[Rloo]):
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return verl's `compute_rloo_outcome_advantage`."""
+        """Return the result of verl's `compute_rloo_outcome_advantage`, both of shape (trajectories, tokens)."""
         # verl's module takes seconds to import.
         from verl.trainer.ppo.core_algos import compute_rloo_outcome_advantage
 

@@ -1,4 +1,4 @@
-"""The algorithms, by the type of their settings; the table is `turnmill.jobs.algorithm`."""
+"""Algorithms by the type of their settings; the table is `turnmill.jobs.algorithm`."""
 
 from typing import Any
 
@@ -12,9 +12,10 @@ ALGORITHMS = implementations(AlgorithmSettings)
 
 
 def algorithm_class(algorithm_type: str) -> type[Algorithm[Any]]:
-    """Return the class that `algorithm.type` of a job names, from the table or as `package.module:Class`.
+    """Return the class for `algorithm.type` of a job, from the table or by its path `package.module:Class`.
 
-    Raises SettingsError for a class from outside this package that cannot be imported, or is no algorithm.
+    Raises PluginError if a class from outside this package cannot be imported, or is no subclass of
+    TrajectoryAlgorithm.
     """
     if algorithm_type not in ALGORITHMS:
         return plugin_class("algorithm", algorithm_type, TrajectoryAlgorithm)
@@ -23,12 +24,12 @@ def algorithm_class(algorithm_type: str) -> type[Algorithm[Any]]:
 
 
 def algorithm_of(settings: AlgorithmSettings) -> Algorithm[Any]:
-    """Return the algorithm that a job asks for, made of its settings."""
+    """Return the algorithm with its settings."""
     return algorithm_class(settings.type)(settings)
 
 
 def trajectory_algorithm_of(settings: TrajectoryAlgorithmSettings) -> TrajectoryAlgorithm[Any]:
-    """Return the algorithm of a job that learns from whole trajectories, made of its settings."""
+    """Return the algorithm of a job that learns from whole trajectories."""
     algorithm = algorithm_class(settings.type)(settings)
     assert isinstance(algorithm, TrajectoryAlgorithm)
     return algorithm

@@ -1,4 +1,4 @@
-"""Turn-level PPO: GAE with one discount within a turn and another between turns (Verlog).
+"""Turn-level PPO (Verlog): GAE with one discount within a turn and another between turns.
 
 Axes: R rows, G response tokens.
 """
@@ -19,7 +19,10 @@ class TurnPpoAlgorithm(Algorithm[TurnPpo]):
     def estimate(
         self, rewards_RG: Tensor, values_RG: Tensor, mask_RG: Tensor, dones_R: Tensor, *, num_environments: int
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages and returns of time-major rows, whitened where the job says so; see `dual_discount_gae`."""
+        """Return advantages and returns, both of shape (rows, response tokens); see `dual_discount_gae`.
+
+        Rows are time-major. Advantages are whitened if the job says so.
+        """
         settings = self.settings
         advantages_RG, returns_RG = dual_discount_gae(
             rewards_RG,
@@ -35,7 +38,7 @@ class TurnPpoAlgorithm(Algorithm[TurnPpo]):
         return (whiten(advantages_RG, mask_RG) if settings.whiten else advantages_RG), returns_RG
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
-        """Return mini-batches of turns, a critic, and an estimator in whose place turnmill's own is."""
+        """Return the settings of mini-batches of turns and of the critic, by verl's dotted names."""
         minibatch = self.settings.minibatch_turns
         return critic_settings(self.settings, minibatch=minibatch, seed=job.spec.training.seed) | {
             "actor_rollout_ref.actor.ppo_mini_batch_size": minibatch,

@@ -1,1 +1,1 @@
-"""Batches of a step: what the rows of a queue hold, their rewards and their metrics."""
+"""Batches of a step: rows read from the queue, with their rewards and metrics."""

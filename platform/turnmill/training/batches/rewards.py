@@ -1,4 +1,4 @@
-"""Quantiles of the rewards of a step.
+"""Reward quantiles of a step.
 
 Axes: K episodes.
 """
@@ -10,7 +10,7 @@ from turnmill.observability.prometheus import REWARD_QUANTILES
 
 
 def reward_quantiles(rewards_K: Tensor) -> dict[str, float]:
-    """Return quantiles of the rewards of the episodes, by metric name; an empty mapping without episodes."""
+    """Return quantiles of the episodes' rewards, by metric name; an empty mapping without episodes."""
     if not len(rewards_K):
         return {}
     found = torch.quantile(rewards_K.double(), torch.tensor([float(q) for q in REWARD_QUANTILES], dtype=torch.double))

@@ -1,4 +1,4 @@
-"""A step's trajectories: those that can be learned from with their rows, and those that failed.
+"""Trajectories of a step: those to train on with their rows, and those that failed.
 
 Axes: R rows, G response tokens, K trajectories; a trajectory whose context rolled over has several rows.
 """
@@ -27,21 +27,21 @@ from turnmill.training.dataset import select
 Summary = TypeVar("Summary", bound=EpisodeSummary)
 
 DROPPED = "dropped"
-"""Key of a batch's `extra_info` with its `Dropped` tasks."""
+"""Key of the `Dropped` tasks in a batch's `extra_info`."""
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Tasks that were replaced by others because all of their trajectories had the same reward."""
+    """Tasks that were replaced because all of their trajectories had the same reward."""
 
     num_tasks: int = 0
     summaries: tuple[EpisodeSummary, ...] = ()
-    """Of each trajectory."""
+    """Summary of each trajectory."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The trajectories of a batch by what became of them."""
+    """Trajectories of a batch: survivors, failed and dropped ones."""
 
     survivors: KVBatchMeta
     failed: KVBatchMeta
@@ -59,16 +59,16 @@ class Split:
 
     @property
     def num_trajectories(self) -> int:
-        """Number of trajectories that ended, one way or another."""
+        """Number of trajectories that have ended, failed and dropped ones included."""
         return len(set(map(trajectory_of, self.survivors.keys))) + len(self.failed.keys) + len(self.dropped.summaries)
 
     @property
     def failed_ratio(self) -> float:
-        """Share of the trajectories that failed."""
+        """Share of trajectories that failed."""
         return len(self.failed.keys) / max(1, self.num_trajectories)
 
     def require_few_failures(self, limit: float, what: str) -> None:
-        """Raise RunFailedError where infrastructure, and not the agent, decides how trajectories end."""
+        """Raise RunFailedError if the share of failed trajectories exceeds `limit`, or none survived."""
         if self.survivors.keys and self.failed_ratio <= limit:
             return
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
@@ -89,7 +89,7 @@ def split(batch: KVBatchMeta) -> Split:
 
 
 def last_rows(keys: Sequence[str]) -> list[int]:
-    """Return the position of each trajectory's last row, in the order in which the trajectories come."""
+    """Return the position of each trajectory's last row, in the order of the trajectories' first rows."""
     last: dict[str, int] = {}
     for position, key in enumerate(keys):
         known = last.get(trajectory_of(key))
@@ -110,17 +110,17 @@ class TrajectoryBatch:
     prompt_lengths_R: Tensor
     response_lengths_R: Tensor
     summaries: tuple[EpisodeSummary, ...]
-    """Of each trajectory."""
+    """Summary of each trajectory."""
 
     num_unsampled_tokens: int = 0
-    """Trained tokens that are not those which the engine sampled."""
+    """Number of trained tokens that differ from those that the engine sampled."""
 
     values_RG: Tensor | None = None
     """The critic's values."""
 
     @classmethod
     def read(cls, meta: KVBatchMeta, *, with_reference: bool, with_values: bool = False) -> "TrajectoryBatch":
-        """Fetch a step's rows."""
+        """Fetch a step's rows from the queue."""
         fields = ["prompts", "responses", "response_mask", "rm_scores", "old_log_probs", EPISODE_SUMMARY]
         fields += ["ref_log_prob"] * with_reference + ["values"] * with_values
         data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=fields)
@@ -139,7 +139,7 @@ class TrajectoryBatch:
         )
 
     def with_rewards(self, rewards_RG: Tensor) -> Rows:
-        """Return what advantages are estimated from."""
+        """Return the rows as input of an advantage estimator."""
         return Rows(
             keys=self.meta.keys,
             lengths_R=self.response_lengths_R,
@@ -153,7 +153,7 @@ class TrajectoryBatch:
 
     @property
     def states_R(self) -> tuple[str, ...]:  # noqa: N802 (named for its axis)
-        """The state before each row; empty where rows are no turns."""
+        """State before the turn of each row; empty if rows are no turns."""
         return tuple(
             summary.row_states[row_number(key)] if summary.rows_are_turns else ""
             for key, summary in zip(self.meta.keys, self._summaries_R, strict=True)
@@ -161,31 +161,31 @@ class TrajectoryBatch:
 
     @property
     def _summaries_R(self) -> list[EpisodeSummary]:  # noqa: N802 (named for its axis)
-        """The summary of each row's trajectory."""
+        """Summary of each row's trajectory."""
         names = [trajectory_of(key) for key in self.meta.keys]
         of_trajectory = dict(zip((names[row] for row in last_rows(self.meta.keys)), self.summaries, strict=True))
         return [of_trajectory[name] for name in names]
 
     def by_trajectory(self, values_R: Tensor) -> dict[str, float]:
-        """Return a value that all rows of a trajectory share, by the id of its episode."""
+        """Return a value that all rows of a trajectory share, by episode id."""
         values_K = values_R[last_rows(self.meta.keys)].tolist()
         return {summary.episode_id: value for summary, value in zip(self.summaries, values_K, strict=True)}
 
     def by_turn(self, values_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
-        """Return episode id, number and token values of every turn, where rows are turns."""
+        """Yield episode id, number and token values of each turn, if rows are turns."""
         rows = zip(self.meta.keys, self._summaries_R, values_RG, self.response_lengths_R.tolist(), strict=True)
         for key, summary, values_G, length in rows:
             if summary.rows_are_turns:
                 yield summary.episode_id, row_number(key), values_G[:length].tolist()
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
-        """Put advantages, returns and rewards where verl's updates and its metrics look for them."""
+        """Write advantages, returns and rewards to the queue, for verl's updates and metrics."""
         columns = {"advantages": advantages_RG, "returns": returns_RG, "token_level_rewards": rewards_RG}
         put_ragged(self.meta, columns, self.response_lengths_R)
 
 
 def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tensor) -> None:
-    """Write padded columns as rows of their own lengths."""
+    """Write padded columns to the queue, each row with its own length."""
     ragged = {
         name: torch.nested.as_nested_tensor(
             [row[:length] for row, length in zip(column, lengths_R.tolist(), strict=True)], layout=torch.jagged
@@ -198,7 +198,7 @@ def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tens
 
 
 def read_summaries(keys: Sequence[str], column: Iterable[object], kind: type[Summary]) -> tuple[Summary, ...]:
-    """Return the summary of each trajectory from its last row, in the order in which the trajectories come."""
+    """Return the summary of each trajectory from its last row, in the order of the trajectories' first rows."""
     values = list(column)
     return tuple(decode(values[row], kind) for row in last_rows(keys))
 
@@ -224,7 +224,7 @@ def _count_unsampled(keys: Sequence[str], responses: Tensor, masks: Tensor, summ
 
 
 def rewards_of_groups(keys: Sequence[str], summaries: Sequence[EpisodeSummary]) -> dict[str, set[float]]:
-    """Return the different rewards of each group's trajectories."""
+    """Return the distinct rewards of each group's trajectories."""
     rewards: dict[str, set[float]] = {}
     for row, summary in zip(last_rows(keys), summaries, strict=True):
         rewards.setdefault(group_of(keys[row]), set()).add(summary.reward)

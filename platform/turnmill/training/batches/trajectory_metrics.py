@@ -12,20 +12,20 @@ from turnmill.training.batches.trajectory import Split, TrajectoryBatch, rewards
 
 
 def uniform_groups_ratio(keys: Sequence[str], summaries: Sequence[EpisodeSummary], *, num_dropped: int = 0) -> float:
-    """Return the share of groups in which all trajectories have the same reward, dropped groups included."""
+    """Return the share of groups in which all trajectories have the same reward, including dropped groups."""
     kept = [float(len(found) == 1) for found in rewards_of_groups(keys, summaries).values()]
     return _mean([*kept, *[1.0] * num_dropped])
 
 
 def rollout_metrics(summaries: Sequence[EpisodeSummary], parts: Split, at_once: int) -> dict[str, float]:
-    """Return the seconds that a step's trajectories spent on each part, and how many were in flight at once."""
+    """Return the seconds of each part of the rollout, summed over trajectories, and how many were in flight at once."""
     seconds = [summary.seconds for summary in summaries] + [failure.seconds for failure in parts.failures]
     metrics = {f"{ROLLOUT}{part}": sum(spent[part] for spent in seconds) for part in IN_FLIGHT}
     return metrics | {SLOTS: float(min(len(seconds), at_once))}
 
 
 def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) -> dict[str, float]:
-    """Return the metrics of all trajectories that did not fail; turns and tokens are of those that are trained on."""
+    """Return the metrics of all trajectories that did not fail; turns and tokens are those that are trained on."""
     played = (*batch.summaries, *parts.dropped.summaries)
     metrics = {
         "turnmill/turns": float(sum(each.num_turns for each in batch.summaries)),
@@ -54,7 +54,7 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
 
 
 def agent_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """Return mean, maximum and minimum of every metric, over the trajectories that have it."""
+    """Return mean, maximum and minimum of each metric over the trajectories that have it."""
     values: dict[str, list[float]] = {}
     for summary in summaries:
         for name, value in summary.metrics.items():
@@ -67,7 +67,7 @@ def agent_metrics(summaries: Sequence[EpisodeSummary]) -> dict[str, float]:
 
 
 def validation_metrics(summaries: Sequence[EpisodeSummary], *, num_failed: int = 0) -> dict[str, float]:
-    """Return averages over the episodes of a validation that did not fail."""
+    """Return means over the episodes of a validation that did not fail."""
     found = [summary.metrics for summary in summaries]
     metrics = {
         "validation/episodes": float(len(summaries)),

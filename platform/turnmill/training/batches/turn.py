@@ -1,4 +1,4 @@
-"""A step's turns in the order of time, and their metrics.
+"""Turns of a step in order of time, and their metrics.
 
 Axes: R rows (time-major: row = time * segments + segment; the last ones are the bootstrap rows), G response tokens,
 padded by one slot where there is room.
@@ -25,14 +25,14 @@ from turnmill.training.batches.rewards import reward_quantiles
 
 @dataclass(frozen=True)
 class TurnBatch:
-    """One step's turns and their bootstrap rows, as padded tensors."""
+    """Turns and bootstrap rows of one step, as padded tensors."""
 
     meta: KVBatchMeta
-    """The rows in the order of time, bootstrap rows last."""
+    """The rows in order of time, bootstrap rows last."""
 
     turns: tuple[TurnMetadata, ...]
     segments: tuple[SegmentMetadata, ...]
-    """Of the bootstrap rows."""
+    """Metadata of each bootstrap row."""
 
     mask_RG: Tensor
     values_RG: Tensor
@@ -40,17 +40,17 @@ class TurnBatch:
     response_lengths_R: Tensor
     prompt_lengths_R: Tensor
     scores_RG: Tensor
-    """Of the turns alone, as are the two that follow."""
+    """Scores of the turns; this and the two tensors that follow have no bootstrap rows."""
 
     old_log_probs_RG: Tensor
     ref_log_probs_RG: Tensor
 
     num_unsampled_tokens: int = 0
-    """Trained tokens that are not those which the engine sampled."""
+    """Number of trained tokens that differ from those that the engine sampled."""
 
     @property
     def num_turns(self) -> int:
-        """Number of rows that are turns; the rest are bootstrap rows."""
+        """Number of rows that are turns; the others are bootstrap rows."""
         return len(self.turns)
 
     @property
@@ -60,13 +60,13 @@ class TurnBatch:
 
     @property
     def dones_R(self) -> Tensor:  # noqa: N802 (named for its axis)
-        """1 where an episode ended, and 0 in bootstrap rows."""
+        """1 for turns that ended an episode, 0 for other turns and bootstrap rows."""
         dones = [float(turn.done) for turn in self.turns]
         return torch.tensor(dones + [0.0] * self.num_segments, dtype=torch.float64)
 
     @classmethod
     def read(cls, batch: KVBatchMeta, job: AgentTrainingJob) -> "TurnBatch":
-        """Fetch a step's rows and put them in the order of time."""
+        """Fetch a step's rows from the queue, in order of time."""
         meta, num_segments = in_order_of_time(batch)
         turns_per_segment = len(meta.keys) // num_segments - 1
         num_turns = num_segments * turns_per_segment
@@ -104,17 +104,17 @@ class TurnBatch:
         )
 
     def with_bootstrap_rows(self, x_RG: Tensor) -> Tensor:
-        """Rows of turns, followed by a zero row for each bootstrap row."""
+        """Append a row of zeros for each bootstrap row."""
         return torch.cat([x_RG, x_RG.new_zeros(self.num_segments, x_RG.shape[1])])
 
     def token_advantages(self, advantages_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
-        """Return the advantages of the response tokens of each turn, with its episode and its number."""
+        """Yield episode id, number and advantages of the response tokens of each turn."""
         lengths = self.response_lengths_R[: self.num_turns].tolist()
         for turn, length, values in zip(self.turns, lengths, advantages_RG.tolist(), strict=False):
             yield turn.episode_id, turn.turn, values[:length]
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
-        """Put the advantages and returns of the turns where verl's updates look for them."""
+        """Write advantages, returns and rewards of the turns to the queue, for verl's updates."""
         turns, lengths, slots = self.num_turns, self.response_lengths_R, self.num_slots_R
         columns = {
             "advantages": _ragged(advantages_RG[:turns], lengths),
@@ -130,7 +130,7 @@ class TurnBatch:
 
 
 def in_order_of_time(batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
-    """The rows by time, then by segment, and the number of segments; keys read {segment}_{session}_{time}."""
+    """Return the rows by time, then by segment, and the number of segments; keys are {segment}_{session}_{time}."""
     parsed = [(int(key.rsplit("_", 2)[2]), key.rsplit("_", 2)[0], i) for i, key in enumerate(batch.keys)]
     order = [i for _, _, i in sorted(parsed)]
     meta = KVBatchMeta(
@@ -140,7 +140,7 @@ def in_order_of_time(batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
 
 
 def count_unsampled_tokens(responses: Tensor, masks: Tensor, turns: Sequence[TurnMetadata]) -> int:
-    """Count the trained tokens of the turns whose checksum is not that of the sampled tokens."""
+    """Count the trained tokens of turns whose checksum differs from that of the sampled tokens."""
     unsampled = 0
     # Bootstrap rows come after the turns.
     for ids, mask, turn in zip(responses.unbind(), masks.unbind(), turns, strict=False):
@@ -150,7 +150,7 @@ def count_unsampled_tokens(responses: Tensor, masks: Tensor, turns: Sequence[Tur
 
 
 def turn_metrics(batch: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
-    """Return the metrics of a step's turns; success and length are of the episodes that ended."""
+    """Return the metrics of a step's turns; success, length and reward are means over the episodes that ended."""
     turns = batch.turns
     ended = [turn for turn in turns if turn.done]
     truncated = sum(turn.truncated for turn in ended)
@@ -183,7 +183,7 @@ def turn_metrics(batch: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """Return rows of equal length, which the TransferQueue hands out as a nested tensor, as a matrix."""
+    """Return a nested tensor of the TransferQueue with rows of equal length as a matrix."""
     return x.to_padded_tensor(0) if x.is_nested else x
 
 

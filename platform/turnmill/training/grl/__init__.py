@@ -1,1 +1,1 @@
-"""Learning from GRL's agents: scores, filters, and the trainer by the name that GRL gives it."""
+"""Training of GRL's agents: configuration, scores, group filter and trainer."""

@@ -1,4 +1,4 @@
-"""GRL's configuration, as its YAML files have it, as a job."""
+"""Conversion of GRL's configuration, as in its YAML files, to a job."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import fields_by_alias, sections_in, tag_of
 
 Configuration: TypeAlias = Mapping[str, object] | DictConfig | Path | str
-"""A configuration of GRL: a mapping, OmegaConf's own, or the path of a YAML file."""
+"""A GRL configuration: a mapping, an OmegaConf configuration, or the path of a YAML file."""
 
 Block: TypeAlias = dict[str, Any]
-"""A section of a job or of a configuration, unchecked."""
+"""A section of a job or of a configuration, not validated."""
 
 ESTIMATORS = {"gae": "ppo"}
-"""Estimators that go by another name here."""
+"""GRL's estimators that have another name in a job."""
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIELDS = {
@@ -53,7 +53,7 @@ FIELDS = {
     "trainer.nnodes": "resources.train.nodes",
     "trainer.n_gpus_per_node": "resources.train.gpusPerNode",
 }
-"""verl's and GRL's names, and where a job has them."""
+"""Fields of a job, by the names of verl and GRL."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -65,14 +65,14 @@ WITHOUT_EFFECT = frozenset(
         *(f"{ROLLOUT}.name", f"{ROLLOUT}.mode", "trainer.critic_warmup"),
     }
 )
-"""Names that are read elsewhere here, or that mean nothing where there is no data set."""
+"""Names that are read elsewhere in this module, or that have no effect without a data set."""
 
 
 def job_data(config: Configuration) -> Block:
-    """A job, unchecked, of a configuration: a mapping, OmegaConf's own, or the path of a YAML file.
+    """Convert a configuration to the data of a job, which is not validated.
 
-    What has no field in a job goes to `spec.verl` by its own name. A configuration that is a job already stays as it
-    is.
+    Settings without a field in a job go to `spec.verl` by their own names. A configuration that already is a job is
+    returned unchanged. Raises SettingsError for an unknown setting under `rollout`, or without a number of steps.
     """
     read = OmegaConf.load(config) if isinstance(config, (str, Path)) else OmegaConf.create(config)
     plain: Block = OmegaConf.to_container(read, resolve=True)
@@ -104,7 +104,7 @@ def _is_agent(block: object) -> bool:
 
 
 def _agent(blocks: Mapping[str, Any], rollout: Mapping[str, Any]) -> Block:
-    """The agent of a job: lists stay lists, and a single number becomes one."""
+    """Return the agent of a job; single numbers of groups become lists."""
     fields = fields_by_alias(GrlAgent)
     agent: Block = {"type": "grl", "agents": [_named(name, block) for name, block in blocks.items()]}
     for name, value in rollout.items():
@@ -151,7 +151,7 @@ def _algorithm(flat: Mapping[str, Any]) -> Block:
 
 
 def _known(algorithm: Block) -> Block:
-    """Keep the settings that the algorithm has fields for: one without a critic has none of a critic."""
+    """Drop settings that the algorithm has no fields for, such as those of a critic."""
     by_type: dict[str, type[Settings]] = {tag_of(section): section for section in sections_in(AlgorithmSettings)}
     section = by_type.get(algorithm["type"])
     return algorithm if section is None else {k: v for k, v in algorithm.items() if k in fields_by_alias(section)}

@@ -1,4 +1,4 @@
-"""Metrics of a step's and a validation's episodes, by the names that GRL logs them under."""
+"""Metrics of the episodes of a step or a validation, by GRL's names."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from turnmill.training.batches.rewards import reward_quantiles
 
 
 def step_metrics(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, float]:
-    """Return the metrics of all episodes of a step, those too that are not trained on."""
+    """Return the metrics of all episodes of a step, including those that are not trained on."""
     return {
         "turnmill/trajectories": float(len(summaries)),
         "turnmill/success": _mean(each.success for each in summaries),
@@ -35,7 +35,7 @@ def environment_metrics(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, flo
 
 
 def metrics_by_tag(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, float]:
-    """Return the sum of each of the agents' metrics, divided by the number of agents of its tag."""
+    """Return the mean of each metric over the episodes of its kind of agent."""
     sizes = Counter(each.tag for each in summaries)
     sums: dict[str, float] = {}
     for each in summaries:

@@ -1,4 +1,4 @@
-"""Scores of a step's episodes as GRL has them: normalised rewards with penalties, placed on tokens.
+"""Scores of a step's episodes by GRL's rules: normalized rewards with penalties, placed on tokens.
 
 Axes: K trajectories, J turns of a trajectory, R rows, G response tokens.
 """
@@ -20,7 +20,10 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 def normalise(rewards_K: Tensor, groups_K: Sequence[Hashable], method: str) -> Tensor:
-    """Return rewards relative to their group; 0 where a deviation of nothing would be divided by."""
+    """Return rewards normalized within their groups, shape (trajectories,); 0 if a group's standard deviation is 0.
+
+    `method` is one of `rewardNormalization.method`.
+    """
     if method == "identity":
         return rewards_K.clone()
     normalised_K = torch.zeros_like(rewards_K)
@@ -35,7 +38,7 @@ def normalise(rewards_K: Tensor, groups_K: Sequence[Hashable], method: str) -> T
 
 
 def deviation(values: Tensor) -> float:
-    """Return the unbiased standard deviation; 0 of a single value."""
+    """Return the unbiased standard deviation; 0 for a single value."""
     return float(values.std(unbiased=True)) if len(values) > 1 else 0.0
 
 
@@ -48,13 +51,13 @@ def _members(groups_K: Sequence[Group]) -> dict[Group, list[int]]:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a step's trajectories."""
+    """Scores of a step's trajectories."""
 
     turns_K: tuple[Tensor, ...]
-    """Scores of each trajectory's turns, normalised and with penalties, shape (turns,)."""
+    """Scores of each trajectory's turns, shape (turns,): normalized, with penalties."""
 
     raw_K: Tensor
-    """Sums with penalties, before normalisation."""
+    """Sum of each trajectory's rewards and penalties, not normalized."""
 
     @property
     def sums_K(self) -> Tensor:  # noqa: N802 (named for its axis)
@@ -63,7 +66,7 @@ class Scores:
 
     @classmethod
     def of(cls, episodes: Sequence[GrlEpisodeSummary], settings: RewardNormalization) -> "Scores":
-        """Return scores normalised as the settings say; penalties are added after that."""
+        """Compute the scores of episodes; penalties are added after normalization."""
         rewards_KJ = [torch.tensor(episode.turn_rewards, dtype=torch.float64) for episode in episodes]
         penalties_KJ = [torch.tensor(episode.turn_penalties, dtype=torch.float64) for episode in episodes]
         sums_K = torch.stack([rewards.sum() for rewards in rewards_KJ])
@@ -84,7 +87,7 @@ def _comparison_group(episode: GrlEpisodeSummary, grouping: str) -> Hashable:
 
 
 def _scales(sums_K: Tensor, groups_K: Sequence[Hashable], method: str) -> Tensor:
-    """Return the factor that normalisation multiplies rewards by; its offset is shared by a trajectory's turns."""
+    """Return the factor by which normalization multiplies rewards; its offset is spread over a trajectory's turns."""
     scales_K = torch.ones_like(sums_K)
     if method in ("mean_std", "asym_clip"):
         for members in _members(groups_K).values():
@@ -95,14 +98,18 @@ def _scales(sums_K: Tensor, groups_K: Sequence[Hashable], method: str) -> Tensor
 
 @dataclass(frozen=True)
 class Choice:
-    """The groups of a step that are trained on."""
+    """Groups of a step to train on, and metrics of the filter."""
 
     kept: frozenset[int]
     metrics: Mapping[str, float]
 
     @classmethod
     def of(cls, raw_K: Tensor, groups_K: Sequence[int], *, ratio: float, kind: str) -> "Choice":
-        """Return the groups whose rewards deviate most (`std`), or least (`std_rev`); one at least."""
+        """Choose the share `ratio` of the groups, one at least, by the standard deviation of their rewards.
+
+        `kind` `std` takes the largest deviations, as RAGEN's uncertainty-based filtering does (arXiv:2504.20073),
+        `std_rev` the smallest.
+        """
         spread = {group: deviation(raw_K[members]) for group, members in _members(groups_K).items()}
         best_first = sorted(spread, key=lambda group: (-spread[group] if kind == "std" else spread[group], group))
         kept = best_first[: max(1, int(ratio * len(spread)))]
@@ -117,7 +124,7 @@ class Choice:
 
 
 def _group_metrics(name: str, values: Sequence[Tensor]) -> dict[str, float]:
-    """Return means over groups of the standard deviation, maximum and mean within each."""
+    """Return means over groups of the standard deviation, maximum and mean within each group."""
     return {
         f"rollout/{name}_std": sum(map(deviation, values)) / len(values),
         f"rollout/{name}_max": sum(float(found.max()) for found in values) / len(values),
@@ -129,9 +136,10 @@ def place(
     turns_K: Sequence[Tensor], episodes: Sequence[GrlEpisodeSummary], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
     shape: tuple[int, int], lengths_R: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """Return token scores, shape (rows, response tokens): each turn's at its last token, or their sum at the very end.
+    """Return token scores, shape (rows, response tokens).
 
-    `rows_K` are the positions of each trajectory's rows, in order.
+    With `by_turn`, each turn's score is at the last token of its response; otherwise their sum is at the last token of
+    the trajectory. `rows_K` has the positions of each trajectory's rows, in order.
     """
     scores_RG = torch.zeros(shape, dtype=torch.float32)
     for turns, episode, rows in zip(turns_K, episodes, rows_K, strict=True):

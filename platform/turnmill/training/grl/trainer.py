@@ -1,4 +1,4 @@
-"""verl's trainer over groups of GRL's agents: scores among their like, and groups that are worth learning from.
+"""verl's trainer for groups of GRL's agents: scores normalized among groups, and a filter of groups.
 
 Axes: K trajectories.
 """
@@ -27,7 +27,7 @@ from turnmill.training.verl.types import Metrics, Row
 
 
 class GroupRows:
-    """In place of verl's data set: a row per group of a step or of a validation, over and over."""
+    """Data set with a row for each group of a step or of a validation, repeated without end."""
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._groups = groups
@@ -41,7 +41,7 @@ class GroupRows:
 
 
 class GrlTrainer(TrajectoryTrainer):
-    """Trains on groups of agents: without tasks, on normalised scores, and on the groups that a filter keeps."""
+    """Trains on groups of agents, with normalized scores, and only on the groups that a filter selects."""
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
@@ -55,7 +55,7 @@ class GrlTrainer(TrajectoryTrainer):
         return sum(self.train_dataset.size(position) for position in range(num_tasks))
 
     def _select_rows(self, survivors: KVBatchMeta) -> KVBatchMeta:
-        """Give trajectories their scores, and keep the groups that the filter keeps."""
+        """Compute the scores of trajectories, and return the rows of the groups that the filter selects."""
         agent = self.job.spec.grl_agent
         data = tq.kv_batch_get(
             keys=survivors.keys, partition_id=survivors.partition_id, select_fields=["responses", EPISODE_SUMMARY]
@@ -99,7 +99,7 @@ class GrlTrainer(TrajectoryTrainer):
         return batch
 
     def _keep_advantages_of_turns(self, batch: KVBatchMeta) -> None:
-        """Those of every response's tokens, for whoever looks at trajectories."""
+        """Write the advantages of each response's tokens to the trajectory log."""
         fields = ["advantages", EPISODE_SUMMARY]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         advantages_R = data["advantages"].unbind()
@@ -117,7 +117,7 @@ class GrlTrainer(TrajectoryTrainer):
         self.trajectory_log.append_token_advantages(self.global_steps, found)
 
     def _validation_rows(self) -> list[Row]:
-        """Every group of the validation, as often as it is to be played."""
+        """Return every group of a validation, once for each repetition."""
         agent = self.job.spec.grl_agent
         groups = GroupRows(agent.validation_groups)
         return [groups[position] for position in range(agent.validation_steps * len(agent.validation_groups))]
@@ -132,16 +132,16 @@ class GrlTrainer(TrajectoryTrainer):
 
 
 class GrlTrainerSync(GrlTrainer, PPOTrainerSync):
-    """Rollout and learning take turns on the same devices."""
+    """Alternates rollout and learning on the same devices."""
 
     def get_llm_client(self) -> StickyClient:
-        """The client that agent loops generate with."""
+        """Return the client by which agent loops generate."""
         return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class GrlTrainerColocateAsync(GrlTrainer, ColocateAsync):
-    """Groups of agents, with rollout going on while the policy learns."""
+    """Overlaps rollout and learning on the same devices."""
 
 
 class GrlTrainerSeparateAsync(GrlTrainer, SeparateAsync):
-    """Groups of agents, with devices of their own for rollout and learning."""
+    """Overlaps rollout and learning on separate devices."""

@@ -1,4 +1,4 @@
-"""Asynchronous rollout: every step has rows of its own, requested up to `maxStaleness` steps before it learns."""
+"""Asynchronous rollout: each step has rows of its own, requested up to `maxStaleness` steps in advance."""
 
 import transfer_queue as tq
 from omegaconf import DictConfig
@@ -19,10 +19,11 @@ PROBABILITY_DIFFERENCES = "training/rollout_probs_diff_"
 
 
 class AsyncRolloutMixin(PPOTrainer):
-    """Requests the rows of the next steps while a step learns; mixed into the asynchronous modes.
+    """Requests the rows of the next steps while a step is trained; mixed into the asynchronous modes.
 
-    The policy that rolls a step out is at most `maxStaleness` steps older than the one that learns from it. What a
-    stopped run had requested beyond its checkpoint is requested again by the next: no step has rows of two attempts.
+    The policy that generates the rows of a step is at most `maxStaleness` steps older than the one that is trained on
+    them. Rows that a stopped attempt had requested after its checkpoint are requested again by the next one, so no step
+    mixes rows of two attempts.
     """
 
     config: DictConfig
@@ -52,7 +53,7 @@ class AsyncRolloutMixin(PPOTrainer):
             self.global_steps = learning
 
     def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
-        """Do nothing: the first step requests its rows and those after it."""
+        """Do nothing: the first step requests its rows and those of the next steps."""
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
         """Do nothing: the first step of an attempt requests its rows."""
@@ -70,7 +71,8 @@ class AsyncRolloutMixin(PPOTrainer):
         return computed
 
     def _compare_on_policy_rows(self, batch: KVBatchMeta, metrics: Metrics) -> None:
-        """Compare the log-probs of rollout and trainer on rows of the current policy: two policies differ anyway."""
+        """Compare the log-probs of rollout and trainer on rows of the current policy only, as other policies differ
+        anyway."""
         for name in [name for name in metrics if name.startswith(PROBABILITY_DIFFERENCES)]:
             del metrics[name]
         version = max(0, self.global_steps - 1)
@@ -83,15 +85,15 @@ class AsyncRolloutMixin(PPOTrainer):
 
 
 class ColocateAsync(AsyncRolloutMixin, PPOTrainerColocateAsync):
-    """Rollout goes on while the policy learns, on the same devices."""
+    """Overlaps rollout and learning on the same devices."""
 
     def get_llm_client(self) -> ResumingClient:
-        """The client that agent loops generate with."""
+        """Return the client by which agent loops generate."""
         return self.llm_server_manager.get_client(client_cls=ResumingClient)
 
 
 class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
-    """Rollout and learning have devices of their own; weights cross by network after every step."""
+    """Overlaps rollout and learning on separate devices; weights are sent over the network after every step."""
 
     standalone_server_manager: ServerManager
     standalone_checkpoint_manager: WeightManager
@@ -120,16 +122,16 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
         )
 
     def on_init_end(self) -> None:
-        """Give the first weights, or those of the checkpoint, to all engines."""
+        """Send the first weights, or those of the checkpoint, to all engines."""
         self._version = self.global_steps
         self._engines.update_weights(super().on_init_end)
 
     def get_llm_client(self) -> EngineClient:
-        """The client that agent loops generate with."""
+        """Return the client by which agent loops generate."""
         return self.standalone_server_manager.get_client(client_cls=EngineClient)
 
     def on_step_end(self) -> None:
-        """Give the new weights to all engines."""
+        """Send the new weights to all engines."""
         self._version = self.global_steps
         self._engines.update_weights(super().on_step_end)
 

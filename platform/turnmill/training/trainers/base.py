@@ -34,7 +34,7 @@ POLL_INTERVAL_SECONDS = 0.02
 
 
 class RunTrainer(PPOTrainer):
-    """Mixed into the class of each mode, below what the kind of training changes."""
+    """Base of all trainers; it is mixed into verl's trainer of each mode."""
 
     config: DictConfig
     global_steps: int
@@ -57,7 +57,7 @@ class RunTrainer(PPOTrainer):
 
     @property
     def logger(self) -> StepLogger:
-        """verl's trackers, behind the run folder."""
+        """verl's trackers, which get metrics after they are in the run folder."""
         return self._logger
 
     @logger.setter
@@ -86,7 +86,7 @@ class RunTrainer(PPOTrainer):
     # ---- the run ----
 
     def on_train_begin(self) -> None:
-        """Restore the state of a resumed run, or validate the first policy."""
+        """Restore the state of a resumed run, or validate the initial policy."""
         super().on_train_begin()
         if self.resumed_from is not None:
             self.recorder.resume_after(self.resumed_from.state.step)
@@ -121,9 +121,10 @@ class RunTrainer(PPOTrainer):
     def _after_kl(
         self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: Metrics
     ) -> Tensor:
-        """Token rewards of shape (R, G) after the KL penalty; moves the coefficient where it adapts itself.
+        """Return token rewards after the KL penalty, shape (rows, response tokens), and adapt the KL coefficient.
 
-        During the critic's warm-up the policy does not move: its KL says nothing about the coefficient, which stays.
+        The coefficient (Ziegler et al., 2019, arXiv:1909.08593) stays the same during the critic's warm-up, in which
+        the policy does not change.
         """
         coefficient = self.kl_ctrl_in_reward.value
         tensors = {
@@ -150,7 +151,8 @@ class RunTrainer(PPOTrainer):
     # ---- validation ----
 
     def _validate(self, before_first_step: bool = False) -> dict[str, float]:
-        """Play whole episodes and return the means of their metrics; `before_first_step` is for the first policy."""
+        """Play whole episodes and return the means of their metrics; `before_first_step` is true for the initial
+        policy."""
         started = time.monotonic()
         with self.recorder.phase("validation"):
             rows = self._validation_rows()
@@ -168,7 +170,7 @@ class RunTrainer(PPOTrainer):
         return metrics | {"validation/seconds": time.monotonic() - started}
 
     def _validation_rows(self) -> list[Row]:
-        """One for each episode."""
+        """Return a row for each episode."""
         return [self.train_dataset[i] for i in range(self.job.spec.training.validation.episodes)]
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
@@ -177,7 +179,7 @@ class RunTrainer(PPOTrainer):
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        """verl's checkpoint and everything else a resumed run needs; it counts once the step's metrics are kept."""
+        """Save verl's checkpoint and the run's own state; it is marked complete once the step's metrics are written."""
         super()._save_checkpoint()
         coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
         self._pending_checkpoint = checkpoints.RunState(

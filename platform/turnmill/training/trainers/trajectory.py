@@ -1,4 +1,4 @@
-"""verl's trainer over whole trajectories: its estimators, and nothing learned from what infrastructure ended.
+"""verl's trainer over whole trajectories; failed ones are counted and not trained on.
 
 Axes: R rows, G response tokens.
 """
@@ -43,7 +43,7 @@ class TrajectoryTrainer(RunTrainer):
 
     @cached_property
     def algorithm(self) -> TrajectoryAlgorithm[Any]:
-        """The algorithm that the job asks for."""
+        """The algorithm, with the job's settings."""
         return trajectory_algorithm_of(self.job.spec.trajectory_algorithm)
 
     def _init_dataloader(self) -> None:
@@ -56,7 +56,7 @@ class TrajectoryTrainer(RunTrainer):
             schedule.total_training_steps = max(1, schedule.total_training_steps - critic_only_steps)
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
-        """Return the next tasks of a step: those that it begins with, or others that fill it up."""
+        """Return the next tasks of a step: those it starts with, or replacements."""
         num_tasks = self.job.spec.tasks_per_step if num_prompts is None else num_prompts
         first = self._num_requested[self.global_steps]
         self._num_requested[self.global_steps] += num_tasks
@@ -67,7 +67,7 @@ class TrajectoryTrainer(RunTrainer):
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
-        """Drop failed trajectories, before anything is computed of the batch."""
+        """Drop failed trajectories before anything is computed from the batch."""
         self._split = split(batch)
         self._require_whole(self._split, self._num_trajectories(self._num_requested[self.global_steps]))
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
@@ -82,16 +82,17 @@ class TrajectoryTrainer(RunTrainer):
 
     @property
     def _num_at_once(self) -> int:
-        """The trajectories in flight at once; those that fill a step up come after the others."""
+        """Trajectories in flight at once; replacements come after the others."""
         asked = self._num_trajectories(self.job.spec.tasks_per_step)
         return min(asked, self.job.spec.max_concurrency or asked)
 
     def _select_rows(self, survivors: KVBatchMeta) -> KVBatchMeta:
-        """Return the rows that are learned from."""
+        """Return the rows to train on."""
         return survivors
 
     def _size_minibatches(self, num_rows: int) -> None:
-        """Split the rows into as many updates as the job has mini-batches of tasks: rows come and go, tasks stay."""
+        """Split the rows into as many updates as the job has mini-batches of tasks; tasks differ in their number of
+        rows."""
         spec, num_processes = self.job.spec, self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
         updates = max(1, spec.tasks_per_step // (spec.trajectory_algorithm.minibatch_tasks or spec.tasks_per_step))
         # verl multiplies by the trajectories of a task; all processes take as many rows.
@@ -113,7 +114,7 @@ class TrajectoryTrainer(RunTrainer):
             tq.kv_clear(keys=parts.failed.keys, partition_id=parts.failed.partition_id)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Estimate advantages of the trajectories that did not fail, after the KL penalty."""
+        """Estimate the advantages of trajectories that did not fail, after the KL penalty."""
         with_reference = self.config.algorithm.use_kl_in_reward
         rows = TrajectoryBatch.read(
             self._rows_of(batch), with_reference=with_reference, with_values=self.config.critic.enable
@@ -154,23 +155,23 @@ class TrajectoryTrainer(RunTrainer):
 
 
 def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:
-    """Return a value of each row at the row's last token, shape (rows, response tokens)."""
+    """Place a value of each row at the row's last token, shape (rows, response tokens)."""
     values_RG = torch.zeros_like(rows.scores_RG)
     values_RG[torch.arange(len(values_R)), rows.response_lengths_R - 1] = values_R.to(values_RG.dtype)
     return values_RG
 
 
 class TrajectoryTrainerSync(TrajectoryTrainer, PPOTrainerSync):
-    """Rollout and learning take turns on the same devices."""
+    """Alternates rollout and learning on the same devices."""
 
     def get_llm_client(self) -> StickyClient:
-        """The client that agent loops generate with."""
+        """Return the client by which agent loops generate."""
         return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class TrajectoryTrainerColocateAsync(TrajectoryTrainer, ColocateAsync):
-    """Trajectories, with rollout going on while the policy learns."""
+    """Overlaps rollout and learning on the same devices."""
 
 
 class TrajectoryTrainerSeparateAsync(TrajectoryTrainer, SeparateAsync):
-    """Trajectories, with devices of their own for rollout and learning."""
+    """Overlaps rollout and learning on separate devices."""

@@ -1,4 +1,4 @@
-"""verl's PPO trainer with turns: fixed-turn batches, dual-discount GAE, critic warm-up, whole-episode validation.
+"""verl's PPO trainer over turns: steps of a fixed number of turns, dual-discount GAE, critic warm-up.
 
 Axes: R rows, G response tokens.
 """
@@ -36,7 +36,7 @@ MIN_EPISODES_FOR_RATIO = 20
 
 
 class TurnTrainer(RunTrainer):
-    """verl's trainer with a row per turn; mixed into the class of each mode."""
+    """verl's trainer with a row per turn; it is mixed into the class of each mode."""
 
     def __init__(self, config: DictConfig) -> None:
         self._episodes = self._failures = 0.0
@@ -74,7 +74,7 @@ class TurnTrainer(RunTrainer):
     # ---- the run ----
 
     def on_train_begin(self) -> None:
-        """Carry environments on, or validate the first policy and warm the critic up."""
+        """Restore the environments of a resumed run, or validate the initial policy and warm up the critic."""
         super().on_train_begin()
         if self.resumed_from is not None:
             self.agent_loop_manager.restore(self.resumed_from.state.slots)
@@ -84,7 +84,7 @@ class TurnTrainer(RunTrainer):
     # ---- one batch ----
 
     def _turns_of(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows that were sampled: no bootstrap rows, no padding."""
+        """Return the rows that were sampled: no bootstrap rows, no padding."""
         return select(batch, [self._is_turn(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)])
 
     def _is_turn(self, key: str, tag: Tag) -> bool:
@@ -114,7 +114,7 @@ class TurnTrainer(RunTrainer):
         return batch
 
     def _compute_values(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        """The critic's values: one slot more than response tokens, and the first of the bootstrap rows."""
+        """Compute the critic's values: one slot more than response tokens, and the first of the bootstrap rows."""
         batch.extra_info.update(
             {"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature}
         )
@@ -131,7 +131,7 @@ class TurnTrainer(RunTrainer):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        """Dual-discount GAE over the turns of each environment, after the KL penalty (Verlog)."""
+        """Compute dual-discount GAE over the turns of each environment, after the KL penalty (Verlog)."""
         turns = TurnBatch.read(self._rows_of(batch), self.job)
         rewards_RG = self._rewards_after_kl(turns, metrics)
         advantages_RG, returns_RG = self.algorithm.estimate(
@@ -149,7 +149,7 @@ class TurnTrainer(RunTrainer):
         return batch
 
     def _require_few_failures(self, metrics: Metrics) -> None:
-        """End a run in which infrastructure, and not the agent, decides how episodes end."""
+        """Raise RunFailedError if too large a share of the run's episodes has failed."""
         self._failures += metrics["turnmill/episodes/failed"]
         self._episodes += sum(metrics[f"turnmill/episodes/{reason}"] for reason in ("completed", "max_turns", "failed"))
         ratio, limit = self._failures / max(1.0, self._episodes), self.job.spec.training.max_failed_ratio
@@ -219,7 +219,8 @@ class TurnTrainer(RunTrainer):
         return batch
 
     def _warmup_turns(self, gathered: int) -> int:
-        """Return the turns that a warm-up update draws: the job's number, else one tenth, in whole mini-batches."""
+        """Return the turns per update of the warm-up, in whole mini-batches: the job's number, or one tenth of
+        `gathered`."""
         wanted = self.job.spec.turn_ppo.critic_warmup.turns_per_step or -(-gathered // 10)
         minibatch = self.job.spec.turn_ppo.minibatch_turns
         return min(gathered, max(minibatch, wanted // minibatch * minibatch))
@@ -240,16 +241,16 @@ class TurnTrainer(RunTrainer):
 
 
 class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
-    """Rollout and learning take turns on the same devices."""
+    """Alternates rollout and learning on the same devices."""
 
     def get_llm_client(self) -> StickyClient:
-        """The client that agent loops generate with."""
+        """Return the client by which agent loops generate."""
         return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class TurnTrainerColocateAsync(TurnTrainer, ColocateAsync):
-    """Turns, with rollout going on while the policy learns."""
+    """Overlaps rollout and learning on the same devices."""
 
 
 class TurnTrainerSeparateAsync(TurnTrainer, SeparateAsync):
-    """Turns, with devices of their own for rollout and learning."""
+    """Overlaps rollout and learning on separate devices."""

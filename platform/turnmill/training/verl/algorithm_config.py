@@ -1,4 +1,4 @@
-"""What the algorithm and the agent ask of verl's configuration."""
+"""verl settings of the algorithm and the agent kind."""
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.verl_settings import VerlSettings
@@ -7,12 +7,12 @@ from turnmill.training.algorithms import algorithm_of
 
 
 def learning_settings(job: AgentTrainingJob) -> VerlSettings:
-    """Return rows, groups, estimator and critic, by verl's dotted names."""
+    """Return the settings of rows, groups, estimator and critic, by verl's dotted names."""
     return agent_kind(job.spec.agent).verl_settings(job) | algorithm_of(job.spec.algorithm).verl_settings(job)
 
 
 def sampler_settings(job: AgentTrainingJob) -> VerlSettings:
-    """Return the replay buffer that hands out the rows of a step; empty where verl's own does."""
+    """Return the settings of the replay buffer; empty if verl's own is used."""
     sampler = algorithm_of(job.spec.algorithm).sampler(is_async=job.spec.training.mode != "sync")
     if sampler is None:
         return {}

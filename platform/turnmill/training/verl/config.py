@@ -1,4 +1,4 @@
-"""A job as verl's configuration: one base, one overlay per device, and the user's own settings last."""
+"""Translation of a job to verl's configuration: a base, an overlay per device, and `spec.verl` last."""
 
 import importlib.util
 import math
@@ -22,7 +22,7 @@ WEIGHT_TRANSFER = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def compose_defaults() -> DictConfig:
-    """verl's own configuration, as its command line would start from."""
+    """Return verl's default configuration, as its command line composes it."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer")
     with open_dict(config):
@@ -40,9 +40,9 @@ def _queue_defaults() -> Any:
 
 
 def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, device: str) -> DictConfig:
-    """Compose the configuration of one run; `spec.verl` has the last word.
+    """Compose the configuration of a run; settings in `spec.verl` override all others.
 
-    Raises SettingsError for a setting of `spec.verl` that verl does not know.
+    Raises SettingsError for a setting in `spec.verl` that verl does not have, or that has no effect.
     """
     config = compose_defaults()
     _refuse_unknown(config, job.spec.verl)
@@ -56,10 +56,10 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
 
 
 def _make_room_for_rows(config: DictConfig, given: Mapping[str, object]) -> None:
-    """Let a micro-batch hold the longest row, which verl refuses otherwise, unless `spec.verl` has a say in it.
+    """Let micro-batches hold the longest row, as verl requires, unless `spec.verl` sets their size.
 
-    What verl infers with goes by what it learns with: the critic has a name of its own for it that its YAML lacks, and
-    that alone counts.
+    verl uses the sizes of training for inference too, except for the critic, whose size for inference has a name of its
+    own that verl's YAML lacks.
     """
     longest = config.actor_rollout_ref.rollout.max_model_len
     for name in ("actor_rollout_ref.actor", "critic"):
@@ -72,7 +72,7 @@ def _make_room_for_rows(config: DictConfig, given: Mapping[str, object]) -> None
 
 
 def unknown_verl_settings(settings: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
+    """Return the names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
     return unknown_names(compose_defaults(), settings)
 
 
@@ -119,7 +119,7 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
 
 
 def _resource_of_training(job: AgentTrainingJob) -> str:
-    """Return the Ray resource of machines that train: those that only roll out should hold no rows."""
+    """Return the Ray resource of machines that train: rollout machines should store no rows."""
     accelerator = job.spec.resources.train.accelerator
     return "CPU" if accelerator is None else ray_resource(accelerator)
 
@@ -216,7 +216,7 @@ def _mode(job: AgentTrainingJob, device: str) -> VerlSettings:
 
 
 def _cuda() -> VerlSettings:
-    """Return the settings of machines with GPUs, beside verl's defaults."""
+    """Return the settings for machines with GPUs that differ from verl's defaults."""
     return {
         "trainer.device": "cuda",
         "actor_rollout_ref.model.use_remove_padding": True,
@@ -227,7 +227,7 @@ def _cuda() -> VerlSettings:
 
 
 def _cpu() -> VerlSettings:
-    """Return the settings of machines without GPUs: float32, no compilation, small buffers, one process per role."""
+    """Return the settings for machines without GPUs: float32, no compilation, small buffers, one process per role."""
     rollout, tokens = "actor_rollout_ref.rollout", 32768
     settings: VerlSettings = {
         "trainer.device": "cpu",

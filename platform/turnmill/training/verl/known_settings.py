@@ -1,4 +1,4 @@
-"""The names of verl's settings: those of its YAML files and those of the dataclasses behind them."""
+"""Names of verl's settings: those in its YAML files and those of the dataclasses behind them."""
 
 import dataclasses
 import difflib
@@ -17,13 +17,13 @@ WITHOUT_EFFECT = {
     "algorithm.norm_adv_by_std_in_grpo": "Set spec.algorithm.normalise.",
     "algorithm.rollout_correction": "Lower spec.training.maxStaleness where policies drift apart.",
 }
-"""Settings that verl reads where turnmill computes advantages in its place, and what to do instead."""
+"""Settings of verl's advantages, which turnmill computes itself, and what to set instead."""
 
 WITH_EFFECT = frozenset({"algorithm.rollout_correction.bypass_mode"})
 
 
 def names_without_effect(settings: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the settings that verl has and turnmill does not read, each with what to do instead."""
+    """Return the settings of verl that have no effect here, each with what to set instead."""
     parts = [(name, part) for name, part in _parts(settings) if part not in WITH_EFFECT]
     found = {
         name: instead
@@ -42,7 +42,7 @@ def unknown_names(config: DictConfig, settings: Mapping[str, object]) -> list[tu
 
 
 def _parts(settings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield each name in the file with every setting that it sets: a mapping sets several."""
+    """Yield each name in the file with every setting below it: the value may be a mapping."""
     return ((name, part) for name, value in settings.items() for part in _flat(name, value))
 
 
@@ -55,7 +55,7 @@ def _flat(name: str, value: object) -> Iterator[str]:
 
 
 def _is_known(config: DictConfig, name: str) -> bool:
-    """Follow a name through the YAML as far as it goes, then through the types of the dataclasses' fields."""
+    """Return True if a name is in the YAML files, or in the types of the dataclasses' fields."""
     node: DictConfig = config
     declared: object = None
     parts = name.split(".")
@@ -73,12 +73,12 @@ def _is_known(config: DictConfig, name: str) -> bool:
 
 
 def _accepts(declared: object, part: str, node: DictConfig) -> bool:
-    """Return True if a mapping takes a key that verl does not list, unless the key looks like a misspelt one."""
+    """Return True if a mapping accepts a key that verl does not list, unless it looks like a misspelt one."""
     return _is_open(declared) and not difflib.get_close_matches(part, map(str, node), cutoff=0.75)
 
 
 def _has(declared: object, rest: list[str]) -> bool:
-    """Return True if a field has this declared type and holds a setting of the remaining name."""
+    """Return True if the declared type of a field has a setting with the remaining name."""
     if declared is None:
         return False
     for part in rest:
@@ -111,7 +111,7 @@ def _fields(declared: object) -> dict[str, object]:
 
 
 def _is_open(declared: object) -> bool:
-    """Return True if a type takes any key: the engine behind it checks what goes in."""
+    """Return True if a type accepts any key: the engine behind it validates them."""
     return any(option is Any or (typing.get_origin(option) or option) is dict for option in _options(declared))
 
 

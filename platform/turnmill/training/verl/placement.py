@@ -1,4 +1,4 @@
-"""Placement of a run: verl's resource pools, restricted to the accelerators that a job asks for."""
+"""Placement of a run: verl's resource pools, restricted to the accelerators in the job."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from turnmill.jobs.resources import ray_resource
 
 @dataclass
 class PlacedPools(ResourcePoolManager):
-    """verl's pools, each bundle on a machine with this accelerator."""
+    """verl's pools, with each bundle on a machine with this accelerator."""
 
     accelerator: str | None = None
 
     def create_resource_pool(self) -> None:
-        """Make the pools; their bundles are reserved when the first worker needs one."""
+        """Create the pools; their bundles are reserved when the first worker needs one."""
         super().create_resource_pool()
         for pool in self.resource_pool_dict.values():
             _restrict_to_accelerator(pool, self.accelerator)
 
 
 def register_placed_replica(accelerator: str | None) -> None:
-    """Have verl start engines of their own on machines with this accelerator, in this process from now on."""
+    """Make verl start standalone engines on machines with this accelerator, in this process from now on."""
 
     class PlacedReplica(vLLMReplica):
         @property
@@ -43,7 +43,7 @@ def register_placed_replica(accelerator: str | None) -> None:
 
 
 def this_node() -> NodeAffinitySchedulingStrategy:
-    """Return the scheduling strategy that puts an actor on the node of this process."""
+    """Return the scheduling strategy that places an actor on the node of this process."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 

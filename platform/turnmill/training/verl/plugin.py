@@ -1,4 +1,4 @@
-"""Loaded by verl in every process through its `verl.plugins` entry point: several runs on a machine, and no GPU."""
+"""Plug-in that verl loads in every process through the entry point `verl.plugins`: patches, and the CPU platform."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Types of what verl leaves untyped: metrics, tags of rows, and the managers that a trainer has."""
+"""Types of verl's untyped objects: metrics, tags of rows, and the managers of a trainer."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
@@ -15,14 +15,14 @@ Metrics: TypeAlias = dict[str, float]
 """Metrics of a step, by name; verl's methods add to them."""
 
 Tag: TypeAlias = Mapping[str, object]
-"""The tags of a row in verl's queue, besides its columns."""
+"""Tags of a row in verl's queue, in addition to its columns."""
 
 Row: TypeAlias = dict[str, object]
 """One row of a data set, as verl collates it."""
 
 
 class ServerManager(Protocol):
-    """verl's `LLMServerManager`: it starts engines and spreads requests over them."""
+    """verl's `LLMServerManager`: starts engines and distributes requests to them."""
 
     rollout_replica_class: type["RolloutReplica"]
     rollout_config: "DictConfig"
@@ -55,7 +55,7 @@ class Tracking(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The methods of a tokenizer of transformers that are used."""
+    """Methods of transformers' tokenizers that this package uses."""
 
     eos_token_id: int
 

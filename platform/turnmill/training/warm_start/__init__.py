@@ -1,4 +1,4 @@
-"""A tiny model that can be had offline: made, cloned from an expert and cached on this machine."""
+"""Warm starts: tiny models, made offline by imitating an expert and cached on this machine."""
 
 from turnmill.training.warm_start.cache import ensure_warm_start
 

@@ -1,4 +1,4 @@
-"""Demonstrations of GRL's agents as token ids: conversations, with an expert's thought and action in every turn."""
+"""Demonstrations of GRL's agents as token ids: conversations with an expert's thought and action in every turn."""
 
 import random
 import string
@@ -27,23 +27,23 @@ _CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The messages of a turn and the answer to them."""
+    """Messages of a turn and the response to them."""
 
     messages: Sequence[Message]
     prefix: str
     thought: str
     spoken: str
     chances: dict[str, float]
-    """Every action that might have been said instead, `spoken` included."""
+    """Probability of every action that might have been chosen, `spoken` included."""
 
     @property
     def opening(self) -> str:
-        """The answer after the prefix, up to the action."""
+        """The response after the prefix, up to the action."""
         return f" {self.thought} </think> <answer>"
 
 
 def build_agent_rows(agents: Sequence[NamedAgent], settings: WarmStart) -> tuple[PreTrainedTokenizerFast, list[Row]]:
-    """A tokenizer for the language of the agents, and at least `settings.turns` of an expert's turns in its ids."""
+    """Return a tokenizer for the agents' language, and at least `settings.turns` of an expert's turns as token ids."""
     episodes = list(_episodes(agents, settings))
     tokenizer = build_tokenizer([*_texts(episodes), *_CHARACTERS])
     spell = _RowTokenizer(tokenizer)
@@ -51,7 +51,7 @@ def build_agent_rows(agents: Sequence[NamedAgent], settings: WarmStart) -> tuple
 
 
 def _episodes(agents: Sequence[NamedAgent], settings: WarmStart) -> Iterator[list[_Turn]]:
-    """Whole episodes, of each kind of agent in turn."""
+    """Yield whole episodes, of each kind of agent in turn."""
     players = [(agent, expert_of(agent.environment)) for agent in map(_player, agents)]
     first, shown = FIRST_SEED + settings.seed * SEEDS_PER_WARM_START, 0
     for number in range(SEEDS_PER_WARM_START):

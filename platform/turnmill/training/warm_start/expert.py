@@ -1,4 +1,4 @@
-"""The expert of an environment, whose answers a warm start imitates."""
+"""Experts of environments, whose actions a warm start imitates."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -8,20 +8,21 @@ from turnmill.environments import Environment
 
 
 class Expert(Protocol):
-    """Knows a good action in every situation of its environment's present episode."""
+    """Gives a good action in every state of its environment's current episode."""
 
     def advise(self, last_action: str | None) -> str | None:
-        """The best action after `last_action` (None: the episode begins); None where there is none to give."""
+        """Return the best action after `last_action`, which is None at the start of an episode; None if there is
+        none."""
 
     def thought(self) -> str:
-        """A true sentence about what the agent sees."""
+        """Return a true sentence about the current observation."""
 
     def phrases(self) -> Iterable[str]:
-        """Texts that between them hold every word that a prompt or an answer may, each in its place in a line."""
+        """Return texts that together contain every word of prompts and responses, at its position in a line."""
 
 
 def expert_of(environment: Environment) -> Expert:
-    """The expert of an environment that has a method `expert`; others cannot be warm-started."""
+    """Return the expert of an environment. Raises SettingsError if the environment has no method `expert`."""
     make = getattr(environment, "expert", None)
     if make is None:
         raise SettingsError(

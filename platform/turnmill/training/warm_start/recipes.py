@@ -1,4 +1,4 @@
-"""The demonstrations that a warm start is made of, for each kind of agent."""
+"""Demonstrations of a warm start, for each kind of agent."""
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -26,33 +26,33 @@ Agent = TypeVar("Agent", bound=BaseAgent)
 
 
 class Recipe(Generic[Agent]):
-    """How demonstrations for one kind of agent are gathered."""
+    """Gathers demonstrations for one kind of agent."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
 
     def ingredients(self) -> list[Any]:
-        """Return what of the agent's settings makes a difference to the demonstrations, as JSON has it."""
+        """Return the agent's settings that the demonstrations depend on, as JSON values."""
         return []
 
     def demonstrations(
         self, environment: EnvironmentSettings, settings: WarmStart
     ) -> "tuple[PreTrainedTokenizerFast, list[Row]]":
-        """Return a tokenizer, and the demonstrations as its token ids."""
+        """Return a tokenizer, and the demonstrations as token ids."""
         raise NotImplementedError
 
 
 class EnvironmentRecipe(Recipe[VerlogAgent]):
-    """Turns of the expert of an environment."""
+    """Turns played by the expert of an environment."""
 
     def ingredients(self) -> list[Any]:
-        """Return how long episodes are, and how much of them a prompt shows."""
+        """Return the maximum number of turns, and the settings of the memory."""
         return [self.agent.max_turns, self.agent.memory.model_dump()]
 
     def demonstrations(
         self, environment: EnvironmentSettings, settings: WarmStart
     ) -> "tuple[PreTrainedTokenizerFast, list[Row]]":
-        """Have the expert play episodes."""
+        """Let the expert play episodes."""
         from turnmill.training.warm_start.rows import build_rows
 
         world = create(environment.name, environment.task, self.agent.max_turns, environment.options)
@@ -60,35 +60,35 @@ class EnvironmentRecipe(Recipe[VerlogAgent]):
 
 
 class TaskRecipe(Recipe[BaseAgent]):
-    """Demonstrations that tasks bring along."""
+    """Demonstrations of a task source."""
 
     def demonstrations(
         self, environment: EnvironmentSettings, settings: WarmStart
     ) -> "tuple[PreTrainedTokenizerFast, list[Row]]":
-        """Take the demonstrations of the tasks."""
+        """Return the demonstrations of the tasks."""
         from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
         return build_task_rows(teacher_of(create_source(environment.name, environment.options)), settings)
 
 
 class GrlRecipe(Recipe[GrlAgent]):
-    """Turns of the experts of several kinds of agents."""
+    """Turns played by the experts of several kinds of agents."""
 
     def ingredients(self) -> list[Any]:
-        """Return the agents that learn."""
+        """Return the agents that are trained."""
         return [agent.model_dump(mode="json") for agent in self.agent.learning_agents]
 
     def demonstrations(
         self, environment: EnvironmentSettings, settings: WarmStart
     ) -> "tuple[PreTrainedTokenizerFast, list[Row]]":
-        """Have the expert of each kind of agent play episodes."""
+        """Let the expert of each kind of agent play episodes."""
         from turnmill.training.warm_start.agent_rows import build_agent_rows
 
         return build_agent_rows(self.agent.learning_agents, settings)
 
 
 def recipe_of(agent: AgentSettings) -> Recipe[Any]:
-    """Return the recipe of an agent's kind; raises SettingsError for a kind that no tiny model can be made for."""
+    """Return the recipe for an agent. Raises SettingsError if its kind supports no warm start."""
     path = agent_kind(agent).warm_start_recipe
     if path is None:
         raise SettingsError(

@@ -1,8 +1,8 @@
-"""A tokenizer of whole words, whose chat template spells the prompts that the tiny model is cloned on.
+"""A tokenizer of whole words, whose chat template renders the prompts of the tiny model.
 
-A word carries the space before it, so that a text survives the round trip through token ids exactly. transformers
+A word includes the space before it, so that a text survives the round trip through token ids exactly. transformers
 loads the tokenizer of every Qwen2 model as byte-pair encoding with Qwen's own rules and ignores any other kind in the
-folder; words are therefore kept as added tokens, which come before those rules.
+folder; words are therefore kept as added tokens, which take precedence over those rules.
 """
 
 import re
@@ -29,12 +29,12 @@ _WORD = re.compile(r"\n| ?[^ \n]+| ")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, which joined give it back; a newline is a word of its own."""
+    """Split a text into words, which joined give it back; a newline is a word of its own."""
     return _WORD.findall(text)
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows every word of `texts`, in alphabetical order after the special tokens."""
+    """Build a tokenizer of every word in `texts`, in alphabetical order after the special tokens."""
     words = sorted({word for text in texts for word in split_words(text)})
     tokenizer = Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate((*SPECIAL_TOKENS, *words))},

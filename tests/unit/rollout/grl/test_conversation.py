@@ -8,26 +8,26 @@ from turnmill.rollout.tokens import Tokens
 def test_a_row_ends_with_its_last_response(learn_all: bool):
     conversation = Conversation(learn_all=learn_all)
     conversation.begin([1, 2], given=1)
-    conversation.say(Tokens.sampled([3, 4], None))
-    conversation.hear([5, 6, 7])
+    conversation.append_response(Tokens.sampled([3, 4], None))
+    conversation.append_context([5, 6, 7])
 
     (row,) = conversation.rows
 
     assert [*row.prompt_ids, *row.response.ids] == [1, 2, 3, 4]
     assert conversation.ids == [1, 2, 3, 4, 5, 6, 7]
-    assert len(row.response) - 1 == conversation.places[0][1]
+    assert len(row.response) - 1 == conversation.response_ends[0][1]
 
 
 def test_a_row_that_is_cut_off_ends_with_its_last_response_too():
     conversation = Conversation()
     conversation.begin([1, 2])
-    conversation.say(Tokens.sampled([3], None))
-    conversation.hear([4, 5])
+    conversation.append_response(Tokens.sampled([3], None))
+    conversation.append_context([4, 5])
     conversation.cut(3)
-    conversation.say(Tokens.sampled([6], None))
+    conversation.append_response(Tokens.sampled([6], None))
 
     first, second = conversation.rows
 
     assert (first.prompt_ids, first.response.ids) == ((1, 2), (3,))
     assert (second.prompt_ids, second.response.ids) == ((3, 4, 5), (6,))
-    assert conversation.places == [(0, 0), (1, 0)]
+    assert conversation.response_ends == [(0, 0), (1, 0)]

@@ -40,7 +40,7 @@ def worker(turns: str) -> GrlLoopWorker:
     made.grl_loop = TwoTurns()
     made.limit = nullcontext()
     made.background_tasks = set()
-    made._seats = {}
+    made._groups = {}
     return made
 
 
