@@ -153,7 +153,7 @@ class AttemptPlanner:
         return replace(plan, add_finalizer=self._needs_finalizer(), apply=(ray_job,), delete=self._older_than(attempt))
 
     def _wait_for_shared_cluster(self) -> Plan:
-        """Wait for the team's shared cluster, which serves one run at a time: two would take each other's rows."""
+        """Wait for the team's shared cluster, which runs one job at a time."""
         message = (
             f"Job {self.observed.blocked_by} goes first on the team's shared Ray cluster, which runs one at a time. "
             "Wait for its end, or set spec.cluster to own."

@@ -22,7 +22,7 @@ class Placement:
 
 
 def place_job(view: JobView, observed: Observed) -> tuple[TeamSettings, Placement] | DesiredCondition:
-    """Return the team's settings and the placement of a job on them, or the condition that says why it has none."""
+    """Return the team's settings and the placement of a job, or the condition that says why it cannot be placed."""
     if view.job is None:
         return DesiredCondition(False, Reason.INVALID_SPEC, f"{view.spec_error} Correct it with kubectl apply.")
     if observed.kuberay is None:
@@ -39,7 +39,7 @@ def place_job(view: JobView, observed: Observed) -> tuple[TeamSettings, Placemen
 
 
 def place(spec: JobSpec, team: TeamSettings) -> Placement | DesiredCondition:
-    """Return the pods that a job asks for, or the condition that says which of the team's limits it exceeds."""
+    """Return the pods of a job, or the condition that says which limit of the team it exceeds."""
     train = _group("spec.resources.train.accelerator", spec.resources.train.accelerator, spec, team)
     if isinstance(train, DesiredCondition):
         return train

@@ -1,4 +1,4 @@
-"""The plan for one job: what the reconciler is to apply, write and delete."""
+"""The plan for one job: objects to apply, status to write, objects to delete."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +13,7 @@ class Plan:
     """Actions, in the order of execution: finalizer on, apply, status, delete, finalizer off, delete the job."""
 
     add_finalizer: bool = False
-    """Add our finalizer to the job, before anything that belongs to it exists."""
+    """Add our finalizer to the job, before any of its objects exists."""
     apply: tuple[Manifest, ...] = ()
     status: JobStatus | None = None
     """The status to write; None leaves it unchanged."""
@@ -21,7 +21,7 @@ class Plan:
     remove_finalizer: bool = False
     delete_job: bool = False
     requeue_at: datetime | None = None
-    """When to reconcile again though nothing in the cluster changes."""
+    """Time at which to reconcile again, even if nothing in the cluster changes."""
 
 
 def owned_ray_jobs(view: JobView, observed: Observed) -> tuple[RayJobView, ...]:

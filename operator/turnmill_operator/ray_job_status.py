@@ -51,7 +51,7 @@ def stage_of(ray_job: RayJobView) -> Stage:
 
 
 def is_finished(ray_job: RayJobView) -> bool:
-    """Return whether the RayJob has succeeded or failed: nothing of it runs or will run."""
+    """Return True if the RayJob has succeeded or failed, so that none of its processes run."""
     return stage_of(ray_job) in (Stage.SUCCEEDED, Stage.FAILED)
 
 
@@ -122,7 +122,7 @@ def attempt_deadline(ray_job: RayJobView, view: JobView, progress: RunProgress) 
 
 
 def has_answered(status: JobStatus, ray_job: RayJobView) -> bool:
-    """Return whether the attempt's run has reported progress before."""
+    """Return True if the run of the attempt has reported progress before."""
     running = find_condition(status, "Running")
     return status.attempt == ray_job.attempt and running is not None and running.reason == Reason.TRAINING
 

@@ -111,7 +111,7 @@ class Reconciler:
         return tuple(known.values())
 
     async def _pending_pods(self, view: JobView, observed: Observed) -> str:
-        """Return why the pods of a starting cluster are not running; pods are listed from time to time."""
+        """Return the reasons why pods of a starting cluster are not running; pods are listed from time to time."""
         current = next((r for r in owned_ray_jobs(view, observed) if r.attempt == last_attempt(view, observed)), None)
         if current is None or not current.cluster or current.suspend or stage_of(current) is not Stage.STARTING:
             self._pending.pop(view.key, None)

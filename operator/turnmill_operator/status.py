@@ -27,7 +27,7 @@ class State(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reasons of conditions."""
+    """Reasons of conditions."""
 
     # Admitted
     ADMITTED = "Admitted"
@@ -85,7 +85,7 @@ NON_RETRYABLE_REASONS = frozenset({Reason.RUN_GAVE_UP, Reason.SETTINGS_REFUSED, 
 """Reasons of failures that another attempt would repeat."""
 
 OPERATOR_DECIDED_REASONS = frozenset({Reason.START_TIMEOUT, Reason.RUN_LOST, Reason.HEAD_LOST})
-"""Reasons of failures that the operator detects itself: the RayJob runs on until it is deleted."""
+"""Reasons of failures that the operator itself detects, so that the RayJob runs until it is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def is_condition_true(status: JobStatus, kind: ConditionType) -> bool:
 
 
 def finished_at(status: JobStatus) -> datetime | None:
-    """Return when the job completed or failed; None while it is under way."""
+    """Return the time at which the job completed or failed; None if it has not."""
     for kind in ("Complete", "Failed"):
         found = find_condition(status, kind)
         if found is not None and found.status == "True":

@@ -54,7 +54,7 @@ class JobView:
 
     @property
     def asks_for_shared_cluster(self) -> bool:
-        """True if the spec asks for the team's shared cluster. Where the job runs now, its RayJobs tell."""
+        """True if the spec asks for the team's shared cluster; the RayJobs show where the job runs."""
         return self.job is not None and self.job.spec.cluster == "shared"
 
 
@@ -72,12 +72,12 @@ class RayJobView:
     deleting: bool
     suspend: bool
     started: bool
-    """True if it was ever unsuspended; one that has been suspended since its creation may still be changed."""
+    """True if it was ever unsuspended; otherwise its spec may still be changed."""
     suspended_by_us: bool
-    """True if its job asked for that; otherwise a queue holds it."""
+    """True if it was suspended for its job; otherwise by a queue."""
     spec_hash: str
     queue: str
-    """Kueue's queue that it is in, whatever its job says now."""
+    """Kueue's queue of the RayJob, whatever its job now says."""
     own_cluster: bool
     job_status: str
     deployment_status: str
@@ -91,7 +91,7 @@ class RayJobView:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Last progress reported by a run, and since when the run does not answer."""
+    """Last progress that a run reported, and the time since when it does not answer."""
 
     values: JobProgress | None = None
     refused_since: datetime | None = None
@@ -114,21 +114,21 @@ class KubeRay:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything outside a job that its desired state depends on."""
+    """Observed state of the cluster that a job's desired state depends on."""
 
     team: TeamSettings | SettingsError | None = None
-    """None if the namespace has no team."""
+    """Settings of the team, or the error in them; None if the namespace has no team."""
     kuberay: KubeRay | None = field(default_factory=KubeRay)
     ray_jobs: tuple[RayJobView, ...] = ()
     """RayJobs that carry the job's name, including those of an earlier job of the same name."""
     progress: RunProgress = field(default_factory=RunProgress)
     pending_pods: str = ""
-    """Why pods of the cluster are not running."""
+    """Reasons why pods of the cluster are not running; empty if there are none."""
     clean_up: CleanUpView | None = None
     blocked_by: str = ""
-    """Name of the job that the team's shared cluster serves first; it serves one at a time."""
+    """Name of the job that the team's shared cluster runs first, as it runs one at a time; empty if none."""
     apply_error: str = ""
-    """Why the API server refused the RayJob that was applied last."""
+    """Reason why the API server rejected the last RayJob; empty if it did not."""
 
 
 def job_view(raw: RawObject, known: JobView | None = None) -> JobView:
@@ -212,14 +212,14 @@ def team_view(raw: RawObject) -> TeamSettings | SettingsError:
 
 
 def clean_up_view(raw: RawObject) -> CleanUpView:
-    """Parse the clean-up Job. A failed one counts as finished: what is left in the store expires."""
+    """Parse the clean-up Job. A failed one counts as finished, as the remaining data in the store expires."""
     conditions = (raw.get("status") or {}).get("conditions", ())
     ends = [found for found in conditions if found["type"] in ("Complete", "Failed") and found["status"] == "True"]
     return CleanUpView(finished=bool(ends))
 
 
 def describe_pending_pods(pods: list[RawObject]) -> str:
-    """Return why pods are not running, in the words of the scheduler and the kubelet, without repetitions."""
+    """Return the reasons why pods are not running, as scheduler and kubelet report them, without repetitions."""
     causes: dict[str, None] = {}
     for pod in pods:
         status = pod.get("status") or {}

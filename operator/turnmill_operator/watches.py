@@ -1,4 +1,4 @@
-"""Watches, run by kopf: handlers that put what has changed into the operator's cache and queue."""
+"""Watches, run by kopf: their handlers put changes into the operator's cache and queue."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ class NoDiffStorage(kopf.DiffBaseStorage):
     """Keeps kopf from storing a copy of every object for diffs that no handler uses."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
-        """Return an empty essence: there is nothing to compare."""
+        """Return an empty essence, as there is nothing to compare."""
         return kopf.BodyEssence({})
 
     def fetch(self, **_: object) -> kopf.BodyEssence | None:

@@ -1,1 +1,1 @@
-"""Words of the domain; standard library only."""
+"""Basic types and functions of all packages; standard library only."""

@@ -1,18 +1,18 @@
-"""Errors that this project raises on purpose; the base classes say what each one ends."""
+"""Errors that this project raises on purpose; a base class says what its errors end: a run, an episode or a call."""
 
 from typing import ClassVar
 
 
 class TurnmillError(Exception):
-    """Every error that this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
 
 class SettingsError(TurnmillError):
-    """Settings of the user that cannot work; the message names the value, the rule and the way out."""
+    """Invalid settings of the user; the message names the value, the rule and the way out."""
 
 
 class RunFailedError(TurnmillError):
-    """A run ended without reaching its last step; `cause` is one word for metrics and status."""
+    """A run ended before its last step; `cause` is one word for metrics and status."""
 
     FINAL_CAUSES: ClassVar[frozenset[str]] = frozenset({"settings", "failed_ratio", "environment"})
 
@@ -21,7 +21,7 @@ class RunFailedError(TurnmillError):
         self.cause = cause
 
     def __reduce__(self) -> tuple[type["RunFailedError"], tuple[str, str]]:
-        """Keep `cause` on the way between processes; exceptions pickle their `args` alone."""
+        """Keep `cause` when pickled: exceptions pickle only their `args`."""
         return type(self), (str(self), self.cause)
 
     @property
@@ -31,7 +31,7 @@ class RunFailedError(TurnmillError):
 
 
 class EpisodeError(TurnmillError):
-    """One episode cannot go on; it ends with stop reason `failed` and the others carry on."""
+    """An episode ends with stop reason `failed`; other episodes go on."""
 
     cause: ClassVar[str] = "unknown"
 
@@ -49,7 +49,7 @@ class InferenceError(EpisodeError):
 
 
 class OvertakenError(InferenceError):
-    """A later attempt has taken over the episode: its record and its tools' state must not be changed any more."""
+    """A later attempt has taken over the episode, whose journal and tool state must no longer be changed."""
 
 
 class ToolError(TurnmillError):
@@ -63,7 +63,7 @@ class ToolUnavailableError(ToolError, SettingsError):
 
 
 class ToolFailedError(ToolError):
-    """Infrastructure behind a tool failed: never an observation, never a reward."""
+    """Infrastructure behind a tool failed; this never becomes an observation or a reward."""
 
 
 class SandboxError(ToolError):
@@ -73,31 +73,31 @@ class SandboxError(ToolError):
 
 
 class StoreError(ToolError):
-    """The trajectory store refused or could not be reached."""
+    """The trajectory store refused a request, or could not be reached."""
 
     cause: ClassVar[str] = "store"
 
 
 class StoreUnavailableError(StoreError):
-    """The store did not answer within the call's deadline; the same call may be sent again."""
+    """The store did not answer within the call's deadline; the call may be repeated."""
 
     cause: ClassVar[str] = "store_unavailable"
 
 
 class StoreFullError(StoreError):
-    """The store's memory bound is reached."""
+    """The store's memory limit is reached."""
 
     cause: ClassVar[str] = "store_full"
 
 
 class StaleClaimError(StoreError):
-    """Another server has taken over the call: this one's result is discarded."""
+    """Another server has taken over the call, so the result of this server is discarded."""
 
     cause: ClassVar[str] = "stale_claim"
 
 
 class CallInProgressError(StoreError):
-    """Another server is still executing the call, or one before it, at this call's deadline; it may be sent again."""
+    """At the deadline, another server still executes this call or an earlier one; the call may be repeated."""
 
     cause: ClassVar[str] = "call_in_progress"
 
@@ -121,7 +121,7 @@ class ToolCallConnectionError(ToolCallError):
 
 
 class ToolCallRefusedError(ToolCallError):
-    """A tool server rejected a call; a retry would end in the same way."""
+    """A tool server rejected a call; repeating it would have the same result."""
 
     cause: ClassVar[str] = "tool_refused"
 

@@ -1,6 +1,6 @@
-"""What servers that fork have in common: how their processes end, hear of ended children, and close what they inherit.
+"""Functions of all servers that fork: ends of processes, exits of children, and inherited descriptors.
 
-By system calls of Linux, and the standard library alone: it is imported before anything is forked.
+They use Linux system calls and the standard library alone, as the module is imported before anything is forked.
 """
 
 import ctypes
@@ -15,9 +15,9 @@ _libc.prctl.argtypes = [ctypes.c_int, *4 * [ctypes.c_ulong]]
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
-    """Have this process signalled when its parent ends; a change of user undoes it. Raises OSError.
+    """Have this process get a signal when its parent ends; changing the user undoes it. Raises OSError.
 
-    A parent that has ended before is not noticed: compare `os.getppid()` afterwards.
+    A parent that has already ended is not noticed: compare `os.getppid()` afterwards.
     """
     _prctl("pdeathsig", _PR_SET_PDEATHSIG, signal_number)
 
@@ -35,7 +35,7 @@ def wake_on_child_exit(descriptor: int) -> None:
 
 
 def ignore_child_exit() -> None:
-    """Undo `wake_on_child_exit`, in a fork above all, where the pipe is the parent's."""
+    """Undo `wake_on_child_exit`, for example in a fork, where the pipe belongs to the parent."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
@@ -49,7 +49,7 @@ def close_descriptors(first: int, *, kept: int | None = None) -> None:
 
 
 def freeze_memory() -> None:
-    """Exclude all present objects from garbage collection, which would write to pages shared with forks."""
+    """Exclude all existing objects from garbage collection, which would write to pages shared with forks."""
     gc.collect()
     gc.freeze()
 

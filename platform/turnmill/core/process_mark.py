@@ -1,4 +1,4 @@
-"""The environment variable that every process of a run on one machine carries."""
+"""Environment variable of every process of a run on one machine."""
 
 PROCESS_MARK = "TURNMILL_PROCESS_MARK"
-"""Its value belongs to one attempt at a run: by it the attempt's processes are found and ended."""
+"""Its value is unique to an attempt at a run; by it the processes of the attempt are found and terminated."""

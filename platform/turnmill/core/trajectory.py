@@ -1,30 +1,30 @@
-"""Records of turns and episodes: what the agent loops leave for learning, metrics, the log and the store."""
+"""Records of turns and episodes, for training, metrics, trajectory log and trajectory store."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 StopReason = Literal["completed", "max_turns", "max_tokens", "timeout", "failed"]
-"""Why an episode ended."""
+"""Reason why an episode ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One generation of the policy and the observation it brought."""
+    """One generation of the policy and the observation that follows."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     log_probs: tuple[float, ...] = ()
-    """Log-probs of the response tokens under the policy that generated them; empty where the engine gave none."""
+    """Log-probs of the response tokens under the policy that generated them; empty if the engine returned none."""
 
     observation_ids: tuple[int, ...] = ()
-    """Tokens that follow the response in the same context and that no policy generated."""
+    """Tokens after the response in the same context that no policy generated."""
 
     prompt_text: str = ""
     response_text: str = ""
     observation: str = ""
     action: str = ""
-    """The action that was executed: the environment's default where the response held none."""
+    """The executed action; the environment's default if the response contained none."""
 
     valid: bool = True
     reward: float = 0.0
@@ -37,10 +37,10 @@ class Turn:
     """Further metrics of this turn, such as `plan_length`."""
 
     asked_at: float = 0.0
-    """When the policy was asked, in seconds since 1970; 0 where unknown."""
+    """Start of the generation, in seconds since 1970; 0 if unknown."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent waiting for generation and for tools."""
+    """Seconds spent waiting for generation and for tools."""
 
     def __post_init__(self) -> None:
         if self.log_probs and len(self.log_probs) != len(self.response_ids):
@@ -51,18 +51,18 @@ class Turn:
 
 
 def complete_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Return stored turns without the unanswered ones that a complete one follows; the last may be unanswered."""
+    """Return stored turns, with each unanswered turn replaced by the complete one after it, if there is one."""
     return tuple(turn for turn in turns[:-1] if not turn.unanswered) + tuple(turns[-1:])
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryMetadata:
-    """What the store knows of a trajectory from its beginning."""
+    """Facts about a trajectory that the store has from its beginning."""
 
     step: int = 0
     task: int = 0
     trajectory_id: str = ""
-    """Its id at tool servers."""
+    """Id of the trajectory at tool servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,15 @@ class TrajectoryOutcome:
 
     stop_reason: StopReason = "completed"
     detail: str = ""
-    """The stop reason in the words of the agent loop."""
+    """More specific stop reason of the agent loop."""
 
     cause: str | None = None
-    """The kind of infrastructure that failed, if the stop reason is `failed`."""
+    """Kind of infrastructure that failed, if the stop reason is `failed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSummary:
-    """What learning and metrics need to know of an episode that did not fail, beside the tokens of its rows."""
+    """Summary of an episode that did not fail, for training and metrics; the tokens are in its rows."""
 
     episode_id: str
     reward: float
@@ -88,22 +88,22 @@ class EpisodeSummary:
     num_turns: int
     num_rows: int = 1
     policy_versions: tuple[int, int] = (0, 0)
-    """The oldest and the newest policy that generated its tokens."""
+    """Oldest and newest version of the policy that generated its tokens."""
 
     sampled_tokens: bytes = b""
-    """Every token as the engine generated it, packed by `token_integrity.pack_tokens`."""
+    """All tokens as the engine generated them, packed by `token_integrity.pack_tokens`."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent on generation, on tools and in the loop itself."""
+    """Seconds spent on generation, on tools and in the loop itself."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics by their names, without the prefix `turnmill/tool/`."""
+    """Metrics by name, without the prefix `turnmill/tool/`."""
 
     row_rewards: bool = False
-    """True if each row has rewards of its own; else every row repeats the reward of the episode."""
+    """True if each row has rewards of its own; otherwise each row repeats the reward of the episode."""
 
     row_states: tuple[str, ...] = ()
-    """Digest of the environment's state before each row, where each row is a turn."""
+    """Digest of the environment's state before each row, if rows are turns."""
 
     @property
     def rows_are_turns(self) -> bool:
@@ -113,36 +113,36 @@ class EpisodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFailure:
-    """An episode that infrastructure ended, and not the policy: it is counted and never learned from."""
+    """An episode that failed because of infrastructure; it is counted, and not trained on."""
 
     episode_id: str
     cause: str
-    """The kind of infrastructure that failed."""
+    """Kind of infrastructure that failed."""
 
     message: str
     num_turns: int
     seconds: Mapping[str, float]
-    """Time spent on generation, on tools and in the loop itself."""
+    """Seconds spent on generation, on tools and in the loop itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMetadata:
-    """What learning and metrics need to know of a turn that is a row of its own, beside its tokens."""
+    """Facts about a turn that is a row of its own, for training and metrics."""
 
     episode_id: str = ""
     turn: int = 0
-    """Its number in the episode, from 0."""
+    """Number of the turn in its episode, from 0."""
 
     reward: float = 0.0
     done: bool = False
     truncated: bool = False
-    """True if the limit of turns ended the episode with this turn."""
+    """True if the turn limit ended the episode with this turn."""
 
     valid: bool = True
     plan_length: float = 0.0
     backtrack_length: float = 0.0
     episode_length: int = 0
-    """Turns of the episode that ended with this turn; 0 where it goes on."""
+    """Turns of the episode that ended with this turn; 0 if it goes on."""
 
     episode_reward: float = 0.0
     """Sum of the rewards of the episode up to this turn."""
@@ -153,10 +153,10 @@ class TurnMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentMetadata:
-    """What metrics need to know of one slot's turns of a step; its bootstrap row carries it."""
+    """Facts about the turns of one slot in a step, for metrics; its bootstrap row carries them."""
 
     failure_causes: tuple[str, ...] = ()
-    """The kind of infrastructure that failed, for each episode that failed."""
+    """Kind of infrastructure that failed, for each failed episode."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent on generation, on tools and in the loop itself."""
+    """Seconds spent on generation, on tools and in the loop itself."""

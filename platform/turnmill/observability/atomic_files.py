@@ -41,6 +41,6 @@ def append(path: Path, content: bytes) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the partial files of killed writers. Only for a folder that nobody is writing to."""
+    """Remove the partial files of killed writers; no process may be writing to the folder."""
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Files of one JSON object per line that readers can follow while they are written."""
+"""Files of one JSON object per line, which can be read while they are written."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from turnmill.observability import atomic_files
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """One line of strict JSON; numbers that JSON has no word for become null."""
+    """Encode an object as one line of strict JSON; NaN and infinities become null."""
     try:
         text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
@@ -20,10 +20,10 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes, first_key: str) -> dict[str, Any] | None:
-    """The object of one line, or None if its writer was killed before the end of it.
+    """Decode the object of one line; None if its writer was killed before it had written all of it.
 
-    What a living writer appends after a torn line shares that line; `first_key`, the first key of every object of
-    the file, shows where it begins. The same characters inside a string would bear backslashes.
+    The next writer appends to such an incomplete line. `first_key`, the first key of every object in the file, shows
+    where its object begins; inside a string the quotes around it would be escaped.
     """
     record = _parse(line)
     if record is None:
@@ -33,7 +33,7 @@ def decode(line: bytes, first_key: str) -> dict[str, Any] | None:
 
 
 def read(path: Path, first_key: str) -> Iterator[dict[str, Any]]:
-    """The whole objects of a file, in order; nothing if there is no such file."""
+    """Yield the complete objects of a file, in order; none if the file does not exist."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def read(path: Path, first_key: str) -> Iterator[dict[str, Any]]:
 
 
 def read_tail(path: Path, first_key: str, *, max_bytes: int) -> Iterator[dict[str, Any]]:
-    """The whole objects in the last bytes of a file, in order: the file may be long."""
+    """Yield the complete objects in the last `max_bytes` bytes of a file, in order."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def read_tail(path: Path, first_key: str, *, max_bytes: int) -> Iterator[dict[st
 
 
 def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add objects to a file, together and in one call."""
+    """Append objects to a file in one write."""
     content = b"".join(map(encode, records))
     if content:
         atomic_files.append(path, content)
@@ -78,7 +78,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """The same value in JSON's own types: array scalars become numbers, NaN and infinities null."""
+    """Convert a value to JSON's types: array scalars become numbers, NaN and infinities null."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):

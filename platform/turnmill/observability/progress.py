@@ -1,4 +1,4 @@
-"""Progress of a run: written by the trainer, shown by the command line and the operator."""
+"""Progress of a run, written by the trainer and read by the command line and the operator."""
 
 import json
 from dataclasses import asdict, dataclass, fields

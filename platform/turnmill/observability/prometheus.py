@@ -71,7 +71,7 @@ GAUGES = {
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Facts about a run that do not change while it goes on."""
+    """Facts about a run that do not change during an attempt."""
 
     environment: str
     attempt: int = 1

@@ -1,4 +1,4 @@
-"""Report of a run for the terminal: results, time per phase, how episodes ended."""
+"""Report of a run for the terminal: results, time per phase, and stop reasons of episodes."""
 
 from collections.abc import Mapping
 from pathlib import Path

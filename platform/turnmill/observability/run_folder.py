@@ -1,4 +1,4 @@
-"""The folder of a run: its files, which several processes write and read at the same time."""
+"""The run folder and its files, which several processes read and write at the same time."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ ATTEMPT_SUFFIX = re.compile(r"\.attempt-\d+$")
 
 
 MetricsRow = dict[str, Any]
-"""Metrics of one step by name; None or a missing key where nothing was measured."""
+"""Metrics of one step by name; None or a missing key if not measured."""
 
 
 class RunFolder:
@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def failure(self) -> Path:
-        """Why this attempt must end, written by the process that found out."""
+        """Reason why this attempt must end, written by the process that found it."""
         return self.path / "failure.json"
 
     @property
@@ -80,7 +80,7 @@ class RunFolder:
 
     @property
     def vocabulary(self) -> Path:
-        """The text of every token."""
+        """Text of every token."""
         return self.path / "vocabulary.json"
 
     @property
@@ -99,7 +99,8 @@ class RunFolder:
         return self.path / "logs"
 
     def create(self) -> None:
-        """Create the folder, or prepare it to be resumed. Call it before any other process of the run writes to it."""
+        """Create the folder, or prepare it for a resumed run; call this before other processes of the run write to
+        it."""
         for folder in (self.path, self.trajectories, self.checkpoints, self.episodes, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
             atomic_files.remove_partial_files(folder)
@@ -137,7 +138,7 @@ class RunFolder:
             atomic_files.write_text(self.failure, json.dumps({"message": str(error), "cause": error.cause}))
 
     def read_failure(self) -> RunFailedError | None:
-        """Return why this attempt must end; None if it may go on."""
+        """Return the reason why this attempt must end; None if it may go on."""
         try:
             return RunFailedError(**json.loads(self.failure.read_text()))
         except FileNotFoundError:
@@ -163,7 +164,7 @@ class RunFolder:
         return finished[-1] if finished else {}
 
     def truncate_after(self, step: int) -> None:
-        """Delete the metrics of later steps, and a torn last line, before a run is resumed from a checkpoint."""
+        """Delete the metrics of later steps and an incomplete last line, before a run resumes from a checkpoint."""
         if self.metrics.exists():
             kept = (json_lines.encode(row) for row in self.read_metrics() if row["step"] <= step)
             atomic_files.write_bytes(self.metrics, b"".join(kept))

@@ -16,14 +16,14 @@ SLOTS = "turnmill/rollout_slots"
 IN_FLIGHT = ("generation", "tools", "loop")
 WAITING = "gen"
 RELEASE = "release_rollout"
-"""Part of `gen`: taking the devices back from inference once the turns are complete."""
+"""Part of `gen`: releasing the devices from inference after the last turn."""
 
 
 def split_step_time(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of a step by part.
 
-    The time that the trainer waits for turns is divided according to what the slots for trajectories were busy with. A
-    slot is idle from the end of its trajectory to the end of the last one: that part is `stragglers`.
+    The trainer's waiting time is divided in proportion to what the slots of trajectories were doing. A slot is idle
+    from the end of its trajectory to the end of the last one; that part is `stragglers`.
     """
     step = metrics.get(f"{SECONDS}step", 0.0)
     release = metrics.get(f"{SECONDS}{RELEASE}", 0.0)

@@ -1,4 +1,4 @@
-"""Summary of a run in numbers, computed from its folder."""
+"""Summary of a run, computed from its folder."""
 
 import platform
 from collections import Counter
@@ -36,7 +36,7 @@ class PhaseTimes:
 
     @property
     def overhead_share(self) -> float | None:
-        """Share of the steps that is neither generating nor learning; None before the first step."""
+        """Share of the steps' time that is neither generation nor learning; None before the first step."""
         if self.steps <= 0:
             return None
         busy = sum(self.by_phase.get(phase, 0.0) for phase in (*GENERATING, *LEARNING))
@@ -44,7 +44,7 @@ class PhaseTimes:
 
 
 def summarise(run_dir: Path | str) -> dict[str, Any]:
-    """Return the content of `summary.json`; None for what the run has not measured."""
+    """Return the content of `summary.json`; values that were not measured are None."""
     folder = RunFolder(run_dir)
     rows = list(folder.read_metrics())
     marks = folder.read_marks()

@@ -14,7 +14,8 @@ StoreInfo = Mapping[str, Any]
 """Fields of Redis' INFO, parsed by redis-py."""
 
 CallOutcome = Literal["done", "invalid", "unmatched", "replayed", "tool_error", "failed", "cancelled"]
-"""`invalid`: the tool refused the action; `tool_error`: the tool has a fault; `failed`: infrastructure."""
+"""`invalid`: the tool rejected the action; `tool_error`: the tool raised an exception; `failed`: infrastructure
+failed."""
 
 OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)
 CAUSES = ("tool", "sandbox", "store", "store_unavailable", "store_full", "stale_claim", "call_in_progress", "timeout")
@@ -132,7 +133,7 @@ class ToolMetrics:
         return prometheus_client.generate_latest(together)
 
     def show(self, tools: tuple[str, ...]) -> None:
-        """Create the series of tools at zero: a rate over one that begins at 1 misses the first."""
+        """Create the series of tools at zero, as a rate would miss the first increase of a series that begins at 1."""
         for tool in tools:
             self.call_seconds.labels(tool)
             self.run_seconds.labels(tool)
@@ -195,7 +196,7 @@ def _aof_delayed(info: StoreInfo) -> int | None:
 
 
 def remove_dead_workers(folder: Path) -> None:
-    """Delete the gauges of dead workers: calls of a killed one would count as in flight for ever."""
+    """Delete the gauges of dead workers, whose calls would count as in flight for ever."""
     for file in folder.glob("gauge_live*_*.db"):
         pid = int(file.stem.rpartition("_")[2])
         if not Path(f"/proc/{pid}").exists():

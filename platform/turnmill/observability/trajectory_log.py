@@ -1,4 +1,4 @@
-"""The turns of a run, one line each, in one file per step; written by several processes at once."""
+"""Log of a run's turns, one JSON object per line and one file per step, written by several processes at once."""
 
 import math
 from collections import defaultdict
@@ -18,16 +18,16 @@ ADVANTAGES = "advantages"
 
 @dataclass(frozen=True, slots=True)
 class TurnPosition:
-    """The place of a turn in a run."""
+    """Position of a turn in a run."""
 
     episode_id: str
     environment: int
-    """Number of the environment or the task among its like."""
+    """Number of the environment slot or of the task."""
 
     turn: int
     step: int
     environment_name: str = ""
-    """Kind of the environment; the first turn of an episode has it."""
+    """Name of the environment; only the first turn of an episode has it."""
 
     seed: int | None = None
     """Seed of the environment."""
@@ -55,32 +55,32 @@ class TurnRecord:
     observation: str = ""
     failed_cause: str | None = None
     observation_ids: tuple[int, ...] = ()
-    """Tokens of the observation, where it follows the response in the same context."""
+    """Tokens of the observation, if it follows the response in the same context."""
 
     stop_detail: str = ""
-    """The stop reason in the words of the agent loop."""
+    """More specific stop reason of the agent loop."""
 
     tool: Mapping[str, object] = field(default_factory=dict)
-    """Fields of a tool's observation besides its text."""
+    """Fields of a tool's observation other than its text."""
 
     environment_name: str = ""
-    """Kind of the environment; the first turn of an episode has it."""
+    """Name of the environment; only the first turn of an episode has it."""
 
     seed: int | None = None
     """Seed of the environment."""
 
     asked_at: float = 0.0
-    """When the policy was asked, in seconds since 1970."""
+    """Start of the generation, in seconds since 1970."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent waiting for generation and for tools."""
+    """Seconds spent waiting for generation and for tools."""
 
     mask: tuple[int, ...] = ()
-    """Numbers of tokens of response and observation that are trained on, that are not, that are again, and so on;
-    empty where all of the response are and none of the observation."""
+    """Run lengths of the response mask over response and observation, beginning with tokens that are trained on; empty
+    if all of the response and none of the observation is."""
 
     images: tuple[str, ...] = ()
-    """Names of the observation's pictures among the episodes of the run folder."""
+    """File names of the observation's images in the folder `episodes/` of the run."""
 
     @classmethod
     def of(cls, turn: Turn, position: TurnPosition) -> "TurnRecord":
@@ -137,14 +137,14 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """The turns of one episode, in order; they may span several steps."""
+    """Turns of one episode, in order; they may span several steps."""
 
     turns: tuple[TurnRecord, ...]
     validation: bool = False
 
     @property
     def name(self) -> str:
-        """The id of the episode."""
+        """Id of the episode."""
         return self.turns[0].episode
 
     @property
@@ -154,12 +154,12 @@ class EpisodeRecord:
 
     @property
     def failed_cause(self) -> str | None:
-        """The kind of infrastructure that failed; None if none did."""
+        """Kind of infrastructure that failed; None if none did."""
         return self.turns[-1].failed_cause
 
     @property
     def outcome(self) -> str:
-        """`solved`, `unsolved`, `failed` (something around it broke) or `unfinished` (no last turn so far)."""
+        """`solved`, `unsolved`, `failed` (because of infrastructure) or `unfinished` (its last turn is missing)."""
         last = self.turns[-1]
         if last.failed_cause is not None or last.stop_reason == "failed":
             return "failed"
@@ -180,7 +180,7 @@ class EpisodeFilter:
     max_reward: float | None = None
 
     def accepts(self, episode: EpisodeRecord) -> bool:
-        """Return whether an episode meets the conditions; one that spans several steps belongs to each of them."""
+        """Return True if an episode meets the conditions; one that spans several steps belongs to each of them."""
         return (
             self.name in (None, episode.name)
             and self.outcome in (None, episode.outcome)
@@ -192,13 +192,13 @@ class EpisodeFilter:
 
 
 class TrajectoryLog:
-    """The `trajectories/` of a run folder."""
+    """The folder `trajectories/` of a run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.path = folder.trajectories
 
     def append(self, turns: Iterable[TurnRecord], *, validation: bool = False) -> None:
-        """Add turns, all those of one step in one write; turns of one episode must come in order."""
+        """Append turns, those of one step in one write; turns of an episode must be in order."""
         by_step: dict[int, list[TurnRecord]] = defaultdict(list)
         for turn in turns:
             by_step[turn.step].append(turn)
@@ -206,12 +206,12 @@ class TrajectoryLog:
             json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(_record, of_step))
 
     def append_advantages(self, step: int, advantages: Mapping[str, float]) -> None:
-        """Add the advantage of every trajectory of a step, by the id of its episode."""
+        """Append the advantage of every trajectory of a step, by episode id."""
         records = ({"episode": name, "advantage": value} for name, value in advantages.items())
         json_lines.append(self._file(ADVANTAGES, step), records)
 
     def append_token_advantages(self, step: int, advantages: Iterable[tuple[str, int, Sequence[float]]]) -> None:
-        """Add the advantages of the response tokens of a step's turns, by episode and turn, to four digits."""
+        """Append the advantages of response tokens, by episode and turn, rounded to four digits."""
         records = (
             {"episode": name, "turn": turn, "advantages": [float(f"{value:.4g}") for value in values]}
             for name, turn, values in advantages
@@ -219,7 +219,7 @@ class TrajectoryLog:
         json_lines.append(self._file(ADVANTAGES, step), records)
 
     def read_advantages(self, step: int) -> dict[str, float]:
-        """Return the advantages of a step's trajectories by the ids of their episodes; empty where none are kept."""
+        """Return the advantages of a step's trajectories by episode id; empty if there are none."""
         records = json_lines.read(self._file(ADVANTAGES, step), "episode")
         return {str(record["episode"]): _number(record["advantage"]) for record in records if "advantage" in record}
 
@@ -239,7 +239,8 @@ class TrajectoryLog:
                     yield turn
 
     def read_episodes(self, wanted: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
-        """Return the episodes that pass a filter: training, as they ended, then unfinished ones; then validation."""
+        """Yield the episodes that pass a filter: training in the order in which they ended, unfinished ones, then
+        validation."""
         wanted = wanted or EpisodeFilter()
         if wanted.validation is not True:
             yield from filter(wanted.accepts, _episodes(self.read_turns(), validation=False))
@@ -278,7 +279,7 @@ _SEQUENCES = ("prompt_ids", "response_ids", "observation_ids", "mask", "images")
 
 
 def _record(turn: TurnRecord) -> dict[str, Any]:
-    """Return a turn as an object of JSON, without the fields that have their defaults."""
+    """Return a turn as a JSON object, without fields that have their defaults."""
     values = ((each.name, getattr(turn, each.name)) for each in _FIELDS)
     return {name: value for name, value in values if name not in _DEFAULTS or value != _DEFAULTS[name]}
 

@@ -1,4 +1,4 @@
-"""Trajectories on a terminal: a list of episodes, or one of them turn by turn."""
+"""Text of trajectories for a terminal: a list of episodes, or one episode turn by turn."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,7 +14,7 @@ OUTCOME_STYLES = {"solved": "green", "unsolved": "yellow", "failed": "red", "unf
 
 
 def render_episodes(episodes: Iterable[EpisodeRecord], *, limit: int | None = None) -> RenderableType:
-    """A table with one row per episode, and how many there are; at most `limit` rows, the latest."""
+    """Return a table of the latest `limit` episodes, one per row, and the number of all episodes."""
     rows = [_episode_row(episode) for episode in episodes]
     shown = rows if limit is None else rows[max(0, len(rows) - limit) :]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -32,7 +32,7 @@ def render_episodes(episodes: Iterable[EpisodeRecord], *, limit: int | None = No
 
 
 def render_episode(episode: EpisodeRecord, *, tokens: bool = False) -> RenderableType:
-    """One episode, turn by turn; with `tokens`, also what was sampled and how likely it was."""
+    """Return an episode turn by turn; with `tokens`, also the response tokens with their log-probs."""
     kind = "validation" if episode.validation else "training"
     title = Text.assemble(
         (episode.name, "bold"),

@@ -1,1 +1,1 @@
-"""The boards of Grafana, as data; `python -m turnmill.observability.dashboards FOLDER` writes them as JSON."""
+"""Grafana dashboards as data; `python -m turnmill.observability.dashboards FOLDER` writes them as JSON."""

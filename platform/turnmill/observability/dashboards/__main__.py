@@ -1,4 +1,5 @@
-"""`python -m turnmill.observability.dashboards FOLDER` writes every board there, and deletes files of no board."""
+"""`python -m turnmill.observability.dashboards FOLDER` writes all dashboards there, and deletes files of no
+dashboard."""
 
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from turnmill.observability.dashboards.grafana import to_json
 
 
 def main(folder: Path) -> None:
-    """Write the boards."""
+    """Write the dashboards."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {folder / f"{board.name}.json": to_json(board) for board in BOARDS}
     for path in set(folder.glob("*.json")) - set(files):

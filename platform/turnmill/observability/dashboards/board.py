@@ -1,27 +1,27 @@
-"""Boards, panels and queries, independent of Grafana."""
+"""Dashboards, panels and queries, independent of Grafana."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 WINDOW = "$window"
-"""Range over which counters are read that grow once per step: a step takes longer than a scrape."""
+"""Range for rates of counters that grow once per step, as a step takes longer than a scrape interval."""
 
 RECENT = "$__rate_interval"
-"""Range over which counters are read that grow all the time."""
+"""Range for rates of counters that grow continuously."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Origin of series, and the variables that select among them."""
+    """Origin of series, and the dashboard variables that select among them."""
 
     labels: tuple[str, ...]
-    """Labels to choose by; each has a variable of its name."""
+    """Labels to select by; each has a variable of the same name."""
 
     anchor: str
-    """A metric that every such source has: its labels are the values of the variables."""
+    """Metric of every such source, whose label values are the values of the variables."""
 
     def __call__(self, metric: str, matchers: str = "") -> str:
-        """Return a selector with the filters of the board."""
+        """Return a selector with the filters of the dashboard."""
         chosen = [f'{label}=~"${label}"' for label in self.labels]
         return f"{metric}{{{', '.join([*chosen, matchers] if matchers else chosen)}}}"
 
@@ -35,7 +35,7 @@ CLUSTER = Source(("namespace",), "kube_pod_container_resource_requests")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression and the name of what it draws."""
+    """A PromQL expression and its legend."""
 
     expression: str
     legend: str
@@ -43,23 +43,23 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: a number or lines over time."""
+    """A chart: a number or lines over time."""
 
     title: str
     says: str
-    """One sentence that tells how to read it."""
+    """One sentence on how to read the panel."""
 
     unit: str
-    """A unit of Grafana's, or `suffix: ...`."""
+    """A Grafana unit, or `suffix: ...`."""
 
     queries: tuple[Query, ...]
     kind: Literal["lines", "stacked", "number"] = "lines"
     width: int = 8
-    """Of 24 columns."""
+    """Width in columns, of 24."""
 
     max: float | None = None
     alarming_from: float | None = None
-    """From this value on it is drawn in red."""
+    """Values from this one on are drawn in red."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,18 @@ class Board:
     """A dashboard."""
 
     name: str
-    """Of its file, and after a prefix its uid."""
+    """Name of the file and, after a prefix, uid of the dashboard."""
 
     title: str
     says: str
     sources: tuple[Source, ...]
-    """The first one's variables come first."""
+    """Sources; the variables of the first come first."""
 
     rows: tuple[Row, ...]
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """Every panel."""
+        """All panels."""
         return tuple(panel for row in self.rows for panel in row.panels)
 
 
@@ -102,7 +102,7 @@ def stacked(title: str, says: str, unit: str, *queries: tuple[str, str], **optio
 
 
 def number(title: str, says: str, unit: str, *queries: tuple[str, str], width: int = 4, **options: float) -> Panel:
-    """Return a panel with the last value in large type."""
+    """Return a panel with the last value as a large number."""
     made = tuple(Query(*query) for query in queries)
     return Panel(title, says, unit, made, kind="number", width=width, **options)
 
@@ -116,7 +116,7 @@ def quantile(share: float, buckets: str, *, by: str = "", window: str = RECENT) 
 def percentiles(
     buckets: str, *, by: str = "", high: float = 0.99, window: str = RECENT
 ) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Two queries: the median of a histogram and a high quantile, perhaps by labels."""
+    """Return queries for the median and a high quantile of a histogram, optionally by labels."""
     name = " ".join(f"{{{{{label}}}}}" for label in by.split(", ")) + ": " if by else ""
     median, highest = (quantile(share, buckets, by=by, window=window) for share in (0.5, high))
     return (median, f"{name}p50"), (highest, f"{name}p{100 * high:g}")

@@ -1,4 +1,4 @@
-"""Every board."""
+"""All dashboards."""
 
 from turnmill.observability.dashboards import (
     cost,

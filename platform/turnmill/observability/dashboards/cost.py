@@ -10,7 +10,7 @@ TOKENS = RUN("turnmill_tokens_total", 'kind="response"')
 
 
 def hours(gpus: str, by: str) -> str:
-    """GPU hours over the time shown: one sample per minute, 60 of them an hour."""
+    """Return GPU hours over the time shown: one sample per minute, 60 of them an hour."""
     return f"sum_over_time((sum by ({by}) ({gpus}))[$__range:1m]) / 60"
 
 

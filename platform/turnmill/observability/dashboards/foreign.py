@@ -1,4 +1,4 @@
-"""The series of others that boards and alerts use, each with its labels; docs/metrics.md lists them."""
+"""Series of other software that dashboards and alerts use, with their labels; docs/metrics.md lists them."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ RAY: Mapping[str, tuple[str, ...]] = {
     "ray_memory_manager_worker_eviction_total": ("Type", "Name"),
     "ray_node_manager_unexpected_worker_failure_total": NODE,
 }
-"""Ray's own, from the metrics port of every node."""
+"""Ray, from the metrics port of every node."""
 
 VLLM: Mapping[str, tuple[str, ...]] = {
     "ray_vllm_num_requests_running": ENGINE,
@@ -35,23 +35,23 @@ VLLM: Mapping[str, tuple[str, ...]] = {
     "ray_vllm_request_time_per_output_token_seconds_bucket": (*ENGINE, "le"),
     "ray_vllm_e2e_request_latency_seconds_bucket": (*ENGINE, "le"),
 }
-"""vLLM's, which its engines tell through Ray; vLLM's own names have `vllm:` in place of `ray_vllm_`."""
+"""vLLM, whose engines report through Ray; vLLM's own names have `vllm:` instead of `ray_vllm_`."""
 
 KUBERAY: Mapping[str, tuple[str, ...]] = {
     "kuberay_job_deployment_status": ("name", "namespace", "deployment_status", "uid"),
     "kuberay_cluster_provisioned_duration_seconds": ("name", "namespace", "uid"),
 }
-"""Of KubeRay's operator."""
+"""KubeRay's operator."""
 
 KUBE_STATE: Mapping[str, tuple[str, ...]] = {
     "kube_pod_container_resource_requests": ("namespace", "pod", "container", "node", "resource", "unit"),
     "kube_horizontalpodautoscaler_status_current_replicas": ("namespace", "horizontalpodautoscaler"),
     "kube_horizontalpodautoscaler_status_desired_replicas": ("namespace", "horizontalpodautoscaler"),
 }
-"""Of kube-state-metrics."""
+"""kube-state-metrics."""
 
 PYTHON: Mapping[str, tuple[str, ...]] = {"process_resident_memory_bytes": ()}
-"""Of prometheus-client, for every process of Python's."""
+"""prometheus-client, for every Python process."""
 
 FOREIGN = {**RAY, **VLLM, **KUBERAY, **KUBE_STATE, **PYTHON}
-"""Of software that is not ours."""
+"""All series of other software."""

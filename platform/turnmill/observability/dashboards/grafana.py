@@ -1,4 +1,4 @@
-"""Draws boards: Grafana's dashboard JSON, by its own builders."""
+"""Conversion of dashboards to Grafana's JSON, by Grafana's own builders."""
 
 import json
 
@@ -22,12 +22,12 @@ LABELS = {
 
 
 def to_json(board: Board) -> str:
-    """The board as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     return json.dumps(build(board), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
 def build(board: Board) -> models.Dashboard:
-    """The board in Grafana's own words."""
+    """Build the dashboard with Grafana's classes."""
     built = (
         dashboard.Dashboard(board.title)
         .uid(f"{PREFIX}{board.name}")

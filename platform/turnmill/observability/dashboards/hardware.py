@@ -8,7 +8,7 @@ CACHE_QUERIES = f"sum(rate({RAY('ray_vllm_prefix_cache_queries_total')}[{RECENT}
 
 
 def rate_or_none(counter: str, there: str) -> str:
-    """The rate of a counter of Ray's, which is not there before it first counts: 0 while another series is there."""
+    """Return the rate of one of Ray's counters; 0 before the counter exists, while another series does."""
     return f"(sum(rate({RAY(counter)}[{RECENT}])) or 0 * {there})"
 
 

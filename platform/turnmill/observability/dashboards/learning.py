@@ -1,4 +1,4 @@
-"""Board: learning of the policy, and quality of the data that it learns from."""
+"""Dashboard: learning of the policy, and quality of the training data."""
 
 from turnmill.observability.dashboards.board import RUN, Board, Row, lines, number
 

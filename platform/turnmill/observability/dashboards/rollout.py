@@ -1,4 +1,4 @@
-"""Board: throughput of trajectories, and how they end."""
+"""Dashboard: throughput of trajectories, and their stop reasons."""
 
 from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lines, number, stacked
 

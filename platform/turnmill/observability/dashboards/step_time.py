@@ -8,12 +8,12 @@ STEPS = RUN("turnmill_step_seconds_count")
 
 
 def share(matchers: str) -> str:
-    """Share of the steps' time that went to some parts."""
+    """Return the share of the steps' time that some parts took."""
     return f"sum(rate({RUN('turnmill_step_part_seconds_total', matchers)}[{WINDOW}])) / sum(rate({PARTS}[{WINDOW}]))"
 
 
 def share_of_steps(title: str, says: str, query: tuple[str, str], *, alarming_from: float) -> Panel:
-    """Return a panel with a share of the steps' time in large type."""
+    """Return a panel with a share of the steps' time as a large number."""
     return number(title, says, "percentunit", query, width=6, max=1, alarming_from=alarming_from)
 
 
