@@ -1,4 +1,4 @@
-"""What the tests on a cluster share; without one they are skipped and say so."""
+"""Fixtures of the tests on a cluster, which are skipped without one."""
 
 import os
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def namespace() -> Iterator[Namespace]:
 
 @pytest.fixture(scope="module")
 def team() -> Iterator[Team]:
-    """An operator and a team's place, for the jobs of one module, whose engines tell Ray their metrics as on GPUs."""
+    """An operator and a team's namespace for the jobs of one module; engines report metrics to Ray, as on GPUs."""
     values = {"trainer.env": [{"name": "VLLM_PLUGINS", "value": "ray"}]}
     with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh, operated_team(fresh, values) as team:
         yield team

@@ -15,7 +15,7 @@ LOAD_SECONDS = 180
 
 
 def loaded(namespace: Namespace) -> dict[str, dict[str, Any]]:
-    """The alerts that Prometheus has from this namespace, by their names."""
+    """Return the alerts that Prometheus has loaded from this namespace, by name."""
     answer = json.loads(namespace.kubectl("get", "--raw", f"{PROMETHEUS}/api/v1/rules?type=alert"))
     groups = [group for group in answer["data"]["groups"] if f"/{namespace.name}-" in group["file"]]
     return {rule["name"]: rule for group in groups for rule in group["rules"]}

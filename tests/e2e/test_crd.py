@@ -1,4 +1,4 @@
-"""The custom resource on a real API server: what it refuses, and in which words."""
+"""Validation of the custom resource by a real API server."""
 
 import json
 import re
@@ -20,60 +20,62 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def place(prefix: str) -> Iterator[Namespace]:
+def namespace(prefix: str) -> Iterator[Namespace]:
     """A namespace for the module, and the definition as it is committed."""
     with fresh_namespace(prefix) as fresh:
         install_definition(fresh)
         yield fresh
 
 
-def answers(place: Namespace, jobs: Mapping[str, Any]) -> dict[str, str]:
-    """What the API server says to each of many jobs, by name; nothing to a good one."""
+def errors_of(namespace: Namespace, jobs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the API server's error for each invalid job, by name."""
     items = [{**data, "metadata": {"name": name}} for name, data in jobs.items()]
-    done: subprocess.CompletedProcess[str] = place.try_kubectl(
+    done: subprocess.CompletedProcess[str] = namespace.try_kubectl(
         *("create", "--dry-run=server", "--validate=false", "--filename=-"),
         stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
     )
-    # One that is refused is told of in other words than several.
-    said = re.split(r'(?:^|\n)[^\n]*AgentTrainingJob[^ ]* "([^"]+)" is invalid: ', done.stderr)
-    assert said[0] == "", said[0]
-    return dict(zip(said[1::2], said[2::2], strict=True))
+    # The message about one refused job begins differently from that about several.
+    errors = re.split(r'(?:^|\n)[^\n]*AgentTrainingJob[^ ]* "([^"]+)" is invalid: ', done.stderr)
+    assert errors[0] == "", errors[0]
+    return dict(zip(errors[1::2], errors[2::2], strict=True))
 
 
 def is_of(rule: Rule, problem: Problem) -> bool:
-    """Whether a problem is what a rule says, with values in their places."""
-    said = r"\S+".join(map(re.escape, re.split(r"\{[A-Za-z.]+\}", rule.sentence)))
-    return f"spec.{rule.path}" == problem.path and re.fullmatch(said, problem.rule) is not None
+    """Return whether a problem has the sentence of a rule, with values in it."""
+    sentence = r"\S+".join(map(re.escape, re.split(r"\{[A-Za-z.]+\}", rule.sentence)))
+    return f"spec.{rule.path}" == problem.path and re.fullmatch(sentence, problem.rule) is not None
 
 
-def named(breakers: Mapping[str, Any], prefix: str) -> dict[str, str]:
+def short_names(breakers: Mapping[str, Any], prefix: str) -> dict[str, str]:
     return {re.sub(r"[^a-z]+", "-", f"{prefix}-{name.lower()}")[:40].strip("-"): name for name in breakers}
 
 
-def test_the_api_server_and_the_command_line_report_the_same_messages(place: Namespace):
-    jobs = {short: job(**RULE_BREAKERS[name]) for short, name in named(RULE_BREAKERS, "v").items()}
-    jobs |= {short: tool_job(**TOOL_RULE_BREAKERS[name]) for short, name in named(TOOL_RULE_BREAKERS, "t").items()}
+def test_the_api_server_and_the_command_line_report_the_same_messages(namespace: Namespace):
+    jobs = {short: job(**RULE_BREAKERS[name]) for short, name in short_names(RULE_BREAKERS, "v").items()}
+    jobs |= {
+        short: tool_job(**TOOL_RULE_BREAKERS[name]) for short, name in short_names(TOOL_RULE_BREAKERS, "t").items()
+    }
     jobs["both-algorithm"] = job(algorithm={"type": "grpo"})
 
-    said = answers(place, jobs)
+    errors = errors_of(namespace, jobs)
 
-    unsaid = []
+    missing = []
     for name, data in jobs.items():
         with pytest.raises(JobError) as caught:
             parse_job(data)
         for problem in caught.value.problems:
             rule = next(found for found in RULES if is_of(found, problem))
-            if f"{problem.path}: Invalid value" not in said[name] or rule.message not in said[name]:
-                unsaid.append((name, str(problem), said[name]))
-    assert unsaid == []
-    assert said.keys() == jobs.keys()
+            if f"{problem.path}: Invalid value" not in errors[name] or rule.message not in errors[name]:
+                missing.append((name, str(problem), errors[name]))
+    assert missing == []
+    assert errors.keys() == jobs.keys()
 
 
-def test_valid_jobs_are_accepted(place: Namespace):
+def test_valid_jobs_are_accepted(namespace: Namespace):
     examples = [parse_yaml(file.read_text()).value for file in sorted((ROOT / "manifests/examples").rglob("*.yaml"))]
     jobs = {data["metadata"]["name"]: data for data in examples if data.get("kind") == "AgentTrainingJob"}
 
-    assert answers(place, {"verlog": job(), "tool": tool_job(), **jobs}) == {}
+    assert errors_of(namespace, {"verlog": job(), "tool": tool_job(), **jobs}) == {}
 
 
 FIELD_BREAKERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -89,20 +91,20 @@ FIELD_BREAKERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_every_field_has_bounds(place: Namespace):
-    jobs = {short: job(**FIELD_BREAKERS[name][0]) for short, name in named(FIELD_BREAKERS, "f").items()}
+def test_every_field_has_bounds(namespace: Namespace):
+    jobs = {short: job(**FIELD_BREAKERS[name][0]) for short, name in short_names(FIELD_BREAKERS, "f").items()}
 
-    said = answers(place, jobs)
+    errors = errors_of(namespace, jobs)
 
     assert {
-        name: said.get(short)
-        for short, name in named(FIELD_BREAKERS, "f").items()
-        if FIELD_BREAKERS[name][1] not in said.get(short, "")
+        name: errors.get(short)
+        for short, name in short_names(FIELD_BREAKERS, "f").items()
+        if FIELD_BREAKERS[name][1] not in errors.get(short, "")
     } == {}
 
 
-def test_unknown_fields_are_refused(place: Namespace):
-    done = place.try_kubectl(
+def test_unknown_fields_are_refused(namespace: Namespace):
+    done = namespace.try_kubectl(
         "create", "--dry-run=server", "--validate=strict", "--filename=-", stdin=json.dumps(job(agent__max_turns=3))
     )
 
@@ -110,8 +112,8 @@ def test_unknown_fields_are_refused(place: Namespace):
 
 
 @pytest.mark.parametrize("name", ["x" * 41, "9-starts-with-a-digit"])
-def test_a_name_that_kuberay_does_not_accept_is_refused(place: Namespace, name: str):
-    assert "metadata.name must be at most 40" in next(iter(answers(place, {name: job()}).values()))
+def test_a_name_that_kuberay_does_not_accept_is_refused(namespace: Namespace, name: str):
+    assert "metadata.name must be at most 40" in next(iter(errors_of(namespace, {name: job()}).values()))
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -124,11 +126,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fixed", FIXED, ids=lambda fixed: fixed.path)
-def test_fields_that_identify_a_run_are_immutable(place: Namespace, fixed: Any):
+def test_fields_that_identify_a_run_are_immutable(namespace: Namespace, fixed: Any):
     name = re.sub(r"[^a-z]+", "-", fixed.path.lower())
-    place.apply({**job(environment__options={"rooms": {"wide": 2}}), "metadata": {"name": name}})
+    namespace.apply({**job(environment__options={"rooms": {"wide": 2}}), "metadata": {"name": name}})
 
-    done = place.try_kubectl(
+    done = namespace.try_kubectl(
         *("patch", "atj", name, "--type=merge", f"--patch={json.dumps({'spec': CHANGES[fixed.path]})}")
     )
 
@@ -136,28 +138,28 @@ def test_fields_that_identify_a_run_are_immutable(place: Namespace, fixed: Any):
     assert fixed.sentence in done.stderr
 
 
-def test_other_fields_can_be_changed(place: Namespace):
-    place.apply({**job(), "metadata": {"name": "mutable"}})
+def test_other_fields_can_be_changed(namespace: Namespace):
+    namespace.apply({**job(), "metadata": {"name": "mutable"}})
 
     change = {"suspend": True, "retries": 1, "ttlSecondsAfterFinished": 60, "training": {"steps": 30}}
-    place.kubectl("patch", "atj", "mutable", "--type=merge", f"--patch={json.dumps({'spec': change})}")
+    namespace.kubectl("patch", "atj", "mutable", "--type=merge", f"--patch={json.dumps({'spec': change})}")
 
-    found = place.get("atj", "mutable")
+    found = namespace.get("atj", "mutable")
     assert found is not None
     assert found["spec"]["training"]["steps"] == 30
 
 
-def test_the_api_server_and_the_models_set_the_same_defaults(place: Namespace):
-    place.apply({**job(), "metadata": {"name": "defaults"}})
+def test_the_api_server_and_the_models_set_the_same_defaults(namespace: Namespace):
+    namespace.apply({**job(), "metadata": {"name": "defaults"}})
 
-    found = place.get("atj", "defaults")
+    found = namespace.get("atj", "defaults")
 
     assert found is not None
     assert parse_job(found).spec == parse_job(job()).spec
 
 
-def test_kubectl_get_shows_state_and_progress(place: Namespace):
-    place.apply({**job(), "metadata": {"name": "columns"}})
+def test_kubectl_get_shows_state_and_progress(namespace: Namespace):
+    namespace.apply({**job(), "metadata": {"name": "columns"}})
     status = {
         "state": "Running",
         "attempt": 2,
@@ -171,10 +173,10 @@ def test_kubectl_get_shows_state_and_progress(place: Namespace):
         },
     }
     patch = json.dumps({"status": status})
-    place.kubectl("patch", "atj", "columns", "--type=merge", "--subresource=status", f"--patch={patch}")
+    namespace.kubectl("patch", "atj", "columns", "--type=merge", "--subresource=status", f"--patch={patch}")
 
-    narrow = place.kubectl("get", "all", "--ignore-not-found").splitlines()
-    wide = place.kubectl("get", "atj", "columns", "--output=wide").splitlines()
+    narrow = namespace.kubectl("get", "all", "--ignore-not-found").splitlines()
+    wide = namespace.kubectl("get", "atj", "columns", "--output=wide").splitlines()
 
     assert any(line.startswith("agenttrainingjob.turnmill.dev/columns") for line in narrow)
     assert re.split(r"\s{2,}", wide[0].strip()) == [

@@ -1,4 +1,4 @@
-"""Tool servers under the RuntimeClass gvisor: they serve, and their sandbox holds."""
+"""Tool servers and their sandbox under the RuntimeClass gvisor."""
 
 import json
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from support.team_release import TeamRelease, pod, team_release
 
 TESTS = Path(__file__).parents[1]
 ATTACKS = TESTS / "integration" / "sandboxes"
-UNCOUNTED = ["writes too much into files without a name"]
-"""Files without a name do not count there: the pod's ephemeral storage bounds them."""
+UNCOUNTED = ["writes too much into deleted files"]
+"""gVisor does not count deleted files; the pod's ephemeral storage limits them."""
 
 MISSING = why_no_program("helm")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 
 @pytest.fixture(scope="module")
-def place(prefix: str) -> Iterator[Namespace]:
+def namespace(prefix: str) -> Iterator[Namespace]:
     with fresh_namespace(prefix, labels={"pod-security.kubernetes.io/enforce": "restricted"}) as fresh:
         if fresh.get("runtimeclass", "gvisor") is None:
             pytest.skip("needs the RuntimeClass gvisor")
@@ -29,13 +29,13 @@ def place(prefix: str) -> Iterator[Namespace]:
 
 
 @pytest.fixture(scope="module")
-def release(place: Namespace) -> Iterator[TeamRelease]:
+def release(namespace: Namespace) -> Iterator[TeamRelease]:
     values = {
         "toolServer.runtimeClassName": "gvisor",
         "toolServer.autoscaling.enabled": False,
         "toolServer.replicas": 1,
     }
-    with team_release(place, values) as installed:
+    with team_release(namespace, values) as installed:
         yield installed
 
 
@@ -49,25 +49,25 @@ def test_a_tool_server_under_gvisor_serves_and_its_self_test_passes(release: Tea
     assert "own_mounts=True" in log
 
 
-def test_attacks_fail_under_gvisor_too(place: Namespace):
+def test_attacks_fail_under_gvisor(namespace: Namespace):
     writable = {"volumes": [{"name": "tmp", "emptyDir": {}}], "runtimeClassName": "gvisor"}
     attacked = pod("attacked", {}, **writable)
     attacked["spec"]["containers"][0]["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]
-    place.apply(attacked)
-    place.kubectl("wait", "--for=condition=Ready", "pod/attacked", "--timeout=120s", timeout=130)
-    place.run_in("attacked", "mkdir", "/tmp/support")
+    namespace.apply(attacked)
+    namespace.kubectl("wait", "--for=condition=Ready", "pod/attacked", "--timeout=120s", timeout=130)
+    namespace.run_in("attacked", "mkdir", "/tmp/support")
     for folder, name in (
         (ATTACKS, "attack_programs.py"),
         (ATTACKS, "attack_runner.py"),
         (TESTS, "support/container.py"),
     ):
         code = f"import sys; open('/tmp/{name}', 'w').write(sys.stdin.read())"
-        place.kubectl("exec", "--stdin", "attacked", "--", "python", "-c", code, stdin=(folder / name).read_text())
+        namespace.kubectl("exec", "--stdin", "attacked", "--", "python", "-c", code, stdin=(folder / name).read_text())
 
-    said = place.run_in(
+    output = namespace.run_in(
         "attacked", "env", "SECRET=secret", "python", "/tmp/attack_runner.py", "--sandboxed", timeout=400
     )
 
-    findings = json.loads(said.splitlines()[-1])
+    findings = json.loads(output.splitlines()[-1])
     assert findings.pop("afterwards")["works"]
     assert [name for name, finding in findings.items() if finding["succeeded"]] == UNCOUNTED

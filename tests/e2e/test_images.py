@@ -1,4 +1,4 @@
-"""The images run as their charts have them run: without root, rights or a writable root."""
+"""The images under the restrictions of their charts: no root user, no capabilities, a read-only root."""
 
 from typing import Any
 
@@ -34,8 +34,8 @@ def restricted_pod(name: str, image: str, **container: Any) -> dict[str, Any]:
     }
 
 
-def printed_by(namespace: Namespace, pod: dict[str, Any]) -> str:
-    """What a pod prints that runs to its end."""
+def output_of(namespace: Namespace, pod: dict[str, Any]) -> str:
+    """Run a pod to its end and return its output."""
     name = pod["metadata"]["name"]
     namespace.apply(pod)
 
@@ -59,8 +59,8 @@ def test_the_tool_server_image_passes_the_sandbox_self_test(namespace: Namespace
 
     namespace.kubectl("wait", "--for=condition=Ready", "pod/tools", "--timeout=120s", timeout=150)
 
-    # Its workers answer before the process over them says with what.
-    log = wait_for("list of tools", lambda: said if "tools=" in (said := namespace.logs("tools")) else None, seconds=30)
+    # The workers answer before the parent process logs its tools.
+    log = wait_for("list of tools", lambda: text if "tools=" in (text := namespace.logs("tools")) else None, seconds=30)
     assert "Sandbox ready confined=True" in log
     assert f"tools={tools}" in log
 
@@ -71,7 +71,7 @@ def test_the_tool_server_image_has_the_sandbox_packages_and_no_trainer(namespace
         "print([name for name in ('numpy', 'mpmath', 'sympy', 'torch', 'ray', 'verl') if util.find_spec(name)])"
     )
 
-    output = printed_by(
+    output = output_of(
         namespace, restricted_pod("packages", "turnmill/tool-server:0.1.0", command=["python", "-c", code])
     )
 

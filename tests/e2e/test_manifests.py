@@ -1,4 +1,4 @@
-"""Every manifest, and both charts with every example of values: valid, known to the API server, and restricted."""
+"""Every manifest and both charts with every example of values: valid, accepted by the API server, restricted."""
 
 import json
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.rel
 
 
 @pytest.fixture(scope="module")
-def place(prefix: str) -> Iterator[Namespace]:
-    """A namespace that refuses pods with rights, and warns of what would make some."""
+def namespace(prefix: str) -> Iterator[Namespace]:
+    """A namespace that refuses unrestricted pods and warns of objects that would create them."""
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in MODES}
     with fresh_namespace(prefix, labels=labels) as fresh:
         install_definition(fresh)
@@ -37,27 +37,27 @@ def place(prefix: str) -> Iterator[Namespace]:
 
 
 @pytest.fixture(scope="module")
-def schemas(place: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def schemas(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("schemas")
-    write_schemas(place, folder)
+    write_schemas(namespace, folder)
     return folder
 
 
-def objects_of(chart: Path, file: Path | None, place: Namespace) -> list[dict[str, Any]]:
-    """What the chart makes in the namespace, and of APIs that the cluster has."""
-    served = place.kubectl("api-versions").split()
-    values = {"operator.namespaces": [place.name]} if file and file.stem.startswith("one-namespace") else {}
+def objects_of(chart: Path, file: Path | None, namespace: Namespace) -> list[dict[str, Any]]:
+    """Render the chart for the namespace and for the APIs of the cluster."""
+    served = namespace.kubectl("api-versions").split()
+    values = {"operator.namespaces": [namespace.name]} if file and file.stem.startswith("one-namespace") else {}
     apis = [api for api in (PROMETHEUS_API,) if api in served]
-    return render(chart, values, [file] if file else [], namespace=place.name, apis=apis)
+    return render(chart, values, [file] if file else [], namespace=namespace.name, apis=apis)
 
 
 def as_list(objects: list[dict[str, Any]]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
 
 
-def assert_taken(place: Namespace, text: str) -> None:
-    """By a dry run: every check of the API server, Pod Security among them, and nothing is made."""
-    done = place.try_kubectl(
+def assert_accepted(namespace: Namespace, text: str) -> None:
+    """Apply the objects in a dry run, with every check of the API server, also that of Pod Security."""
+    done = namespace.try_kubectl(
         *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "--filename=-"),
         *("--field-manager=test",),
         stdin=text,
@@ -67,7 +67,7 @@ def assert_taken(place: Namespace, text: str) -> None:
 
 
 def pod_of(number: int, made: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
-    """A pod as a controller would make it; priorities and accounts need not be there for a question of rights."""
+    """Return a pod as a controller would create it, without its priority class and account, which may not exist."""
     spec = {
         key: value for key, value in template["spec"].items() if key not in ("priorityClassName", "serviceAccountName")
     }
@@ -82,26 +82,28 @@ def pod_of(number: int, made: dict[str, Any], template: dict[str, Any]) -> dict[
 
 
 @each_case
-def test_the_api_server_accepts_every_object_of_a_chart(chart, file, place):
-    assert_taken(place, as_list([made for made in objects_of(chart, file, place) if made["kind"] != "Namespace"]))
+def test_the_api_server_accepts_every_object_of_a_chart(chart, file, namespace):
+    assert_accepted(
+        namespace, as_list([made for made in objects_of(chart, file, namespace) if made["kind"] != "Namespace"])
+    )
 
 
 @each_case
-def test_pod_security_admits_every_pod_of_a_chart(chart, file, place):
-    templates = [(made, template) for made in objects_of(chart, file, place) for _, template in pod_templates(made)]
+def test_pod_security_admits_every_pod_of_a_chart(chart, file, namespace):
+    templates = [(made, template) for made in objects_of(chart, file, namespace) for _, template in pod_templates(made)]
 
     assert templates
-    assert_taken(place, as_list([pod_of(number, *found) for number, found in enumerate(templates)]))
+    assert_accepted(namespace, as_list([pod_of(number, *found) for number, found in enumerate(templates)]))
 
 
 @each_case
-def test_kubeconform_finds_every_object_of_a_chart_valid(chart, file, place, schemas):
-    assert find_invalid(objects_of(chart, file, place), schemas) == []
+def test_kubeconform_finds_every_object_of_a_chart_valid(chart, file, namespace, schemas):
+    assert find_invalid(objects_of(chart, file, namespace), schemas) == []
 
 
 @each_file
-def test_the_api_server_accepts_every_manifest(file, place):
-    assert_taken(place, file.read_text())
+def test_the_api_server_accepts_every_manifest(file, namespace):
+    assert_accepted(namespace, file.read_text())
 
 
 @each_file
@@ -117,7 +119,7 @@ def test_kubeconform_reports_an_invalid_object(schemas):
     assert "contianers" in found
 
 
-def test_pod_security_refuses_a_privileged_pod(place):
+def test_pod_security_refuses_a_privileged_pod(namespace):
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -126,4 +128,4 @@ def test_pod_security_refuses_a_privileged_pod(place):
     }
 
     with pytest.raises(AssertionError, match="violates PodSecurity"):
-        assert_taken(place, as_list([pod]))
+        assert_accepted(namespace, as_list([pod]))

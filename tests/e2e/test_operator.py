@@ -1,6 +1,6 @@
-"""The operator on a real API server with the real KubeRay, through restarts, outages and crowds.
+"""The operator on a real API server with the real KubeRay, through restarts, outages and many jobs.
 
-No Ray runs: a quota keeps KubeRay from making clusters, and the test writes what KubeRay would write about them.
+No Ray runs: a quota prevents KubeRay from creating clusters, and the test writes the status that KubeRay would write.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from support.team_jobs import install_definition
 from support.toxiproxy import Toxiproxy, toxiproxy_server
 from turnmill_operator.api import JOBS, RAY_JOBS, ApiClient
 
-# No pod of these is ever made.
+# No pod of these templates is ever created.
 TEAM = raw_team()
 CLEAN_UP_TEAM = raw_team(cleanUp={"template": pod_template(image="turnmill/none:0")})
 NO_CLUSTERS = {
@@ -47,8 +47,8 @@ def named_job(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place(prefix: str) -> Iterator[Namespace]:
-    """A namespace in which KubeRay makes no clusters."""
+def namespace(prefix: str) -> Iterator[Namespace]:
+    """A namespace in which KubeRay creates no clusters."""
     with fresh_namespace(prefix) as fresh:
         install_definition(fresh)
         fresh.apply(NO_CLUSTERS)
@@ -56,14 +56,14 @@ def place(prefix: str) -> Iterator[Namespace]:
 
 
 @pytest.fixture
-def operator(place: Namespace, tmp_path: Path) -> Iterator[OperatorProcess]:
-    """One replica."""
-    with operator_process(place.name, tmp_path / "operator.log") as process:
+def operator(namespace: Namespace, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """One replica of the operator."""
+    with operator_process(namespace.name, tmp_path / "operator.log") as process:
         yield process
 
 
-class StandIn:
-    """Says what KubeRay would say of RayJobs, if there were clusters."""
+class FakeKubeRay:
+    """Writes the status of RayJobs that KubeRay would write if there were clusters."""
 
     def __init__(self, api: ApiClient, namespace: str) -> None:
         self._api, self._namespace = api, namespace
@@ -74,7 +74,7 @@ class StandIn:
     async def jobs(self) -> list[Any]:
         return [found async for found in self._api.list(JOBS, self._namespace)]
 
-    async def say(self, ray_job: Mapping[str, Any], **status: Any) -> None:
+    async def write_status(self, ray_job: Mapping[str, Any], **status: Any) -> None:
         """Write a RayJob's status, as another field manager."""
         path = RAY_JOBS.path(self._namespace, ray_job["metadata"]["name"], "status")
         async with self._api._request(
@@ -87,19 +87,19 @@ class StandIn:
             assert response.status in (200, 404, 409), await response.text()
 
     async def end(self, ray_job: Mapping[str, Any], *, succeeded: bool) -> None:
-        """The run has ended."""
+        """Write the status of a run that has ended."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         status = "SUCCEEDED" if succeeded else "FAILED"
         deployment = "Complete" if succeeded else "Failed"
         message = "" if succeeded else "Job entrypoint command failed with exit code 1"
-        await self.say(ray_job, jobStatus=status, jobDeploymentStatus=deployment, message=message, endTime=now)
+        await self.write_status(ray_job, jobStatus=status, jobDeploymentStatus=deployment, message=message, endTime=now)
 
 
 @asynccontextmanager
-async def stand_in(namespace: str) -> AsyncIterator[StandIn]:
+async def fake_kuberay(namespace: str) -> AsyncIterator[FakeKubeRay]:
     api = ApiClient()
     try:
-        yield StandIn(api, namespace)
+        yield FakeKubeRay(api, namespace)
     finally:
         await api.close()
 
@@ -113,27 +113,27 @@ def state(resource: Mapping[str, Any] | None) -> str:
     return str(((resource or {}).get("status") or {}).get("state", ""))
 
 
-def wait_for_reason(place: Namespace, name: str, kind: str, reason: str, seconds: float = 60) -> dict[str, Any]:
-    def look() -> dict[str, Any] | None:
-        found = place.get("atj", name)
+def wait_for_reason(namespace: Namespace, name: str, kind: str, reason: str, seconds: float = 60) -> dict[str, Any]:
+    def find() -> dict[str, Any] | None:
+        found = namespace.get("atj", name)
         return found if conditions(found).get(kind, ("", ""))[1] == reason else None
 
-    return wait_for(f"{kind} {reason} of {name}", look, seconds=seconds)
+    return wait_for(f"{kind} {reason} of {name}", find, seconds=seconds)
 
 
-# Five hundred jobs, before anything else works the cluster
+# Five hundred jobs, before other tests load the cluster
 
 
-async def test_the_operator_handles_five_hundred_jobs_at_once(place: Namespace, tmp_path: Path):
+async def test_the_operator_handles_five_hundred_jobs_at_once(namespace: Namespace, tmp_path: Path):
     number = 500
-    place.apply(config_map(TEAM))
-    with operator_process(place.name, tmp_path / "operator.log") as operator:
+    namespace.apply(config_map(TEAM))
+    with operator_process(namespace.name, tmp_path / "operator.log") as operator:
         manifests = [named_job(f"job-{index}", suspend=True) for index in range(number)]
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({"apiVersion": "v1", "kind": "List", "items": manifests}, file)
             file.flush()
-            await asyncio.to_thread(place.kubectl, "create", f"--filename={file.name}", timeout=300)
-        async with stand_in(place.name) as cluster:
+            await asyncio.to_thread(namespace.kubectl, "create", f"--filename={file.name}", timeout=300)
+        async with fake_kuberay(namespace.name) as cluster:
             deadline = time.monotonic() + 300
             while sum(state(found) == "Suspended" for found in await cluster.jobs()) < number:
                 assert time.monotonic() < deadline
@@ -149,90 +149,90 @@ async def test_the_operator_handles_five_hundred_jobs_at_once(place: Namespace, 
 # Single jobs
 
 
-def test_a_job_reports_what_is_missing_until_it_can_run(place: Namespace, operator: OperatorProcess):
-    place.apply(
+def test_a_job_reports_what_is_missing_until_it_can_run(namespace: Namespace, operator: OperatorProcess):
+    namespace.apply(
         named_job("greedy", resources__train={"nodes": 4}),
         named_job("foreign", resources__train={"accelerator": "B200"}),
     )
 
-    lacks_team = wait_for_reason(place, "greedy", "Admitted", "NoTeam")
-    place.apply(config_map(TEAM))
-    wait_for_reason(place, "foreign", "Admitted", "NoSuchAccelerator")
-    lacks_nodes = wait_for_reason(place, "greedy", "Admitted", "TooManyNodes")
-    place.kubectl("patch", "atj", "greedy", "--type=merge", '--patch={"spec":{"resources":{"train":{"nodes":2}}}}')
-    admitted = wait_for_reason(place, "greedy", "Admitted", "Admitted")
+    lacks_team = wait_for_reason(namespace, "greedy", "Admitted", "NoTeam")
+    namespace.apply(config_map(TEAM))
+    wait_for_reason(namespace, "foreign", "Admitted", "NoSuchAccelerator")
+    lacks_nodes = wait_for_reason(namespace, "greedy", "Admitted", "TooManyNodes")
+    namespace.kubectl("patch", "atj", "greedy", "--type=merge", '--patch={"spec":{"resources":{"train":{"nodes":2}}}}')
+    admitted = wait_for_reason(namespace, "greedy", "Admitted", "Admitted")
 
     assert lacks_team["status"]["observedGeneration"] == lacks_nodes["status"]["observedGeneration"] == 1
     assert admitted["status"]["observedGeneration"] == 2
-    (ray_job,) = place.list("rayjobs")
+    (ray_job,) = namespace.list("rayjobs")
     (group,) = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert (ray_job["metadata"]["name"], group["groupName"], group["replicas"]) == ("greedy-1", "h100", 2)
-    events = {event["reason"] for event in place.list("events") if event["involvedObject"]["name"] == "greedy"}
+    events = {event["reason"] for event in namespace.list("events") if event["involvedObject"]["name"] == "greedy"}
     assert {"NoTeam", "TooManyNodes", "AttemptStarted"} <= events
 
 
-def test_a_refused_job_does_not_affect_other_jobs(place: Namespace, operator: OperatorProcess):
-    place.apply(config_map(TEAM))
+def test_a_refused_job_does_not_affect_other_jobs(namespace: Namespace, operator: OperatorProcess):
+    namespace.apply(config_map(TEAM))
     quota = {**NO_CLUSTERS, "metadata": {"name": "one"}, "spec": {"hard": {"count/rayjobs.ray.io": "1"}}}
-    place.apply(quota)
-    place.apply(named_job("first", suspend=True))
-    wait_for_reason(place, "first", "Suspended", "SuspendedBySpec")
+    namespace.apply(quota)
+    namespace.apply(named_job("first", suspend=True))
+    wait_for_reason(namespace, "first", "Suspended", "SuspendedBySpec")
 
-    place.apply(named_job("second", suspend=True))
+    namespace.apply(named_job("second", suspend=True))
 
-    refused = wait_for_reason(place, "second", "Admitted", "RayJobRefused")
+    refused = wait_for_reason(namespace, "second", "Admitted", "RayJobRefused")
     assert "exceeded quota: one" in refused["status"]["conditions"][0]["message"]
     assert operator.is_healthy()
 
 
-def test_a_job_is_suspended_resumed_and_deleted(place: Namespace, operator: OperatorProcess):
-    place.apply(config_map(TEAM), named_job("job", suspend=True))
-    wait_for_reason(place, "job", "Suspended", "SuspendedBySpec")
-    place.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"suspend":false}}')
-    wait_for_reason(place, "job", "ClusterReady", "WaitingForPods")
+def test_a_job_is_suspended_resumed_and_deleted(namespace: Namespace, operator: OperatorProcess):
+    namespace.apply(config_map(TEAM), named_job("job", suspend=True))
+    wait_for_reason(namespace, "job", "Suspended", "SuspendedBySpec")
+    namespace.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"suspend":false}}')
+    wait_for_reason(namespace, "job", "ClusterReady", "WaitingForPods")
 
-    place.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"suspend":true}}')
-    wait_for_reason(place, "job", "Suspended", "SuspendedBySpec")
-    place.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"suspend":false}}')
+    namespace.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"suspend":true}}')
+    wait_for_reason(namespace, "job", "Suspended", "SuspendedBySpec")
+    namespace.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"suspend":false}}')
 
     wait_for(
-        "second attempt", lambda: [r for r in place.list("rayjobs") if r["metadata"]["name"] == "job-2"], seconds=60
+        "second attempt", lambda: [r for r in namespace.list("rayjobs") if r["metadata"]["name"] == "job-2"], seconds=60
     )
-    wait_for("end of the first one", lambda: len(place.list("rayjobs")) == 1, seconds=60)
-    found = place.get("atj", "job")
+    wait_for("end of the first one", lambda: len(namespace.list("rayjobs")) == 1, seconds=60)
+    found = namespace.get("atj", "job")
     assert found is not None
     assert (found["status"]["attempt"], found["status"]["failedAttempts"]) == (2, 0)
-    place.delete("atj", "job")
-    wait_for("nothing", lambda: not place.list("rayjobs,rayclusters,jobs,pods"), seconds=60)
+    namespace.delete("atj", "job")
+    wait_for("nothing", lambda: not namespace.list("rayjobs,rayclusters,jobs,pods"), seconds=60)
 
 
-def test_a_job_is_deleted_even_if_its_clean_up_cannot_run(place: Namespace, operator: OperatorProcess):
-    place.apply(config_map(CLEAN_UP_TEAM), named_job("job", suspend=True))
-    held = wait_for_reason(place, "job", "Suspended", "SuspendedBySpec")
+def test_a_job_is_deleted_even_if_its_clean_up_cannot_run(namespace: Namespace, operator: OperatorProcess):
+    namespace.apply(config_map(CLEAN_UP_TEAM), named_job("job", suspend=True))
+    held = wait_for_reason(namespace, "job", "Suspended", "SuspendedBySpec")
     assert held["metadata"]["finalizers"] == ["turnmill.dev/clean-up"]
 
     began = time.monotonic()
-    place.kubectl("delete", "atj", "job", "--wait=false")
-    wait_for("clean-up", lambda: place.get("job", "job-clean-up"), seconds=60)
-    wait_for("end", lambda: place.get("atj", "job") is None, seconds=180)
+    namespace.kubectl("delete", "atj", "job", "--wait=false")
+    wait_for("clean-up", lambda: namespace.get("job", "job-clean-up"), seconds=60)
+    wait_for("end", lambda: namespace.get("atj", "job") is None, seconds=180)
 
     assert time.monotonic() - began < 180
-    wait_for("nothing", lambda: not place.list("rayjobs,jobs,pods"), seconds=60)
+    wait_for("nothing", lambda: not namespace.list("rayjobs,jobs,pods"), seconds=60)
 
 
-def test_two_replicas_perform_each_action_once(place: Namespace, tmp_path: Path):
+def test_two_replicas_perform_each_action_once(namespace: Namespace, tmp_path: Path):
     with (
-        operator_process(place.name, tmp_path / "a.log", environment={"POD_NAME": "a"}) as first,
-        operator_process(place.name, tmp_path / "b.log", environment={"POD_NAME": "b"}) as second,
+        operator_process(namespace.name, tmp_path / "a.log", environment={"POD_NAME": "a"}) as first,
+        operator_process(namespace.name, tmp_path / "b.log", environment={"POD_NAME": "b"}) as second,
     ):
-        place.apply(config_map(TEAM), named_job("job", suspend=True))
-        wait_for_reason(place, "job", "Suspended", "SuspendedBySpec")
+        namespace.apply(config_map(TEAM), named_job("job", suspend=True))
+        wait_for_reason(namespace, "job", "Suspended", "SuspendedBySpec")
         assert [replica.metric("turnmill_operator_leader") for replica in (first, second)] == [1, 0]
         assert second.writes() == 0
 
         first.stop()
-        place.apply(named_job("next", suspend=True))
-        wait_for_reason(place, "next", "Suspended", "SuspendedBySpec", seconds=60)
+        namespace.apply(named_job("next", suspend=True))
+        wait_for_reason(namespace, "next", "Suspended", "SuspendedBySpec", seconds=60)
 
         assert second.metric("turnmill_operator_leader") == 1
         assert second.metric("turnmill_operator_errors_total") == 0
@@ -249,62 +249,62 @@ PLANS = {
 }
 
 
-def crowd() -> dict[str, str]:
-    """Names of jobs and how each goes."""
+def plans_of_jobs() -> dict[str, str]:
+    """Return the names of the jobs, each with the name of its plan."""
     kinds = list(PLANS)
     return {f"{kinds[number % 4]}-{number}": kinds[number % 4] for number in range(NUM_JOBS)}
 
 
-async def act(cluster: StandIn, jobs: Mapping[str, str]) -> None:
+async def advance(cluster: FakeKubeRay, jobs: Mapping[str, str]) -> None:
     """Bring every RayJob one step further: it runs, then it ends as its job's plan says."""
     for ray_job in await cluster.ray_jobs():
         status = ray_job.get("status", {})
         name, _, attempt = ray_job["metadata"]["name"].rpartition("-")
         if status.get("jobDeploymentStatus") == "Initializing":
-            await cluster.say(ray_job, jobStatus="RUNNING", jobDeploymentStatus="Running")
+            await cluster.write_status(ray_job, jobStatus="RUNNING", jobDeploymentStatus="Running")
         elif status.get("jobDeploymentStatus") == "Running":
             outcomes = PLANS[jobs[name]][1]
             await cluster.end(ray_job, succeeded=outcomes[min(int(attempt), len(outcomes)) - 1] == "SUCCEEDED")
 
 
-async def all_ended(cluster: StandIn) -> bool:
+async def all_ended(cluster: FakeKubeRay) -> bool:
     found = await cluster.jobs()
     return len(found) == NUM_JOBS and all(state(resource) in ("Complete", "Failed") for resource in found)
 
 
-async def play_to_the_end(cluster: StandIn, jobs: Mapping[str, str], *, seconds: float) -> None:
+async def advance_until_all_ended(cluster: FakeKubeRay, jobs: Mapping[str, str], *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not await all_ended(cluster):
         assert time.monotonic() < deadline, {r["metadata"]["name"]: state(r) for r in await cluster.jobs()}
-        await act(cluster, jobs)
+        await advance(cluster, jobs)
         await asyncio.sleep(1)
 
 
-async def outcomes(cluster: StandIn) -> dict[str, tuple[str, int, int]]:
+async def outcomes(cluster: FakeKubeRay) -> dict[str, tuple[str, int, int]]:
     return {
         found["metadata"]["name"]: (state(found), found["status"]["attempt"], found["status"]["failedAttempts"])
         for found in await cluster.jobs()
     }
 
 
-async def test_fifty_jobs_end_correctly_through_twenty_operator_restarts(place: Namespace, tmp_path: Path):
-    jobs, dice = crowd(), random.Random(0)
-    place.apply(config_map(TEAM))
+async def test_fifty_jobs_end_correctly_through_twenty_operator_restarts(namespace: Namespace, tmp_path: Path):
+    jobs, chance = plans_of_jobs(), random.Random(0)
+    namespace.apply(config_map(TEAM))
     replicas = [
-        OperatorProcess(place.name, tmp_path / f"{name}.log", environment={"POD_NAME": name}) for name in ("a", "b")
+        OperatorProcess(namespace.name, tmp_path / f"{name}.log", environment={"POD_NAME": name}) for name in ("a", "b")
     ]
     try:
-        place.apply(*(named_job(name, **PLANS[kind][0]) for name, kind in jobs.items()))
-        async with stand_in(place.name) as cluster:
+        namespace.apply(*(named_job(name, **PLANS[kind][0]) for name, kind in jobs.items()))
+        async with fake_kuberay(namespace.name) as cluster:
             for _ in range(20):
-                replica = dice.choice(replicas)
-                # A killed leader leaves its Lease behind for half a minute; most restarts are gentle.
-                await asyncio.to_thread(replica.restart, kill=dice.random() < 0.25)
-                pause = time.monotonic() + dice.uniform(1, 5)
+                replica = chance.choice(replicas)
+                # The Lease of a killed leader lasts for half a minute, so most restarts are graceful.
+                await asyncio.to_thread(replica.restart, kill=chance.random() < 0.25)
+                pause = time.monotonic() + chance.uniform(1, 5)
                 while time.monotonic() < pause:
-                    await act(cluster, jobs)
+                    await advance(cluster, jobs)
                     await asyncio.sleep(0.5)
-            await play_to_the_end(cluster, jobs, seconds=240)
+            await advance_until_all_ended(cluster, jobs, seconds=240)
             found = await outcomes(cluster)
             ray_jobs = await cluster.ray_jobs()
     finally:
@@ -316,14 +316,14 @@ async def test_fifty_jobs_end_correctly_through_twenty_operator_restarts(place: 
 
 
 @contextmanager
-def way_to_the_api_server(toxiproxy: Toxiproxy, folder: Path) -> Iterator[tuple[Any, Path]]:
-    """A link to the API server that can be cut, and a KUBECONFIG that takes it."""
+def cuttable_link(toxiproxy: Toxiproxy, folder: Path) -> Iterator[tuple[Any, Path]]:
+    """A link to the API server that can be cut, and a KUBECONFIG that uses it."""
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
     cluster = config["clusters"][0]["cluster"]
     server = urlsplit(cluster["server"])
     assert server.hostname
     link = toxiproxy.link(server.port or 443, host=server.hostname)
-    # The certificate is not made for the link's end.
+    # The certificate is not valid for the address of the link.
     cluster.pop("certificate-authority-data", None)
     cluster.pop("certificate-authority", None)
     cluster |= {"server": f"https://127.0.0.1:{link.port}", "insecure-skip-tls-verify": True}
@@ -333,29 +333,29 @@ def way_to_the_api_server(toxiproxy: Toxiproxy, folder: Path) -> Iterator[tuple[
 
 
 @pytest.mark.skipif(toxiproxy_server() is None, reason="needs toxiproxy-server")
-async def test_fifty_jobs_end_correctly_after_an_api_server_outage_of_30_seconds(place: Namespace, tmp_path: Path):
-    jobs = crowd()
-    place.apply(config_map(TEAM))
+async def test_fifty_jobs_end_correctly_after_an_api_server_outage_of_30_seconds(namespace: Namespace, tmp_path: Path):
+    jobs = plans_of_jobs()
+    namespace.apply(config_map(TEAM))
     program = toxiproxy_server()
     assert program is not None
     with (
         Toxiproxy(program) as toxiproxy,
-        way_to_the_api_server(toxiproxy, tmp_path) as (link, kubeconfig),
+        cuttable_link(toxiproxy, tmp_path) as (link, kubeconfig),
         operator_process(
-            place.name, tmp_path / "operator.log", environment={"KUBECONFIG": str(kubeconfig)}
+            namespace.name, tmp_path / "operator.log", environment={"KUBECONFIG": str(kubeconfig)}
         ) as operator,
     ):
-        place.apply(*(named_job(name, **PLANS[kind][0]) for name, kind in jobs.items()))
-        async with stand_in(place.name) as cluster:
+        namespace.apply(*(named_job(name, **PLANS[kind][0]) for name, kind in jobs.items()))
+        async with fake_kuberay(namespace.name) as cluster:
             await asyncio.sleep(2)
             link.cut()
             until = time.monotonic() + 30
             while time.monotonic() < until:
-                await act(cluster, jobs)
+                await advance(cluster, jobs)
                 await asyncio.sleep(1)
             assert operator.is_healthy()
             link.mend()
-            await play_to_the_end(cluster, jobs, seconds=240)
+            await advance_until_all_ended(cluster, jobs, seconds=240)
             found = await outcomes(cluster)
         pid = operator.process.pid
         assert operator.process.poll() is None, pid

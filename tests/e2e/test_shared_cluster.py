@@ -1,4 +1,4 @@
-"""The team's shared Ray cluster: restricted like everything else, and as large as its work."""
+"""The team's shared Ray cluster: its pods are restricted, and it scales with its work."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def ready_head(namespace: Namespace) -> str | None:
 
 
 def run_on(head: str, namespace: Namespace, code: str) -> str:
-    """The last line that Python prints on the head."""
+    """Run Python code on the head and return the last line of its output."""
     return namespace.run_in(head, "python", "-c", code, container="ray", timeout=300).splitlines()[-1]
 
 

@@ -1,4 +1,4 @@
-"""A team's release on a real cluster: its tool servers under bursts, drains and upgrades, and who is kept out."""
+"""A team's release on a real cluster: tool servers under bursts, drains and upgrades, and network policies."""
 
 import time
 from collections.abc import Iterator
@@ -46,11 +46,11 @@ def assert_nothing_lost_or_repeated(report: dict[str, Any]) -> None:
 
 
 def test_helm_test_makes_a_call_reads_its_record_and_scrapes_a_metric(release: TeamRelease):
-    said = release.test()
+    output = release.test()
 
-    assert "was answered with" in said
-    assert "has 1 entries" in said
-    assert "the call is counted" in said
+    assert "was answered with" in output
+    assert "has 1 entries" in output
+    assert "the call is counted" in output
 
 
 def calls_seen_by_the_autoscaler(release: TeamRelease) -> str | None:
@@ -88,7 +88,7 @@ def test_a_terminating_replica_answers_its_running_calls_first(release: TeamRele
     output, errors = running.communicate(timeout=60)
 
     assert output.startswith("answered 0 "), errors
-    # The next one goes to a replica that is gone.
+    # The next call goes to the replica that has ended.
     assert "call 1 of" in errors
     release.wait_until_ready()
 
@@ -135,7 +135,7 @@ def test_pods_of_another_team_reach_neither_store_nor_tool_servers_nor_metrics(
             assert not any(can_connect(other, stranger, host, port) for host, port in targets), stranger
 
 
-def test_a_pod_that_no_network_policy_selects_reaches_nothing(release: TeamRelease):
+def test_a_pod_that_no_network_policy_selects_reaches_neither_store_nor_tool_servers(release: TeamRelease):
     release.namespace.apply(pod("unnamed", {}))
     release.namespace.kubectl("wait", "--for=condition=Ready", "pod/unnamed", "--timeout=60s", timeout=70)
 
@@ -144,7 +144,7 @@ def test_a_pod_that_no_network_policy_selects_reaches_nothing(release: TeamRelea
     assert not can_connect(release.namespace, "unnamed", TOOL_SERVER, 5000)
 
 
-def test_a_tool_server_reaches_the_store_and_nothing_else(release: TeamRelease):
+def test_a_tool_server_reaches_the_store_but_neither_the_api_server_nor_prometheus(release: TeamRelease):
     (replica, *_) = release.tool_server_pods()
 
     assert can_connect(release.namespace, name(replica), STORE, 6379)

@@ -1,4 +1,4 @@
-"""Boards on a real Prometheus, which scrapes a real run and a real tool server: every query finds something."""
+"""Dashboard queries on a real Prometheus that scrapes a run and a tool server: every query returns a series."""
 
 import subprocess
 import sys
@@ -36,14 +36,14 @@ def port_of(server: ServerProcess) -> int:
     return port
 
 
-def test_engines_have_what_it_takes_to_tell_ray_their_metrics():
-    # A process of its own: vLLM is slow to import, and stays.
+def test_engines_can_report_their_metrics_to_ray():
+    # In a separate process: vLLM is slow to import and stays in memory.
     program = "from vllm.v1.metrics.ray_wrappers import RayPrometheusMetric; RayPrometheusMetric()"
 
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_every_query_on_tool_servers_and_the_store_finds_something(server: ServerProcess, tmp_path: Path):
+def test_every_query_on_tool_servers_and_the_store_returns_a_series(server: ServerProcess, tmp_path: Path):
     program = find_program("prometheus")
     assert program is not None
     wanted = queries_of_tool_servers()
@@ -65,7 +65,7 @@ def test_every_query_on_tool_servers_and_the_store_finds_something(server: Serve
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_query_on_runs_finds_something(server: ServerProcess, tmp_path: Path):
+def test_every_query_on_runs_returns_a_series(server: ServerProcess, tmp_path: Path):
     program = find_program("prometheus")
     assert program is not None
     wanted = [query for query in queries_on_runs() if not needs_gpus(query)]

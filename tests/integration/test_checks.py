@@ -19,11 +19,11 @@ def problems(*overrides: str) -> list[tuple[str, str]]:
     return []
 
 
-def test_an_environment_is_tried_in_its_own_interpreter():
+def test_an_environment_is_checked_in_its_own_interpreter():
     assert problems(f"environment.python={sys.executable}") == []
 
 
-def test_problems_in_that_interpreter_are_reported():
+def test_problems_in_the_interpreter_of_an_environment_are_reported():
     ((path, rule),) = problems(f"environment.python={sys.executable}", "environment.options.size=[1, 1]")
 
     assert path == "spec.environment.python"

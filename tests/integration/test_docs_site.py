@@ -1,4 +1,4 @@
-"""The docs site builds, and everything that users import has an entry in it."""
+"""The docs site builds, and every object that users import has an entry in it."""
 
 import importlib
 import inspect
@@ -43,7 +43,7 @@ def test_every_public_name_of_a_base_module_is_documented(name: str, inventory: 
     assert public_names(module) - inventory == set()
 
 
-def test_every_fake_for_authors_is_documented(inventory: set[str]):
+def test_every_public_name_of_turnmill_testing_is_documented(inventory: set[str]):
     modules = pkgutil.iter_modules(turnmill.testing.__path__, "turnmill.testing.")
     names = {name for found in modules for name in public_names(importlib.import_module(found.name))}
 
@@ -59,7 +59,7 @@ def _public(module: ModuleType) -> Iterator[str]:
     exported = getattr(module, "__all__", None)
     for name, value in vars(module).items():
         if inspect.isclass(value) or inspect.isfunction(value):
-            # A second name for a class, kept for those who import it, has no entry of its own.
+            # An alias of a class, kept for compatibility, has no entry.
             own = value.__module__ == module.__name__ and name == value.__name__ and not name.startswith("_")
             if name in exported if exported is not None else own:
                 yield name

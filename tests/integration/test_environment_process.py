@@ -71,7 +71,7 @@ def test_a_slow_fork_server_is_awaited():
     assert server.pid is not None
     slow = psutil.Process(server.pid)
     slow.suspend()
-    # Longer than it has to stop, and with more requests than its socket holds.
+    # Longer than the time that a server has to stop, and with more requests than its socket buffers.
     waking = threading.Timer(6.0, slow.resume)
     waking.start()
 
@@ -84,10 +84,10 @@ def test_a_slow_fork_server_is_awaited():
         each.close()
 
 
-async def until(fact: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        # No event tells of the end of a process that is not ours.
-        while not fact():  # noqa: ASYNC110
+        # There is no event for the end of a process that is not a child.
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -134,7 +134,7 @@ async def test_a_failed_step_ends_the_episode_and_the_next_reset_starts_a_proces
     await wait_for_the_end_of(first_pid)
 
 
-async def test_a_step_that_hangs_is_given_up_and_its_process_killed(processes):
+async def test_a_step_that_hangs_times_out_and_its_process_is_killed(processes):
     process = processes.hostile(on_step="hangs", step_seconds=0.2)
     await process.reset(seed=0)
     pid = process.pid
@@ -146,7 +146,7 @@ async def test_a_step_that_hangs_is_given_up_and_its_process_killed(processes):
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
 
 
-async def test_a_reset_that_hangs_is_given_up(processes):
+async def test_a_reset_that_hangs_times_out(processes):
     await processes.hostile().reset(seed=0)
     process = processes.hostile(on_reset="hangs", reset_seconds=1.0)
 
@@ -154,7 +154,7 @@ async def test_a_reset_that_hangs_is_given_up(processes):
         await process.reset(seed=0)
 
 
-async def test_a_reset_is_prepared_while_the_episode_goes_on(processes):
+async def test_the_next_reset_is_prepared_during_the_episode(processes):
     process = processes.hostile()
 
     opening = await process.reset(seed=1, next_seed=2)
@@ -163,7 +163,7 @@ async def test_a_reset_is_prepared_while_the_episode_goes_on(processes):
     assert (await process.reset(seed=2)).observation == "seed 2 step 0 prepared 2"
 
 
-async def test_a_preparation_that_raises_costs_nothing(processes):
+async def test_a_preparation_that_raises_has_no_effect(processes):
     process = processes.hostile(on_prepare="raises")
     await process.reset(seed=1, next_seed=2)
 
@@ -171,7 +171,7 @@ async def test_a_preparation_that_raises_costs_nothing(processes):
     assert (await process.reset(seed=2)).observation == "seed 2 step 0"
 
 
-async def test_a_preparation_that_hangs_fails_the_reset_that_it_is_for(processes):
+async def test_a_preparation_that_hangs_fails_its_reset(processes):
     process = processes.hostile(on_prepare="hangs", reset_seconds=1.0)
     await processes.hostile().reset(seed=0)
     await process.reset(seed=1, next_seed=2)
@@ -184,7 +184,7 @@ async def test_a_preparation_that_hangs_fails_the_reset_that_it_is_for(processes
 
 
 @pytest.mark.parametrize(("misbehaviour", "message"), [("raises", "it hurts"), ("exits", "exited with code 3")])
-async def test_an_environment_that_cannot_be_made_fails_every_reset_alike(processes, misbehaviour, message):
+async def test_an_environment_that_cannot_be_created_fails_every_reset(processes, misbehaviour, message):
     process = processes.hostile(on_make=misbehaviour)
 
     for _ in range(2):
@@ -192,7 +192,7 @@ async def test_an_environment_that_cannot_be_made_fails_every_reset_alike(proces
             await process.reset(seed=0)
 
 
-async def test_an_environment_may_print_as_much_as_it_likes(processes, capfd):
+async def test_the_output_of_an_environment_is_discarded(processes, capfd):
     process = processes.hostile(on_step="prints", on_reset="prints")
 
     await process.reset(seed=0)
@@ -219,7 +219,7 @@ def group_of(pid: int) -> int | None:
         return None
 
 
-async def test_an_environment_that_takes_too_much_memory_fails(processes):
+async def test_an_environment_that_exceeds_its_memory_limit_fails(processes):
     settings = WorkerSettings(
         name="support.environments:Hostile",
         options={"on_step": "takes_memory"},
@@ -232,7 +232,7 @@ async def test_an_environment_that_takes_too_much_memory_fails(processes):
         await process.act(HURT)
 
 
-async def test_an_environment_that_leaks_fails_when_it_has_taken_what_it_may(processes):
+async def test_an_environment_that_leaks_memory_fails_at_its_limit(processes):
     settings = WorkerSettings(
         name="support.environments:Hostile",
         max_turns=1000,
@@ -244,13 +244,13 @@ async def test_an_environment_that_leaks_fails_when_it_has_taken_what_it_may(pro
     await bystander.reset(seed=0)
 
     with pytest.raises(EnvironmentFailedError, match="MemoryError"):
-        await act_again_and_again(process)
+        await act_repeatedly(process)
 
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
     assert (await bystander.act(LOOK)).observation == "seed 0 step 1"
 
 
-async def act_again_and_again(process: EnvironmentProcess) -> None:
+async def act_repeatedly(process: EnvironmentProcess) -> None:
     for _ in range(20):
         await process.act(HURT)
 
@@ -266,11 +266,11 @@ ACTIONS = {
     "tetris": ["left", "down"],
     "webshop": ["search[tent]", "click[back to search]"],
 }
-"""Some of those that each environment of our own knows."""
+"""Some valid actions of each built-in environment."""
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(processes, name):
+async def test_a_killed_environment_of_any_kind_fails_only_its_own_episode(processes, name):
     settings = WorkerSettings(name=name, max_turns=10)
     victim, bystander = processes.create(settings), processes.create(settings)
     opening = await victim.reset(seed=2)
@@ -288,7 +288,7 @@ async def test_a_killed_environment_of_any_kind_fails_its_own_episode_alone(proc
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-async def test_an_environment_of_any_kind_lives_within_its_memory(processes, name):
+async def test_an_environment_of_any_kind_runs_within_its_memory_limit(processes, name):
     settings = WorkerSettings(name=name, max_turns=200, memory_limit_bytes=1024 * 2**20)
     process = processes.create(settings)
 
@@ -331,7 +331,7 @@ async def test_an_interpreter_without_turnmill_is_reported(tmp_path):
         server.close()
 
 
-async def test_a_killed_process_fails_its_own_episode_alone(processes):
+async def test_a_killed_process_fails_only_its_own_episode(processes):
     victim, bystander = processes.hostile(), processes.hostile()
     await victim.reset(seed=0)
     await bystander.reset(seed=0)
@@ -343,7 +343,7 @@ async def test_a_killed_process_fails_its_own_episode_alone(processes):
     assert (await bystander.act(LOOK)).observation == "seed 0 step 1"
 
 
-async def test_a_process_that_is_long_dead_still_reports_how_it_ended(processes):
+async def test_the_failure_of_a_process_that_ended_earlier_states_how_it_ended(processes):
     process = processes.hostile()
     await process.reset(seed=0)
     victim = psutil.Process(process.pid)
@@ -367,7 +367,7 @@ async def test_a_killed_fork_server_is_started_again(processes):
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
 
 
-async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(processes):
+async def test_a_cancelled_call_leaves_no_reply_for_the_next_call(processes):
     process = processes.hostile(on_step="hangs")
     await process.reset(seed=0)
     with pytest.raises(TimeoutError):
@@ -385,7 +385,7 @@ async def test_acting_without_an_episode_fails_at_once(processes):
 
 @pytest.fixture(scope="module")
 def fork_server_of_other_hashes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """Its sets have an order of their own."""
+    """A fork server in whose processes sets have another order."""
     program = tmp_path_factory.mktemp("interpreter") / "python"
     program.write_text(f'#!/bin/sh\nPYTHONHASHSEED=1 exec {sys.executable} "$@"\n')
     program.chmod(0o755)
@@ -395,25 +395,25 @@ def fork_server_of_other_hashes(tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-async def test_an_episode_of_any_kind_carries_on_where_sets_have_another_order(
+async def test_an_episode_of_any_kind_can_be_restored_where_sets_have_another_order(
     processes, fork_server_of_other_hashes, name
 ):
     settings = WorkerSettings(name=name, max_turns=30)
-    played, carried_on = processes.create(settings), ProcessFactory(fork_server_of_other_hashes).create(settings)
+    original, continued = processes.create(settings), ProcessFactory(fork_server_of_other_hashes).create(settings)
     *responses, last = [f"ACTION: {action}" for action in (ACTIONS[name] * 4)[:4]]
-    opening = await played.reset(seed=11)
-    results = [await played.act(response) for response in responses]
+    opening = await original.reset(seed=11)
+    results = [await original.act(response) for response in responses]
 
-    restored = await carried_on.restore(11, responses)
+    restored = await continued.restore(11, responses)
 
     assert restored.reset_result == opening
     assert list(restored.results) == results
-    assert await carried_on.act(last) == await played.act(last)
-    await carried_on.close()
+    assert await continued.act(last) == await original.act(last)
+    await continued.close()
 
 
 @pytest.mark.parametrize("name", ["crafter", "sokoban", "tetris", "blocksworld", "maths", "bird"])
-async def test_a_prepared_reset_is_the_one_that_was_asked_for(processes, name):
+async def test_a_prepared_reset_equals_an_unprepared_one(processes, name):
     settings = WorkerSettings(name=name, max_turns=10)
     prepared, unprepared = processes.create(settings), processes.create(settings)
     await prepared.reset(seed=3, next_seed=4)
@@ -422,7 +422,7 @@ async def test_a_prepared_reset_is_the_one_that_was_asked_for(processes, name):
     assert await prepared.reset(seed=4, next_seed=5) == await unprepared.reset(seed=4)
 
 
-async def test_an_episode_is_carried_on_and_drawn_however_long_it_is(processes):
+async def test_an_episode_longer_than_the_reply_limit_is_restored_and_rendered(processes):
     settings = WorkerSettings(name="support.environments:Hostile", max_turns=100)
     process = processes.create(settings, max_reply_bytes=1000)
 
@@ -433,7 +433,7 @@ async def test_an_episode_is_carried_on_and_drawn_however_long_it_is(processes):
     assert len(frames) == 21
 
 
-async def test_a_drawing_that_fails_leaves_the_episode_in_progress_alone(processes):
+async def test_a_failed_rendering_leaves_the_episode_in_progress_unchanged(processes):
     process = processes.hostile(on_step="raises")
     await process.reset(seed=0)
 
@@ -449,7 +449,7 @@ async def test_more_responses_than_an_episode_had_cannot_be_restored(processes):
 
 
 @pytest.mark.feature("Verlog", "animations of episodes")
-async def test_drawing_an_episode_leaves_the_one_in_progress_alone(processes):
+async def test_rendering_an_episode_leaves_the_one_in_progress_unchanged(processes):
     process = processes.hostile()
     await process.reset(seed=0)
     await process.act(LOOK)
@@ -497,7 +497,7 @@ async def test_environments_die_with_a_trainer_that_is_killed(tmp_path: Path):
         await wait_for_the_end_of(pid)
 
 
-async def test_an_interrupt_at_the_terminal_is_left_to_the_trainer(processes):
+async def test_environments_ignore_an_interrupt_at_the_terminal(processes):
     process = processes.hostile()
     await process.reset(seed=0)
     for pid in (processes.fork_server.pid, process.pid):

@@ -14,27 +14,27 @@ from turnmill.testing.agent_loops import SAMPLING, AgentLoopHarness, job_of
 HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
 
 
-class EpisodeTable(AgentLoopHarness):
-    """A loop that plays whole episodes."""
+class EpisodeLoopHarness(AgentLoopHarness):
+    """A harness for loops that play whole episodes."""
 
     def __init__(self, run_dir: Path, script: Any, job: AgentTrainingJob) -> None:
         super().__init__(EpisodeLoop, run_dir, script, job)
 
     async def play(self, *, task: int = 0, sample: int = 0, step: int = 1, validate: bool = False) -> Any:
-        """One episode: its rows, or a EpisodeFailure."""
+        """Play one episode; return its rows or an EpisodeFailure."""
         return await self.loop.run(SAMPLING, index=task, session_id=sample, global_steps=step, validate=validate)
 
 
 @pytest.fixture
-def table(tmp_path) -> Callable[..., EpisodeTable]:
-    def make(script: Any, *, max_turns: int = 20, **options: str) -> EpisodeTable:
+def new_harness(tmp_path) -> Callable[..., EpisodeLoopHarness]:
+    def make(script: Any, *, max_turns: int = 20, **options: str) -> EpisodeLoopHarness:
         job = job_of(
             {"maxTurns": max_turns, "prompt": "compact", "maxResponseTokens": 32, "groupSize": 4},
             {"name": "support.environments:Hostile", "count": 4, "options": options},
             algorithm={"type": "gigpo"},
             tasksPerStep=2,
         )
-        return EpisodeTable(tmp_path, script, job)
+        return EpisodeLoopHarness(tmp_path, script, job)
 
     return make
 
@@ -43,61 +43,61 @@ def summary(rows: list[Any]) -> EpisodeSummary:
     return decode(rows[-1].episode_summary, EpisodeSummary)
 
 
-async def test_an_episode_is_played_to_its_end_with_a_row_for_each_turn(table):
-    at = table([LOOK, "ACTION: fly", WIN])
+async def test_an_episode_is_played_to_its_end_with_a_row_for_each_turn(new_harness):
+    harness = new_harness([LOOK, "ACTION: fly", WIN])
 
-    rows = await at.play(task=1, sample=2, step=3)
+    rows = await harness.play(task=1, sample=2, step=3)
 
     assert [row.metadata.reward for row in rows] == [0, -0.1, 1.0]
     assert [float(row.as_dict()["rm_scores"].sum()) for row in rows] == pytest.approx([0, -0.1, 1.0])
-    assert summary(rows).episode_id == at.logged()[0].episode == "t3-1-2"
+    assert summary(rows).episode_id == harness.logged()[0].episode == "t3-1-2"
     assert summary(rows).sampled_tokens == b"".join(pack_tokens(row.response_ids) for row in rows)
     assert (summary(rows).reward, summary(rows).success, summary(rows).stop_reason) == (0.9, True, "completed")
     assert summary(rows).metrics["valid_action"] == pytest.approx(2 / 3)
     assert [row.episode_summary for row in rows[:-1]] == [b""] * (len(rows) - 1)
 
 
-async def test_an_episode_ends_at_its_turn_limit(table):
-    rows = await table([LOOK] * 3, max_turns=2).play()
+async def test_an_episode_ends_at_its_turn_limit(new_harness):
+    rows = await new_harness([LOOK] * 3, max_turns=2).play()
 
     assert len(rows) == 2
     assert (summary(rows).stop_reason, summary(rows).success) == ("max_turns", False)
 
 
-async def test_the_episodes_of_a_task_begin_alike_and_are_sampled_differently(table):
-    at = table([WIN] * 4)
+async def test_the_episodes_of_a_task_share_the_initial_state_and_differ_in_their_sampling_seeds(new_harness):
+    harness = new_harness([WIN] * 4)
 
-    rows = [await at.play(task=task, sample=sample) for task, sample in ((0, 0), (0, 1), (1, 0), (0, 0))]
+    rows = [await harness.play(task=task, sample=sample) for task, sample in ((0, 0), (0, 1), (1, 0), (0, 0))]
 
     first, second, other, again = (summary(each).row_states for each in rows)
     assert first == second == again != other
-    seeds = [request.sampling_params["seed"] for request in at.policy.requests]
+    seeds = [request.sampling_params["seed"] for request in harness.policy.requests]
     assert seeds[0] == seeds[3]
     assert len(set(seeds)) == 3
 
 
-async def test_a_turn_carries_the_state_that_it_began_in(table):
-    # Looking is counted; the state after it is another one.
-    rows = await table([LOOK, LOOK, WIN]).play()
+async def test_the_summary_has_the_state_before_each_turn(new_harness):
+    # Every `look` is counted and so changes the state.
+    rows = await new_harness([LOOK, LOOK, WIN]).play()
 
     assert len(set(summary(rows).row_states)) == 3
 
 
-async def test_an_episode_that_something_around_it_breaks_has_no_rows(table):
-    at = table([LOOK, HURT], on_step="raises")
+async def test_an_episode_whose_environment_fails_has_no_rows(new_harness):
+    harness = new_harness([LOOK, HURT], on_step="raises")
 
-    failure = await at.play(task=1)
+    failure = await harness.play(task=1)
 
     assert isinstance(failure, EpisodeFailure)
     assert (failure.episode_id, failure.cause, failure.num_turns) == ("t1-1-0", "environment", 1)
-    assert [turn.stop_reason for turn in at.logged()] == [None, "failed"]
+    assert [turn.stop_reason for turn in harness.logged()] == [None, "failed"]
 
 
-async def test_an_episode_of_a_validation_is_one_row(table):
-    at = table([LOOK, WIN])
+async def test_an_episode_of_a_validation_is_one_row(new_harness):
+    harness = new_harness([LOOK, WIN])
 
-    (row,) = await at.play(validate=True)
+    (row,) = await harness.play(validate=True)
 
     assert (summary([row]).reward, summary([row]).success, summary([row]).num_turns) == (1.0, True, 2)
     assert (summary([row]).metrics["valid_action"], summary([row]).metrics["failures"]) == (1.0, 0)
-    assert len(at.logged(validation=True)) == 2
+    assert len(harness.logged(validation=True)) == 2

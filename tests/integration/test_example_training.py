@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 
 SMALL = (
-    # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+    # A warm start of a few seconds: enough for a run, not for solving the tasks.
     "model.warmStart={turns: 400, gradientSteps: 30, maxLoss: 10}",
     *("training.steps=1", "training.validation.episodes=2", "environment.count=4"),
 )
@@ -19,7 +19,7 @@ TURNS = ("training.turnsPerStep=16", "algorithm.minibatchTurns=8", "algorithm.cr
 TASKS = ("training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSize=4")
 
 
-# Those that are not here are trained by other tests, or are one of these on other machines.
+# The other examples are trained by other tests, or differ from these only in their resources.
 @pytest.mark.parametrize(
     ("name", "size"),
     [

@@ -1,4 +1,4 @@
-"""Environments in an interpreter of their own, which `make extras` installs."""
+"""Environments in separate interpreters, which `make extras` installs."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,11 +14,11 @@ from turnmill.environments.runtime.worker import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 
-Play = Callable[..., EnvironmentProcess]
+NewProcess = Callable[..., EnvironmentProcess]
 
 
 @pytest.fixture
-async def play() -> AsyncIterator[Play]:
+async def new_process() -> AsyncIterator[NewProcess]:
     made: list[EnvironmentProcess] = []
     servers: list[ForkServer] = []
 
@@ -48,8 +48,8 @@ async def play() -> AsyncIterator[Play]:
         ("minihack", "MiniHack-MazeWalk-9x9-v0"),
     ],
 )
-async def test_a_dungeon_repeats_with_its_seed(play, name, task):
-    one, other = play("nethack", name, task), play("nethack", name, task)
+async def test_a_seed_determines_the_episode_of_nethack_and_minihack(new_process, name, task):
+    one, other = new_process("nethack", name, task), new_process("nethack", name, task)
     actions = [
         f"ACTION: {action}" for action in ("far east", "search", "south", "y", "nonsense", "kick", "north", "esc")
     ]
@@ -64,8 +64,8 @@ async def test_a_dungeon_repeats_with_its_seed(play, name, task):
     assert (await one.reset(seed=4)).observation != openings[0].observation
 
 
-async def test_a_dungeon_of_a_list_of_levels_repeats_with_its_seed(play):
-    process = play("nethack", "minihack", "MiniHack-Room-Random-5x5-v0", arguments={"seeds": list(range(1, 30))})
+async def test_a_seed_determines_the_level_of_minihack_with_a_list_of_seeds(new_process):
+    process = new_process("nethack", "minihack", "MiniHack-Room-Random-5x5-v0", arguments={"seeds": list(range(1, 30))})
 
     openings = [await process.reset(seed=5) for _ in range(3)]
 
@@ -79,31 +79,31 @@ def test_a_task_that_minihack_cannot_play_is_refused(family):
         environments.create("minihack", f"MiniHack-{family}-v0")
 
 
-async def test_an_unknown_dungeon_is_told(play):
+async def test_an_unknown_task_of_nethack_is_reported(new_process):
     with pytest.raises(EnvironmentFailedError, match="there is no 'NetHackNone-v0'"):
-        await play("nethack", "nethack", "NetHackNone-v0").reset(seed=0)
+        await new_process("nethack", "nethack", "NetHackNone-v0").reset(seed=0)
 
 
 @pytest.mark.feature("Verlog", "environments")
 @pytest.mark.parametrize("task", ["coin_collector", "treasure_hunter", "the_cooking_game"])
-async def test_an_adventure_is_made_and_played(play, task, monkeypatch, tmp_path):
+async def test_a_game_of_textworld_is_generated_and_played(new_process, task, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    process = play("textworld", "textworld", task, level=2, numGames=1)
+    process = new_process("textworld", "textworld", task, level=2, numGames=1)
 
     opening = await process.reset(seed=5)
-    looked = await process.act("ACTION: look")
-    odd = await process.act("ACTION: dance with the moon")
+    look_result = await process.act("ACTION: look")
+    invalid = await process.act("ACTION: dance with the moon")
 
     assert opening.observation
-    assert "-=" in looked.observation
-    assert (odd.valid, odd.done) == (True, False)
+    assert "-=" in look_result.observation
+    assert (invalid.valid, invalid.done) == (True, False)
     assert await process.reset(seed=6) == opening
 
 
-async def test_an_environment_of_verifiers_is_played_to_its_reward(play, monkeypatch, tmp_path):
+async def test_an_environment_of_verifiers_is_played_to_its_reward(new_process, monkeypatch, tmp_path):
     (tmp_path / "echo_twice.py").write_text(ECHO)
     monkeypatch.syspath_prepend(tmp_path)
-    process = play("verifiers", "verifiers", "echo-twice", arguments={"word": "tent"})
+    process = new_process("verifiers", "verifiers", "echo-twice", arguments={"word": "tent"})
 
     opening = await process.reset(seed=0)
     first = await process.act("ACTION: hm")
@@ -116,12 +116,12 @@ async def test_an_environment_of_verifiers_is_played_to_its_reward(play, monkeyp
 
 
 @pytest.mark.parametrize(("eval_word", "validated"), [("flag", "Say flag."), (None, "Say tent.")])
-async def test_validations_play_the_rows_for_evaluation_where_there_are_some(
-    play, monkeypatch, tmp_path, eval_word, validated
+async def test_validations_use_the_evaluation_rows_if_there_are_any(
+    new_process, monkeypatch, tmp_path, eval_word, validated
 ):
     (tmp_path / "echo_twice.py").write_text(ECHO)
     monkeypatch.syspath_prepend(tmp_path)
-    process = play("verifiers", "verifiers", "echo-twice", arguments={"word": "tent", "eval_word": eval_word})
+    process = new_process("verifiers", "verifiers", "echo-twice", arguments={"word": "tent", "eval_word": eval_word})
 
     assert (await process.reset(seed=VALIDATION_SEEDS - 1)).observation == validated
     assert (await process.reset(seed=VALIDATION_SEEDS)).observation == "Say tent."
@@ -142,7 +142,7 @@ def rows(word):
 
 
 def load_environment(word, eval_word=None):
-    def said(completion, **_):
+    def repeated(completion, **_):
         last = completion[-1]
         content = last["content"] if isinstance(last, dict) else last.content
         return float(content == word)
@@ -151,7 +151,7 @@ def load_environment(word, eval_word=None):
         dataset=rows(word),
         eval_dataset=eval_word and rows(eval_word),
         system_prompt="You repeat words.",
-        rubric=vf.Rubric(funcs=[said]),
+        rubric=vf.Rubric(funcs=[repeated]),
         max_turns=2,
     )
 """

@@ -1,4 +1,4 @@
-"""`turnmill check` of GRL's agents: each is made and dropped."""
+"""`turnmill check` of GRL's agents, each of which is created once."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_problems_of_an_agent_are_reported_with_their_path(agent: str, problem: 
     assert found.startswith(problem)
 
 
-def test_agents_that_can_be_made_are_fine():
+def test_agents_that_can_be_created_have_no_problems():
     assert (
         problems(
             "{name: a, agentType: tetrisAgent}, {name: b, agentType: environmentAgent, envConfig: {name: sokoban}}"

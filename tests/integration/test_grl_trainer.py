@@ -1,4 +1,4 @@
-"""The batch that a step makes of groups of GRL's agents."""
+"""The batch of a step with groups of GRL's agents."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ def queue(monkeypatch) -> RowQueue:
 
 
 def trainer(**agent: Any) -> GrlTrainer:
-    """A trainer without a run: as much of it as its steps need here."""
+    """Create a trainer without a run, with only what these tests need."""
     made = GrlTrainer.__new__(GrlTrainer)
     made.job = job(**agent)
     return made
@@ -37,7 +37,7 @@ def job(**agent: Any) -> AgentTrainingJob:
 
 
 def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalties: tuple[float, ...] = ()) -> None:
-    """An episode of one row, in which every turn takes three tokens, the last two of them said."""
+    """Add an episode of one row, in which every turn has three tokens, the last two of them the response."""
     places = tuple((0, 3 * number + 2) for number in range(len(turns)))
     summary = GrlEpisodeSummary(
         episode_id=f"t1-{group}-{member}",
@@ -89,7 +89,7 @@ def test_each_turn_may_have_its_own_score(queue):
 
     trainer(useTurnScores=True, rewardNormalization={"method": "mean"})._select_rows(queue.meta())
 
-    # The mean of 9 and 1 is 5: of the first episode each turn bears half of it.
+    # The mean of 9 and 1 is 5; each of the two turns of the first episode bears half of it.
     assert scores(queue) == {"group1_0_0": [0, 0, -2.5, 0, 0, 6.0], "group1_1_0": [0, 0, -4.0]}
 
 

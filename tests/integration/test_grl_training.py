@@ -95,7 +95,7 @@ def run(tmp_path: Path) -> Iterator[WholeRun]:
 
 
 def num_updates(run_dir: Path, part: str, *, step: int) -> int:
-    """How often the optimizer of a checkpoint has changed the weights."""
+    """Return how many updates the optimizer of a checkpoint has made."""
     (file,) = run_dir.glob(f"checkpoints/global_step_{step}/{part}/optim_*.pt")
     state = torch.load(file, weights_only=False)["state"]
     return int(max(each["step"] for each in state.values()))
@@ -112,7 +112,7 @@ def test_the_example_trains_without_a_data_set_and_resumes_from_its_checkpoint(t
         before, first, second = run.metrics
         assert run.checkpoints() == [1, 2]
         for part in ("actor", "critic"):
-            # The second attempt went on from what the first one saved: the optimizer has counted both.
+            # The second attempt resumed from the checkpoint: its optimizer has counted the updates of both.
             assert num_updates(run.folder, part, step=2) > num_updates(run.folder, part, step=1) > 0
     for key in ("success", "num_actions", "action_is_effective", "action_is_valid"):
         assert all(math.isfinite(row[f"train/sokobanAgent/{key}"]) for row in (first, second))

@@ -1,4 +1,4 @@
-"""verl's multi-turn rollout: verl's own worker, loops and tools, and a policy that says what it is told to."""
+"""verl's multi-turn rollout with verl's own worker, loops and tools, and a scripted policy."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ Make = Callable[..., ConversationHarness]
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def new_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     # verl loads a file of functions once per process.
     monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
     monkeypatch.setattr(function_tool, "_LOADED_FUNCTION_TOOL_PATHS", {})
@@ -60,83 +60,83 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 PATHS = {"toolConfigPath": "tools.yaml", "functionToolPath": "functions.py"}
 
 
-def learned(table: ConversationHarness, row: Any) -> str:
-    """The text of the tokens that are learned from."""
-    return table.tokenizer.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
+def trained_text(harness: ConversationHarness, row: Any) -> str:
+    """Return the text of the tokens in the response mask."""
+    return harness.tokenizer.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
 
 
-def text(table: ConversationHarness, row: Any) -> str:
-    return table.tokenizer.decode(row.response_ids)
+def text(harness: ConversationHarness, row: Any) -> str:
+    return harness.tokenizer.decode(row.response_ids)
 
 
 # ---- tools ----
 
 
 @pytest.mark.feature("verl's multi-turn", "file of tools")
-async def test_tools_of_a_yaml_file_are_made_with_their_settings_and_shown_by_their_schema(table: Make):
-    played = table([call("weigh", weight=3) + END, DONE])
+async def test_tools_of_a_yaml_file_are_created_with_their_settings_and_listed_in_the_prompt(new_harness: Make):
+    harness = new_harness([call("weigh", weight=3) + END, DONE])
 
-    await played.play()
+    await harness.play()
 
-    assert played.prompts[0].startswith("<|im_start|>system\nTools: weigh")
-    # The unit stands in `config`.
-    assert "<tool_response>\n3 lb\n</tool_response>" in played.prompts[1]
+    assert harness.prompts[0].startswith("<|im_start|>system\nTools: weigh")
+    # The unit is set in `config`.
+    assert "<tool_response>\n3 lb\n</tool_response>" in harness.prompts[1]
 
 
 @pytest.mark.feature("verl's multi-turn", "life of a tool")
-async def test_a_tool_is_created_executed_and_released_once_for_every_call(table: Make):
-    await table([call("weigh", weight=3) + END, call("weigh", weight=4) + END, DONE]).play()
+async def test_a_tool_is_created_executed_and_released_once_for_every_call(new_harness: Make):
+    await new_harness([call("weigh", weight=3) + END, call("weigh", weight=4) + END, DONE]).play()
 
     once = ["create lb", "execute {'weight': %d}", "release lb"]
     assert Scales.notes == [note.replace("%d", weight) for weight in "34" for note in once]
 
 
 @pytest.mark.feature("verl's multi-turn", "life of a tool")
-async def test_a_tool_that_raises_is_released(table: Make):
-    await table([call("weigh", weight=-1) + END, DONE]).play()
+async def test_a_tool_that_raises_is_released(new_harness: Make):
+    await new_harness([call("weigh", weight=-1) + END, DONE]).play()
 
     assert Scales.notes == ["create lb", "execute {'weight': -1}", "release lb"]
 
 
 @pytest.mark.feature("verl's multi-turn", "settings from the data")
-async def test_a_tool_is_created_with_what_the_data_says(table: Make):
+async def test_a_tool_is_created_with_the_settings_of_the_data_row(new_harness: Make):
     kwargs = {"weigh": {"create_kwargs": {"unit": "stone", "gap": None}}, "shout": None}
-    played = table([call("weigh", weight=3) + END, DONE], {"extra_info": {"tools_kwargs": kwargs}})
+    harness = new_harness([call("weigh", weight=3) + END, DONE], {"extra_info": {"tools_kwargs": kwargs}})
 
-    await played.play()
+    await harness.play()
 
     assert Scales.notes[0] == "create stone"
-    assert "3 stone" in played.prompts[1]
+    assert "3 stone" in harness.prompts[1]
 
 
 @pytest.mark.feature("verl's multi-turn", "functions as tools")
-async def test_functions_are_tools_with_and_without_a_name_sync_and_async(table: Make):
-    played = table([call("shout", text="hey") + END, call("later", text="bye") + END, DONE])
+async def test_sync_and_async_functions_are_tools_with_or_without_a_given_name(new_harness: Make):
+    harness = new_harness([call("shout", text="hey") + END, call("later", text="bye") + END, DONE])
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert '<tool_response>\n{"text": "HEY"}\n</tool_response>' in played.prompts[1]
-    assert "<tool_response>\nbye\n</tool_response>" in played.prompts[2]
+    assert '<tool_response>\n{"text": "HEY"}\n</tool_response>' in harness.prompts[1]
+    assert "<tool_response>\nbye\n</tool_response>" in harness.prompts[2]
     assert summary_of(row).metrics["tool_avg_loud"] == 1
 
 
 @pytest.mark.feature("verl's multi-turn", "names that collide")
-def test_two_tools_of_one_name_are_refused(table: Make, tmp_path: Path):
+def test_two_tools_of_one_name_are_refused(new_harness: Make, tmp_path: Path):
     (tmp_path / "colliding.py").write_text(FUNCTIONS_FILE.replace('"later"', '"weigh"'))
 
     with pytest.raises(ValueError, match=r"Function tool name\(s\) \['weigh'\] collide"):
-        table([], functionToolPath="colliding.py")
+        new_harness([], functionToolPath="colliding.py")
 
 
 @pytest.mark.feature("verl's multi-turn", "limit on parallel calls")
-async def test_calls_beyond_the_limit_of_a_response_are_dropped(table: Make):
-    said = "".join(call("later", text=word) for word in ("one", "two", "three")) + END
-    played = table([said, DONE], maxParallelCalls=2)
+async def test_calls_beyond_the_limit_of_a_response_are_dropped(new_harness: Make):
+    response = "".join(call("later", text=word) for word in ("one", "two", "three")) + END
+    harness = new_harness([response, DONE], maxParallelCalls=2)
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert played.prompts[1].count("<tool_response>") == 2
-    assert "two" in played.prompts[1].rpartition("<tool_response>")[2]
+    assert harness.prompts[1].count("<tool_response>") == 2
+    assert "two" in harness.prompts[1].rpartition("<tool_response>")[2]
     assert summary_of(row).metrics["num_tool_calls"] == 2
 
 
@@ -145,28 +145,30 @@ async def test_calls_beyond_the_limit_of_a_response_are_dropped(table: Make):
     ("side", "shown"),
     [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
 )
-async def test_long_texts_of_tools_are_cut_in_characters(table: Make, side: str, shown: str):
-    said = call("later", text="0123456789") + END
-    played = table([said, DONE], maxToolResponseLength=4, toolResponseTruncateSide=side)
+async def test_long_texts_of_tools_are_cut_in_characters(new_harness: Make, side: str, shown: str):
+    response = call("later", text="0123456789") + END
+    harness = new_harness([response, DONE], maxToolResponseLength=4, toolResponseTruncateSide=side)
 
-    await played.play()
+    await harness.play()
 
-    assert f"<tool_response>\n{shown}\n</tool_response>" in played.prompts[1]
+    assert f"<tool_response>\n{shown}\n</tool_response>" in harness.prompts[1]
 
 
 @pytest.mark.feature("verl's multi-turn", "tools of a task")
-async def test_a_task_may_choose_among_the_tools(table: Make):
-    played = table([call("weigh", weight=1) + END, DONE], {"extra_info": {"tool_selection": ["shout", "nothing"]}})
+async def test_a_task_may_choose_among_the_tools(new_harness: Make):
+    harness = new_harness(
+        [call("weigh", weight=1) + END, DONE], {"extra_info": {"tool_selection": ["shout", "nothing"]}}
+    )
 
-    await played.play()
+    await harness.play()
 
-    assert played.prompts[0].startswith("<|im_start|>system\nTools: shout<|im_end|>")
-    assert "Unknown function 'weigh'. Available tools: ['shout']" in played.prompts[1]
+    assert harness.prompts[0].startswith("<|im_start|>system\nTools: shout<|im_end|>")
+    assert "Unknown function 'weigh'. Available tools: ['shout']" in harness.prompts[1]
 
 
 @pytest.mark.feature("verl's multi-turn", "texts for mistakes")
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("response", "observation"),
     [
         (call("fly"), "Unknown function 'fly'. Available tools: ['weigh', 'four', 'later', 'shout']"),
         (call("weigh", weight=-1), "Error executing tool 'weigh': too light"),
@@ -174,23 +176,23 @@ async def test_a_task_may_choose_among_the_tools(table: Make):
         (call("shout", loud=1), "Error executing tool 'shout': "),
     ],
 )
-async def test_mistakes_of_the_policy_and_of_tools_are_told_to_it(table: Make, said: str, told: str):
-    played = table([said + END, DONE], maxToolResponseLength=10_000)
+async def test_errors_of_calls_and_of_tools_are_observations(new_harness: Make, response: str, observation: str):
+    harness = new_harness([response + END, DONE], maxToolResponseLength=10_000)
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert f"<tool_response>\n{told}" in played.prompts[1]
+    assert f"<tool_response>\n{observation}" in harness.prompts[1]
     assert row.extra_fields["tool_rewards"] == [0.0]
 
 
 @pytest.mark.feature("verl's multi-turn", "texts for mistakes")
-async def test_arguments_that_are_no_json_are_told_to_the_policy(table: Make):
-    said = "<|start|>assistant<|channel|>commentary to=functions.weigh <|constrain|>json<|message|>{oops<|call|>"
-    played = table([said, DONE], format="gpt-oss")
+async def test_arguments_that_are_not_json_are_an_observation(new_harness: Make):
+    response = "<|start|>assistant<|channel|>commentary to=functions.weigh <|constrain|>json<|message|>{oops<|call|>"
+    harness = new_harness([response, DONE], format="gpt-oss")
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert "Invalid JSON in arguments for 'weigh': " in played.prompts[1]
+    assert "Invalid JSON in arguments for 'weigh': " in harness.prompts[1]
     assert row.extra_fields["tool_rewards"] == [0.0]
 
 
@@ -205,47 +207,49 @@ async def test_arguments_that_are_no_json_are_told_to_the_policy(table: Make):
         ({"maxUserTurns": 2}, 3, "max_user_turns"),
     ],
 )
-async def test_a_trajectory_ends_at_its_limit_of_turns(table: Make, limit: Any, num_responses: int, detail: str):
-    played = table(lambda _: call("later", text="on") + END, **limit)
+async def test_a_trajectory_ends_at_its_limit_of_turns(new_harness: Make, limit: Any, num_responses: int, detail: str):
+    harness = new_harness(lambda _: call("later", text="on") + END, **limit)
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert len(played.policy.requests) == num_responses
+    assert len(harness.policy.requests) == num_responses
     assert summary_of(row).stop_reason == "max_turns"
-    assert played.logged()[-1].stop_detail == detail
+    assert harness.logged()[-1].stop_detail == detail
 
 
-async def test_a_trajectory_ends_where_what_a_tool_answers_does_not_fit(table: Make):
-    said = call("later", text="x" * 100) + END
-    played = table([said], maxResponseLength=200)
+async def test_a_trajectory_ends_when_an_observation_exceeds_the_response_length(new_harness: Make):
+    response = call("later", text="x" * 100) + END
+    harness = new_harness([response], maxResponseLength=200)
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert text(played, row) == said
+    assert text(harness, row) == response
     assert summary_of(row).stop_reason == "max_tokens"
 
 
 @pytest.mark.parametrize(
-    ("said", "end"),
+    ("response", "end"),
     [
         ("0123456789", ("max_tokens", "max_response_length")),
         (f"012345678{END}", ("completed", "no tool call")),
     ],
 )
-async def test_a_response_that_fills_its_room_is_cut_off_unless_it_ends_there(table: Make, said: str, end: Any):
-    played = table([said], maxResponseLength=10)
+async def test_a_response_at_the_length_limit_is_cut_off_unless_it_ends_with_the_end_token(
+    new_harness: Make, response: str, end: Any
+):
+    harness = new_harness([response], maxResponseLength=10)
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert text(played, row) == said
-    assert (summary_of(row).stop_reason, played.logged()[-1].stop_detail) == end
+    assert text(harness, row) == response
+    assert (summary_of(row).stop_reason, harness.logged()[-1].stop_detail) == end
 
 
-async def test_a_call_that_fills_its_room_ends_the_trajectory(table: Make):
-    said = call("later", text="on") + END
-    played = table([said], maxResponseLength=len(TOKENIZER.encode(said, add_special_tokens=False)))
+async def test_a_call_at_the_length_limit_ends_the_trajectory(new_harness: Make):
+    response = call("later", text="on") + END
+    harness = new_harness([response], maxResponseLength=len(TOKENIZER.encode(response, add_special_tokens=False)))
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
     assert summary_of(row).stop_reason == "max_tokens"
 
@@ -254,24 +258,24 @@ async def test_a_call_that_fills_its_room_ends_the_trajectory(table: Make):
 
 
 @pytest.mark.feature("verl's multi-turn", "masks")
-async def test_only_what_the_policy_said_is_learned_and_it_read_these_very_tokens(table: Make):
-    said = "Let me see. " + call("weigh", weight=3) + END
-    played = table([said, DONE])
+async def test_the_response_mask_has_only_sampled_tokens_and_the_policy_read_the_same_tokens(new_harness: Make):
+    response = "Let me see. " + call("weigh", weight=3) + END
+    harness = new_harness([response, DONE])
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
     between = "\n<|im_start|>user\n<tool_response>\n3 lb\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert text(played, row) == said + between + DONE
-    assert learned(played, row) == said + DONE
+    assert text(harness, row) == response + between + DONE
+    assert trained_text(harness, row) == response + DONE
     assert [LOG_PROB * mask for mask in row.response_mask] == row.response_logprobs
-    second = played.policy.requests[1]
+    second = harness.policy.requests[1]
     assert list(second.prompt_ids) == (row.prompt_ids + row.response_ids)[: len(second.prompt_ids)]
     assert count_unsampled_tokens([(row.response_ids, row.response_mask)], summary_of(row).sampled_tokens) == 0
 
 
 @pytest.mark.feature("verl's multi-turn", "tokens of the last turn")
-async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
-    """A tool's turn is spelled after a fixed history, so that reasoning that the template drops changes nothing."""
+async def test_the_last_turn_has_the_tokens_of_the_whole_template(new_harness: Make):
+    """A tool's turn is tokenized after a fixed history, so that reasoning that the template drops has no effect."""
     task = {
         "prompt": [
             {"role": "user", "content": "Hello."},
@@ -279,28 +283,28 @@ async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
             {"role": "user", "content": "Weigh it."},
         ]
     }
-    said = "<think>scales</think>" + call("weigh", weight=3)
-    played = table([said + END, DONE], task)
+    response = "<think>scales</think>" + call("weigh", weight=3)
+    harness = new_harness([response + END, DONE], task)
 
-    await played.play()
+    await harness.play()
 
-    tools = [tool.tool_schema.model_dump(exclude_none=True) for tool in played.worker.tools]
+    tools = [tool.tool_schema.model_dump(exclude_none=True) for tool in harness.worker.tools]
     called = {"name": "weigh", "arguments": {"weight": 3}}
     messages = [
         *task["prompt"],
         {"role": "assistant", "content": "<think>scales</think>", "tool_calls": [{"function": called}]},
         {"role": "tool", "content": "3 lb"},
     ]
-    whole = played.tokenizer.apply_chat_template(
+    whole = harness.tokenizer.apply_chat_template(
         messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    assert list(played.policy.requests[1].prompt_ids) == whole
-    assert "polite" not in played.prompts[1]
+    assert list(harness.policy.requests[1].prompt_ids) == whole
+    assert "polite" not in harness.prompts[1]
 
 
 @pytest.mark.feature("verl's multi-turn", "sanity check")
 @pytest.mark.parametrize(
-    ("mode", "said", "warns"),
+    ("mode", "response", "warns"),
     [
         ("strict", call("weigh", weight=3), False),
         ("strict", call("weigh", weight=3).replace(": ", ":"), True),
@@ -309,58 +313,58 @@ async def test_the_last_turn_has_the_tokens_of_the_whole_template(table: Make):
         ("disable", "Hm. " + call("weigh", weight=3) + "!", False),
     ],
 )
-async def test_tokens_that_the_template_spells_otherwise_are_warned_of(
-    table: Make, caplog: pytest.LogCaptureFixture, mode: str, said: str, warns: bool
+async def test_tokens_that_differ_from_the_template_log_a_warning(
+    new_harness: Make, caplog: pytest.LogCaptureFixture, mode: str, response: str, warns: bool
 ):
-    played = table([said + END, DONE], tokenizationSanityCheckMode=mode)
+    harness = new_harness([response + END, DONE], tokenizationSanityCheckMode=mode)
 
     with caplog.at_level(logging.WARNING, logger="turnmill"):
-        (row,) = await played.play()
+        (row,) = await harness.play()
 
     expected = f"Inconsistent training and inference tokenization detected ({mode})"
     assert [record for record in caplog.messages if record.startswith(expected)] == caplog.messages[: int(warns)]
     assert summary_of(row).metrics.get("tokenization_differences", 0) == warns
-    assert learned(played, row) == said + END + DONE
+    assert trained_text(harness, row) == response + END + DONE
 
 
 @pytest.mark.feature("verl's multi-turn", "the template of inference")
-async def test_the_policy_may_read_what_inference_would_show_it_and_learns_from_that(table: Make):
-    said = "<think>scales</think>Now." + call("weigh", weight=3)
+async def test_the_policy_can_read_and_learn_from_the_template_of_inference(new_harness: Make):
+    response = "<think>scales</think>Now." + call("weigh", weight=3)
     answer = "<think>fine</think>It is done"
-    played = table([said + END, answer + END], template=FORGETS, useInferenceChatTemplate=True)
+    harness = new_harness([response + END, answer + END], template=FORGETS, useInferenceChatTemplate=True)
 
-    first, second = await played.play()
+    first, second = await harness.play()
 
-    assert "scales" not in played.prompts[1]
-    assert "Now." in played.prompts[1]
-    assert (learned(played, first), learned(played, second)) == (said + END, answer + END)
-    assert played.tokenizer.decode(second.prompt_ids) == played.prompts[1]
+    assert "scales" not in harness.prompts[1]
+    assert "Now." in harness.prompts[1]
+    assert (trained_text(harness, first), trained_text(harness, second)) == (response + END, answer + END)
+    assert harness.tokenizer.decode(second.prompt_ids) == harness.prompts[1]
     rows = [(row.response_ids, row.response_mask) for row in (first, second)]
     assert count_unsampled_tokens(rows, summary_of(second).sampled_tokens) == 0
 
 
-async def test_what_was_said_counts_where_the_context_that_is_spelled_anew_leaves_no_room(table: Make):
-    said = "<think>scales</think>Now." + call("weigh", weight=3)
+async def test_sampled_responses_are_kept_when_the_retokenized_context_leaves_no_room(new_harness: Make):
+    response = "<think>scales</think>Now." + call("weigh", weight=3)
     # A token is a character: two turns fill it.
-    played = table([said + END] * 9, template=FORGETS, useInferenceChatTemplate=True, maxResponseLength=200,
-                   tokenizationSanityCheckMode="disable", maxAssistantTurns=9)  # fmt: skip
+    harness = new_harness([response + END] * 9, template=FORGETS, useInferenceChatTemplate=True, maxResponseLength=200,
+                          tokenizationSanityCheckMode="disable", maxAssistantTurns=9)  # fmt: skip
 
-    rows = await played.play()
+    rows = await harness.play()
 
-    assert played.logged()[-1].stop_detail == "no room for a response"
+    assert harness.logged()[-1].stop_detail == "no room for a response"
     assert all(0 < len(row.response_ids) == len(row.response_mask) and any(row.response_mask) for row in rows)
-    assert "".join(learned(played, row) for row in rows).startswith(said + END)
+    assert "".join(trained_text(harness, row) for row in rows).startswith(response + END)
 
 
 @pytest.mark.feature("verl's multi-turn", "the template of inference")
-async def test_without_it_the_policy_reads_its_reasoning_again(table: Make):
-    said = "<think>scales</think>Now." + call("weigh", weight=3)
-    played = table([said + END, DONE], template=FORGETS, tokenizationSanityCheckMode="disable")
+async def test_without_the_template_of_inference_the_policy_reads_its_earlier_reasoning(new_harness: Make):
+    response = "<think>scales</think>Now." + call("weigh", weight=3)
+    harness = new_harness([response + END, DONE], template=FORGETS, tokenizationSanityCheckMode="disable")
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert "<think>scales</think>" in played.prompts[1]
-    assert learned(played, row) == said + END + DONE
+    assert "<think>scales</think>" in harness.prompts[1]
+    assert trained_text(harness, row) == response + END + DONE
 
 
 # ---- agents ----
@@ -373,56 +377,58 @@ OWN_LOOPS = """
 
 
 @pytest.mark.feature("verl's multi-turn", "a loop for each task")
-async def test_tasks_of_one_batch_may_have_loops_of_their_own(table: Make):
-    played = table(lambda _: call("weigh", weight=3) + END, {"agent_name": "single_turn_agent"}, {},
-                   maxAssistantTurns=3)  # fmt: skip
+async def test_tasks_of_one_batch_may_have_different_loops(new_harness: Make):
+    harness = new_harness(lambda _: call("weigh", weight=3) + END, {"agent_name": "single_turn_agent"}, {},
+                          maxAssistantTurns=3)  # fmt: skip
 
-    turns = sorted([(await played.play(task=task))[0].num_turns for task in range(2)])
+    turns = sorted([(await harness.play(task=task))[0].num_turns for task in range(2)])
 
-    # verl counts messages: a prompt and a response, or three responses with tools' answers between them.
+    # verl counts messages: a prompt and a response, or three responses with observations between them.
     assert turns == [2, 6]
 
 
-async def test_the_default_loop_is_that_of_the_job(table: Make):
-    played = table([call("weigh", weight=3) + END], defaultAgentLoop="single_turn_agent")
+async def test_the_default_loop_is_that_of_the_job(new_harness: Make):
+    harness = new_harness([call("weigh", weight=3) + END], defaultAgentLoop="single_turn_agent")
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert "Tools:" not in played.prompts[0]
-    assert len(played.policy.requests) == summary_of(row).metrics["num_turns"] == 1
+    assert "Tools:" not in harness.prompts[0]
+    assert len(harness.policy.requests) == summary_of(row).metrics["num_turns"] == 1
 
 
 @pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
 @pytest.mark.feature("verl's multi-turn", "several outputs of a trajectory")
-async def test_loops_of_ones_own_come_from_a_file_and_may_return_several_outputs(table: Make, tmp_path: Path):
+async def test_user_defined_loops_come_from_a_file_and_may_return_several_outputs(new_harness: Make, tmp_path: Path):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
-    played = table(["one" + END, "two" + END], agentLoopConfigPath=str(tmp_path / "loops.yaml"),
-                   defaultAgentLoop="twice")  # fmt: skip
+    harness = new_harness(["one" + END, "two" + END], agentLoopConfigPath=str(tmp_path / "loops.yaml"),
+                          defaultAgentLoop="twice")  # fmt: skip
 
-    first, last = await played.play()
+    first, last = await harness.play()
 
-    assert (text(played, first), text(played, last)) == ("one" + END, "two" + END)
-    # The loop says what its last output is worth; all rows of a trajectory have that.
+    assert (text(harness, first), text(harness, last)) == ("one" + END, "two" + END)
+    # The loop sets the reward of its last output; all rows of a trajectory have it.
     assert (first.reward_score, last.reward_score) == (0.25, 0.25)
     assert last.extra_fields["reward_extra_info"] == {"word": "again"}
 
 
-async def test_a_loop_that_tells_no_finite_reward_fails_the_trajectory(table: Make, tmp_path: Path, monkeypatch: Any):
+async def test_a_loop_with_a_reward_that_is_not_finite_fails_the_trajectory(
+    new_harness: Make, tmp_path: Path, monkeypatch: Any
+):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
     monkeypatch.setattr(trial_loops.Twice, "worth", math.nan)
-    played = table(lambda _: DONE, agentLoopConfigPath=str(tmp_path / "loops.yaml"), defaultAgentLoop="twice")
+    harness = new_harness(lambda _: DONE, agentLoopConfigPath=str(tmp_path / "loops.yaml"), defaultAgentLoop="twice")
 
-    failure = await played.play()
+    failure = await harness.play()
 
     assert (type(failure), failure.cause) == (EpisodeFailure, "reward")
 
 
-async def test_a_loop_that_breaks_ends_its_own_trajectory_alone(table: Make, tmp_path: Path):
+async def test_a_loop_that_raises_fails_only_its_own_trajectory(new_harness: Make, tmp_path: Path):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
     tasks = ({"agent_name": "breaks"}, {"agent_name": "single_turn_agent"})
-    played = table(lambda _: DONE, *tasks, agentLoopConfigPath=str(tmp_path / "loops.yaml"))
+    harness = new_harness(lambda _: DONE, *tasks, agentLoopConfigPath=str(tmp_path / "loops.yaml"))
 
-    outcomes = [await played.play(task=task) for task in range(2)]
+    outcomes = [await harness.play(task=task) for task in range(2)]
 
     (failure,) = (outcome for outcome in outcomes if isinstance(outcome, EpisodeFailure))
     assert failure.cause == "agent_loop"
@@ -430,35 +436,37 @@ async def test_a_loop_that_breaks_ends_its_own_trajectory_alone(table: Make, tmp
     assert len([outcome for outcome in outcomes if isinstance(outcome, list)]) == 1
 
 
-async def test_an_unknown_loop_is_a_mistake_in_the_job(table: Make):
+async def test_an_unknown_loop_is_a_settings_error(new_harness: Make):
     with pytest.raises(SettingsError, match=r"there is no agent loop 'tool_agnt'. Did you mean 'tool_agent'\?"):
-        await table([DONE], defaultAgentLoop="tool_agnt").play()
+        await new_harness([DONE], defaultAgentLoop="tool_agnt").play()
 
 
-# ---- what is ours ----
+# ---- failures of tools ----
 
 
 @pytest.mark.parametrize(("failure", "num_asked"), [("fail", 1), ("text", 2)])
-async def test_a_tool_that_reaches_nobody_ends_the_trajectory_or_is_told(table: Make, failure: str, num_asked: int):
-    played = table([call("weigh", weight=0) + END, DONE], onToolFailure=failure)
+async def test_a_tool_that_cannot_connect_fails_the_trajectory_or_is_an_observation_as_set(
+    new_harness: Make, failure: str, num_asked: int
+):
+    harness = new_harness([call("weigh", weight=0) + END, DONE], onToolFailure=failure)
 
-    outcome = await played.play()
+    outcome = await harness.play()
 
-    assert len(played.policy.requests) == num_asked
+    assert len(harness.policy.requests) == num_asked
     if failure == "fail":
         assert isinstance(outcome, EpisodeFailure)
         assert outcome.cause == "tool_connection"
-        assert played.logged()[-1].failed_cause == "tool_connection"
+        assert harness.logged()[-1].failed_cause == "tool_connection"
     else:
-        assert "Error executing tool 'weigh': the scales are away" in played.prompts[1]
+        assert "Error executing tool 'weigh': the scales are away" in harness.prompts[1]
 
 
-async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_path: Path):
+async def test_a_tool_that_never_answers_fails_the_trajectory(new_harness: Make, tmp_path: Path):
     hanging = FUNCTIONS_FILE.replace("    return text\n", "    import asyncio\n\n    await asyncio.Event().wait()\n")
     (tmp_path / "hanging.py").write_text(hanging)
-    played = table([call("later", text="x") + END], functionToolPath="hanging.py", toolCallTimeout=0.2)
+    harness = new_harness([call("later", text="x") + END], functionToolPath="hanging.py", toolCallTimeout=0.2)
 
-    outcome = await played.play()
+    outcome = await harness.play()
 
     assert isinstance(outcome, EpisodeFailure)
     assert outcome.cause == "tool_timeout"
@@ -469,7 +477,7 @@ async def test_a_tool_that_never_answers_ends_the_trajectory(table: Make, tmp_pa
 
 @pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
 @pytest.mark.parametrize("name", ["support.trial_loops.Sorted", "support.trial_loops.SortedOfVerl"])
-def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
+def test_a_user_defined_manager_is_found_by_its_import_path(name: str):
     manager = manager_class(name)
 
     assert issubclass(manager, MultiTurnManager)
@@ -478,7 +486,7 @@ def test_a_manager_of_ones_own_is_found_by_its_path(name: str):
 
 
 @pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
-def test_the_manager_of_a_job_is_the_one_it_names(tmp_path: Path):
+def test_the_job_selects_the_manager_class(tmp_path: Path):
     named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.trial_loops.Sorted")
 
     default = conversation_job(tmp_path / "tasks.jsonl")
@@ -494,27 +502,27 @@ def test_the_manager_of_a_job_is_the_one_it_names(tmp_path: Path):
         ("support.trial_loops.Gone", "names no class"),
     ],
 )
-def test_a_manager_that_is_none_is_a_mistake_in_the_job(name: str, message: str):
+def test_an_import_path_without_a_manager_is_a_settings_error(name: str, message: str):
     with pytest.raises(SettingsError, match=message):
         manager_class(name)
 
 
 @pytest.mark.feature("verl's multi-turn", "several outputs of a trajectory")
-async def test_the_outputs_of_a_trajectory_are_rows_of_their_own_in_the_queue(
-    table: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_every_output_of_a_trajectory_is_a_row_in_the_queue(
+    new_harness: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
-    played = table(["one" + END, "two" + END], agentLoopConfigPath=str(tmp_path / "loops.yaml"),
-                   defaultAgentLoop="twice")  # fmt: skip
+    harness = new_harness(["one" + END, "two" + END], agentLoopConfigPath=str(tmp_path / "loops.yaml"),
+                          defaultAgentLoop="twice")  # fmt: skip
     put: list[dict[str, Any]] = []
 
     async def keep(**given: Any) -> None:
         put.append(given)
 
     monkeypatch.setattr(transfer_queue, "async_kv_batch_put", keep)
-    rows = await played.play(sample=3)
+    rows = await harness.play(sample=3)
     given = {"uid": "task0", "session_id": 3, "index": 0, "global_steps": 1, "raw_prompt": []}
-    await VERLS_WORKER._agent_loop_postprocess(played.worker, rows, False, **given)
+    await VERLS_WORKER._agent_loop_postprocess(harness.worker, rows, False, **given)
 
     ((keys, tags),) = ((each["keys"], each["tags"]) for each in put)
     assert keys == ["task0_3_0", "task0_3_1"]
@@ -524,33 +532,33 @@ async def test_the_outputs_of_a_trajectory_are_rows_of_their_own_in_the_queue(
 # ---- rewards ----
 
 
-async def test_verls_rewards_are_told_by_the_data_source(table: Make):
+async def test_verls_reward_is_selected_by_the_data_source(new_harness: Make):
     task = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "42"}}
-    said = call("weigh", weight=3) + END
-    played = table([said, f"#### 42{END}", said, f"#### 41{END}"], task, reward="verl")
+    response = call("weigh", weight=3) + END
+    harness = new_harness([response, f"#### 42{END}", response, f"#### 41{END}"], task, reward="verl")
 
-    rewards = [(await played.play(sample=sample))[0].reward_score for sample in range(2)]
+    rewards = [(await harness.play(sample=sample))[0].reward_score for sample in range(2)]
 
     assert rewards == [1.0, 0.0]
 
 
-async def test_a_reward_in_verls_form_comes_from_a_file(table: Make, tmp_path: Path):
+async def test_a_reward_function_for_verl_is_loaded_from_a_file(new_harness: Make, tmp_path: Path):
     (tmp_path / "reward.py").write_text(
         "def worth(data_source, solution_str, ground_truth, extra_info):\n"
         '    return {"score": len(solution_str) if data_source == "trial" else -1}\n'
     )
-    played = table([DONE], reward=f"verl:{tmp_path / 'reward.py'}:worth", defaultAgentLoop="single_turn_agent")
+    harness = new_harness([DONE], reward=f"verl:{tmp_path / 'reward.py'}:worth", defaultAgentLoop="single_turn_agent")
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
     assert row.reward_score == len("It is done")
 
 
-async def test_a_reward_that_is_no_finite_number_fails_the_trajectory(table: Make, tmp_path: Path):
+async def test_a_reward_that_is_not_finite_fails_the_trajectory(new_harness: Make, tmp_path: Path):
     (tmp_path / "reward.py").write_text('def worth(**given):\n    return float("nan")\n')
-    played = table([DONE], reward=f"verl:{tmp_path / 'reward.py'}:worth", defaultAgentLoop="single_turn_agent")
+    harness = new_harness([DONE], reward=f"verl:{tmp_path / 'reward.py'}:worth", defaultAgentLoop="single_turn_agent")
 
-    failure = await played.play()
+    failure = await harness.play()
 
     assert (type(failure), failure.cause) == (EpisodeFailure, "reward")
 
@@ -558,7 +566,7 @@ async def test_a_reward_that_is_no_finite_number_fails_the_trajectory(table: Mak
 # ---- files ----
 
 
-def test_files_may_lie_in_a_package():
+def test_files_can_be_in_a_package():
     path = "pkg://turnmill/rollout/multi_turn/example_tools/gsm8k.yaml"
 
     found = existing_file("toolConfigPath", path)
@@ -568,19 +576,21 @@ def test_files_may_lie_in_a_package():
 
 
 @pytest.mark.parametrize("path", ["/nowhere/tools.yaml", "pkg://turnmill/nowhere.yaml", "pkg://no_such_package/a.yaml"])
-def test_a_file_that_is_not_there_is_a_mistake_in_the_job(path: str):
+def test_a_missing_file_is_a_settings_error(path: str):
     with pytest.raises(SettingsError, match=r"spec.agent.toolConfigPath: .* (is no file|there is no package)"):
         existing_file("toolConfigPath", path)
 
 
-async def test_the_tool_of_verls_recipe_says_whether_an_answer_is_right(table: Make):
+async def test_the_tool_of_verls_recipe_rewards_right_answers(new_harness: Make):
     kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "42"}}}
-    said = call("calc_gsm8k_reward", answer="41") + call("calc_gsm8k_reward", answer="42") + END
+    response = call("calc_gsm8k_reward", answer="41") + call("calc_gsm8k_reward", answer="42") + END
     recipe = existing_file("toolConfigPath", "pkg://turnmill/rollout/multi_turn/example_tools/gsm8k.yaml")
-    played = table([said, DONE], {"extra_info": {"tools_kwargs": kwargs}}, toolConfigPath=recipe, maxParallelCalls=2)
+    harness = new_harness(
+        [response, DONE], {"extra_info": {"tools_kwargs": kwargs}}, toolConfigPath=recipe, maxParallelCalls=2
+    )
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert "Current parsed answer=41 reward=0.0" in played.prompts[1]
-    assert "Current parsed answer=42 reward=1.0" in played.prompts[1]
+    assert "Current parsed answer=41 reward=0.0" in harness.prompts[1]
+    assert "Current parsed answer=42 reward=1.0" in harness.prompts[1]
     assert row.extra_fields["tool_rewards"] == [-0.05, 0.0]

@@ -1,4 +1,4 @@
-"""Images in prompts and in what tools answer: a processor and a tiny model of random weights that really read them."""
+"""Images in prompts and observations, which a processor and a tiny model with random weights read."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def model() -> VisionModel:
 
 
 @pytest.fixture
-def table(tmp_path: Path, model: VisionModel) -> Make:
+def new_harness(tmp_path: Path, model: VisionModel) -> Make:
     (tmp_path / "tools.yaml").write_text(CAMERA_FILE)
 
     def make(script: Any, *, image: str | None = None, **agent: Any) -> ConversationHarness:
@@ -47,8 +47,8 @@ def table(tmp_path: Path, model: VisionModel) -> Make:
     return make
 
 
-async def trained_row(table: ConversationHarness, row: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What verl's worker would put into the queue for a row: tokens, and the model's inputs for the images."""
+async def queued_fields(harness: ConversationHarness, row: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what verl's worker puts into the queue for a row: positions, and the model's inputs for the images."""
     put: list[dict[str, Any]] = []
 
     async def keep(**given: Any) -> None:
@@ -56,9 +56,9 @@ async def trained_row(table: ConversationHarness, row: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(transfer_queue, "async_kv_batch_put", keep)
     worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-    table.worker._compute_teacher_logprobs = _nothing
+    harness.worker._compute_teacher_logprobs = _nothing
     given = {"uid": "task0", "session_id": 0, "index": 0, "global_steps": 1, "raw_prompt": []}
-    await worker._agent_loop_postprocess(table.worker, row, False, **given)
+    await worker._agent_loop_postprocess(harness.worker, row, False, **given)
     ((fields,),) = ((each["fields"] for each in put),)
     row = fields[0]
     return {name: _plain(row[name]) for name in ("position_ids", "multi_modal_inputs")}
@@ -74,51 +74,51 @@ async def _nothing(*_: Any, **__: Any) -> None:
 
 @pytest.mark.feature("verl's multi-turn", "pictures from tools")
 @pytest.mark.feature("verl-tool", "observations with pictures and sound")
-async def test_the_policy_sees_what_a_tool_photographs_and_learns_from_the_same_picture(table, model, monkeypatch):
-    played = table([photograph("red"), DONE])
+async def test_the_policy_reads_and_learns_from_the_picture_that_a_tool_returns(new_harness, model, monkeypatch):
+    harness = new_harness([photograph("red"), DONE])
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert played.policy.images == [0, 1]
-    assert f"<tool_response>\n{IMAGE}all red\n</tool_response>" in played.prompts[1]
+    assert harness.policy.images == [0, 1]
+    assert f"<tool_response>\n{IMAGE}all red\n</tool_response>" in harness.prompts[1]
     learned = [token for token, mask in zip(row.response_ids, row.response_mask, strict=True) if mask]
-    assert played.tokenizer.decode(learned) == photograph("red") + DONE
-    fields = await trained_row(played, row, monkeypatch)
+    assert harness.tokenizer.decode(learned) == photograph("red") + DONE
+    fields = await queued_fields(harness, row, monkeypatch)
     # Four rows of positions: of the text, and in time, height and width.
     assert fields["position_ids"].shape == (4, len(row.prompt_ids) + len(row.response_ids))
     inputs = {name: fields["multi_modal_inputs"][name] for name in ("pixel_values", "image_grid_thw")}
     positions = fields["position_ids"][1:, None]
     again = model.log_probs(row.prompt_ids, row.response_ids, **inputs, position_ids=positions)
-    said = [log_prob for log_prob, mask in zip(again, row.response_mask, strict=True) if mask]
+    recomputed = [log_prob for log_prob, mask in zip(again, row.response_mask, strict=True) if mask]
     sampled = [log_prob for log_prob, mask in zip(row.response_logprobs, row.response_mask, strict=True) if mask]
-    assert said == pytest.approx(sampled, abs=1e-4)
+    assert recomputed == pytest.approx(sampled, abs=1e-4)
 
 
-async def test_another_picture_changes_what_the_model_makes_of_the_same_words(table):
-    seen = []
+async def test_log_probs_depend_on_the_picture(new_harness):
+    log_probs = []
     for colour in ("red", "tan"):
-        (row,) = await table([photograph(colour), DONE]).play()
-        seen.append(row.response_logprobs[-len(DONE) :])
+        (row,) = await new_harness([photograph(colour), DONE]).play()
+        log_probs.append(row.response_logprobs[-len(DONE) :])
 
-    assert not torch.allclose(torch.tensor(seen[0][-5:]), torch.tensor(seen[1][-5:]), atol=1e-6)
+    assert not torch.allclose(torch.tensor(log_probs[0][-5:]), torch.tensor(log_probs[1][-5:]), atol=1e-6)
 
 
 @pytest.mark.feature("verl's multi-turn", "pictures of a task")
-async def test_pictures_of_a_task_stand_where_its_prompt_has_them(table):
-    played = table([photograph("red"), DONE], image="blue")
+async def test_pictures_of_a_task_are_placed_as_in_its_prompt(new_harness):
+    harness = new_harness([photograph("red"), DONE], image="blue")
 
-    (row,) = await played.play()
+    (row,) = await harness.play()
 
-    assert played.policy.images == [1, 2]
-    assert f"Look: {IMAGE}" in played.prompts[0]
+    assert harness.policy.images == [1, 2]
+    assert f"Look: {IMAGE}" in harness.prompts[0]
     assert [picture.size for picture in row.multi_modal_data["images"]] == [(70, 70), (64, 64)]
 
 
 @pytest.mark.feature("verl's multi-turn", "pictures of a task")
 @pytest.mark.parametrize("flag", [True, False])
-async def test_loops_are_given_processed_pictures_if_the_job_says_so(table, monkeypatch, flag):
+async def test_loops_receive_processed_pictures_if_the_job_asks_for_them(new_harness, monkeypatch, flag):
     given = {}
-    played = table([DONE], image="blue", defaultAgentLoop="single_turn_agent", returnMultiModalInputs=flag)
+    harness = new_harness([DONE], image="blue", defaultAgentLoop="single_turn_agent", returnMultiModalInputs=flag)
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
     original = SingleTurnAgentLoop.run
@@ -129,7 +129,7 @@ async def test_loops_are_given_processed_pictures_if_the_job_says_so(table, monk
 
     monkeypatch.setattr(SingleTurnAgentLoop, "run", run)
 
-    await played.play()
+    await harness.play()
 
     assert ("multi_modal_inputs" in given) is flag
     if flag:
@@ -137,40 +137,40 @@ async def test_loops_are_given_processed_pictures_if_the_job_says_so(table, monk
 
 
 @pytest.mark.feature("verl's multi-turn", "pictures from tools")
-async def test_a_picture_outside_a_list_is_a_mistake_of_the_tool(table):
-    played = table([photograph("none"), DONE], maxResponseLength=2048)
+async def test_a_picture_outside_a_list_is_an_error_of_the_tool(new_harness):
+    harness = new_harness([photograph("none"), DONE], maxResponseLength=2048)
 
-    await played.play()
+    await harness.play()
 
-    assert "Error executing tool 'photograph': 1 validation error for ToolResponse" in played.prompts[1]
+    assert "Error executing tool 'photograph': 1 validation error for ToolResponse" in harness.prompts[1]
 
 
 @pytest.mark.feature("verl's multi-turn", "pictures from tools")
-async def test_videos_of_tools_end_the_trajectory(table):
-    failure = await table([photograph("film"), DONE]).play()
+async def test_videos_of_tools_fail_the_trajectory(new_harness):
+    failure = await new_harness([photograph("film"), DONE]).play()
 
     assert isinstance(failure, EpisodeFailure)
     assert "Multimedia type 'video' is not currently supported" in failure.message
 
 
-async def test_a_model_that_reads_text_alone_refuses_pictures(table, tmp_path):
-    played = table([photograph("red"), DONE])
-    played.worker.processor = None
+async def test_pictures_fail_the_trajectory_of_a_model_for_text(new_harness, tmp_path):
+    harness = new_harness([photograph("red"), DONE])
+    harness.worker.processor = None
 
-    failure = await played.play()
+    failure = await harness.play()
 
     assert isinstance(failure, EpisodeFailure)
     assert failure.cause == "agent_loop"
 
 
-async def test_each_row_of_a_context_that_is_spelled_anew_has_its_own_pictures(table):
+async def test_each_row_of_a_retokenized_context_has_its_own_pictures(new_harness):
     first = "<think>light</think>" + photograph("red")
-    played = table([first, photograph("tan"), DONE], useInferenceChatTemplate=True, maxResponseLength=1024)
-    played.tokenizer.chat_template = played.tokenizer.chat_template.replace(
+    harness = new_harness([first, photograph("tan"), DONE], useInferenceChatTemplate=True, maxResponseLength=1024)
+    harness.tokenizer.chat_template = harness.tokenizer.chat_template.replace(
         "loop.index0 < asked.last and", "not loop.last and"
     )
-    played.worker.processor.chat_template = played.tokenizer.chat_template
+    harness.worker.processor.chat_template = harness.tokenizer.chat_template
 
-    rows = await played.play()
+    rows = await harness.play()
 
     assert [len(row.multi_modal_data.get("images", ())) for row in rows] == [0, 2]

@@ -1,4 +1,4 @@
-"""verl's multi-turn rollout in a process that dies, and what the next one finds in the trajectory store."""
+"""verl's multi-turn rollout, resumed from the journal after its process died."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Attempt = Callable[..., ConversationHarness]
 
 
 class Crash(BaseException):
-    """The process is gone: nothing that handles errors gets to see it."""
+    """The end of the process: no error handler catches it."""
 
 
 def script(request: Request) -> str:
@@ -49,7 +49,7 @@ def store():
 
 @pytest.fixture
 def attempt(store: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
-    """Makes a worker as a new process of the run would have it."""
+    """Create a worker as in a new process of the run."""
     monkeypatch.setattr(Scales, "notes", [])
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "Weigh it."}))
 
@@ -77,8 +77,8 @@ async def test_journaled_responses_and_tool_results_are_replayed(attempt: Attemp
     assert [note for note in Scales.notes if note.startswith("execute")] == [
         f"execute {{'weight': {weight}}}" for weight in WEIGHTS
     ]
-    figures = summary_of(row).metrics
-    assert (figures["turns_carried_on"], figures["num_turns"], figures["num_tool_calls"]) == (turn, 3, 2)
+    metrics = summary_of(row).metrics
+    assert (metrics["turns_carried_on"], metrics["num_turns"], metrics["num_tool_calls"]) == (turn, 3, 2)
     assert row.extra_fields["tool_rewards"] == [0.5, 0.5]
 
 
@@ -121,7 +121,7 @@ async def test_a_tool_call_without_a_journaled_result_is_repeated(attempt: Attem
     await second.play()
 
     await second.worker.close()
-    # The response is there; its call is made now.
+    # The response is in the journal; only its call is repeated.
     assert len(second.policy.requests) == 2
     assert "execute {'weight': 3}" in Scales.notes
 

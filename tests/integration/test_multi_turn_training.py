@@ -1,4 +1,4 @@
-"""A whole run of verl's multi-turn rollout, as a user starts it: real engine, real worker, real update."""
+"""A whole run of verl's multi-turn rollout, as a user starts it, with a real engine, worker and update."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "calculator-multi-turn-cpu.yaml"
 SMALL = (
-    # A clone that has learned to call, and not what.
+    # A warm start that has learned the form of a call and not its arguments.
     "model.warmStart={turns: 1000, gradientSteps: 150, maxLoss: 10}",
     *("training.steps=1", "training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSize=4"),
     "training.validation.episodes=4",
 )
 
 
-def test_the_example_comes_to_its_first_update_and_calls_its_function(tmp_path):
+def test_the_example_reaches_its_first_update_and_calls_its_function(tmp_path):
     overrides = [word for override in SMALL for word in ("--set", override)]
 
     with WholeRun(EXAMPLE, tmp_path / "run") as run:
@@ -34,5 +34,5 @@ def test_the_example_comes_to_its_first_update_and_calls_its_function(tmp_path):
     assert after["actor/grad_norm"] >= 0
     turns = [turn for turn in TrajectoryLog(RunFolder(run.folder)).read_turns(validation=False) if turn.tool]
     assert {call["name"] for turn in turns for call in turn.tool["calls"]} == {"calculator"}
-    # As the chat template spells a tool's answer, between two responses.
+    # As the chat template formats an observation between two responses.
     assert all(turn.observation.startswith("\n<usr>") and turn.observation.endswith("<ast>") for turn in turns)

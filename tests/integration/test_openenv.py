@@ -12,7 +12,7 @@ from turnmill.core.errors import EnvironmentFailedError, SettingsError
 
 
 def guess_a_number(connection: ServerConnection) -> None:
-    """Sessions are told apart by their connections."""
+    """Serve a game in which each connection is a session."""
     secret = 0
     for raw in connection:
         message = json.loads(raw)
@@ -68,7 +68,7 @@ def test_two_environments_have_two_sessions(url):
     other.close()
 
 
-def test_a_whole_action_may_be_json(url):
+def test_an_action_may_be_a_json_object(url):
     environment = environments.create("openenv", options={"url": url, "action": {"extra": 1}})
     environment.reset(seed=7)
 
@@ -80,7 +80,7 @@ def test_a_whole_action_may_be_json(url):
     environment.close()
 
 
-def test_actions_can_be_a_choice_of_some(url):
+def test_actions_can_be_limited_to_a_list(url):
     environment = create(url, actions=["1", "2"], defaultAction="2")
 
     assert (environment.actions, environment.default_action) == (("1", "2"), "2")

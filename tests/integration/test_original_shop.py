@@ -54,16 +54,16 @@ def url() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_purchase_goes_from_page_to_page(url):
+def test_a_purchase_follows_the_pages_of_the_shop(url):
     environment = environments.create("webshop", options={"url": url, "numGoals": 7})
 
     opening = environment.reset(seed=9)
-    told = [environment.step(environment.match_action(answer)) for answer in ("search[a tent]", "click[b01]")]
+    results = [environment.step(environment.match_action(answer)) for answer in ("search[a tent]", "click[b01]")]
     bought = environment.step("click[buy now]")
 
     assert opening == "Instruction: [SEP] goal 2 [SEP] Search\nAvailable actions: search[<content>]"
-    assert told[0].observation == "Results of a tent [SEP] B01\nAvailable actions: click[b01]"
-    assert told[1].observation == "A tent [SEP] Buy Now\nAvailable actions: click[buy now]"
+    assert results[0].observation == "Results of a tent [SEP] B01\nAvailable actions: click[b01]"
+    assert results[1].observation == "A tent [SEP] Buy Now\nAvailable actions: click[buy now]"
     assert (bought.reward, bought.terminated) == (0.5, True)
 
 

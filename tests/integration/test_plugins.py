@@ -1,4 +1,4 @@
-"""An agent kind and an algorithm from outside the package: checked, and trained with."""
+"""Checks of and training with an agent kind and an algorithm from another package."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_check_reports_classes_that_cannot_be_imported(job_file):
     assert algorithm.startswith("spec.algorithm.type: 'turnmill.jobs:load_job' is no subclass of")
 
 
-def test_a_check_has_the_classes_check_their_options(job_file, importable):
+def test_a_check_reports_invalid_options_of_the_classes(job_file, importable):
     assert problems(job_file) == []
     agent, algorithm = problems(job_file, "agent.options.stopTokn=x", "algorithm.options.baseline=2")
 
@@ -75,7 +75,7 @@ def test_fields_of_built_in_types_are_refused(job_file):
     assert problem.startswith("spec.agent.enableMtrl: ")
 
 
-def test_plugins_are_made_of_their_settings_and_options(job_file, importable):
+def test_plugins_are_created_with_their_settings_and_options(job_file, importable):
     spec = load_job(job_file).spec
 
     kind, algorithm = agent_kind(spec.agent), trajectory_algorithm_of(spec.trajectory_algorithm)
@@ -86,7 +86,7 @@ def test_plugins_are_made_of_their_settings_and_options(job_file, importable):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_step_is_trained_with_an_agent_kind_and_an_algorithm_from_outside(job_file, tmp_path):
+def test_a_step_is_trained_with_an_agent_kind_and_an_algorithm_from_another_package(job_file, tmp_path):
     path = os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     with WholeRun(job_file, tmp_path / "run", {"PYTHONPATH": path}) as run:

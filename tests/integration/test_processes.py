@@ -17,7 +17,7 @@ SLEEP = "import time; time.sleep(600)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 )
-# A child in a session of its own that outlives its parent, as Ray's processes do.
+# A child in its own session that outlives its parent, as Ray's processes do.
 ORPHAN = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
@@ -41,12 +41,12 @@ def start(started: list[subprocess.Popen], code: str, mark: str | None = None) -
     return process
 
 
-def attempt(record: Path, mark: str, *folders: Path) -> None:
-    """What an attempt that was killed leaves behind."""
+def write_record(record: Path, mark: str, *folders: Path) -> None:
+    """Write the record that a killed attempt leaves."""
     record.write_text(json.dumps({"mark": mark, "pid": 0, "folders": [str(folder) for folder in folders]}))
 
 
-def test_children_and_what_they_left_are_ended_with_the_attempt(tmp_path, started):
+def test_children_and_orphaned_grandchildren_end_with_the_attempt(tmp_path, started):
     with owned(tmp_path / "run"):
         child = start(started, SLEEP)
         parent = start(started, ORPHAN)
@@ -60,7 +60,7 @@ def test_children_and_what_they_left_are_ended_with_the_attempt(tmp_path, starte
     assert PROCESS_MARK not in os.environ
 
 
-def test_a_process_that_ignores_the_polite_signal_is_killed(monkeypatch, started):
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch, started):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     process = start(started, STUBBORN, "mark-of-the-stubborn")
     assert process.stdout is not None
@@ -71,7 +71,7 @@ def test_a_process_that_ignores_the_polite_signal_is_killed(monkeypatch, started
     assert process.wait(10) == -9
 
 
-def test_processes_of_others_are_left_alone(started):
+def test_processes_with_another_mark_or_none_are_not_ended(started):
     mine, other, unmarked = (start(started, SLEEP, mark) for mark in ("mark-a", "mark-b", None))
 
     terminate_marked("mark-a")
@@ -81,19 +81,19 @@ def test_processes_of_others_are_left_alone(started):
     assert alive(unmarked.pid)
 
 
-def test_a_mark_is_found_by_its_whole_name(started):
+def test_processes_are_found_by_the_whole_mark(started):
     process = start(started, SLEEP, "mark-long")
 
     assert find_marked("mark-long") == [process.pid]
     assert find_marked("mark") == []
 
 
-def test_an_attempt_that_was_killed_is_cleaned_up_by_the_next(tmp_path, started):
+def test_a_killed_attempt_is_cleaned_up_by_the_next_one(tmp_path, started):
     run_dir, temporary = tmp_path / "run", tmp_path / "ray"
     run_dir.mkdir()
     temporary.mkdir()
     left = start(started, SLEEP, "mark-of-the-killed")
-    attempt(run_dir / "attempt.json", "mark-of-the-killed", temporary)
+    write_record(run_dir / "attempt.json", "mark-of-the-killed", temporary)
 
     with owned(run_dir) as owner:
         assert left.wait(10) is not None
@@ -101,7 +101,7 @@ def test_an_attempt_that_was_killed_is_cleaned_up_by_the_next(tmp_path, started)
         assert owner.mark != "mark-of-the-killed"
 
 
-def test_folders_of_an_attempt_are_gone_after_it(tmp_path):
+def test_folders_of_an_attempt_are_deleted_after_it(tmp_path):
     temporary = tmp_path / "ray"
     temporary.mkdir()
 
@@ -118,7 +118,7 @@ def test_folders_of_an_attempt_are_gone_after_it(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "{half"])
-def test_without_a_whole_record_there_is_nothing_to_clean_up(tmp_path, content):
+def test_a_missing_or_incomplete_record_is_ignored(tmp_path, content):
     record = tmp_path / "attempt.json"
     if content is not None:
         record.write_text(content)
@@ -126,6 +126,6 @@ def test_without_a_whole_record_there_is_nothing_to_clean_up(tmp_path, content):
     clean_up_after(record)
 
 
-def test_a_folder_in_which_a_run_is_alive_is_refused(tmp_path: Path):
+def test_the_folder_of_a_running_attempt_is_refused(tmp_path: Path):
     with owned(tmp_path), pytest.raises(SettingsError, match="another process is training"), owned(tmp_path):
         pass

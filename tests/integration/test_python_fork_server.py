@@ -19,7 +19,7 @@ SECONDS = 60
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch) -> Path:
-    """A folder of modules that a fork server can import; `heavy` notes down who imports it."""
+    """A folder of modules that a fork server can import; `heavy` records which process imports it."""
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "heavy.py").write_text(
@@ -60,14 +60,14 @@ def test_code_runs_with_its_arguments_folder_environment_and_input(server, tmp_p
     assert result.returncode == 3, result.stderr
 
 
-def test_what_the_fork_server_imported_is_there_and_is_imported_once(server, tmp_path):
+def test_modules_of_the_fork_server_are_imported_once_and_shared_by_its_forks(server, tmp_path):
     results = [run(server, "-c", "import os, heavy; print(os.getppid())") for _ in range(2)]
 
     assert [int(result.stdout) for result in results] == [server.process.pid] * 2
     assert imports(tmp_path) == [server.process.pid]
 
 
-def test_a_client_that_dies_while_it_waits_harms_nobody(server):
+def test_a_client_that_dies_while_it_waits_does_not_affect_other_clients(server):
     earlier = subprocess.Popen([str(server.python), "-c", "print('here', flush=True); input()"], stdin=-1, stdout=-1)
     assert earlier.stdout is not None
     assert earlier.stdout.readline() == b"here\n"
@@ -84,7 +84,7 @@ def test_a_client_that_dies_while_it_waits_harms_nobody(server):
     assert earlier.returncode == 0
 
 
-def test_where_there_is_no_fork_a_client_starts_by_itself_and_the_others_go_on(tmp_path, modules):
+def test_a_client_whose_fork_fails_runs_python_itself_and_later_clients_are_forked(tmp_path, modules):
     refuse = "def once(): os.fork = fork; raise BlockingIOError(11, 'no more processes')"
     (modules / "full.py").write_text(f"import os\nfork = os.fork\n{refuse}\nos.fork = once\n")
     server = PythonForkServer(tmp_path, ("full",), ())
@@ -104,7 +104,7 @@ def test_scripts_and_modules_run_as_main(server, modules):
     assert run(server, "-m", "tool", "x").stdout == f"__main__ {modules / 'tool.py'} ['x']\n"
 
 
-def test_an_exception_ends_the_process_as_it_ends_python(server):
+def test_an_exception_has_the_exit_code_and_traceback_of_python(server):
     result = run(server, "-c", "raise ValueError('no')")
 
     assert result.returncode == 1
@@ -122,7 +122,7 @@ def test_inherited_descriptors_keep_their_numbers(server):
     os.close(reading)
 
 
-def test_a_signal_reaches_the_process_behind(server):
+def test_a_signal_to_the_client_reaches_the_fork(server):
     code = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(600)"
     )
@@ -136,33 +136,33 @@ def test_a_signal_reaches_the_process_behind(server):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_process_that_a_signal_ends_looks_the_same_from_outside(server, number):
+def test_the_client_ends_with_the_signal_that_ended_the_fork(server, number):
     result = run(server, "-c", f"import os; os.kill(os.getpid(), {int(number)})")
 
     assert result.returncode == -number
 
 
-def test_killing_the_client_kills_the_process_behind(server):
+def test_killing_the_client_kills_the_fork(server):
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     process = subprocess.Popen([str(server.python), "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    behind = int(process.stdout.readline())
+    fork_pid = int(process.stdout.readline())
 
     process.kill()
     process.wait(SECONDS)
 
-    wait_until_gone(behind)
+    wait_until_gone(fork_pid)
 
 
-def test_all_forks_go_with_the_fork_server(server):
+def test_all_forks_end_with_the_fork_server(server):
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     process = subprocess.Popen([str(server.python), "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    behind = int(process.stdout.readline())
+    fork_pid = int(process.stdout.readline())
 
     server.close()
 
-    wait_until_gone(behind)
+    wait_until_gone(fork_pid)
     assert process.wait(SECONDS) == -signal.SIGKILL
 
 
@@ -189,7 +189,7 @@ def test_forks_do_not_share_their_random_numbers(server):
     assert run(server, "-c", code).stdout != run(server, "-c", code).stdout
 
 
-def test_without_a_fork_server_python_runs_by_itself(server):
+def test_a_client_runs_python_itself_after_the_fork_server_has_ended(server):
     server.close()
 
     result = run(server, "-c", "import os, sys; print(sys.executable)")
@@ -197,7 +197,7 @@ def test_without_a_fork_server_python_runs_by_itself(server):
     assert result.stdout.strip() == sys.executable
 
 
-def test_what_ray_reads_at_its_import_is_there_before_the_late_modules(tmp_path, modules):
+def test_late_modules_are_imported_with_the_environment_of_the_job(tmp_path, modules):
     (modules / "late.py").write_text("import os; job = os.environ['RAY_JOB_ID']")
     server = PythonForkServer(tmp_path, ("heavy",), ("late",))
     code = "import late, os; print(late.job, os.getppid())"
@@ -266,7 +266,7 @@ def test_a_pod_s_fork_server_outlives_the_process_that_starts_it(tmp_path, modul
         os.kill(pid, signal.SIGKILL)
 
 
-def test_where_no_fork_server_was_started_python_runs_by_itself(tmp_path, modules):
+def test_a_client_runs_python_itself_if_no_fork_server_was_started(tmp_path, modules):
     command = [sys.executable, "-I", "-S", str(CLIENT), str(tmp_path / "nowhere" / "fork_server.sock")]
 
     result = subprocess.run([*command, "-c", "import heavy, os; print(os.getpid())"], capture_output=True, text=True)
@@ -274,7 +274,7 @@ def test_where_no_fork_server_was_started_python_runs_by_itself(tmp_path, module
     assert imports(tmp_path) == [int(result.stdout)]
 
 
-def test_every_process_has_a_group_of_its_own_to_be_killed_with(server):
+def test_every_fork_has_its_own_process_group(server):
     groups = {run(server, "-c", "import os; print(os.getpgid(0))").stdout for _ in range(2)}
 
     assert len(groups) == 2

@@ -1,4 +1,4 @@
-"""What a run on one machine starts for its tools, where that does not come up or goes away."""
+"""Failures of the tool servers and stores that a run on one machine starts."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def server_that_runs(command: Callable[[int], list[str]], log_folder: Path, monkeypatch) -> ToolServerProcess:
-    """A tool server in whose place a command runs; its port is the last argument."""
+    """Return a tool server that runs another command; its port is the last argument."""
 
     def launch(self: ToolServerProcess) -> None:
         with self._log_file.open("ab") as output:
@@ -49,7 +49,7 @@ def server_that_runs(command: Callable[[int], list[str]], log_folder: Path, monk
         ("echo --port $0 cannot be served on --host 127.0.0.1: Address already in use; exit 2", False),
     ],
 )
-def test_a_server_that_does_not_start_fails_for_good_only_where_its_settings_are_to_blame(
+def test_a_server_that_does_not_start_is_a_final_failure_only_if_its_settings_are_wrong(
     tmp_path, monkeypatch, script, is_final
 ):
     server = server_that_runs(lambda port: ["sh", "-c", script, str(port)], tmp_path, monkeypatch)
@@ -60,7 +60,7 @@ def test_a_server_that_does_not_start_fails_for_good_only_where_its_settings_are
     assert raised.value.is_final == is_final
 
 
-def test_a_server_that_cannot_be_started_again_at_once_is_started_later(tmp_path, monkeypatch):
+def test_a_failed_restart_of_a_server_is_retried(tmp_path, monkeypatch):
     server = server_that_runs(lambda port: [sys.executable, "-c", SERVER, str(port)], tmp_path, monkeypatch)
     server.start()
     launch, refused = ToolServerProcess._launch, []
@@ -79,7 +79,7 @@ def test_a_server_that_cannot_be_started_again_at_once_is_started_later(tmp_path
     server.stop()
 
 
-def test_a_store_that_does_not_start_is_worth_another_attempt(tmp_path, monkeypatch):
+def test_a_store_that_does_not_start_is_not_a_final_failure(tmp_path, monkeypatch):
     def fail(self: EmbeddedStore) -> None:
         raise StoreUnavailableError("did not start within 20 s")
 

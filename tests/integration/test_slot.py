@@ -1,4 +1,4 @@
-"""Slots with real BabyAI environments in processes of their own."""
+"""Slots with real BabyAI environments in separate processes."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -42,7 +42,7 @@ async def slot() -> AsyncIterator[Callable[..., Slot]]:
 
 
 async def play(slot: Slot, responses: tuple[str, ...]) -> list[list[dict[str, str]]]:
-    """The messages before every response, and after the last."""
+    """Play the responses; return the messages before each of them and after the last."""
     seen = []
     for response in responses:
         await slot.ensure_episode()
@@ -55,7 +55,7 @@ async def play(slot: Slot, responses: tuple[str, ...]) -> list[list[dict[str, st
 
 @pytest.mark.parametrize("turns_before", range(len(RESPONSES) + 1))
 async def test_a_restored_slot_continues_exactly_where_its_snapshot_was_taken(slot, turns_before):
-    undisturbed = await play(slot(), RESPONSES)
+    uninterrupted = await play(slot(), RESPONSES)
     killed = slot()
     await play(killed, RESPONSES[:turns_before])
     resumed = slot()
@@ -63,7 +63,7 @@ async def test_a_restored_slot_continues_exactly_where_its_snapshot_was_taken(sl
     await resumed.restore(killed.snapshot(after=0))
     after = await play(resumed, RESPONSES[turns_before:])
 
-    assert after == undisturbed[turns_before:]
+    assert after == uninterrupted[turns_before:]
     assert resumed.turns_played == len(RESPONSES)
 
 
@@ -77,16 +77,16 @@ async def test_a_resumed_episode_keeps_its_number_turn_and_reward(slot):
     assert resumed.reward == killed.reward == pytest.approx(-0.1)
 
 
-async def test_a_slot_ahead_of_learning_remembers_where_later_steps_began(slot):
-    ahead = slot()
+async def test_a_slot_ahead_of_learning_keeps_the_states_at_which_later_steps_began(slot):
+    slot_ahead = slot()
     states = {}
     for step in (1, 2, 3):
-        ahead.begin_segment(step)
-        states[step] = ahead.snapshot(after=step)
-        await play(ahead, RESPONSES[step - 1 : step])
+        slot_ahead.begin_segment(step)
+        states[step] = slot_ahead.snapshot(after=step)
+        await play(slot_ahead, RESPONSES[step - 1 : step])
 
-    assert [ahead.snapshot(after=step) for step in (1, 2)] == [states[2], states[3]]
-    assert ahead.snapshot(after=3).turns_played == 3
+    assert [slot_ahead.snapshot(after=step) for step in (1, 2)] == [states[2], states[3]]
+    assert slot_ahead.snapshot(after=3).turns_played == 3
     assert [states[step].turns_played for step in (1, 2, 3)] == [0, 1, 2]
 
 

@@ -19,7 +19,7 @@ apiVersion: turnmill.dev/v1alpha1
 kind: AgentTrainingJob
 metadata: {name: small}
 spec:
-  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+  # A warm start of a few seconds: enough for a run, not for solving the task.
   model: {warmStart: {turns: 600, gradientSteps: 40, maxLoss: 10}}
   agent: {maxTurns: 6, prompt: compact, maxPromptTokens: 160, maxResponseTokens: 20}
   environment: {name: babyai, task: GoToObj, count: 4}
@@ -38,7 +38,7 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Where the run keeps what is to go with it; by a short name, as sockets have none longer than 107 bytes."""
+    """The run's folder for temporary files, with a short path: the paths of sockets have at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -50,7 +50,7 @@ def run(job: Path, tmp_path: Path, temporary: Path) -> Iterator[WholeRun]:
 
 
 def left_in(temporary: Path) -> list[str]:
-    """What stays, but for torch's cache of compiled code."""
+    """Return what is left in a folder, except torch's cache of compiled code."""
     return [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
@@ -67,7 +67,7 @@ def first_step(run: WholeRun) -> list[tuple[object, ...]]:
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
 
-def test_a_run_trains_leaves_its_folder_and_repeats_itself_under_one_seed(run, job, tmp_path, temporary):
+def test_a_run_trains_writes_its_run_folder_and_is_reproducible_from_its_seed(run, job, tmp_path, temporary):
     run.train()
     assert left_in(temporary) == []
     with WholeRun(job, tmp_path / "second") as second:
@@ -80,14 +80,14 @@ def test_a_run_trains_leaves_its_folder_and_repeats_itself_under_one_seed(run, j
     assert 0 <= summary["success_final"] <= 1
     assert (run.folder / "curve.png").stat().st_size > 0
     assert first_step(run) == first_step(second)
-    worth, said = lines(run, "advantages-000001.jsonl"), lines(run, "step-000001.jsonl")
-    assert tokens_of_turns(worth, "advantages") == tokens_of_turns(said, "response_ids")
+    advantages, turns = lines(run, "advantages-000001.jsonl"), lines(run, "step-000001.jsonl")
+    assert tokens_of_turns(advantages, "advantages") == tokens_of_turns(turns, "response_ids")
     assert (run.folder / "vocabulary.json").exists()
     assert "no forking" not in (run.folder / "logs" / "fork_server.log").read_text()
     assert run.mark() == ""
 
 
-def test_a_killed_run_carries_on_and_trains_no_step_twice(run):
+def test_a_killed_run_resumes_and_trains_no_step_twice(run):
     attempt = run.start()
     attempt.wait_for(lambda: 1 in run.checkpoints())
     mark = run.mark()
@@ -100,7 +100,7 @@ def test_a_killed_run_carries_on_and_trains_no_step_twice(run):
     assert processes.find_marked(mark) == []
 
 
-def test_ctrl_c_ends_a_run_and_leaves_nothing_behind(run, temporary):
+def test_ctrl_c_ends_a_run_and_leaves_no_processes_or_temporary_files(run, temporary):
     shared_memory = set(Path("/dev/shm").iterdir())
     attempt = run.start()
     attempt.wait_for((run.folder / "trajectories" / "validation-000000.jsonl").exists)
@@ -115,8 +115,8 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing_behind(run, temporary):
     assert run.mark() == ""
 
 
-def test_colocate_async_and_another_run_train_beside_each_other_each_with_weights_of_its_own(run, job, tmp_path):
-    # So fast that the policies of two runs disagree about every token.
+def test_a_colocate_async_run_and_another_run_train_concurrently_with_separate_weights(run, job, tmp_path):
+    # A learning rate so high that the policies of the two runs disagree about every token.
     fast = ("--set", "algorithm.actorLearningRate=5e-3")
     with WholeRun(job, tmp_path / "other") as other:
         attempts = [
@@ -131,7 +131,7 @@ def test_colocate_async_and_another_run_train_beside_each_other_each_with_weight
     assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in other.metrics[1:])
 
 
-def test_adapters_train_and_reach_the_engine(run):
+def test_lora_adapters_train_and_reach_the_engine(run):
     run.train("--set", "model.lora={rank: 4, alpha: 8}")
 
     steps = run.metrics[1:]

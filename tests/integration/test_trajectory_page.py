@@ -23,9 +23,9 @@ WORDS = ["go", " left", " right", "\n", "<img src=x onerror=pwned=1>", " on", "[
 START_SECONDS, LIVE_MILLISECONDS = 60, 20_000
 
 
-def turn(episode: str, number: int = 0, *said: int, **more: Any) -> TurnRecord:
-    """A turn that says words of the vocabulary, the first of them for certain."""
-    ids = said or (0, 1)
+def turn(episode: str, number: int = 0, *word_ids: int, **more: Any) -> TurnRecord:
+    """A turn whose response has these words of the vocabulary, the first one with probability 1."""
+    ids = word_ids or (0, 1)
     given = {"environment": int(episode[1]), "seed": 7, "step": 1, "policy_version": 0, "reward": 0.0, **more}
     return TurnRecord(
         episode=episode, turn=number, prompt="<sys>A ball.", response="".join(WORDS[word] for word in ids),
@@ -69,7 +69,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Whoever runs the tests in the background may have it ignored, and children with them.
+            # Tests that run in the background may ignore SIGINT, and child processes inherit that.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
@@ -88,7 +88,7 @@ class Server:
         return self.process.returncode
 
 
-def run_to_its_end(*arguments: str, cache: Path) -> tuple[int, str]:
+def run_until_it_ends(*arguments: str, cache: Path) -> tuple[int, str]:
     server = Server(*arguments, cache=cache)
     try:
         _, errors = server.process.communicate(timeout=START_SECONDS)
@@ -112,7 +112,7 @@ def page_address(folder: RunFolder) -> Iterator[str]:
 def test_a_taken_port_is_an_error_with_a_way_out(folder, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        code, errors = run_to_its_end(str(folder.path), "--port", port, cache=tmp_path)
+        code, errors = run_until_it_ends(str(folder.path), "--port", port, cache=tmp_path)
 
     assert code == 2
     assert f"--port {port}: the port cannot be opened on 127.0.0.1" in errors
@@ -120,22 +120,22 @@ def test_a_taken_port_is_an_error_with_a_way_out(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [
         ("nowhere", "holds no run"),
         ("redis://127.0.0.1:1/0", "Is the run still going?"),
         ("ftp://x", "nor the URL of a store"),
     ],
 )
-def test_a_location_without_a_run_is_an_error(place, said, tmp_path):
-    code, errors = run_to_its_end(place, "--port", "0", cache=tmp_path)
+def test_a_location_without_a_run_is_an_error(place, message, tmp_path):
+    code, errors = run_until_it_ends(place, "--port", "0", cache=tmp_path)
 
     assert code == 2
-    assert said in errors
+    assert message in errors
     assert "Traceback" not in errors
 
 
-def test_ctrl_c_ends_it(folder, tmp_path):
+def test_ctrl_c_ends_the_server(folder, tmp_path):
     server = Server(str(folder.path), "--port", "0", cache=tmp_path)
     server.address()
 
@@ -159,14 +159,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, page_address: str) -> Iterator[Any]:
-    """Opens pages; whatever they ask for, and whatever goes wrong in them, is noted."""
+    """Open pages, and require that they have no errors and send requests only to their server."""
     context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
     page = context.new_page()
-    noted: dict[str, list[str]] = {"asked": [], "wrong": []}
-    page.on("request", lambda request: noted["asked"].append(request.url))
-    page.on("pageerror", lambda error: noted["wrong"].append(str(error)))
-    page.on("console", lambda message: noted["wrong"].append(message.text) if message.type == "error" else None)
-    page.on("dialog", lambda dialog: noted["wrong"].append(dialog.message))
+    recorded: dict[str, list[str]] = {"requests": [], "errors": []}
+    page.on("request", lambda request: recorded["requests"].append(request.url))
+    page.on("pageerror", lambda error: recorded["errors"].append(str(error)))
+    page.on("console", lambda message: recorded["errors"].append(message.text) if message.type == "error" else None)
+    page.on("dialog", lambda dialog: recorded["errors"].append(dialog.message))
 
     def visit(path: str) -> Any:
         page.goto(page_address + path)
@@ -174,8 +174,8 @@ def visit(browser: Any, page_address: str) -> Iterator[Any]:
 
     yield visit
     context.close()
-    assert noted["wrong"] == []
-    assert [url for url in noted["asked"] if not url.startswith(page_address + "/")] == []
+    assert recorded["errors"] == []
+    assert [url for url in recorded["requests"] if not url.startswith(page_address + "/")] == []
 
 
 def names(page: Any) -> list[str]:
@@ -189,8 +189,8 @@ def background(page: Any, text: str, *, turn: int = 0) -> str:
     return shade
 
 
-def is_clear(colour: str) -> bool:
-    """Whether nothing of it is to be seen: `rgba(0, 0, 0, 0)` or `color(srgb 0 0 0 / 0)`."""
+def is_transparent(colour: str) -> bool:
+    """Return whether a colour is transparent: `rgba(0, 0, 0, 0)` or `color(srgb 0 0 0 / 0)`."""
     return colour.endswith((", 0)", "/ 0)"))
 
 
@@ -212,7 +212,7 @@ def test_a_list_is_filtered_sorted_and_shared_by_its_address(visit):
     assert sorted(names(page)) == ["t0-0", "v0-0"]
 
 
-def test_a_trajectory_is_opened_and_read_with_the_keyboard_alone(visit):
+def test_a_trajectory_can_be_opened_and_read_with_the_keyboard_alone(visit):
     page = visit("/?sort=name")
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -239,9 +239,9 @@ def test_tokens_are_coloured_by_log_prob_then_by_advantage_then_by_mask(visit):
     page.get_by_label("loss mask").check()
     learned, observed = background(page, "go", turn=1), background(page, "[2]", turn=1)
 
-    assert is_clear(likely)
-    assert is_clear(observed)
-    assert not any(map(is_clear, (unlikely, better, worse, learned)))
+    assert is_transparent(likely)
+    assert is_transparent(observed)
+    assert not any(map(is_transparent, (unlikely, better, worse, learned)))
     assert len({unlikely, better, worse, learned}) == 4
     page.wait_for_url("**/trajectory/t0-0?colour=mask")
     page.reload()
@@ -279,7 +279,7 @@ def test_model_output_is_shown_and_not_executed(visit):
     assert page.locator(".response img").count() == 0
 
 
-def test_light_and_dark_can_be_chosen_and_stay(visit):
+def test_the_choice_of_light_or_dark_is_kept(visit):
     page = visit("/")
     shade = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(shade)
@@ -290,14 +290,14 @@ def test_light_and_dark_can_be_chosen_and_stay(visit):
     assert page.evaluate(shade) == dark != light
 
 
-def test_a_list_follows_the_run(visit, folder):
+def test_a_list_shows_new_trajectories_of_the_run(visit, folder):
     page = visit("/?sort=name")
     TrajectoryLog(folder).append([turn("t8-0", step=2)])
 
     page.get_by_role("link", name="t8-0").wait_for(timeout=LIVE_MILLISECONDS)
 
 
-def test_a_trajectory_follows_the_run_and_what_was_opened_stays_open(visit, folder):
+def test_the_page_of_a_trajectory_shows_new_turns_and_keeps_its_view(visit, folder):
     log = TrajectoryLog(folder)
     log.append([turn("t9-0", step=2)])
     page = visit("/?name=t9-0")
@@ -323,7 +323,7 @@ def test_an_ended_trajectory_is_not_redrawn_when_others_change(visit, folder):
     assert page.locator("#turn-0").get_attribute("data-marked") == "yes"
 
 
-def test_a_page_says_when_its_server_is_gone(browser, folder, tmp_path):
+def test_a_page_reports_that_its_server_does_not_answer(browser, folder, tmp_path):
     server = Server(str(folder.path), "--port", "0", cache=tmp_path)
     page = browser.new_page()
     try:

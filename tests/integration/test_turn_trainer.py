@@ -44,7 +44,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Row:
-    """A turn or a bootstrap row, and what the models say of its tokens."""
+    """A turn or a bootstrap row, and the models' outputs for its tokens."""
 
     num_prompt: int
     num_response: int
@@ -56,12 +56,12 @@ class Row:
 
     @property
     def values(self) -> list[float]:
-        """Before each response token, and after the last where there is room."""
+        """The values before each response token, and after the last one if there is room."""
         first = self.num_prompt - 1
         return self.predicted[first : first + min(self.num_response + 1, MAX_RESPONSE_TOKENS)]
 
     def rewards(self, kl_coefficient: float) -> list[float]:
-        """The score at the last response token, and at each of them what drifting costs."""
+        """The score at the last response token, and the KL penalty at each of them."""
         log_probs = zip(self.old_log_probs, self.ref_log_probs, strict=True)
         rewards = [-kl_coefficient * (old - reference) for old, reference in log_probs]
         rewards[-1] += self.score
@@ -69,8 +69,8 @@ class Row:
 
 
 @dataclass
-class Learned:
-    """What learning finds in a turn."""
+class TurnResults:
+    """The expected results of a turn."""
 
     advantages: list[float]
     returns: list[float]
@@ -97,8 +97,8 @@ def row(numbers: random.Random, num_response: int) -> Row:
     return Row(num_prompt, num_response, numbers.uniform(-1, 1), old, reference, predicted)
 
 
-def by_hand(rows: dict[Place, Row], kl_coefficient: float) -> dict[Place, Learned]:
-    """The recursion, slot by slot from the last one backwards, one segment after the other."""
+def expected_results(rows: dict[Place, Row], kl_coefficient: float) -> dict[Place, TurnResults]:
+    """Compute the expected results by a recursion from the last slot of each segment to the first."""
     found = {}
     for segment in LENGTHS:
         running, next_value = 0.0, rows[segment, NUM_TURNS].values[0]
@@ -116,11 +116,11 @@ def by_hand(rows: dict[Place, Row], kl_coefficient: float) -> dict[Place, Learne
                 next_value, gamma, decay = values[slot], TOKEN_GAMMA, TOKEN_GAMMA * TOKEN_LAMBDA
             returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
             length = turn.num_response
-            found[segment, time] = Learned(advantages[:length], returns[:length], returns, rewards)
+            found[segment, time] = TurnResults(advantages[:length], returns[:length], returns, rewards)
     return found
 
 
-def whiten(found: dict[Place, Learned]) -> None:
+def whiten(found: dict[Place, TurnResults]) -> None:
     """Bring the advantages of all response tokens to mean 0 and variance 1."""
     advantages = [advantage for learned in found.values() for advantage in learned.advantages]
     mean, deviation = statistics.mean(advantages), statistics.stdev(advantages)
@@ -133,7 +133,7 @@ def key_of(place: Place) -> str:
 
 
 def add(queue: RowQueue, rows: dict[Place, Row], *, with_reference: bool) -> None:
-    """The rows as a rollout leaves them, in no order; bootstrap rows have no log-probs."""
+    """Add the rows as a rollout does, in no order; bootstrap rows have no log-probs."""
     for place in random.Random(1).sample(list(rows), len(rows)):
         row, is_turn = rows[place], place[1] < NUM_TURNS
         fields = {
@@ -161,7 +161,7 @@ def doubles(values: list[float]) -> torch.Tensor:
 
 
 class Critic:
-    """Puts what it predicts beside the rows as soon as it is waited for."""
+    """A critic that writes its predictions into the rows when its result is awaited."""
 
     def __init__(self, queue: RowQueue, rows: dict[Place, Row]) -> None:
         self.queue = queue
@@ -179,15 +179,15 @@ class Critic:
             self.queue.rows[key]["values"] = self.predicted[key]
 
 
-class Started(RunTrainer):
-    """Where verl's set-up stands."""
+class TrainerWithSetup(RunTrainer):
+    """A trainer whose set-up stands for verl's."""
 
     def _setup(self) -> None:
         self.critic_wg.set_loss_fn("verl's own")
 
 
-class TurnTrainerWithoutRun(TurnTrainer, Started):
-    """As much of a trainer as a step's batch needs."""
+class TurnTrainerWithoutRun(TurnTrainer, TrainerWithSetup):
+    """A trainer with only what the batch of a step needs."""
 
     def __init__(self, settings: AgentTrainingJob, config: DictConfig, critic: Critic, run_dir: Path) -> None:
         self.job, self.config, self.critic_wg, self.run_dir = settings, config, critic, run_dir
@@ -213,8 +213,8 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def made(queue, model, tmp_path):
-    """Makes a trainer of the rows of a step, with settings of the algorithm."""
+def new_trainer(queue, model, tmp_path):
+    """Create a trainer for the rows of a step, with settings of the algorithm."""
 
     def make(**algorithm: Any) -> TurnTrainerWithoutRun:
         discounts = {
@@ -244,14 +244,16 @@ def made(queue, model, tmp_path):
 @pytest.mark.feature("Verlog", "KL in the reward")
 @pytest.mark.parametrize("whitens", [False, True])
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.2])
-def test_turns_learn_what_the_recursion_over_their_segment_finds(queue, made, kl_coefficient, whitens):
+def test_advantages_and_returns_of_turns_follow_the_recursion_over_their_segment(
+    queue, new_trainer, kl_coefficient, whitens
+):
     rows = rows_of_a_step()
     add(queue, rows, with_reference=kl_coefficient > 0)
-    trainer, metrics = made(kl={"coefficient": kl_coefficient}, whiten=whitens), {}
+    trainer, metrics = new_trainer(kl={"coefficient": kl_coefficient}, whiten=whitens), {}
 
     trainer._compute_advantage(trainer._compute_values(queue.meta(), metrics), metrics)
 
-    expected = by_hand(rows, kl_coefficient)
+    expected = expected_results(rows, kl_coefficient)
     if whitens:
         whiten(expected)
     for place, learned in expected.items():
@@ -260,11 +262,11 @@ def test_turns_learn_what_the_recursion_over_their_segment_finds(queue, made, kl
 
 
 @pytest.mark.feature("Verlog", "bootstrap rows without an action")
-def test_values_stand_before_each_response_token_and_after_the_last_where_there_is_room(queue, made):
+def test_values_are_placed_before_each_response_token_and_after_the_last_if_there_is_room(queue, new_trainer):
     rows = rows_of_a_step()
     add(queue, rows, with_reference=False)
 
-    made()._compute_values(queue.meta(), {})
+    new_trainer()._compute_values(queue.meta(), {})
 
     for place, row in rows.items():
         assert queue.rows[key_of(place)]["slot_values"].tolist() == row.values
@@ -272,10 +274,10 @@ def test_values_stand_before_each_response_token_and_after_the_last_where_there_
 
 
 @pytest.mark.feature("Verlog", "bootstrap rows without an action")
-def test_bootstrap_rows_and_padding_are_not_learned_from(queue, made):
+def test_bootstrap_rows_and_padding_are_not_learned_from(queue, new_trainer):
     rows = rows_of_a_step()
     add(queue, rows, with_reference=False)
-    trainer, batch, metrics = made(kl={"coefficient": 0}), queue.meta(), {}
+    trainer, batch, metrics = new_trainer(kl={"coefficient": 0}), queue.meta(), {}
     trainer._compute_values(batch, metrics)
     batch.keys.insert(5, "filler_0_0")
     batch.tags.insert(5, {"is_padding": True})
@@ -289,8 +291,8 @@ def test_bootstrap_rows_and_padding_are_not_learned_from(queue, made):
 
 @pytest.mark.feature("Verlog", "weight of the first value")
 @pytest.mark.feature("Verlog", "clipping of values")
-def test_the_critic_learns_with_the_weight_and_the_clip_range_of_the_job(made):
-    trainer = made(firstTokenValueWeight=FIRST_TOKEN_WEIGHT, valueClip=VALUE_CLIP)
+def test_the_critic_learns_with_the_weight_and_the_clip_range_of_the_job(new_trainer):
+    trainer = new_trainer(firstTokenValueWeight=FIRST_TOKEN_WEIGHT, valueClip=VALUE_CLIP)
 
     trainer._setup()
 
@@ -306,7 +308,7 @@ def test_the_critic_learns_with_the_weight_and_the_clip_range_of_the_job(made):
     }
     predicted = nested([9.0, 2.0, 1.0], [0.0] * (1 + MAX_RESPONSE_TOKENS))
     loss, _ = trainer.critic_wg.loss(model_output={"values": predicted}, data=data, dp_group=None)
-    # The first value moved from 0 to 2, and only VALUE_CLIP of that is believed.
+    # The first value moved from 0 to 2 and is clipped to VALUE_CLIP.
     errors = FIRST_TOKEN_WEIGHT * (3.0 - VALUE_CLIP) ** 2 + 1.0 + FIRST_TOKEN_WEIGHT * 2.0**2
     assert loss.item() == pytest.approx(0.5 * errors / (1 + MAX_RESPONSE_TOKENS + 2), rel=1e-6)
 

@@ -20,7 +20,7 @@ def block(kind: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader has saved both files, and from where they run the commands."""
+    """The folder in which a reader saves both files and runs the commands."""
     (tmp_path / "hunt.py").write_text(block("python"))
     (tmp_path / "hunt.yaml").write_text(block("yaml"))
     monkeypatch.chdir(tmp_path)
@@ -32,13 +32,13 @@ def test_the_environment_has_forty_lines(folder):
     assert len([line for line in block("python").splitlines() if line]) <= 40
 
 
-def test_the_job_is_fine(folder, capsys):
+def test_the_job_passes_its_check(folder, capsys):
     assert main(["check", "hunt.yaml"]) == 0
     assert "hunt trains a tiny warm-started model on hunt:Hunt" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_its_expert_finds_every_number_in_time(folder, seed):
+def test_the_expert_finds_every_number_within_the_turn_limit(folder, seed):
     max_turns = yaml.safe_load(block("yaml"))["spec"]["agent"]["maxTurns"]
     environment = create("hunt:Hunt", max_turns=max_turns)
     environment.reset(seed)
@@ -52,7 +52,7 @@ def test_its_expert_finds_every_number_in_time(folder, seed):
 
 
 @pytest.mark.slow
-def test_it_trains_to_its_first_update(folder):
+def test_the_job_trains_until_its_first_update(folder):
     small = ("model.warmStart={turns: 600, gradientSteps: 60, maxLoss: 10}", "training.steps=1", "environment.count=8")
     small += ("training.turnsPerStep=32", "algorithm.minibatchTurns=16", "training.validation.episodes=16")
     small += ("algorithm.criticWarmup={batches: 1, steps: 1, turnsPerStep: 32}",)

@@ -52,7 +52,7 @@ def config_of(job: AgentTrainingJob, model: Path, device: str):
     return config
 
 
-def require_verl_takes(config) -> None:
+def require_verl_accepts(config) -> None:
     use_critic = need_critic(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=use_critic)
     for section in SECTIONS if use_critic else [s for s in SECTIONS if not s.startswith("critic")]:
@@ -63,12 +63,12 @@ def require_verl_takes(config) -> None:
 def test_verl_accepts_the_examples(file, model):
     job = example(file.stem, model)
 
-    require_verl_takes(config_of(job, model, job.spec.resources.device))
+    require_verl_accepts(config_of(job, model, job.spec.resources.device))
 
 
 @pytest.mark.parametrize("name", ["babyai-goto-gpu", "tool-math-gpu", "webshop-gigpo-gpu"])
 def test_verl_accepts_the_gpu_examples_on_a_cpu(name, model):
-    require_verl_takes(config_of(example(name, model), model, "cpu"))
+    require_verl_accepts(config_of(example(name, model), model, "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_verl_accepts_every_algorithm(kind, algorithm, estimator, critic, model)
 
     config = config_of(job, model, "cpu")
 
-    require_verl_takes(config)
+    require_verl_accepts(config)
     assert need_critic(config) is critic
     assert need_reference_policy(config) is (algorithm != "dapo")
     assert config.algorithm.adv_estimator == AdvantageEstimator(estimator)
@@ -215,7 +215,7 @@ def test_validations_of_grl_agents_are_greedy_by_default(sampling, temperature, 
     rollout = config_of(job, model, "cpu").actor_rollout_ref.rollout
 
     assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (temperature, sampling == "training")
-    # Groups have sizes of their own.
+    # Each group has its own size.
     assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 512 + 24)
 
 
@@ -281,7 +281,7 @@ def test_a_setting_that_verl_does_not_know_is_refused(model):
         "algorithm.rollout_correction: {rollout_is: token}",
     ],
 )
-def test_a_setting_that_nothing_reads_is_refused_with_what_to_set_instead(model, setting):
+def test_a_setting_without_effect_is_refused_with_an_alternative(model, setting):
     job = example("babyai-goto-cpu", model, f"spec.verl={{{setting}}}")
 
     with pytest.raises(SettingsError, match=r"^spec\.verl\.algorithm\..* has no effect here\. (Set|Lower) .*spec\."):
@@ -319,7 +319,7 @@ def test_known_settings_of_verl_are_accepted(name, defaults):
         ("qqqqqq", ""),
     ],
 )
-def test_an_unknown_setting_is_answered_with_the_closest_known_one(name, closest, defaults):
+def test_the_closest_known_setting_is_suggested_for_an_unknown_one(name, closest, defaults):
     assert unknown_names(defaults, {name: 1}) == [(name, closest)]
 
 

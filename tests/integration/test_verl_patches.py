@@ -1,6 +1,6 @@
-"""Every patch of other people's code must be needed: if `test_NAME_is_needed` fails, the patch can go.
+"""Every patch of third-party code must be needed: if `test_NAME_is_needed` fails, the patch can be removed.
 
-Where another test of this process may have applied the patch, the source is looked at and not the function.
+Where another test in this process may have applied the patch, the test examines the source and not the function.
 """
 
 import importlib.metadata
@@ -155,7 +155,7 @@ def test_verl_has_no_platform_for_the_cpu():
 
 
 def draws_an_id_for_an_actor_class(*, patched: bool) -> bool:
-    """Declare an actor class in a process of its own; True if forks of that process would then draw the same ids."""
+    """Declare an actor class in a separate process; True if forks of that process would then draw the same ids."""
     code = (
         "import ray; from turnmill.training.verl.patches import actor_class_ids\n"
         f"if {patched}: actor_class_ids.apply()\n"
@@ -167,7 +167,7 @@ def draws_an_id_for_an_actor_class(*, patched: bool) -> bool:
 
 
 def test_actor_class_ids_is_needed():
-    """Ray draws an id for every actor class that is declared, and forks go on with the numbers that follow."""
+    """Ray draws an id for every declared actor class, and all forks continue with the same random numbers."""
     assert draws_an_id_for_an_actor_class(patched=False)
 
 
@@ -177,7 +177,7 @@ def test_actor_classes_get_ids_from_the_system():
 
 @pytest.fixture
 def layers(monkeypatch):
-    """vLLM's module of linear layers, as it was before the test afterwards."""
+    """vLLM's module of linear layers, restored after the test."""
     module = pytest.importorskip("vllm.model_executor.layers.utils")
     monkeypatch.setattr(module, "dispatch_cpu_unquantized_gemm", module.dispatch_cpu_unquantized_gemm)
     return module

@@ -1,4 +1,4 @@
-"""Weights cross between processes' ends of the gloo transfer; threads stand for the processes."""
+"""The gloo transfer of weights between processes, for which threads stand in."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ BUCKET_BYTES = 4096
 
 
 @pytest.fixture
-def side_by_side() -> Iterator[Callable[..., list[Any]]]:
-    """Calls each of several functions in a thread of its own and gives their results, or their errors."""
+def run_concurrently() -> Iterator[Callable[..., list[Any]]]:
+    """Call functions in separate threads; return their results or errors."""
     with ThreadPoolExecutor(8) as threads:
 
         def run(*functions: Callable[[], Any]) -> list[Any]:
@@ -37,16 +37,16 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def connected(
-    side_by_side: Callable[..., list[Any]], *, num_training: int = 1, seconds: float = 30
+    run_concurrently: Callable[..., list[Any]], *, num_training: int = 1, seconds: float = 30
 ) -> list[GlooWeights]:
-    """Training processes, then two receivers, as verl connects them."""
+    """Connect training processes and two receivers as verl does."""
     ends = [GlooWeights(BUCKET_BYTES, is_master=rank == 0, timeout_seconds=seconds) for rank in range(num_training)]
     ends += [GlooWeights(BUCKET_BYTES, timeout_seconds=seconds) for _ in range(2)]
-    return connect(side_by_side, ends, num_training=num_training)
+    return connect(run_concurrently, ends, num_training=num_training)
 
 
 def connect(
-    side_by_side: Callable[..., list[Any]], ends: list[GlooWeights], *, num_training: int = 1
+    run_concurrently: Callable[..., list[Any]], ends: list[GlooWeights], *, num_training: int = 1
 ) -> list[GlooWeights]:
     """Connect training processes and the receivers after them."""
     num_receivers = len(ends) - num_training
@@ -56,7 +56,7 @@ def connect(
         for part, size in ((senders, num_training), (receivers, num_receivers))
         for i in range(size)
     ]
-    errors = side_by_side(
+    errors = run_concurrently(
         *(lambda e=end, a=each: e.init_process_group(**a) for end, each in zip(ends, arguments, strict=True))
     )
     assert errors == [None] * len(ends)
@@ -74,11 +74,11 @@ def receive(end: GlooWeights) -> Callable[[], dict[str, torch.Tensor]]:
     return lambda: asyncio.run(all_weights())
 
 
-def test_every_receiver_gets_the_weights_sync_after_sync(side_by_side):
+def test_every_receiver_gets_the_weights_in_every_sync(run_concurrently):
     for _ in range(2):
-        sender, *receivers = connected(side_by_side)
+        sender, *receivers = connected(run_concurrently)
 
-        _, *received = side_by_side(send(sender), *map(receive, receivers))
+        _, *received = run_concurrently(send(sender), *map(receive, receivers))
 
         for each in received:
             assert list(each) == list(weights())
@@ -88,11 +88,11 @@ def test_every_receiver_gets_the_weights_sync_after_sync(side_by_side):
             end.finalize()
 
 
-def test_training_processes_beside_the_first_take_part_in_gathering_and_send_nothing(side_by_side):
-    sender, other, *receivers = connected(side_by_side, num_training=2)
+def test_training_processes_other_than_the_first_gather_weights_and_send_nothing(run_concurrently):
+    sender, other, *receivers = connected(run_concurrently, num_training=2)
     gathered = iter(weights().items())
 
-    _, _, *received = side_by_side(
+    _, _, *received = run_concurrently(
         send(sender), lambda: asyncio.run(other.send_weights(gathered)), *map(receive, receivers)
     )
 
@@ -100,16 +100,16 @@ def test_training_processes_beside_the_first_take_part_in_gathering_and_send_not
     assert [list(each) for each in received] == [list(weights())] * 2
 
 
-def test_a_receiver_that_goes_away_is_an_error_and_no_wait(side_by_side):
-    sender, first, second = connected(side_by_side, seconds=3)
+def test_a_receiver_that_disconnects_is_an_error(run_concurrently):
+    sender, first, second = connected(run_concurrently, seconds=3)
     second.finalize()
 
-    errors = side_by_side(send(sender), receive(first))
+    errors = run_concurrently(send(sender), receive(first))
 
     assert any(isinstance(error, RuntimeError) for error in errors)
 
 
-def test_a_receiver_that_never_comes_is_an_error_in_time():
+def test_a_receiver_that_never_connects_is_an_error_at_the_timeout():
     sender = GlooWeights(BUCKET_BYTES, is_master=True, timeout_seconds=1)
     place = sender.prepare()
 
@@ -117,13 +117,13 @@ def test_a_receiver_that_never_comes_is_an_error_in_time():
         sender.init_process_group(0, 2, place)
 
 
-def test_the_next_transfer_succeeds_after_one_in_which_a_receiver_went_away(side_by_side):
-    # So long that the first receiver's wait has to end by another way.
-    sender, other, first, second = connected(side_by_side, num_training=2, seconds=300)
+def test_the_next_transfer_succeeds_after_a_receiver_has_disconnected(run_concurrently):
+    # The timeout is so long that the wait of the first receiver has to end otherwise.
+    sender, other, first, second = connected(run_concurrently, num_training=2, seconds=300)
     second.finalize()
     sent, gathered = iter(weights().items()), iter(weights().items())
 
-    failure, *_ = side_by_side(
+    failure, *_ = run_concurrently(
         lambda: asyncio.run(sender.send_weights(sent)),
         lambda: asyncio.run(other.send_weights(gathered)),
         receive(first),
@@ -133,13 +133,13 @@ def test_the_next_transfer_succeeds_after_one_in_which_a_receiver_went_away(side
     # Gathering a weight takes all training processes: none may stop in the middle.
     assert next(sent, None) is next(gathered, None) is None
     assert sender.is_idle()
-    connect(side_by_side, [sender, other, first], num_training=2)
-    _, _, received = side_by_side(send(sender), send(other), receive(first))
+    connect(run_concurrently, [sender, other, first], num_training=2)
+    _, _, received = run_concurrently(send(sender), send(other), receive(first))
     assert list(received) == list(weights())
 
 
-def test_an_engine_is_given_nothing_of_a_transfer_that_fails(side_by_side):
-    sender, first, second = connected(side_by_side, seconds=3)
+def test_an_engine_receives_no_weights_of_a_failed_transfer(run_concurrently):
+    sender, first, second = connected(run_concurrently, seconds=3)
     read: list[str] = []
 
     async def read_all() -> None:
@@ -153,7 +153,7 @@ def test_an_engine_is_given_nothing_of_a_transfer_that_fails(side_by_side):
         sender._send(sender._connection, [(meta, weight)])
         sender.finalize()
 
-    _, error, _ = side_by_side(fail_after_a_bucket, lambda: asyncio.run(read_all()), receive(second))
+    _, error, _ = run_concurrently(fail_after_a_bucket, lambda: asyncio.run(read_all()), receive(second))
 
     assert isinstance(error, RuntimeError)
     assert read == []

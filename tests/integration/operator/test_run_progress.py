@@ -1,4 +1,4 @@
-"""What the operator makes of answers that no run of ours gives: pods of runs hold other people's code."""
+"""Responses to the operator's requests for progress, also malformed ones: pods of runs execute users' code."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def ask(session: aiohttp.ClientSession, handler) -> RunProgress:
+async def fetch(session: aiohttp.ClientSession, handler) -> RunProgress:
     app = web.Application()
     app.router.add_get("/progress", handler)
     async with TestServer(app) as server:
@@ -28,21 +28,21 @@ async def ask(session: aiohttp.ClientSession, handler) -> RunProgress:
 
 
 async def test_progress_of_a_run_is_fetched(session):
-    async def tell(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         return web.json_response({"step": 3, "steps": 20})
 
-    answer = await ask(session, tell)
+    answer = await fetch(session, respond)
 
     assert answer.values is not None
     assert (answer.values.step, answer.values.steps) == (3, 20)
 
 
 @pytest.mark.parametrize("body", [b"[" * 60_000, b"[1, 2]", b"no JSON", b'{"step": "many"}'])
-async def test_an_invalid_response_counts_as_no_answer(session, body):
-    async def tell(request: web.Request) -> web.Response:
+async def test_an_invalid_response_counts_as_unreachable(session, body):
+    async def respond(request: web.Request) -> web.Response:
         return web.Response(body=body)
 
-    assert await ask(session, tell) == RunProgress(unreachable_since=NOW)
+    assert await fetch(session, respond) == RunProgress(unreachable_since=NOW)
 
 
 async def test_an_endless_response_is_read_only_up_to_the_limit(session):
@@ -57,5 +57,5 @@ async def test_an_endless_response_is_read_only_up_to_the_limit(session):
             sent += MAX_RESPONSE_BYTES
         return response
 
-    assert await ask(session, flood) == RunProgress(unreachable_since=NOW)
+    assert await fetch(session, flood) == RunProgress(unreachable_since=NOW)
     assert sent < 400 * MAX_RESPONSE_BYTES

@@ -1,4 +1,4 @@
-"""What the operator's process holds before it has anything to do."""
+"""Memory and modules of the operator's process when it is idle."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ print(memory, *sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
-def test_the_operator_is_small_and_loads_nothing_heavy():
+def test_the_operator_needs_little_memory_and_imports_no_heavy_package():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120, env=environment

@@ -1,6 +1,6 @@
-"""Attacks on the sandbox: programs, and how one tells from outside whether they got what they wanted.
+"""Attacks on the sandbox: programs, and checks from outside whether they succeeded.
 
-Each runs twice in a container: bare, to show that it works where nothing holds it off, and in the sandbox.
+Each runs twice in a container: bare, to show that it works without a sandbox, and in the sandbox.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 from turnmill.sandboxes.base import MIB, Limits
 
 ROOT, NOBODY, POD = "root", "nobody", "pod"
-"""Root with namespaces to be had; a user without rights, with namespaces; a restricted pod, without."""
+"""Root and a user without rights, who may both create namespaces; a restricted pod, which may not."""
 
 EVERYWHERE = (ROOT, NOBODY, POD)
 LIMITS = Limits(
@@ -30,19 +30,19 @@ def call(number, *arguments):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one can see after a run, bare or not."""
+    """What can be observed after a run, bare or in the sandbox."""
 
     stdout: bytes
     files: dict[str, bytes]
     seconds: float
     exit_code: int | None
     channel: bytes = b""
-    """What came over the way on which a runner hears how a task ended, its own words left out."""
+    """What the attack wrote into the pipe on which a runner receives the result of a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`succeeded` looks at the scene and at the result. `variants` are those in which the bare program succeeds."""
+    """A program; `succeeded` checks scene and result, and `variants` are those in which it succeeds bare."""
 
     name: str
     program: str
@@ -50,7 +50,7 @@ class Attack:
     limits: Limits = LIMITS
     variants: tuple[str, ...] = EVERYWHERE
     has_shell: bool = False
-    """Bare, its parent is a shell."""
+    """Whether the bare program is the child of a shell."""
 
 
 def _prints(text: str) -> Callable[[Any, Result], bool]:
@@ -65,72 +65,73 @@ def _changes_file(scene: Any, result: Result) -> bool:
     return not scene.open_file.exists() or scene.open_file.read_text() != "unchanged"
 
 
-def _plants(scene: Any, result: Result) -> bool:
+def _creates_file(scene: Any, result: Result) -> bool:
     return (scene.folder / "planted").exists()
 
 
-def _reaches(scene: Any, result: Result) -> bool:
-    return scene.wait_for_visit()
+def _sends_data(scene: Any, result: Result) -> bool:
+    return scene.has_received_data()
 
 
-def _leaves(scene: Any, result: Result) -> bool:
+def _leaves_process(scene: Any, result: Result) -> bool:
     return scene.is_running(scene.mark)
 
 
 ATTACKS = [
     # Files.
-    Attack("reads a file of the server", "print(open(PLACE['secret_file']).read())", _learns_secret),
+    Attack("reads a file of the server", "print(open(TARGETS['secret_file']).read())", _learns_secret),
     Attack(
         "reads the workspace of another task",
-        "print(os.listdir(PLACE['neighbour'] + '/../..'), file=sys.stderr) if PLACE['is_bare'] else None\n"
-        "print(open(PLACE['neighbour'] + '/note').read())",
+        "print(os.listdir(TARGETS['neighbour'] + '/../..'), file=sys.stderr) if TARGETS['is_bare'] else None\n"
+        "print(open(TARGETS['neighbour'] + '/note').read())",
         _learns_secret,
     ),
     Attack(
         "writes into the workspace of another task",
-        "open(PLACE['neighbour'] + '/note', 'w').write('changed')",
+        "open(TARGETS['neighbour'] + '/note', 'w').write('changed')",
         lambda scene, result: (Path(scene.neighbour) / "note").read_text() == "changed",
     ),
     Attack(
         "locks another task out of its workspace",
-        "os.chmod(PLACE['neighbour'], 0)",
+        "os.chmod(TARGETS['neighbour'], 0)",
         lambda scene, result: Path(scene.neighbour).stat().st_mode & 0o777 == 0,
     ),
-    Attack("overwrites a file outside", "open(PLACE['open_file'], 'w').write('changed')", _changes_file),
-    Attack("deletes a file outside", "os.unlink(PLACE['open_file'])", _changes_file),
-    Attack("truncates a file outside", "os.truncate(PLACE['open_file'], 0)", _changes_file),
-    Attack("creates a file outside", "open(PLACE['folder'] + '/planted', 'w').write('x')", _plants),
+    Attack("overwrites a file outside", "open(TARGETS['open_file'], 'w').write('changed')", _changes_file),
+    Attack("deletes a file outside", "os.unlink(TARGETS['open_file'])", _changes_file),
+    Attack("truncates a file outside", "os.truncate(TARGETS['open_file'], 0)", _changes_file),
+    Attack("creates a file outside", "open(TARGETS['folder'] + '/planted', 'w').write('x')", _creates_file),
     Attack(
         "moves a file out of the workspace",
-        "open('x', 'w').close(); os.rename('x', PLACE['folder'] + '/planted')",
-        _plants,
+        "open('x', 'w').close(); os.rename('x', TARGETS['folder'] + '/planted')",
+        _creates_file,
     ),
     Attack(
         "changes the rights of a file outside",
-        "os.chmod(PLACE['secret_file'], 0o644)",
+        "os.chmod(TARGETS['secret_file'], 0o644)",
         lambda scene, result: scene.secret_file.stat().st_mode & 0o777 == 0o644,
     ),
     Attack(
         "changes the times of a file outside",
-        "os.utime(PLACE['secret_file'], (1, 1))",
+        "os.utime(TARGETS['secret_file'], (1, 1))",
         lambda scene, result: scene.secret_file.stat().st_mtime == 1,
     ),
     Attack(
-        "marks a file outside with an attribute",
-        "os.setxattr(PLACE['open_file'], 'user.mark', b'x')",
+        "sets an attribute of a file outside",
+        "os.setxattr(TARGETS['open_file'], 'user.mark', b'x')",
         lambda scene, result: scene.has_attribute(),
     ),
-    Attack("has a link to a file outside kept", "os.symlink(PLACE['secret_file'], 'kept')", _learns_secret),
-    Attack("reads through a link", "os.symlink(PLACE['secret_file'], 'l'); print(open('l').read())", _learns_secret),
-    Attack("has a folder of links outside kept", "os.symlink(PLACE['folder'], 'kept')", _learns_secret),
+    Attack("keeps a link to a file outside", "os.symlink(TARGETS['secret_file'], 'kept')", _learns_secret),
+    Attack("reads through a link", "os.symlink(TARGETS['secret_file'], 'l'); print(open('l').read())", _learns_secret),
+    Attack("keeps a link to a folder outside", "os.symlink(TARGETS['folder'], 'kept')", _learns_secret),
     Attack(
         "writes through a hard link",
-        "os.link(PLACE['open_file'], 'h'); open('h', 'w').write('changed')",
+        "os.link(TARGETS['open_file'], 'h'); open('h', 'w').write('changed')",
         _changes_file,
     ),
     Attack(
         "watches a folder outside",
-        "n = libc.inotify_init1(0); print('watch', libc.inotify_add_watch(n, os.fsencode(PLACE['folder']), 0x100) > 0)",
+        "n = libc.inotify_init1(0)\n"
+        "print('watch', libc.inotify_add_watch(n, os.fsencode(TARGETS['folder']), 0x100) > 0)",
         _prints("watch True"),
     ),
     Attack(
@@ -148,11 +149,11 @@ ATTACKS = [
     # Other processes.
     Attack(
         "reads /proc of the server",
-        "print(open(f\"/proc/{PLACE['server']}/environ\").read())",
+        "print(open(f\"/proc/{TARGETS['server']}/environ\").read())",
         _learns_secret,
     ),
     Attack(
-        "looks for processes in /proc",
+        "reads the environment of every process in /proc",
         "for p in os.listdir('/proc'):\n"
         "    if p.isdigit():\n"
         "        try: print(open(f'/proc/{p}/environ').read())\n"
@@ -169,13 +170,13 @@ ATTACKS = [
     ),
     Attack(
         "signals another process",
-        "os.kill(PLACE['victim'], signal.SIGUSR1)",
+        "os.kill(TARGETS['victim'], signal.SIGUSR1)",
         lambda scene, result: scene.was_signalled(),
     ),
     Attack("signals every process", "os.kill(-1, signal.SIGWINCH)", lambda scene, result: scene.was_signalled()),
     Attack(
         "signals through a file's owner",
-        "import fcntl; r, w = os.pipe(); fcntl.fcntl(r, 8, PLACE['victim']); fcntl.fcntl(r, 10, signal.SIGUSR1)\n"
+        "import fcntl; r, w = os.pipe(); fcntl.fcntl(r, 8, TARGETS['victim']); fcntl.fcntl(r, 10, signal.SIGUSR1)\n"
         "fcntl.fcntl(r, fcntl.F_SETFL, fcntl.fcntl(r, fcntl.F_GETFL) | os.O_ASYNC); os.write(w, b'x')",
         lambda scene, result: scene.was_signalled(),
     ),
@@ -187,25 +188,25 @@ ATTACKS = [
     ),
     Attack(
         "traces another process",
-        "print('attached', libc.ptrace(16, PLACE['victim'], 0, 0))",
+        "print('attached', libc.ptrace(16, TARGETS['victim'], 0, 0))",
         _prints("attached 0"),
     ),
     Attack(
         "reads memory of another process",
         "b = ctypes.create_string_buffer(64)\n"
         "V = ctypes.c_void_p * 2\n"
-        "libc.process_vm_readv(PLACE['victim'], V(ctypes.addressof(b), 64), 1, V(PLACE['address'], 64), 1, 0)\n"
+        "libc.process_vm_readv(TARGETS['victim'], V(ctypes.addressof(b), 64), 1, V(TARGETS['address'], 64), 1, 0)\n"
         "print(b.value)",
         _learns_secret,
     ),
     Attack(
-        "takes another process's limits",
-        "import resource; resource.prlimit(PLACE['victim'], resource.RLIMIT_NOFILE, (3, 3))",
+        "lowers the limits of another process",
+        "import resource; resource.prlimit(TARGETS['victim'], resource.RLIMIT_NOFILE, (3, 3))",
         lambda scene, result: scene.victim_open_files() == 3,
     ),
     Attack(
         "slows another process down",
-        "os.sched_setscheduler(PLACE['victim'], os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setscheduler(TARGETS['victim'], os.SCHED_IDLE, os.sched_param(0))",
         lambda scene, result: scene.victim_is_idle(),
     ),
     # Limits.
@@ -221,12 +222,12 @@ ATTACKS = [
         _prints("started 200"),
     ),
     Attack(
-        "takes too much memory",
+        "allocates too much memory",
         "x = bytearray(b'x') * (400 << 20); print('allocated', len(x))",
         _prints("allocated"),
     ),
     Attack(
-        "takes too much memory in many processes",
+        "allocates too much memory in many processes",
         "for _ in range(6):\n"
         "    if os.fork() == 0: x = bytearray(b'x') * (60 << 20); time.sleep(1); os._exit(0)\n"
         "try:\n"
@@ -240,7 +241,7 @@ ATTACKS = [
         _prints("written"),
     ),
     Attack(
-        "writes too much into files without a name",
+        "writes too much into deleted files",
         "kept = []\n"
         "for n in range(60):\n"
         "    f = open('f', 'wb'); os.unlink('f'); f.write(b'x' * (1 << 20)); f.flush(); kept.append(f)\n"
@@ -253,7 +254,7 @@ ATTACKS = [
         _prints("written"),
     ),
     Attack(
-        "takes too many inodes",
+        "creates too many files",
         "for n in range(25000): os.close(os.open(f'{n}', os.O_CREAT))\ntime.sleep(1.5); print('created')",
         _prints("created"),
     ),
@@ -263,7 +264,7 @@ ATTACKS = [
         lambda scene, result: len(result.stdout) > LIMITS.output_bytes,
     ),
     Attack(
-        "floods without end",
+        "floods its output without end",
         "for _ in range(4000): os.write(1, b'x' * 65536)\nopen('end', 'w').close()",
         lambda scene, result: "end" in result.files,
     ),
@@ -289,20 +290,20 @@ ATTACKS = [
         _prints("burnt"),
         Limits(seconds=20, cpu_seconds=1),
     ),
-    # Sockets, mounts, namespaces and other entrances.
-    Attack("connects to a service", "socket.create_connection(('127.0.0.1', PLACE['port'])).send(b'x')", _reaches),
+    # Sockets, mounts, namespaces and other interfaces of the kernel.
+    Attack("connects to a service", "socket.create_connection(('127.0.0.1', TARGETS['port'])).send(b'x')", _sends_data),
     Attack(
         "sends datagrams",
-        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PLACE['port']))",
-        _reaches,
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', TARGETS['port']))",
+        _sends_data,
     ),
-    Attack("connects to a socket file", "socket.socket(socket.AF_UNIX).connect(PLACE['socket_file'])", _reaches),
+    Attack("connects to a socket file", "socket.socket(socket.AF_UNIX).connect(TARGETS['socket_file'])", _sends_data),
     Attack(
         "sends to a socket file from a pair",
-        "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.sendto(b'x', PLACE['datagram_file'])",
-        _reaches,
+        "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.sendto(b'x', TARGETS['datagram_file'])",
+        _sends_data,
     ),
-    Attack("connects to an abstract socket", "socket.socket(socket.AF_UNIX).connect(PLACE['abstract'])", _reaches),
+    Attack("connects to an abstract socket", "socket.socket(socket.AF_UNIX).connect(TARGETS['abstract'])", _sends_data),
     Attack(
         "opens a raw socket",
         "print('raw', socket.socket(socket.AF_PACKET, socket.SOCK_RAW).fileno())",
@@ -327,37 +328,37 @@ ATTACKS = [
         variants=(ROOT, NOBODY),
     ),
     Attack(
-        "makes a namespace by clone",
-        "pid = call(PLACE['clone'], 0x10000000 | 17, 0, 0, 0, 0)\nif pid == 0: os._exit(0)\nprint('cloned', pid > 0)",
+        "creates a namespace by clone",
+        "pid = call(TARGETS['clone'], 0x10000000 | 17, 0, 0, 0, 0)\nif pid == 0: os._exit(0)\nprint('cloned', pid > 0)",
         _prints("cloned True"),
         variants=(ROOT, NOBODY),
     ),
     Attack(
         "regains root by a setuid program",
-        "import subprocess; print(subprocess.check_output([PLACE['setuid_program'], '-u'], text=True))",
+        "import subprocess; print(subprocess.check_output([TARGETS['setuid_program'], '-u'], text=True))",
         lambda scene, result: result.stdout.split()[:1] == [b"0"],
         variants=(ROOT, NOBODY),
     ),
     Attack(
-        "opens wide entrances to the kernel",
+        "uses keyctl, io_uring and userfaultfd",
         "b = ctypes.create_string_buffer(256)\n"
-        "print([call(PLACE['keyctl'], 1, 0) >= 0, call(PLACE['io_uring_setup'], 1, b) >= 0,\n"
-        "       call(PLACE['userfaultfd'], 1) >= 0])",
+        "print([call(TARGETS['keyctl'], 1, 0) >= 0, call(TARGETS['io_uring_setup'], 1, b) >= 0,\n"
+        "       call(TARGETS['userfaultfd'], 1) >= 0])",
         _prints("True"),
     ),
-    # What stays, and who speaks.
+    # Leftovers and forged results.
     Attack(
         "leaves a process behind",
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
-        "    if os.fork() == 0: os.closerange(0, 3); os.execvp('sleep', ['sleep', PLACE['mark']])\n"
+        "    if os.fork() == 0: os.closerange(0, 3); os.execvp('sleep', ['sleep', TARGETS['mark']])\n"
         "    os._exit(0)\n"
         "time.sleep(0.2)",
-        _leaves,
+        _leaves_process,
     ),
     Attack(
-        "leaves a process that flees from process to process",
-        "libc.prctl(15, PLACE['mark'].encode(), 0, 0, 0)\n"
+        "leaves a process that keeps forking",
+        "libc.prctl(15, TARGETS['mark'].encode(), 0, 0, 0)\n"
         "if os.fork() == 0:\n"
         "    os.closerange(0, 3)\n"
         "    end = time.time() + 3\n"
@@ -366,16 +367,16 @@ ATTACKS = [
         "        os.setsid()\n"
         "    os._exit(0)\n"
         "time.sleep(0.2)",
-        _leaves,
+        _leaves_process,
     ),
     Attack(
-        "leaves memory behind",
-        "open('/dev/shm/' + PLACE['mark'], 'w').write('x')",
+        "leaves shared memory behind",
+        "open('/dev/shm/' + TARGETS['mark'], 'w').write('x')",
         lambda scene, result: Path("/dev/shm", scene.mark).exists(),
     ),
     Attack(
         "leaves a System V segment behind",
-        "print('segment', libc.shmget(int(PLACE['mark']), 4096, 0o1600) >= 0)",
+        "print('segment', libc.shmget(int(TARGETS['mark']), 4096, 0o1600) >= 0)",
         _prints("segment True"),
     ),
     Attack(

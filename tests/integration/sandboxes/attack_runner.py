@@ -1,6 +1,6 @@
 """Runs every attack, bare and in the sandbox, in a throw-away container: `attack_runner.py VARIANT`; prints JSON.
 
-In a pod, which is one, `attack_runner.py --sandboxed` runs them in the sandbox alone.
+In a pod, which is a container already, `attack_runner.py --sandboxed` runs them in the sandbox only.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.sandboxes.syscall_numbers import number_of
 
 BARE_SECONDS = 60
-LOOKS = 100
+NUM_SCANS = 100
 SETUID_PROGRAM = "/usr/local/bin/id-of-root"
 VICTIM = """
 import ctypes, os, signal, sys, time
@@ -43,7 +43,7 @@ while True: time.sleep(1)
 
 
 class Scene:
-    """What an attack is after: files, a neighbour, a victim, sockets, all of the server's user."""
+    """The targets of an attack: files, a neighbour task, a victim process and sockets, all of the server's user."""
 
     def __init__(self, folder: Path) -> None:
         self.secret = os.environ["SECRET"]
@@ -80,8 +80,8 @@ class Scene:
             listener.listen()
         return [stream, datagram, file, datagram_file, abstract]
 
-    def place(self, *, is_bare: bool) -> dict[str, object]:
-        """What the program is told."""
+    def targets(self, *, is_bare: bool) -> dict[str, object]:
+        """Return the targets as the program sees them."""
         numbers = {name: number_of(name) for name in ("clone", "keyctl", "io_uring_setup", "userfaultfd")}
         return {
             **numbers,
@@ -101,12 +101,12 @@ class Scene:
             "mark": self.mark,
         }
 
-    def wait_for_visit(self) -> bool:
-        """Whether anything came in."""
+    def has_received_data(self) -> bool:
+        """Return whether a socket has received anything."""
         return bool(select.select(self.sockets, [], [], 0.05)[0])
 
     def was_signalled(self) -> bool:
-        """Whether the victim got a signal, or died of one."""
+        """Return whether the victim has received a signal or has ended."""
         deadline = time.monotonic() + 0.2
         while time.monotonic() < deadline:
             if (self.folder / "signalled").exists() or self.victim.poll() is not None:
@@ -115,23 +115,23 @@ class Scene:
         return False
 
     def victim_open_files(self) -> int:
-        """Its limit on open files."""
+        """Return the victim's limit on open files."""
         return resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE)[0]
 
     def victim_is_idle(self) -> bool:
-        """Whether it was put into the lowest class."""
+        """Return whether the victim is in the lowest scheduling class."""
         return os.sched_getscheduler(self.victim.pid) == os.SCHED_IDLE
 
     def has_attribute(self) -> bool:
-        """Whether an attribute was set on the open file."""
+        """Return whether an attribute was set on the open file."""
         return "user.mark" in os.listxattr(self.open_file)
 
     def is_running(self, mark: str) -> bool:
-        """Whether a process bears the mark, by its name or its arguments; the runner itself does not.
+        """Return whether a process has the mark in its name or its arguments; the runner itself has not.
 
-        One that forks all the time is seldom there for as long as a look takes: hence many looks.
+        A single scan of /proc may miss a process that keeps forking: hence many scans.
         """
-        return any(self._marked(mark) for _ in range(LOOKS))
+        return any(self._marked(mark) for _ in range(NUM_SCANS))
 
     def _marked(self, mark: str) -> list[int]:
         found = []
@@ -144,7 +144,7 @@ class Scene:
         return found
 
     def workspace_remains(self) -> bool:
-        """Whether anything is left of a run's workspace; the waiting and the neighbour have theirs."""
+        """Return whether the run left anything in its workspace; spare supervisors and the neighbour have their own."""
         if self.workspace is not None:
             return self.workspace.exists()
         homes = [path for path in self.tasks.iterdir() if str(path) not in self.neighbour]
@@ -153,7 +153,7 @@ class Scene:
         )
 
     def close(self) -> None:
-        """End the victim and what a bare attack left."""
+        """End the victim and the processes that a bare attack left, and restore Python's library."""
         self.victim.kill()
         self.victim.wait()
         for listener in self.sockets:
@@ -173,8 +173,8 @@ def _entries(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def scene() -> Iterator[Scene]:
-    """A scene for one run."""
+def new_scene() -> Iterator[Scene]:
+    """Provide the scene of one run."""
     opened = Scene(Path(tempfile.mkdtemp(prefix="scene-")))
     try:
         yield opened
@@ -182,20 +182,20 @@ def scene() -> Iterator[Scene]:
         opened.close()
 
 
-def run_bare(attack: Attack, here: Scene) -> Result:
-    """As a runner without a sandbox would: a subprocess, a deadline with SIGTERM, a pipe for the result."""
-    here.workspace = Path(tempfile.mkdtemp(prefix="bare-"))
-    here.neighbour = str(here.folder / "neighbour" / "home")
-    Path(here.neighbour).mkdir(parents=True)
-    (Path(here.neighbour) / "note").write_text(here.secret)
+def run_bare(attack: Attack, scene: Scene) -> Result:
+    """Run an attack as a runner without a sandbox does: in a subprocess, with a deadline and a pipe for the result."""
+    scene.workspace = Path(tempfile.mkdtemp(prefix="bare-"))
+    scene.neighbour = str(scene.folder / "neighbour" / "home")
+    Path(scene.neighbour).mkdir(parents=True)
+    (Path(scene.neighbour) / "note").write_text(scene.secret)
     reading, writing = os.pipe()
     leaking, leak = os.pipe()
-    os.write(leak, here.secret.encode())
+    os.write(leak, scene.secret.encode())
     shell = ["sh", "-c", '"$@"; exit $?', "sh"] if attack.has_shell else []
     started = time.monotonic()
     process = subprocess.Popen(
-        [*shell, sys.executable, "-c", source(attack, here, is_bare=True)],
-        cwd=here.workspace,
+        [*shell, sys.executable, "-c", source(attack, scene, is_bare=True)],
+        cwd=scene.workspace,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=(writing, leaking),
@@ -222,29 +222,29 @@ def run_bare(attack: Attack, here: Scene) -> Result:
     os.close(reading)
     files = {}
     with suppress(OSError, RecursionError):
-        for folder, _, names in os.walk(here.workspace, followlinks=True):
+        for folder, _, names in os.walk(scene.workspace, followlinks=True):
             if len(files) < 1000:
                 paths = [path for path in (Path(folder, name) for name in names) if path.is_file()]
                 files |= {path.name: path.read_bytes()[:4096] for path in paths if os.access(path, os.R_OK)}
     with suppress(RecursionError):
-        shutil.rmtree(here.workspace, ignore_errors=True)
+        shutil.rmtree(scene.workspace, ignore_errors=True)
     return Result(output, files, seconds, process.returncode, channel)
 
 
-async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, here: Scene) -> Result:
-    """The same program, with a neighbour that runs meanwhile."""
-    note = f"import time; open('note', 'w').write({here.secret!r}); time.sleep(30)"
+async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, scene: Scene) -> Result:
+    """Run an attack in the sandbox while a neighbour task runs."""
+    note = f"import time; open('note', 'w').write({scene.secret!r}); time.sleep(30)"
     neighbour = asyncio.create_task(sandbox.run(SandboxTask(Python(note), limits=Limits(seconds=30))))
     try:
         deadline = time.monotonic() + 10
-        while not here.neighbour and time.monotonic() < deadline:
+        while not scene.neighbour and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
-            here.neighbour = find_neighbour()
-        here.tasks = Path(here.neighbour).parent.parent
-        program = Python(source(attack, here, is_bare=False))
+            scene.neighbour = find_neighbour()
+        scene.tasks = Path(scene.neighbour).parent.parent
+        program = Python(source(attack, scene, is_bare=False))
         outcome = await sandbox.run(SandboxTask(program, limits=attack.limits, keep_files=True))
         result = Result(outcome.stdout, dict(outcome.files or {}), outcome.seconds, outcome.exit_code)
-        return result, repr(outcome)[:600], attack.succeeded(here, result)
+        return result, repr(outcome)[:600], attack.succeeded(scene, result)
     finally:
         neighbour.cancel()
         await asyncio.wait([neighbour])
@@ -252,9 +252,9 @@ async def run_in_sandbox(sandbox: ForkSandbox, attack: Attack, here: Scene) -> R
 
 
 def find_neighbour() -> str:
-    """The home of the task that has left a note; nothing if there is none."""
+    """Return the home of the task that has written a note; an empty string if there is none."""
     for note in Path(tempfile.gettempdir()).glob("turnmill-sandbox-*/tasks/*/home/note"):
-        # It may go with its task at any moment.
+        # The file may disappear with its task at any moment.
         with suppress(FileNotFoundError):
             if note.read_text():
                 return str(note.parent)
@@ -262,24 +262,24 @@ def find_neighbour() -> str:
 
 
 def wait_until_gone() -> None:
-    """Until the neighbour is."""
+    """Wait until the neighbour has ended."""
     while find_neighbour():
         time.sleep(0.005)
 
 
 def sandbox_folders() -> list[str]:
-    """What sandboxes have in the temporary folder."""
+    """Return the folders of sandboxes in the temporary folder."""
     return [str(path) for path in Path(tempfile.gettempdir()).glob("turnmill-sandbox-*")]
 
 
-def source(attack: Attack, here: Scene, *, is_bare: bool) -> str:
-    """The program with what it must know."""
-    return f"PLACE = {here.place(is_bare=is_bare)!r}\n{PREAMBLE}\n{attack.program}"
+def source(attack: Attack, scene: Scene, *, is_bare: bool) -> str:
+    """Return the source of the program with its targets."""
+    return f"TARGETS = {scene.targets(is_bare=is_bare)!r}\n{PREAMBLE}\n{attack.program}"
 
 
 @contextmanager
 def many_threads() -> Iterator[None]:
-    """As many as a Ray cluster has in pods of the same user, beside the server."""
+    """Run as many threads as a Ray cluster has in pods of the server's user."""
     ended = threading.Event()
     threads = [threading.Thread(target=ended.wait) for _ in range(1500)]
     for thread in threads:
@@ -291,25 +291,25 @@ def many_threads() -> Iterator[None]:
 
 
 def run_all_bare(variant: str) -> dict[str, dict[str, object]]:
-    """Every attack: whether it works bare."""
+    """Return for every attack whether it succeeds bare."""
     findings: dict[str, dict[str, object]] = {}
     for attack in ATTACKS:
-        with scene() as here:
-            control = attack.succeeded(here, run_bare(attack, here)) if variant in attack.variants else None
+        with new_scene() as scene:
+            control = attack.succeeded(scene, run_bare(attack, scene)) if variant in attack.variants else None
         findings[attack.name] = {"control": control}
     return findings
 
 
 async def run_all_in_sandbox() -> dict[str, dict[str, object]]:
-    """Every attack: whether it works in the sandbox, and what the sandbox said."""
+    """Return for every attack whether it succeeds in the sandbox, and the sandbox's report."""
     findings: dict[str, dict[str, object]] = {}
     sandbox = ForkSandbox()
     try:
         barriers = await sandbox.start()
         for attack in ATTACKS:
-            with scene() as here:
-                _, said, succeeded = await run_in_sandbox(sandbox, attack, here)
-            findings[attack.name] = {"succeeded": succeeded, "said": said}
+            with new_scene() as scene:
+                _, report, succeeded = await run_in_sandbox(sandbox, attack, scene)
+            findings[attack.name] = {"succeeded": succeeded, "report": report}
         with many_threads():
             after = await sandbox.run(SandboxTask(Command(("sh", "-c", "echo well & wait"))))
     finally:
@@ -333,7 +333,7 @@ def main(variant: str) -> None:
         # The environment that /proc shows is the one a process starts with.
         os.execv(sys.executable, [sys.executable, __file__, "--inside", variant])
     while os.wait()[0] != child:
-        pass  # The first process of a container inherits what others leave.
+        pass  # The first process of a container inherits orphans.
 
 
 if __name__ == "__main__":

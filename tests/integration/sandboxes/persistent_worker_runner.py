@@ -1,7 +1,7 @@
 """Attacks on a persistent worker and on the task after it, in a throw-away container: `persistent_worker_runner.py`.
 
-Each is a block of a shell. Another follows it, by the same worker unless a limit has ended that, and tells what
-it finds. Prints JSON.
+Each is a block of shell lines. A second block follows in the same worker, unless a limit has ended it, and reports
+what the first one left. Prints JSON.
 """
 
 import asyncio
@@ -31,36 +31,37 @@ print('REACHED' if any((
     reaches(302, 1, 7, 0, 0),                # prlimit64
     reaches(312, 1, 1, 0, 0, 0),             # kcmp
     reaches(203, 1, 8, 0),                   # sched_setaffinity
-)) else 'held off')
+)) else 'refused')
 "
 for file in mem environ maps fd cmdline; do cat /proc/1/$file && echo REACHED; done 2>/dev/null"""
 ATTACKS = {
-    "every signal": "for n in $(seq 64); do kill -$n 1; kill -$n $PPID; done 2>/dev/null",
-    "an end for all": "kill -KILL -1",
-    "its memory and descriptors": ATTACH,
-    "descriptors that are left open": """python3 -c "
+    "all signals to the worker": "for n in $(seq 64); do kill -$n 1; kill -$n $PPID; done 2>/dev/null",
+    "SIGKILL to all processes": "kill -KILL -1",
+    "memory and descriptors of the worker": ATTACH,
+    "inherited descriptors": """python3 -c "
 import os
 for n in [*range(3, 199), *range(200, 256)]:
     try: os.fstat(n); print('REACHED', n)
     except OSError: pass
 " """,
-    "modules in its way": """for name in subprocess json shlex os select; do
+    "modules that shadow the standard library": """for name in subprocess json shlex os select; do
 for place in . /tmp $TMPDIR; do echo 'print("REACHED")' > $place/$name.py; done 2>/dev/null
 done""",
-    "leftovers": f"""setsid sleep {MARK} &
+    "background processes": f"""setsid sleep {MARK} &
 (setsid bash -c 'trap "" TERM HUP; sleep {MARK} & disown; sleep {MARK}' &)
 for i in 1 2 3; do (sleep 0 &); done; nohup sleep {MARK} >/dev/null 2>&1 &""",
-    "files around its home": """echo x > $HOME/../left; mkdir $HOME/../more; mv $HOME $HOME/../other
+    "files outside the home": """echo x > $HOME/../left; mkdir $HOME/../more; mv $HOME $HOME/../other
 echo x > $TMPDIR/left
 chmod 777 $HOME/.. && echo REACHED; rmdir $HOME/../tmp && mkdir $HOME/../tmp && echo REACHED""",
-    "rights that are taken away": "mkdir -p d/e; echo x > d/e/f; chmod 000 d/e d $TMPDIR .",
+    "folders without permissions": "mkdir -p d/e; echo x > d/e/f; chmod 000 d/e d $TMPDIR .",
     "a deep tree": "for i in $(seq 200); do mkdir d && cd d || break; done; echo x > f",
-    "exports": "export LEFT=x; umask 777; ulimit -n 8; set -o noclobber",
+    "changed settings of the shell": "export LEFT=x; umask 777; ulimit -n 8; set -o noclobber",
     "a fork bomb": "f() { f | f & }; f; sleep 3",
-    "much memory": "for i in 1 2 3 4; do python3 -c 'x = bytearray(99 << 20); import time; time.sleep(3)' & done; wait",
-    "much time": "for i in 1 2 3; do (while :; do :; done) & done; wait",
-    "much disk": "for i in 1 2 3 4; do head -c 4M /dev/zero > $i & done; wait; sleep 1",
-    "time without end": "trap '' TERM INT; while :; do sleep 1; done",
+    "too much memory": "for i in 1 2 3 4; do "
+    "python3 -c 'x = bytearray(99 << 20); import time; time.sleep(3)' & done; wait",
+    "too much CPU time": "for i in 1 2 3; do (while :; do :; done) & done; wait",
+    "too many bytes of files": "for i in 1 2 3 4; do head -c 4M /dev/zero > $i & done; wait; sleep 1",
+    "an endless loop": "trap '' TERM INT; while :; do sleep 1; done",
 }
 FINDINGS = """pwd; ls -A . .. $TMPDIR; echo "[$LEFT] $(umask) $(ulimit -n) $-"
 python3 -c 'import subprocess, json, shlex, os, select'
@@ -94,7 +95,7 @@ def processes() -> set[int]:
 
 
 def marked(entry: Path) -> bool:
-    """Return whether a process bears the mark."""
+    """Return whether a process has the mark."""
     return MARK.encode() in (entry / "cmdline").read_bytes()
 
 
@@ -114,7 +115,7 @@ async def run_all() -> dict[str, dict[str, object]]:
             joined = await sandbox.run(block("echo 'a", "b'", state=kept, join=True))
             after = await sandbox.run(block(FINDINGS, state={}))
             findings[name] = {
-                "said": result.stdout.decode(errors="replace")[-2000:] + result.stderr.decode(errors="replace"),
+                "output": result.stdout.decode(errors="replace")[-2000:] + result.stderr.decode(errors="replace"),
                 "limit": result.limit,
                 "answered": result.value is not None,
                 "survived": before == between,
@@ -140,7 +141,7 @@ def main() -> None:
     if child == 0:
         os.execv(sys.executable, [sys.executable, __file__, "--inside"])
     while os.wait()[0] != child:
-        pass  # The first process of a container inherits what others leave.
+        pass  # The first process of a container inherits orphans.
 
 
 if __name__ == "__main__":

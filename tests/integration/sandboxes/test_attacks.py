@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 SECONDS = 300
 
 pytestmark = pytest.mark.skipif(
-    not container.can_contain(), reason="a throw-away container takes root and namespaces to be had"
+    not container.can_contain(), reason="a throw-away container requires root and the right to create namespaces"
 )
 
 
@@ -29,7 +29,7 @@ programs = load("attack_programs")
 
 @pytest.fixture(scope="module", params=programs.EVERYWHERE)
 def findings(request) -> dict[str, dict[str, object]]:
-    """What came of all attacks, in one container per variant."""
+    """The findings on all attacks, in one container per variant."""
     done = container.run_contained([str(HERE / "attack_runner.py"), request.param], timeout_seconds=SECONDS)
     assert done.stdout, done.stderr
     return {"variant": request.param, **json.loads(done.stdout)}
@@ -40,10 +40,10 @@ def test_an_attack_works_bare_and_fails_in_the_sandbox(findings, attack):
     finding = findings[attack.name]
 
     assert finding["control"] is (True if findings["variant"] in attack.variants else None)
-    assert finding["succeeded"] is False, finding["said"]
+    assert finding["succeeded"] is False, finding["report"]
 
 
-def test_after_all_attacks_the_sandbox_works_and_nothing_is_left(findings):
+def test_after_all_attacks_the_sandbox_works_and_leaves_no_folders(findings):
     assert findings["afterwards"]["works"]
     assert findings["afterwards"]["left"] == []
 

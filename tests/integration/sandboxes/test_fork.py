@@ -62,7 +62,7 @@ def fork_server_pids(sandbox: ForkSandbox) -> list[int]:
     return [server._process.pid for server in sandbox._servers.values()]
 
 
-async def test_a_script_runs_as_main_and_its_output_comes_back(sandbox):
+async def test_a_script_runs_as_main_and_its_output_is_returned(sandbox):
     result = await sandbox.run(script("import sys\nprint(__name__, sys.argv)\nprint('oh', file=sys.stderr)"))
 
     assert result.stdout == b"__main__ ['main.py']\n"
@@ -87,7 +87,7 @@ async def test_a_task_writes_to_its_copy_and_not_to_the_original(sandbox, tmp_pa
     assert original.read_bytes() == content
 
 
-async def test_copies_and_files_lie_side_by_side(sandbox, tmp_path):
+async def test_copies_and_files_are_in_the_same_folder(sandbox, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
 
@@ -192,7 +192,7 @@ async def test_stdin_files_environment_and_folder_reach_the_program(sandbox):
     assert result.stdout == b"in\nfile\nme \nsub\n"
 
 
-async def test_large_stdin_and_large_output_pass_at_once(sandbox):
+async def test_large_stdin_and_large_output_do_not_block_each_other(sandbox):
     data = os.urandom(MIB)
 
     result = await sandbox.run(shell("cat", stdin=data, limits=Limits(output_bytes=2 * MIB)))
@@ -215,7 +215,7 @@ async def test_merged_output_keeps_its_order(sandbox):
     assert result.stderr == b""
 
 
-async def test_regular_files_come_back_by_their_paths(sandbox):
+async def test_regular_files_are_returned_by_path(sandbox):
     task = shell(
         "mkdir -p a/b; echo x > a/b/c; ln -s a l; mkfifo p; printf '\\377' > $(printf '\\377')", keep_files=True
     )
@@ -225,7 +225,7 @@ async def test_regular_files_come_back_by_their_paths(sandbox):
     assert result.files == {"a/b/c": b"x\n", "\udcff": b"\xff"}
 
 
-async def test_files_do_not_come_back_unless_asked_for_or_if_too_large(sandbox):
+async def test_files_are_returned_only_on_request_and_within_the_limit(sandbox):
     small = await sandbox.run(shell("echo x > a"))
     large = await sandbox.run(
         shell("truncate -s 3M a; truncate -s 3M b", keep_files=True, limits=Limits(file_bytes=4 * MIB))
@@ -248,7 +248,7 @@ async def test_a_broken_pipe_ends_a_program_silently(sandbox):
     assert (result.stdout, result.stderr) == (b"y\n", b"")
 
 
-async def test_a_function_returns_bytes_apart_from_its_output(sandbox):
+async def test_a_function_returns_bytes_separately_from_its_output(sandbox):
     result = await sandbox.run(SandboxTask(Function("turnmill.sandboxes.self_test:probe", b"no json")))
     value = await sandbox.run(SandboxTask(Function("base64:b64encode", b"abc")))
 
@@ -257,7 +257,7 @@ async def test_a_function_returns_bytes_apart_from_its_output(sandbox):
     assert value.value == b"YWJj"
 
 
-async def test_a_large_value_comes_back_whole(sandbox):
+async def test_a_large_value_is_returned_whole(sandbox):
     argument = os.urandom(3 * MIB)
 
     result = await sandbox.run(SandboxTask(Function("builtins:bytes", argument)))
@@ -312,7 +312,7 @@ async def test_memory_of_all_processes_together_is_bounded(sandbox):
     assert result.limit == "memory"
 
 
-async def test_output_beyond_the_limit_is_dropped_and_the_task_goes_on(sandbox):
+async def test_output_beyond_the_limit_is_dropped_and_the_task_continues(sandbox):
     text = "import sys; sys.stdout.write('x' * 300_000); sys.stderr.write('end')"
 
     result = await sandbox.run(script(text, limits=Limits(output_bytes=1000)))
@@ -328,7 +328,7 @@ async def test_endless_output_ends_a_task(sandbox):
     assert (result.limit, result.truncated) == ("output", True)
 
 
-async def test_files_together_are_bounded(sandbox):
+async def test_the_total_size_of_files_is_bounded(sandbox):
     text = "import time\nfor n in range(40): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(60)"
 
     result = await sandbox.run(script(text, limits=Limits(seconds=SECONDS, file_bytes=8 * MIB)))
@@ -336,7 +336,7 @@ async def test_files_together_are_bounded(sandbox):
     assert result.limit == "files"
 
 
-async def test_processes_are_bounded(sandbox):
+async def test_the_number_of_processes_is_bounded(sandbox):
     fork = "for _ in range(100):\n        if os.fork() == 0: time.sleep(60)"
     text = f"import os, time\ntry:\n    {fork}\nexcept OSError: exit(5)"
 
@@ -345,7 +345,7 @@ async def test_processes_are_bounded(sandbox):
     assert result.limit == "processes" or result.exit_code == 5
 
 
-async def test_a_task_leaves_nothing_to_the_next(sandbox):
+async def test_a_task_has_no_state_of_earlier_tasks(sandbox):
     await sandbox.run(
         script("import builtins, random, sys; builtins.mark = 1; random.seed(1); sys.stdout.write('left')")
     )
@@ -498,7 +498,7 @@ async def test_processes_of_a_killed_supervisor_are_ended(sandbox):
     await until(lambda: not is_running(mark))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="persistent workers take root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="persistent workers require root")
 @pytest.mark.parametrize("end", ["cancelled", "supervisor killed"])
 async def test_processes_of_a_persistent_worker_end_with_their_task(tmp_path, end):
     tmp_path.chmod(0o755)
@@ -525,7 +525,7 @@ async def test_processes_of_a_persistent_worker_end_with_their_task(tmp_path, en
 
 
 async def test_the_weaker_sandbox_logs_a_warning(caplog):
-    # verl, imported by other tests, lets the root logger pass errors alone.
+    # verl, which other tests import, sets the level of the root logger to errors.
     caplog.set_level(logging.WARNING, logger="turnmill")
     weak = ProcessSandbox(spares=1)
     try:

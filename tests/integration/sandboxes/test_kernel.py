@@ -1,4 +1,4 @@
-"""Each call in a child of its own: what they do cannot be undone."""
+"""System calls of the sandbox, each in a child process: their effects cannot be undone."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ needs_landlock = pytest.mark.skipif(ABI == 0, reason="this machine has no Landlo
 
 
 def in_child(check: Callable[[], None]) -> int:
-    """The wait status of a child that runs a check; 0 if it holds."""
+    """Return the wait status of a child that runs a check; 0 if it passes."""
     child = os.fork()
     if child == 0:
         try:
@@ -69,7 +69,7 @@ def test_landlock_refuses_tcp():
 
 @needs_landlock
 @pytest.mark.skipif(ABI < 6, reason="this machine's Landlock does not know scopes")
-def test_landlock_keeps_signals_inside():
+def test_landlock_confines_signals():
     def check() -> None:
         kernel.forbid_new_privileges()
         kernel.landlock_enter(kernel.landlock_ruleset(ABI, [], tcp=False, scopes=kernel.SCOPE_SIGNALS))
@@ -150,7 +150,7 @@ def test_a_child_dies_with_its_parent():
 
     assert in_child(check) == 0
     os.close(writing)
-    assert os.read(reading, 1) == b""  # The end: nobody holds the other side any more.
+    assert os.read(reading, 1) == b""  # End of file: no process holds the writing end any more.
 
 
 def test_a_failed_call_raises_an_error_that_names_it():
@@ -158,7 +158,7 @@ def test_a_failed_call_raises_an_error_that_names_it():
         kernel.set_namespace(-1, 0)
 
 
-def test_a_forked_child_is_a_process_of_its_own_that_can_start_threads():
+def test_a_forked_child_can_start_threads():
     parent = os.getpid()
     reading, writing = os.pipe()
 

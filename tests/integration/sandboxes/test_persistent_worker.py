@@ -9,10 +9,10 @@ from support import container
 
 RUNNER = Path(__file__).parent / "persistent_worker_runner.py"
 SECONDS = 300
-ENDED_BY = {"much memory": "memory", "much disk": "files", "a deep tree": "files"}
+ENDED_BY = {"too much memory": "memory", "too many bytes of files": "files", "a deep tree": "files"}
 
 pytestmark = pytest.mark.skipif(
-    not container.can_contain(), reason="a throw-away container takes root and namespaces to be had"
+    not container.can_contain(), reason="a throw-away container requires root and the right to create namespaces"
 )
 
 spec = importlib.util.spec_from_file_location("persistent_worker_runner", RUNNER)
@@ -28,15 +28,15 @@ def findings() -> dict[str, dict[str, object]]:
     return json.loads(done.stdout)
 
 
-def test_the_sandbox_has_persistent_workers_here(findings):
+def test_the_sandbox_allows_persistent_workers_in_the_container(findings):
     assert findings["clean"]["holds"]
 
 
 @pytest.mark.parametrize("attack", runner.ATTACKS, ids=lambda name: name.replace(" ", "-"))
-def test_an_attack_on_a_persistent_worker_reaches_neither_it_nor_the_next_task(findings, attack):
+def test_an_attack_on_a_persistent_worker_affects_neither_the_worker_nor_the_next_task(findings, attack):
     finding = findings[attack]
 
-    assert "\nREACHED" not in finding["said"]
+    assert "\nREACHED" not in finding["output"]
     assert finding["left"] == []
     assert finding["joins"]
     assert finding["after"] == findings["clean"]["text"]
@@ -44,5 +44,5 @@ def test_an_attack_on_a_persistent_worker_reaches_neither_it_nor_the_next_task(f
 
 
 @pytest.mark.parametrize(("attack", "limit"), ENDED_BY.items())
-def test_a_limit_ends_a_persistent_worker_with_all_it_started(findings, attack, limit):
+def test_a_limit_ends_the_task_of_a_persistent_worker(findings, attack, limit):
     assert findings[attack]["limit"] == limit

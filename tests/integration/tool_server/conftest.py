@@ -1,4 +1,4 @@
-"""Tool servers as they are started by hand, and what they need."""
+"""Tool servers that are started from the command line, and their stores."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +24,11 @@ from turnmill.trajectories.base import Change
 
 @register
 class Trial(Tool):
-    """`meet N` answers when N calls are here at once, `hold` when its file is there; both count their calls."""
+    """`meet N` waits for N concurrent calls, `hold` for its file; both count their calls."""
 
     name: ClassVar[str] = "trial"
     stateful: ClassVar[bool] = True
-    here = 0
+    num_concurrent = 0
 
     def usage(self):
         return "meet N, hold, count, fail, break"
@@ -40,8 +40,8 @@ class Trial(Tool):
         word, _, rest = call.parsed.partition(" ")
         folder = Path(self.context.settings["TRIAL_FOLDER"])
         if word == "meet":
-            Trial.here += 1
-            while Trial.here < int(rest):
+            Trial.num_concurrent += 1
+            while Trial.num_concurrent < int(rest):
                 await asyncio.sleep(0.01)
         if word == "hold":
             (folder / f"held-{os.getpid()}").touch()
@@ -58,7 +58,7 @@ class Trial(Tool):
 
 @pytest.fixture
 def trial_folder(tmp_path: Path) -> Path:
-    """Where the tool `trial` looks for `go` and leaves `held-PID`."""
+    """The folder in which the tool `trial` looks for `go` and creates `held-PID`."""
     folder = tmp_path / "trial"
     folder.mkdir()
     return folder
@@ -66,7 +66,7 @@ def trial_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def new_server(tmp_path: Path, trial_folder: Path) -> Iterator[NewServer]:
-    """Starts servers, with a tool `trial`, and ends them."""
+    """Start servers with a tool `trial`, and stop them after the test."""
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "trial.py").write_text(TOOLS)
@@ -85,14 +85,14 @@ def new_server(tmp_path: Path, trial_folder: Path) -> Iterator[NewServer]:
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    """A store that servers share and outlive."""
+    """A store that servers share and that outlives them."""
     with EmbeddedStore() as store:
         yield store.url
 
 
 @pytest.fixture(scope="session")
 def contained() -> None:
-    """The test kills or breaks something: it runs in namespaces of its own."""
+    """Run the test, which kills or pauses processes, in its own namespaces."""
     if inside():
         bring_loopback_up()
     elif not can_contain():

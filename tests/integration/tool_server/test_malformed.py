@@ -1,4 +1,4 @@
-"""Requests that no client of ours sends: generated from the API's own description, and bytes gone wrong."""
+"""Malformed requests: generated from the OpenAPI description, mutated bodies and corrupt bytes."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server.close()
 
 
-# verl-tool's server passes over what it does not know and takes 1 for true; so must ours.
+# Like verl-tool's server, turnmill's ignores unknown fields and accepts 1 as true.
 LENIENT = {"negative_data_rejection", "positive_data_acceptance"}
 
 
@@ -55,17 +55,17 @@ def test_the_api_conforms_to_its_openapi_description(server: ServerProcess, mode
         @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode[mode]))
         def call(case: schemathesis.Case) -> None:
             if mode == "POSITIVE":
-                # One that is too short is a 503, and rightly so.
+                # A deadline that is too short is rightly answered with 503.
                 case.headers.pop("X-Deadline-Seconds", None)
             case.call_and_validate(excluded_checks=lenient)
 
-        with suppress(Unsatisfiable):  # Nothing can be wrong with a request without parameters.
+        with suppress(Unsatisfiable):  # A request without parameters cannot be invalid.
             call()
     assert {operation.path for operation in operations} == {"/get_observation", "/health", "/readyz", "/metrics"}
 
 
 def mutated(seed: int) -> Any:
-    """A good body with one or two things wrong."""
+    """Return a valid body with one or two mutations."""
     chance = random.Random(seed)
     body: Any = json.loads(json.dumps(GOOD))
     for _ in range(chance.randint(1, 2)):
@@ -109,7 +109,7 @@ def test_corrupt_bytes_are_refused(server: ServerProcess):
         b"POST /get_observation HTTP/1.1\r\nHost: x\r\nContent-Type: \x80\r\nContent-Length: 2\r\n\r\n{}",
     ],
 )
-def test_a_connection_that_does_not_speak_http_does_no_harm(server: ServerProcess, sent: bytes):
+def test_the_server_survives_connections_that_do_not_speak_http(server: ServerProcess, sent: bytes):
     url = server.http.base_url
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
         connection.sendall(sent)

@@ -1,4 +1,4 @@
-"""Pictures, sounds, pages and services behind tools, over servers as they are started by hand."""
+"""Tools for pictures, sounds, pages and code services, on two servers that share a store."""
 
 import base64
 import io
@@ -68,7 +68,7 @@ def test_any_server_serves_the_next_turn(pair: list[ServerProcess], pages: str):
 @pytest.mark.parametrize(
     "action", ["<piston><language>python</language><file>1</file></piston>", "<python>print(1)</python>"]
 )
-def test_a_service_that_is_gone_fails_the_call_and_nothing_is_recorded(pair: list[ServerProcess], action: str):
+def test_an_unreachable_service_fails_the_call_and_nothing_is_recorded(pair: list[ServerProcess], action: str):
     answers = [server.post(["t"], [action], extra_fields=[{"call_id": "1"}]) for server in pair]
 
     assert [answer.status_code for answer in answers] == [503, 503]

@@ -1,4 +1,4 @@
-"""Several servers on one store: any of them serves any turn, and none of them is missed."""
+"""Several servers that share a store: any server serves any turn, also in place of one that died."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def pair(new_server: NewServer, redis_url: str) -> list[ServerProcess]:
 
 @pytest.fixture
 def stalled_store(redis_url: str) -> Iterator[int]:
-    """The process of a store that stands still from here on; it goes on in the end."""
+    """Pause the store's process until the end of the test; return its pid."""
     with redis.Redis.from_url(redis_url, protocol=2) as client:
         pid = int(client.info("server")["process_id"])
     os.kill(pid, signal.SIGSTOP)
@@ -38,7 +38,7 @@ def test_any_server_serves_any_turn(pair: list[ServerProcess]):
     assert answer == "\n<o>\nuser@bash-session:/tmp$ echo $WORD; cat ~/file\nkept\nthere\n</o>\n"
 
 
-def test_a_repeat_on_another_server_gets_the_first_answer_and_has_no_effect(pair: list[ServerProcess]):
+def test_a_repeat_on_another_server_gets_the_first_result_and_has_no_effect(pair: list[ServerProcess]):
     first, second = pair
 
     answers = [server.observe("count", call_id="1") for server in (first, second, first)]
@@ -48,7 +48,7 @@ def test_a_repeat_on_another_server_gets_the_first_answer_and_has_no_effect(pair
     assert second.metric('turnmill_tool_replays_total{tool="trial"}') == 1
 
 
-def test_calls_of_one_trajectory_on_several_servers_follow_one_another(pair: list[ServerProcess]):
+def test_calls_of_one_trajectory_on_several_servers_are_serialized(pair: list[ServerProcess]):
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(pair[number % 2].observe, "count", call_id=str(number)) for number in range(20)]
         answers = {call.result() for call in calls}
@@ -76,19 +76,19 @@ def test_the_call_of_a_killed_server_is_executed_once_by_another(
 def test_a_paused_server_is_fenced_off_and_returns_the_other_servers_result(
     contained: None, pair: list[ServerProcess], trial_folder: Path
 ):
-    still, other = pair
+    paused, other = pair
     with ThreadPoolExecutor() as pool:
-        late = pool.submit(still.observe, "hold", call_id="1")
+        late = pool.submit(paused.observe, "hold", call_id="1")
         eventually(lambda: list(trial_folder.glob("held-*")))
-        still.process.send_signal(signal.SIGSTOP)
+        paused.process.send_signal(signal.SIGSTOP)
         (trial_folder / "go").touch()
         in_time = other.observe("hold", call_id="1")
-        still.process.send_signal(signal.SIGCONT)
+        paused.process.send_signal(signal.SIGCONT)
 
         assert in_time == "hold 1"
         assert late.result() == "hold 1"
     assert other.observe("count", call_id="2") == "count 2"
-    assert still.metric("turnmill_tool_fenced_writers_total") == 1
+    assert paused.metric("turnmill_tool_fenced_writers_total") == 1
 
 
 def test_a_stopping_server_releases_its_claims_after_the_grace_period(
@@ -114,7 +114,7 @@ def test_a_stopping_server_releases_its_claims_after_the_grace_period(
 
 
 @pytest.mark.feature("verl-tool", "a back-end that died")
-def test_a_killed_worker_is_replaced_and_the_others_go_on(contained: None, new_server: NewServer):
+def test_a_killed_worker_is_replaced_and_the_others_continue(contained: None, new_server: NewServer):
     server = new_server("--tool_type", "trial", "--uvi_workers", "2")
     workers = [pid for pid in server.children() if "spawn_main" in command(pid)]
     assert len(workers) == 2
@@ -132,18 +132,18 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(contained: None, new_s
 
 @pytest.mark.feature("verl-tool", "graceful stop")
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_nothing_is_left_of_a_killed_server(contained: None, new_server: NewServer, workers: str):
+def test_a_killed_server_leaves_no_processes(contained: None, new_server: NewServer, workers: str):
     server = new_server("--tool_type", "trial,python_code", "--uvi_workers", workers)
     server.observe("<python>print(1)</python>")
-    below = server.children()
-    assert below
+    descendants = server.children()
+    assert descendants
 
     server.kill()
 
-    eventually(lambda: not [pid for pid in below if alive(pid)])
+    eventually(lambda: not [pid for pid in descendants if alive(pid)])
 
 
-def test_a_paused_store_is_a_503_in_time_and_the_server_recovers(
+def test_a_paused_store_is_answered_with_503_and_the_server_recovers(
     contained: None, new_server: NewServer, redis_url: str, request: pytest.FixtureRequest
 ):
     server = new_server("--tool_type", "trial", "--redis", redis_url, "--store-wait-seconds", "1")
@@ -156,8 +156,8 @@ def test_a_paused_store_is_a_503_in_time_and_the_server_recovers(
     assert failed.status_code == 503
     assert failed.json()["cause"] == "store_unavailable"
     assert failed.headers["Retry-After"]
-    # What was sent while it stood still may hold the call until its lease ends.
-    repeated = eventually(lambda: answered(server.post(["t"], ["count"], extra_fields=[{"call_id": "2"}])))
+    # The request that was sent during the pause may claim the call until its lease ends.
+    repeated = eventually(lambda: successful(server.post(["t"], ["count"], extra_fields=[{"call_id": "2"}])))
     assert repeated.json()["observations"] == ["count 2"]
     assert server.http.get("/health").status_code == 200
 
@@ -178,7 +178,7 @@ def test_a_clients_deadline_bounds_the_wait_for_the_store(
     assert response.json()["cause"] in ("store_unavailable", "timeout")
 
 
-def answered(response: httpx.Response) -> httpx.Response | None:
+def successful(response: httpx.Response) -> httpx.Response | None:
     return response if response.status_code == 200 else None
 
 

@@ -1,4 +1,4 @@
-"""One server over HTTP, with the sandbox and the store that a user has."""
+"""One server over HTTP, with the default sandbox and store."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +56,7 @@ def test_the_last_step_drops_the_state(server: ServerProcess):
 
 @pytest.mark.feature("verl-tool", "workers of a tool")
 def test_four_calls_of_one_request_run_at_once(server: ServerProcess):
-    # None of them answers before all are there.
+    # No call returns before all four are running.
     body = server.post(["a", "b", "c", "d"], ["meet 4"] * 4).json()
 
     assert body["observations"] == ["meet 1"] * 4
@@ -125,14 +125,14 @@ def test_a_task_ended_by_a_limit_is_counted(new_server: NewServer):
 
 @pytest.mark.feature("verl-tool", "a back-end in Ray")
 @pytest.mark.parametrize("arguments", [(), ("--use_ray=True",), ("--sandbox", "process")])
-def test_other_modes_give_the_same_results(new_server: NewServer, arguments: tuple[str, ...]):
+def test_all_modes_of_the_server_give_the_same_results(new_server: NewServer, arguments: tuple[str, ...]):
     server = new_server("--tool_type", "python_code", *arguments)
 
     assert server.observe(CALL) == "\n<result>\nhello 42\n</result>\n"
 
 
 @pytest.mark.feature("verl-tool", "a tool that is missing")
-def test_a_tool_that_cannot_work_keeps_the_server_from_starting(new_server: NewServer):
+def test_a_missing_tool_prevents_the_server_from_starting(new_server: NewServer):
     server = new_server("--tool_type", "nosuch", ready=False)
 
     assert server.process.wait(60) == 2
@@ -140,7 +140,7 @@ def test_a_tool_that_cannot_work_keeps_the_server_from_starting(new_server: NewS
 
 
 @pytest.mark.feature("verl-tool", "a tool that is missing")
-def test_without_any_tool_every_action_finishes_where_missing_tools_are_allowed(new_server: NewServer):
+def test_a_server_may_allow_missing_tools_and_then_finishes_every_trajectory(new_server: NewServer):
     server = new_server("--tool_type", "nosuch", "--allow-missing-tools")
 
     assert server.http.get("/health").json()["tools"] == ["finish"]
@@ -178,7 +178,7 @@ def test_a_stopping_server_answers_requests_in_progress(any_server: ServerProces
     eventually(lambda: not [pid for pid in children if alive(pid)], 12)
 
 
-def test_a_server_stopped_during_its_start_leaves_nothing(new_server: NewServer):
+def test_a_server_stopped_during_its_start_leaves_no_processes(new_server: NewServer):
     server = new_server("--tool_type", "python_code", ready=False)
     children = eventually(server.children)
 
@@ -189,7 +189,7 @@ def test_a_server_stopped_during_its_start_leaves_nothing(new_server: NewServer)
 
 
 def refuses(server: ServerProcess) -> bool:
-    """Whether it takes no new connections any more."""
+    """Return whether the server no longer accepts connections."""
     try:
         return httpx.get(str(server.http.base_url.join("/readyz")), timeout=5).status_code == 503
     except httpx.TransportError:
@@ -200,7 +200,7 @@ def refuses(server: ServerProcess) -> bool:
 def test_several_workers_share_trajectories_and_metrics(new_server: NewServer):
     server = new_server("--tool_type", "trial", "--uvi_workers", "3")
 
-    # Every call opens a connection of its own, which any worker may take.
+    # Every call opens a separate connection, which any worker may accept.
     observations = []
     for _ in range(30):
         response = server.http.post(

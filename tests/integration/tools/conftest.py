@@ -1,4 +1,4 @@
-"""Tools in the sandbox that users have."""
+"""Tools in the default sandbox."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any

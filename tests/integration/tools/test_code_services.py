@@ -1,4 +1,4 @@
-"""Piston and SandboxFusion, each before a service that answers as its documentation says."""
+"""Piston and SandboxFusion with a service that answers as their documentation says."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,10 +18,10 @@ XML = """<piston>
   <stdin>three</stdin>
   <file name="main.py">
 import sys, helper
-print(helper.said, sys.argv[1:], sys.stdin.read())
+print(helper.greeting, sys.argv[1:], sys.stdin.read())
 sys.exit(3)
   </file>
-  <file name="helper.py">said = 'hello'</file>
+  <file name="helper.py">greeting = 'hello'</file>
 </piston>"""
 
 
@@ -61,13 +61,13 @@ async def test_piston_takes_json_and_the_address_with_its_path(services: CodeSer
     tool = make_tool("piston", PISTON_URL=f"{services.url}/api/v2")
     await tool.start()
     try:
-        said = await Dialogue(tool).say(
+        observation = await Dialogue(tool).say(
             json.dumps({"language": "python", "files": [{"name": "main.py", "content": "print(7)"}]})
         )
     finally:
         await tool.close()
 
-    assert "--- STDOUT ---\n7\n" in said
+    assert "--- STDOUT ---\n7\n" in observation
     assert services.asked[0]["version"] == "*"
 
 
@@ -75,19 +75,19 @@ async def test_a_program_over_its_time_is_killed_and_reported(services: CodeServ
     tool = make_tool("piston", PISTON_URL=services.url, PISTON_RUN_SECONDS="0.3")
     await tool.start()
     try:
-        said = await Dialogue(tool).say(
+        observation = await Dialogue(tool).say(
             '<piston><language>python</language><file name="a.py">import time; time.sleep(60)</file></piston>'
         )
     finally:
         await tool.close()
 
-    assert "Exit code: None (TO)\nSignal: SIGKILL\n" in said
+    assert "Exit code: None (TO)\nSignal: SIGKILL\n" in observation
 
 
-async def test_a_language_that_piston_lacks_is_the_agents_mistake(piston: Dialogue):
-    said = await piston.say("<piston><language>cobol</language><file>x</file></piston>")
+async def test_an_unknown_language_is_an_observation_and_the_action_is_invalid(piston: Dialogue):
+    observation = await piston.say("<piston><language>cobol</language><file>x</file></piston>")
 
-    assert said == "Error: HTTP 400: cobol-* runtime is unknown"
+    assert observation == "Error: HTTP 400: cobol-* runtime is unknown"
     assert (piston.result.done, piston.result.valid) == (True, False)
 
 
@@ -114,7 +114,7 @@ async def test_a_program_that_does_not_compile_is_reported(services: CodeService
         'before {"language": "python", "files": [{"content": "x"}]}',
     ],
 )
-def test_piston_takes_whole_programs_alone(action):
+def test_piston_takes_only_complete_programs(action):
     assert make_tool("piston").parse(action) is None
 
 
@@ -127,12 +127,12 @@ async def test_fusion_reports_the_output_of_a_program(fusion: Dialogue):
 
 
 async def test_fusion_reports_errors(fusion: Dialogue):
-    said = await fusion.say("```python\nprint(1)\nraise ValueError('no')\n```")
+    observation = await fusion.say("```python\nprint(1)\nraise ValueError('no')\n```")
 
-    assert said.startswith(
+    assert observation.startswith(
         "Execution results:\n\nExecution: Finished (took 0.0123s)\n\nOutput:\n1\n\nErrors:\nTraceback"
     )
-    assert said.endswith("ValueError: no\n\nStatus: Failed")
+    assert observation.endswith("ValueError: no\n\nStatus: Failed")
 
 
 async def test_fusion_reports_a_timeout(fusion: Dialogue):
@@ -171,14 +171,14 @@ def test_fusion_takes_the_first_block_in_a_language(action, language):
     assert (parsed and json.loads(parsed)["language"]) == language
 
 
-async def test_words_are_refused_before_the_service_is_asked(services: CodeServices, fusion: Dialogue):
+async def test_blocked_words_are_refused_without_a_request_to_the_service(services: CodeServices, fusion: Dialogue):
     assert await fusion.say("<python>import subprocess</python>") == (
         "Execution blocked: Code contains potentially dangerous operations that are not allowed."
     )
     assert services.asked == []
 
 
-async def test_halves_of_characters_are_no_outage(piston: Dialogue, fusion: Dialogue):
+async def test_lone_surrogates_are_replaced(piston: Dialogue, fusion: Dialogue):
     assert "Output:\n?" in await fusion.say("<python>print('\ud800')</python>")
     assert "--- STDOUT ---\n?" in await piston.say(
         '<piston><language>python</language><file name="a.py">print("\ud800")</file></piston>'
@@ -205,7 +205,7 @@ async def test_a_failure_of_the_service_fails_the_call(answer, services: CodeSer
         await fusion.say("<python>1</python>")
 
 
-async def test_an_error_of_the_sandbox_itself_is_no_observation(services: CodeServices, piston, fusion):
+async def test_an_internal_error_of_the_service_fails_the_call(services: CodeServices, piston, fusion):
     services.answer = web.json_response({"status": "SandboxError", "message": "no cgroup"})
     with pytest.raises(ToolFailedError, match="no cgroup"):
         await fusion.say("<python>1</python>")
@@ -215,7 +215,7 @@ async def test_an_error_of_the_sandbox_itself_is_no_observation(services: CodeSe
         await piston.say(XML)
 
 
-async def test_a_service_that_does_not_answer_in_time_is_no_observation(services: CodeServices):
+async def test_a_timeout_of_the_service_fails_the_call(services: CodeServices):
     services.may_answer.clear()
     tool = make_tool("piston", PISTON_URL=services.url, PISTON_TIMEOUT_SECONDS="0.2")
     await tool.start()
@@ -226,7 +226,7 @@ async def test_a_service_that_does_not_answer_in_time_is_no_observation(services
         await tool.close()
 
 
-async def test_a_service_that_is_not_there_is_no_observation(services: CodeServices, piston: Dialogue):
+async def test_an_unreachable_service_fails_the_call(services: CodeServices, piston: Dialogue):
     await services.__aexit__(None, None, None)
 
     with pytest.raises(ToolFailedError, match="failed: All connection attempts failed"):

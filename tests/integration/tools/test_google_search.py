@@ -1,4 +1,4 @@
-"""The tool against a service that answers as Serper does."""
+"""The tool google_search with a service that answers as Serper does."""
 
 import json
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ async def google(service: WebSite) -> AsyncIterator[Dialogue]:
     await tool.close()
 
 
-async def test_pages_are_told_once_with_title_address_and_snippet(google: Dialogue, service: WebSite):
+async def test_pages_are_listed_with_title_link_and_snippet_without_duplicates(google: Dialogue, service: WebSite):
     assert await google.say('<search>a "mill"</search>') == (
         "<result>Search results for 'a \"mill\"':\n\n"
         "**Page 1**\n**Title:** Mill\n**Link:** http://mill.example\n**Snippet:** It grinds.\n\n"
@@ -49,7 +49,7 @@ async def test_pages_are_told_once_with_title_address_and_snippet(google: Dialog
     assert (method, path, json.loads(body)) == ("POST", "/search", {"q": "a mill", "num": 4, "hl": "en", "gl": "us"})
 
 
-async def test_a_query_without_pages_is_an_observation(google: Dialogue, service: WebSite):
+async def test_a_query_without_results_is_an_observation(google: Dialogue, service: WebSite):
     service.pages["/search"] = lambda request: web.json_response({"organic": []})
 
     assert "No search results found." in await google.say("google: nothing")
@@ -67,21 +67,21 @@ async def test_a_query_without_pages_is_an_observation(google: Dialogue, service
         ("text", None),
     ],
 )
-def test_the_first_query_counts(action, query):
+def test_the_first_query_is_taken(action, query):
     assert make_tool("google_search", SERPER_API_KEY="secret").parse(action) == query
 
 
 @pytest.mark.parametrize("status", [400, 403, 429, 500])
-async def test_a_service_that_refuses_is_no_observation(google: Dialogue, service: WebSite, status: int):
+async def test_an_error_status_of_the_service_fails_the_call(google: Dialogue, service: WebSite, status: int):
     service.pages["/search"] = lambda request: web.json_response({"message": "Not enough credits"}, status=status)
 
     with pytest.raises(
         ToolFailedError, match=f"^google_search: the service.* answered {status}.*Not enough credits"
-    ) as told:
+    ) as caught:
         await google.say("<search>a</search>")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
 
 
-def test_without_a_key_the_server_does_not_start():
+def test_a_missing_key_is_refused_when_the_tool_is_created():
     with pytest.raises(ToolUnavailableError, match="SERPER_API_KEY is missing"):
         make_tool("google_search")

@@ -55,10 +55,10 @@ square = lambda x: x ** power
 """
 
 
-def text(seen: str) -> str:
-    assert seen.startswith("\n<output>\n")
-    assert seen.endswith("\n</output>\n")
-    return seen.removeprefix("\n<output>\n").removesuffix("\n</output>\n")
+def text(observation: str) -> str:
+    assert observation.startswith("\n<output>\n")
+    assert observation.endswith("\n</output>\n")
+    return observation.removeprefix("\n<output>\n").removesuffix("\n</output>\n")
 
 
 async def run(dialogue, source: str) -> str:
@@ -75,7 +75,7 @@ async def test_the_last_expression_is_shown_under_the_number_of_its_cell(new_dia
     assert await run(dialogue, "await __import__('asyncio').sleep(0, 'awaited')") == "Out[5]: 'awaited'"
 
 
-async def test_functions_and_classes_live_from_cell_to_cell(new_dialogue: NewDialogue):
+async def test_functions_classes_and_objects_are_kept_between_cells(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(dialogue, DEFINITIONS)
 
@@ -94,7 +94,7 @@ async def test_functions_and_classes_live_from_cell_to_cell(new_dialogue: NewDia
         ) == (f"Out[{4 * count + 1}]: (True, {2 + count}, True)")
 
 
-async def test_a_function_sees_variables_that_come_later(new_dialogue: NewDialogue):
+async def test_a_function_sees_variables_of_later_cells(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(dialogue, DEFINITIONS)
     await run(dialogue, "power = 3")
@@ -102,7 +102,7 @@ async def test_a_function_sees_variables_that_come_later(new_dialogue: NewDialog
     assert await run(dialogue, "square(2)") == "Out[3]: 8"
 
 
-async def test_errors_show_the_lines_of_cells_and_leave_what_was_done(new_dialogue: NewDialogue):
+async def test_errors_show_the_lines_of_cells_and_keep_earlier_changes(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(dialogue, "def fail():\n    raise ValueError('no')")
 
@@ -117,18 +117,20 @@ async def test_errors_show_the_lines_of_cells_and_leave_what_was_done(new_dialog
     assert await run(dialogue, "x") == "Out[4]: 1"
 
 
-async def test_unpicklable_variables_are_named_and_gone_in_the_next_cell(new_dialogue: NewDialogue):
+async def test_unpicklable_variables_are_reported_and_missing_in_the_next_cell(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
 
-    seen = await run(dialogue, "x = 1\nnumbers = (n for n in [1])\nfile = open('out.txt', 'w'); file.write('kept'); 0")
+    observation = await run(
+        dialogue, "x = 1\nnumbers = (n for n in [1])\nfile = open('out.txt', 'w'); file.write('kept'); 0"
+    )
 
-    assert seen.startswith("Out[1]: 0\n[Not kept for the next turn: file (TextIOWrapper: ")
-    assert "; numbers (generator: cannot pickle 'generator' object)]" in seen
+    assert observation.startswith("Out[1]: 0\n[Not kept for the next turn: file (TextIOWrapper: ")
+    assert "; numbers (generator: cannot pickle 'generator' object)]" in observation
     assert "NameError: name 'numbers' is not defined" in await run(dialogue, "numbers")
     assert await run(dialogue, "open('out.txt').read(), x") == "Out[3]: ('kept', 1)"
 
 
-async def test_a_variable_beyond_the_limit_is_named_and_the_others_stay(new_dialogue: NewDialogue):
+async def test_a_variable_beyond_the_limit_is_reported_and_the_others_are_kept(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code", IPYTHON_MAX_STATE_BYTES="1000")
 
     assert await run(dialogue, "big = 'x' * 5000; small = 1") == (
@@ -157,17 +159,19 @@ async def test_a_cell_that_times_out_keeps_its_earlier_changes(new_dialogue: New
     assert await run(dialogue, "x > 1") == "Out[2]: True"
 
 
-async def test_a_cell_that_does_not_listen_is_ended_and_the_session_is_as_it_was(new_dialogue: NewDialogue):
+async def test_a_cell_that_ignores_the_timeout_is_ended_and_the_session_is_unchanged(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code", IPYTHON_TIMEOUT_SECONDS="0.5")
     await run(dialogue, "x = 1")
 
-    seen = await run(dialogue, "import signal, time\nx = 2\nsignal.setitimer(signal.ITIMER_REAL, 0)\ntime.sleep(60)")
+    observation = await run(
+        dialogue, "import signal, time\nx = 2\nsignal.setitimer(signal.ITIMER_REAL, 0)\ntime.sleep(60)"
+    )
 
-    assert seen == f"Execution time out after 0.5 seconds\n{UNCHANGED}"
+    assert observation == f"Execution time out after 0.5 seconds\n{UNCHANGED}"
     assert await run(dialogue, "x") == "Out[2]: 1"
 
 
-async def test_a_cell_that_ends_the_process_leaves_the_session_as_it_was(new_dialogue: NewDialogue):
+async def test_a_cell_that_ends_the_process_leaves_the_session_unchanged(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(dialogue, "x = 1")
 
@@ -175,26 +179,26 @@ async def test_a_cell_that_ends_the_process_leaves_the_session_as_it_was(new_dia
     assert await run(dialogue, "x") == "Out[2]: 1"
 
 
-async def test_leaving_by_exit_keeps_the_session(new_dialogue: NewDialogue):
+async def test_exit_keeps_the_session(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(dialogue, "x = 2\nexit()")
 
     assert await run(dialogue, "x") == "Out[2]: 2"
 
 
-async def test_variables_that_cannot_be_restored_are_named(new_dialogue: NewDialogue):
+async def test_variables_that_cannot_be_restored_are_reported(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(
         dialogue, "class Odd(Exception):\n    def __init__(self, a, b): super().__init__(a)\nodd = Odd(1, 2); y = 3"
     )
 
-    seen = await run(dialogue, "y")
+    observation = await run(dialogue, "y")
 
-    assert seen.startswith("Out[2]: 3\n[Could not be brought back from an earlier turn: ")
-    assert "odd (TypeError: " in seen
+    assert observation.startswith("Out[2]: 3\n[Could not be brought back from an earlier turn: ")
+    assert "odd (TypeError: " in observation
 
 
-async def test_a_tampered_state_harms_nothing_outside_the_sandbox(new_dialogue: NewDialogue):
+async def test_a_tampered_variable_is_reported_as_not_restored(new_dialogue: NewDialogue):
     dialogue = new_dialogue("ipython_code")
     await run(dialogue, "x = 1")
     dialogue.state["vars/x"] = b"nonsense"

@@ -1,4 +1,4 @@
-"""The tool against servers of the Model Context Protocol, behind one address."""
+"""The tool mcp_interface with two servers of the Model Context Protocol behind one address."""
 
 import asyncio
 import json
@@ -91,74 +91,74 @@ def call(name: str, server: str | None = None, **arguments: object) -> str:
     return f"<tool_call>{json.dumps(wanted)}</tool_call>"
 
 
-def shown(text: str) -> str:
+def wrapped(text: str) -> str:
     return f"\n<mcp_response>\n```result\n{text}\n```\n</mcp_response>\n"
 
 
 @pytest.mark.feature("verl-tool", "MCP tools")
-async def test_a_tool_is_called_and_its_text_comes_back(dialogue: Dialogue):
-    assert await dialogue.say(call("add", "calculator", a=1, b=2)) == shown("1 + 2 = 3")
+async def test_a_tool_is_called_and_its_text_is_the_observation(dialogue: Dialogue):
+    assert await dialogue.say(call("add", "calculator", a=1, b=2)) == wrapped("1 + 2 = 3")
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)
 
 
-async def test_the_only_server_that_is_allowed_need_not_be_named(dialogue: Dialogue):
-    assert await dialogue.say(call("add", a=1, b=2)) == shown("1 + 2 = 3")
+async def test_a_call_need_not_name_the_only_allowed_server(dialogue: Dialogue):
+    assert await dialogue.say(call("add", a=1, b=2)) == wrapped("1 + 2 = 3")
 
 
-async def test_among_servers_the_one_with_the_tool_is_found(dialogue: Dialogue):
+async def test_a_call_without_a_server_goes_to_the_server_with_the_tool(dialogue: Dialogue):
     dialogue.extra["mcp_servers"] = ["calculator", {"name": "weather"}]
 
-    assert await dialogue.say(call("forecast", city="Bern")) == shown("Bern: fine")
+    assert await dialogue.say(call("forecast", city="Bern")) == wrapped("Bern: fine")
 
 
-async def test_a_tool_of_two_servers_asks_for_one(dialogue: Dialogue):
+async def test_a_call_of_a_tool_of_two_servers_must_name_a_server(dialogue: Dialogue):
     dialogue.extra["mcp_servers"] = ["calculator", "weather"]
 
-    assert await dialogue.say(call("add", place="x")) == shown(
+    assert await dialogue.say(call("add", place="x")) == wrapped(
         "Tool 'add' is available on multiple servers ['calculator', 'weather']; please specify which one to use."
     )
     assert (dialogue.result.done, dialogue.result.valid) == (True, False)
 
 
-async def test_a_tool_of_no_server_asks_for_one(dialogue: Dialogue):
+async def test_a_call_of_a_tool_of_no_server_must_name_a_server(dialogue: Dialogue):
     dialogue.extra["mcp_servers"] = ["calculator", "weather"]
 
-    assert await dialogue.say(call("nothing")) == shown(
+    assert await dialogue.say(call("nothing")) == wrapped(
         "Unable to locate tool 'nothing'. Specify one of the servers: ['calculator', 'weather']"
     )
 
 
-async def test_the_default_server_takes_what_names_none(gateway: str):
+async def test_the_default_server_takes_calls_without_a_server(gateway: str):
     tool = make_tool("mcp_interface", MCP_GATEWAY_ADDRESS=gateway, MCP_DEFAULT_SERVER="weather")
 
-    assert await Dialogue(tool).say(call("forecast", city="Bern")) == shown("Bern: fine")
+    assert await Dialogue(tool).say(call("forecast", city="Bern")) == wrapped("Bern: fine")
 
 
 async def test_an_error_of_an_mcp_tool_is_an_observation(dialogue: Dialogue):
-    seen = await dialogue.say(call("divide", a=1, b=0))
+    observation = await dialogue.say(call("divide", a=1, b=0))
 
-    assert seen == shown("Error executing tool divide")
+    assert observation == wrapped("Error executing tool divide")
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)
 
 
-async def test_wrong_arguments_are_the_agents_to_read(dialogue: Dialogue):
+async def test_invalid_arguments_are_an_observation(dialogue: Dialogue):
     assert "validation error" in (await dialogue.say(call("add", a="x"))).lower()
 
 
-async def test_an_unknown_tool_is_the_agents_to_read(dialogue: Dialogue):
+async def test_an_unknown_tool_of_a_server_is_an_observation(dialogue: Dialogue):
     assert "nothing" in await dialogue.say(call("nothing"))
     assert dialogue.result.valid
 
 
-async def test_helpers_list_what_a_server_offers(dialogue: Dialogue):
+async def test_helper_calls_list_the_tools_and_resources_of_a_server(dialogue: Dialogue):
     tools = await dialogue.say(call("mcp.list_tools"))
     resources = await dialogue.say(call("mcp.list_resources"))
 
     assert tools.startswith("\n<mcp_response>\n```result\nAvailable tools:\n- add: Adds two numbers.\n- divide: ")
-    assert resources == shown("Available resources:\n- notes://one: A note.")
+    assert resources == wrapped("Available resources:\n- notes://one: A note.")
 
 
-async def test_once_a_server_was_asked_other_names_are_not_meant_for_it(dialogue: Dialogue):
+async def test_unknown_names_are_not_taken_once_the_tools_of_a_server_are_known(dialogue: Dialogue):
     await dialogue.say(call("add", a=1, b=2))
 
     assert dialogue.tool.parse(call("python", "calculator", code="1")) is None
@@ -166,15 +166,15 @@ async def test_once_a_server_was_asked_other_names_are_not_meant_for_it(dialogue
     assert dialogue.tool.usage().endswith("discovered from server (3 tools). Examples: add, divide, flood")
 
 
-async def test_what_servers_of_other_tasks_have_says_nothing_of_a_call_without_a_server(dialogue: Dialogue):
+async def test_a_call_without_a_server_is_not_limited_to_tools_of_servers_of_other_tasks(dialogue: Dialogue):
     await dialogue.say(call("add", a=1, b=2))
     dialogue.extra["mcp_servers"] = ["weather"]
 
-    assert await dialogue.say(call("forecast", city="Bern")) == shown("Bern: fine")
+    assert await dialogue.say(call("forecast", city="Bern")) == wrapped("Bern: fine")
 
 
 async def test_a_long_text_is_cut(dialogue: Dialogue):
-    assert await dialogue.say(call("flood")) == shown("x" * 20_000 + "\n... (truncated)")
+    assert await dialogue.say(call("flood")) == wrapped("x" * 20_000 + "\n... (truncated)")
 
 
 async def test_a_gateway_that_is_down_fails_the_call():
@@ -184,21 +184,21 @@ async def test_a_gateway_that_is_down_fails_the_call():
         await Dialogue(tool).say(call("add", "calculator", a=1, b=2))
 
 
-async def test_a_server_that_an_agent_makes_up_is_the_agents_to_read(dialogue: Dialogue):
+async def test_a_nonexistent_server_that_the_agent_names_is_an_observation(dialogue: Dialogue):
     dialogue.extra.clear()
 
-    assert await dialogue.say(call("add", "nowhere")) == shown("There is no server 'nowhere'.")
+    assert await dialogue.say(call("add", "nowhere")) == wrapped("There is no server 'nowhere'.")
     assert (dialogue.result.done, dialogue.result.valid) == (False, False)
 
 
-async def test_a_server_of_the_task_that_the_gateway_does_not_know_is_nobodys_observation(dialogue: Dialogue):
+async def test_a_nonexistent_server_that_the_task_names_fails_the_call(dialogue: Dialogue):
     dialogue.extra["mcp_servers"] = ["nowhere"]
 
     with pytest.raises(ToolFailedError, match="/nowhere/sse failed"):
         await dialogue.say(call("add", "nowhere"))
 
 
-async def test_a_server_that_has_answered_before_is_not_made_up(dialogue: Dialogue, monkeypatch):
+async def test_a_server_that_has_answered_before_and_disappears_fails_the_call(dialogue: Dialogue, monkeypatch):
     dialogue.extra.clear()
     await dialogue.say(call("add", "calculator", a=1, b=2))
     gateway = dialogue.tool._gateway
@@ -209,19 +209,19 @@ async def test_a_server_that_has_answered_before_is_not_made_up(dialogue: Dialog
         await dialogue.say(call("add", "calculator", a=1, b=2))
 
 
-async def test_a_gateway_that_is_down_may_be_told_as_text():
+async def test_a_gateway_that_is_down_can_be_an_observation():
     tool = make_tool("mcp_interface", MCP_GATEWAY_ADDRESS="http://127.0.0.1:1", MCP_ON_FAILURE="text")
     dialogue = Dialogue(tool)
 
-    seen = await dialogue.say(call("add", "calculator"))
+    observation = await dialogue.say(call("add", "calculator"))
 
-    assert json.loads(seen.split("```")[1].removeprefix("result"))["tool"] == "add"
+    assert json.loads(observation.split("```")[1].removeprefix("result"))["tool"] == "add"
     assert dialogue.result.valid
 
 
-async def test_servers_over_http_streams_are_called_alike():
+async def test_servers_with_streamable_http_are_called():
     app = calculator().streamable_http_app(streamable_http_path="/calculator/mcp")
     async with serving(app) as address:
         tool = make_tool("mcp_interface", MCP_GATEWAY_ADDRESS=address, MCP_TRANSPORT="http")
 
-        assert await Dialogue(tool).say(call("add", "calculator", a=1, b=2)) == shown("1 + 2 = 3")
+        assert await Dialogue(tool).say(call("add", "calculator", a=1, b=2)) == wrapped("1 + 2 = 3")

@@ -24,9 +24,9 @@ async def test_a_program_runs_as_main_with_the_names_of_the_standard_library(new
 
 
 async def test_errors_name_the_lines_of_the_program(new_dialogue: NewDialogue):
-    seen = await new_dialogue("python_code").say("<python>def f():\n    return 1 / 0\n\nf()</python>")
+    observation = await new_dialogue("python_code").say("<python>def f():\n    return 1 / 0\n\nf()</python>")
 
-    assert seen == (
+    assert observation == (
         "\n<result>\nTraceback (most recent call last):\n"
         '  File "main.py", line 4, in <module>\n    f()\n'
         '  File "main.py", line 2, in f\n    return 1 / 0\n           ~~^~~\n'
@@ -35,10 +35,11 @@ async def test_errors_name_the_lines_of_the_program(new_dialogue: NewDialogue):
 
 
 async def test_a_syntax_error_names_its_line(new_dialogue: NewDialogue):
-    seen = await new_dialogue("python_code").say("<python>x = 1\nx = = 2</python>")
+    observation = await new_dialogue("python_code").say("<python>x = 1\nx = = 2</python>")
 
     assert (
-        seen == '\n<result>\nFile "main.py", line 2\n    x = = 2\n        ^\nSyntaxError: invalid syntax\n</result>\n'
+        observation
+        == '\n<result>\nFile "main.py", line 2\n    x = = 2\n        ^\nSyntaxError: invalid syntax\n</result>\n'
     )
 
 
@@ -51,25 +52,27 @@ async def test_stdin_reaches_the_program(new_dialogue: NewDialogue):
 
 
 @pytest.mark.feature("verl-tool", "limits of Python")
-async def test_a_program_that_takes_too_long_is_ended_and_what_it_printed_is_kept(new_dialogue: NewDialogue):
+async def test_a_program_beyond_the_timeout_is_ended_and_its_output_is_kept(new_dialogue: NewDialogue):
     dialogue = new_dialogue("python_code", PYTHON_TIMEOUT_SECONDS="1")
 
-    seen = await dialogue.say("<python>print('begun', flush=True)\nwhile True: pass</python>")
+    observation = await dialogue.say("<python>print('begun', flush=True)\nwhile True: pass</python>")
 
-    assert seen == "\n<result>\nbegun\n\nExecution timed out after 1 seconds.\n</result>\n"
+    assert observation == "\n<result>\nbegun\n\nExecution timed out after 1 seconds.\n</result>\n"
 
 
-async def test_one_program_leaves_nothing_to_the_next(new_dialogue: NewDialogue):
+async def test_a_program_has_no_state_of_earlier_programs(new_dialogue: NewDialogue):
     dialogue = new_dialogue("python_code")
     await dialogue.say("<python>x = 1\nopen('f', 'w').write('x')\nimport builtins; builtins.y = 2</python>")
 
-    seen = await dialogue.say("<python>import os\nprint('x' in globals(), os.path.exists('f'), 'y' in dir())</python>")
+    observation = await dialogue.say(
+        "<python>import os\nprint('x' in globals(), os.path.exists('f'), 'y' in dir())</python>"
+    )
 
-    assert seen == "\n<result>\nFalse False False\n</result>\n"
+    assert observation == "\n<result>\nFalse False False\n</result>\n"
 
 
 @pytest.mark.parametrize("source", ["(" * 1_000, "x = " + "-" * 100_000 + "1", "\0", "9" * 5000, "[" * 300 + "]" * 300])
-async def test_source_that_is_too_much_for_the_compiler_is_an_answer(new_dialogue: NewDialogue, source):
-    seen = await new_dialogue("python_code").say(f"<python>{source}</python>")
+async def test_source_that_the_compiler_rejects_is_an_observation(new_dialogue: NewDialogue, source):
+    observation = await new_dialogue("python_code").say(f"<python>{source}</python>")
 
-    assert "Error" in seen
+    assert "Error" in observation

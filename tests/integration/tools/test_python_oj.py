@@ -40,18 +40,18 @@ async def test_a_right_program_passes(new_dialogue: NewDialogue):
         ("while True: pass", "time limit exceeded.\nExecution timed out after 1 seconds."),
     ],
 )
-async def test_a_wrong_program_gets_the_reason(new_dialogue: NewDialogue, source, report):
+async def test_a_wrong_program_is_reported_with_the_reason(new_dialogue: NewDialogue, source, report):
     tests = {"inputs": ["1"], "outputs": ["3"]}
     dialogue = new_dialogue("python_oj", {"public_tests": tests}, PYTHON_TIMEOUT_SECONDS="1")
 
-    seen = await dialogue.say(f"<python>{source}</python>")
+    observation = await dialogue.say(f"<python>{source}</python>")
 
-    assert seen.startswith(f"The above code is incorrect and got {report}")
+    assert observation.startswith(f"The above code is incorrect and got {report}")
     assert not dialogue.result.done
 
 
 @pytest.mark.parametrize("escape", ["exit()", "raise SystemExit", "import os; getattr(os, '_' + 'exit')(0)"])
-async def test_leaving_before_the_assertion_is_no_pass(new_dialogue: NewDialogue, escape):
+async def test_a_program_that_exits_before_the_assertion_fails(new_dialogue: NewDialogue, escape):
     dialogue = new_dialogue("python_oj", {"public_tests": ["assert add(1, 2) == 4"]})
 
     assert "Failed test case: assert add(1, 2) == 4" in await dialogue.say(f"<python>{escape}</python>")

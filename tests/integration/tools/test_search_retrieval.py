@@ -1,4 +1,4 @@
-"""The tool against the retriever that `turnmill retriever` starts."""
+"""The tool search_retrieval with the service of `turnmill retriever`."""
 
 import json
 import signal
@@ -78,11 +78,11 @@ async def test_documents_are_numbered_with_their_titles(dialogue: Dialogue):
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)
 
 
-async def test_a_query_that_finds_nothing_is_an_observation(dialogue: Dialogue):
+async def test_a_query_without_results_is_an_observation(dialogue: Dialogue):
     assert await dialogue.say("<search>zebra</search>") == "\n\n<information></information>\n\n"
 
 
-def test_the_service_speaks_the_protocol_of_its_kind(retriever: str):
+def test_the_service_returns_documents_with_or_without_scores(retriever: str):
     request = {"queries": ["whale", "grain"], "topk": 1, "return_scores": True}
 
     scored = httpx.post(f"{retriever}/retrieve", json=request).json()["result"]
@@ -94,7 +94,7 @@ def test_the_service_speaks_the_protocol_of_its_kind(retriever: str):
 
 
 @pytest.mark.parametrize("body", [{}, {"queries": "x"}, {"queries": [1]}, {"queries": ["x"], "topk": -1}])
-def test_a_request_that_makes_no_sense_is_refused(retriever: str, body):
+def test_an_invalid_request_is_refused(retriever: str, body):
     assert httpx.post(f"{retriever}/retrieve", json=body).status_code == 422
 
 

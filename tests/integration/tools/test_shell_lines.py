@@ -23,7 +23,7 @@ def test_lines_are_joined_as_bash_reads_them(block, commands):
     assert join_lines(block.split("\n")) == commands
 
 
-def test_a_block_without_ends_is_given_up():
+def test_lines_that_never_form_a_command_are_not_joined():
     lines = ["if x"] * 2_000
 
     assert join_lines(lines) == lines

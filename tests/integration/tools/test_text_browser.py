@@ -1,4 +1,4 @@
-"""The browser, its pages rendered in the sandbox, on a site of its own."""
+"""The tool text_browser on a local site, with pages rendered in the sandbox."""
 
 import re
 from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ async def test_an_empty_action_shows_the_first_page_with_numbers_to_click_on(new
     assert (browser.result.done, browser.result.valid) == (False, True)
 
 
-async def test_links_lead_on_and_the_way_back_is_known_to_every_replica(new_browser):
+async def test_links_are_followed_and_the_history_is_known_to_every_replica(new_browser):
     browser = await new_browser()
 
     assert "Grain is ground." in await browser.say(say("click [1]"))
@@ -95,7 +95,7 @@ async def test_links_lead_on_and_the_way_back_is_known_to_every_replica(new_brow
     assert not browser.result.valid
 
 
-async def test_a_form_is_sent_with_what_was_typed_chosen_and_checked(new_browser, site):
+async def test_a_form_is_sent_with_typed_selected_and_checked_values(new_browser, site):
     browser = await new_browser()
 
     assert "[4] textbox 'Search' filled: 'a mill'" in await browser.say(say("type [4] [a mill] [0]"))
@@ -106,7 +106,7 @@ async def test_a_form_is_sent_with_what_was_typed_chosen_and_checked(new_browser
     assert "asked for /search?lang=en&q=other&in=2" in await browser.say(say("type [4] [other] [1]"))
 
 
-async def test_halves_of_characters_are_filled_in_as_question_marks(new_browser):
+async def test_lone_surrogates_are_replaced_by_question_marks(new_browser):
     browser = await new_browser()
 
     assert "[4] textbox 'Search' filled: 'a?'" in await browser.say(say("type [4] [a\ud800] [0]"))
@@ -122,7 +122,7 @@ async def test_a_posted_form_names_the_button_that_was_clicked(new_browser, site
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("dance", "The action is invalid, please retry"),
         ("click [99]", "There is no [99] on this page."),
@@ -134,17 +134,17 @@ async def test_a_posted_form_names_the_button_that_was_clicked(new_browser, site
         ("go_back", "There is no page to go back to."),
     ],
 )
-async def test_an_impossible_command_is_reported_and_leaves_the_page(new_browser, command, said):
+async def test_an_invalid_command_is_reported_and_the_page_is_unchanged(new_browser, command, message):
     browser = await new_browser()
 
-    seen = await browser.say(say(command))
+    observation = await browser.say(say(command))
 
-    assert f"Parsed Previous Action:\n{said}\n" in seen
-    assert "Welcome" in seen
+    assert f"Parsed Previous Action:\n{message}\n" in observation
+    assert "Welcome" in observation
     assert not browser.result.valid
 
 
-async def test_to_stop_ends_the_trajectory_and_forgets_it(new_browser):
+async def test_stop_ends_the_trajectory_and_clears_its_state(new_browser):
     browser = await new_browser()
     await browser.say("")
 
@@ -184,7 +184,7 @@ async def test_other_files_are_shown_if_they_are_text(new_browser, site):
     )
 
 
-async def test_cookies_belong_to_a_trajectory_and_travel_with_it(new_browser, site):
+async def test_cookies_are_kept_per_trajectory_on_every_replica(new_browser, site):
     def remember(request: web.Request) -> web.Response:
         answer = web.Response(text=f"<p>you are {request.cookies.get('name', 'new')}</p>", content_type="text/html")
         answer.set_cookie("name", "known")
@@ -211,7 +211,7 @@ async def test_private_addresses_are_refused_unless_they_are_allowed(new_browser
     assert len(site.requests) == num_requests
 
 
-async def test_a_redirect_is_looked_at_like_any_request(new_browser, site):
+async def test_a_redirect_is_checked_like_any_request(new_browser, site):
     def away(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"location": f"{site.url.replace('127.0.0.1', 'localhost')}/grain"})
 
@@ -222,7 +222,7 @@ async def test_a_redirect_is_looked_at_like_any_request(new_browser, site):
     assert site.requests[-1][1] == "/away"
 
 
-async def test_a_page_that_takes_too_long_to_show_costs_its_time_and_no_more(new_browser, site):
+async def test_a_page_that_takes_too_long_to_render_is_an_observation(new_browser, site):
     rows = "<tr>" + "<td>x</td>" * 100 + "</tr>"
     site.pages["/table"] = f"<table>{rows * 4000}</table>"
     browser = await new_browser(BROWSER_RENDER_SECONDS="0.5")
@@ -231,7 +231,7 @@ async def test_a_page_that_takes_too_long_to_show_costs_its_time_and_no_more(new
     assert "Grain is ground." in await browser.say(say("click [1]"))
 
 
-async def test_a_too_large_page_is_cut_and_says_so(new_browser, site):
+async def test_a_too_large_page_is_cut_with_a_notice(new_browser, site):
     site.pages["/large"] = "<p>word</p>" * 10_000
     browser = await new_browser(BROWSER_MAX_PAGE_BYTES="2000")
 
@@ -239,7 +239,7 @@ async def test_a_too_large_page_is_cut_and_says_so(new_browser, site):
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-async def test_a_site_that_is_out_of_order_is_no_observation(new_browser, site, status):
+async def test_an_error_status_of_a_site_fails_the_call_or_is_an_observation_as_set(new_browser, site, status):
     site.pages["/broken"] = lambda request: web.Response(status=status)
     browser, lenient = await new_browser(), await new_browser(BROWSER_ON_FAILURE="text")
 
@@ -248,7 +248,7 @@ async def test_a_site_that_is_out_of_order_is_no_observation(new_browser, site, 
     assert f"The page cannot be reached: it answered {status}." in await lenient.say(say("goto [/broken]"))
 
 
-async def test_a_site_that_hangs_is_no_observation(new_browser, site):
+async def test_a_timeout_of_a_site_fails_the_call(new_browser, site):
     browser = await new_browser(BROWSER_TIMEOUT_SECONDS="0.3")
     await browser.say("")
     site.may_answer.clear()
@@ -257,7 +257,7 @@ async def test_a_site_that_hangs_is_no_observation(new_browser, site):
         await browser.say(say("click [1]"))
 
 
-async def test_a_first_page_that_may_not_be_visited_is_no_fault_of_the_agent(new_browser):
+async def test_a_first_page_that_is_forbidden_or_missing_fails_the_call(new_browser):
     browser = await new_browser(BROWSER_PRIVATE_ADDRESSES="refuse")
     with pytest.raises(ToolFailedError, match=r"the first page .* cannot be shown: 127.0.0.1 is no public address"):
         await browser.say("")
@@ -277,17 +277,17 @@ async def test_a_first_page_that_may_not_be_visited_is_no_fault_of_the_agent(new
         ("<think>a</think> click [1]", None),
     ],
 )
-async def test_a_command_stands_in_a_fence_after_a_thought(action, parsed):
+async def test_a_command_is_parsed_from_a_fence_after_a_thought(action, parsed):
     assert make_tool("text_browser").parse(action) == parsed
 
 
-async def test_hosts_at_one_address_share_no_connection(new_browser, site):
+async def test_trajectories_share_no_connection(new_browser, site):
     first = await new_browser()
     first.extra["url"] = f"{site.url}/who"
     second = Dialogue(first.tool, dict(first.extra), trajectory_id="other")
 
-    seen = [re.search(r"asked by (\d+)", await browser.say("")) for browser in (first, second)]
+    observation = [re.search(r"asked by (\d+)", await browser.say("")) for browser in (first, second)]
 
-    assert seen[0] is not None
-    assert seen[1] is not None
-    assert seen[0][1] != seen[1][1]
+    assert observation[0] is not None
+    assert observation[1] is not None
+    assert observation[0][1] != observation[1][1]

@@ -1,4 +1,4 @@
-"""Tools of the installed verl, served as they are."""
+"""Tools written for verl, served unchanged."""
 
 from collections.abc import AsyncIterator
 
@@ -35,24 +35,24 @@ async def test_a_class_is_created_executed_and_released_around_every_call(dialog
     Scales.notes.clear()
 
     for _ in range(2):
-        seen = await dialogue.say(call("weigh", '{"weight": 3}'))
+        observation = await dialogue.say(call("weigh", '{"weight": 3}'))
 
-        assert seen == "\n<tool_response>\n3 st\n</tool_response>\n"
+        assert observation == "\n<tool_response>\n3 st\n</tool_response>\n"
     assert Scales.notes == ["create st", "execute {'weight': 3}", "release st"] * 2
-    assert dialogue.result.observation == {"obs": seen, "reward": 0.5, "metrics": {"n": 1}}
+    assert dialogue.result.observation == {"obs": observation, "reward": 0.5, "metrics": {"n": 1}}
 
 
-async def test_what_a_class_raises_is_its_answer_and_its_instance_is_released(dialogue: Dialogue):
+async def test_an_exception_of_a_class_is_an_observation_and_the_instance_is_released(dialogue: Dialogue):
     dialogue.extra = {}
 
-    seen = await dialogue.say(call("weigh", '{"weight": -1}'))
+    observation = await dialogue.say(call("weigh", '{"weight": -1}'))
 
-    assert seen == "\n<tool_response>\nError executing tool 'weigh': too light\n</tool_response>\n"
+    assert observation == "\n<tool_response>\nError executing tool 'weigh': too light\n</tool_response>\n"
     assert Scales.notes[-1] == "release lb"
     assert "\n3 lb\n" in await dialogue.say(call("weigh", '{"weight": 3}'))
 
 
-async def test_functions_are_called_with_what_they_return_made_uniform(dialogue: Dialogue):
+async def test_functions_are_called_and_their_return_values_normalized(dialogue: Dialogue):
     assert await dialogue.say(call("shout", '{"text": "hé"}')) == (
         '\n<tool_response>\n{"text": "HÉ"}\n</tool_response>\n'
     )
@@ -61,12 +61,12 @@ async def test_functions_are_called_with_what_they_return_made_uniform(dialogue:
     assert "\nsaid\n" in await dialogue.say(call("later", '"{\\"text\\": \\"said\\"}"'))
 
 
-async def test_wrong_arguments_are_an_answer(dialogue: Dialogue):
+async def test_invalid_arguments_are_an_observation(dialogue: Dialogue):
     assert "Error executing tool 'shout': " in await dialogue.say(call("shout", '{"loud": 1}'))
     assert "Invalid JSON in arguments for 'shout': " in await dialogue.say(call("shout", '"{"'))
 
 
-async def test_other_names_are_not_meant_for_it(dialogue: Dialogue):
+async def test_calls_of_unknown_tools_are_not_taken(dialogue: Dialogue):
     assert dialogue.tool.parse(call("unknown", "{}")) is None
     assert dialogue.tool.parse("text") is None
     assert '"name": "weigh"' in dialogue.tool.usage()
@@ -79,6 +79,6 @@ async def test_other_names_are_not_meant_for_it(dialogue: Dialogue):
         ({"VERL_TOOL_CONFIG_PATH": "/no/such.yaml"}, r"FileNotFoundError: there is no file /no/such.yaml"),
     ],
 )
-async def test_without_a_file_it_cannot_start(settings, message):
+async def test_the_tool_verl_requires_an_existing_file(settings, message):
     with pytest.raises(ToolUnavailableError, match=message):
         await make_tool("verl", **settings).start()

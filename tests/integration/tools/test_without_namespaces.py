@@ -1,4 +1,4 @@
-"""Sessions in the sandbox of a pod that may make no namespaces: it refuses to set modes and times by name."""
+"""Sessions in the sandbox of a pod that may not create namespaces, which refuses to set modes and times by path."""
 
 from collections.abc import AsyncIterator
 
@@ -25,22 +25,22 @@ async def test_a_shell_keeps_its_files_with_their_modes(sandbox: ForkSandbox):
     dialogue = Dialogue(make_tool("bash_terminal", sandbox))
     await dialogue.say("<bash>umask 077; echo data > f; mkdir -p d/e; ln -s f l; export A=1; cd d</bash>")
 
-    seen = await dialogue.say("<bash>cat ../l; stat -c %a ../f e; echo $A</bash>")
+    observation = await dialogue.say("<bash>cat ../l; stat -c %a ../f e; echo $A</bash>")
 
-    assert "user@bash-session:~/d$ cat ../l; stat -c %a ../f e; echo $A\ndata\n600\n700\n1\n" in seen
+    assert "user@bash-session:~/d$ cat ../l; stat -c %a ../f e; echo $A\ndata\n600\n700\n1\n" in observation
 
 
-async def test_a_shell_that_stops_its_keeper_is_ended_and_left_as_it_was(sandbox: ForkSandbox):
+async def test_a_shell_that_stops_its_supervisor_is_ended_and_its_state_is_unchanged(sandbox: ForkSandbox):
     dialogue = Dialogue(make_tool("bash_terminal", sandbox, BASH_TIMEOUT_SECONDS="1"))
     await dialogue.say("<bash>echo x > kept</bash>")
 
-    seen = await dialogue.say("<bash>rm kept; kill -STOP $PPID; sleep 30</bash>")
+    observation = await dialogue.say("<bash>rm kept; kill -STOP $PPID; sleep 30</bash>")
 
-    assert UNCHANGED in seen
+    assert UNCHANGED in observation
     assert "file/kept" in dialogue.state
 
 
-async def test_files_that_did_not_change_are_not_written_again(sandbox: ForkSandbox):
+async def test_only_changed_files_are_written(sandbox: ForkSandbox):
     dialogue = Dialogue(make_tool("bash_terminal", sandbox))
     await dialogue.say("<bash>echo a > a; echo b > b; mkdir d</bash>")
 

@@ -43,7 +43,7 @@ def toxiproxy() -> Iterator[Toxiproxy | None]:
     if program is None:
         pytest.skip(f"faults need toxiproxy-server in PATH, or {CLUSTER} with the path of the cluster script")
     if not inside():
-        # The test runs inside, with a proxy there.
+        # The test runs in the container, with a proxy there.
         if not can_contain():
             pytest.skip("faults need unshare and the right to make namespaces")
         yield None
@@ -55,7 +55,7 @@ def toxiproxy() -> Iterator[Toxiproxy | None]:
 
 @pytest.fixture(scope="session")
 def tcp_url(toxiproxy: Toxiproxy | None) -> Iterator[str]:
-    """A store that a link can lead to."""
+    """The URL of a store with a TCP port, for links to it."""
     if toxiproxy is None:
         yield "redis://127.0.0.1:1"
         return
@@ -70,7 +70,7 @@ def link(toxiproxy: Toxiproxy | None, tcp_url: str) -> Link | None:
 
 @pytest.fixture
 def linked_url(link: Link | None, tcp_url: str) -> str:
-    """The store's URL by way of the link."""
+    """The store's URL through the link."""
     if link is None:
         return tcp_url
     parts = urlsplit(tcp_url)
@@ -79,7 +79,7 @@ def linked_url(link: Link | None, tcp_url: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Tests with a link run in a container: a process of their own, without a way out."""
+    """Run tests with a link in a container: a separate process without network access."""
     if "link" not in pyfuncitem.fixturenames or inside():
         return None
     run_contained(pyfuncitem)

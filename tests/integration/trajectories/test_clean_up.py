@@ -19,8 +19,8 @@ def keys_with(redis_url: str, name: str) -> set[bytes]:
         return set(client.keys(f"*{name}*"))
 
 
-async def leave_traces(redis_url: str, run: str) -> None:
-    """What a run with tools leaves: its journal, and a tool server's state of one trajectory."""
+async def write_data(redis_url: str, run: str) -> None:
+    """Write the data of a run with tools: its journal, and a tool server's state of one trajectory."""
     journal = TrajectoryJournal.from_url(redis_url, run, attempt=1)
     await journal.claim_run(deadline=deadline_in(10))
     await journal.append(
@@ -37,7 +37,7 @@ async def leave_traces(redis_url: str, run: str) -> None:
 def test_clean_up_deletes_all_data_of_a_run_and_nothing_else(redis_url):
     run, other = RunFolder(RUN_DIR).run_name(), RunFolder(f"{RUN_DIR}5").run_name()
     for name in (run, other):
-        asyncio.run(leave_traces(redis_url, name))
+        asyncio.run(write_data(redis_url, name))
     num_left, of_the_other = len(keys_with(redis_url, run)), keys_with(redis_url, other)
 
     result = CliRunner().invoke(app, ["clean-up", "--run-dir", RUN_DIR, "--store", redis_url])

@@ -7,7 +7,7 @@ from turnmill.trajectories.client import StoreClient, deadline_in
 
 
 @pytest.mark.parametrize("redirection", ["MOVED", "ASK"])
-async def test_a_node_that_points_to_another_is_an_error_with_a_way_out(redirection):
+async def test_a_redirection_to_another_node_is_an_error_with_a_way_out(redirection):
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(4096):
             writer.write(f"-{redirection} 7 127.0.0.1:7001\r\n".encode())

@@ -28,9 +28,9 @@ with EmbeddedStore() as store:
 """
 
 
-def wait_until(fact: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not fact():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come true within 30 s"
         time.sleep(0.01)
 
@@ -44,7 +44,7 @@ def folder_of(store_url: str) -> Path:
     return Path(urlsplit(store_url).path).parent
 
 
-def test_an_embedded_store_lives_as_long_as_its_block():
+def test_an_embedded_store_exists_until_the_end_of_its_context():
     with EmbeddedStore() as store, redis.Redis.from_url(store.url) as client:
         assert client.ping()
         folder = folder_of(store.url)
@@ -103,7 +103,7 @@ def test_the_memory_of_an_embedded_store_is_bounded_and_nothing_is_evicted():
         assert client.get("first") is not None
 
 
-def test_an_embedded_store_keeps_what_it_is_told_to_keep(tmp_path):
+def test_an_embedded_store_with_a_folder_keeps_its_data(tmp_path):
     folder = tmp_path / "kept" / "here"
     with EmbeddedStore(keep_in=folder) as store, redis.Redis.from_url(store.url) as client:
         client.set("key", "value")
@@ -164,7 +164,7 @@ def test_a_path_too_long_for_a_socket_is_replaced_by_a_port(tmp_path, monkeypatc
     assert list(long.iterdir()) == []
 
 
-def test_a_store_that_cannot_start_says_why():
+def test_a_store_that_cannot_start_raises_an_error_with_the_reason():
     with pytest.raises(StoreUnavailableError, match="maxmemory"):
         EmbeddedStore(max_bytes=-1).start()
 
@@ -205,7 +205,7 @@ def owner():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_embedded_store_is_gone_with_its_owner(owner, number):
+def test_an_embedded_store_ends_with_its_owner(owner, number):
     process, url = owner
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) == 2
@@ -227,7 +227,7 @@ def test_no_server_outlives_its_supervisor(owner):
     wait_until(lambda: not server.is_running())
 
 
-def test_ctrl_c_in_the_terminal_is_for_the_owner(owner):
+def test_ctrl_c_in_the_terminal_reaches_only_the_owner(owner):
     process, _ = owner
     supervisor = psutil.Process(process.pid).children()[0]
 

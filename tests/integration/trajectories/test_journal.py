@@ -29,7 +29,7 @@ def soon():
     return deadline_in(10)
 
 
-async def test_a_restarted_agent_loop_carries_on_after_the_last_turn(new_journal):
+async def test_a_restarted_agent_loop_continues_after_the_last_turn(new_journal):
     before = new_journal()
     trajectory = await before.open(
         "step-3/prompt-1/sample-0", metadata=TrajectoryMetadata(step=3, task=5), deadline=soon()
@@ -168,13 +168,13 @@ async def test_a_stale_attempt_at_the_run_cannot_write_to_its_open_trajectories(
     with pytest.raises(StaleClaimError):
         await stale.delete("sample-0", deadline=soon())
 
-    carried_on = await newest.open("sample-0", deadline=soon())
-    assert carried_on.turns == (FIRST,)
-    assert not carried_on.finished
+    resumed = await newest.open("sample-0", deadline=soon())
+    assert resumed.turns == (FIRST,)
+    assert not resumed.finished
 
 
-async def test_a_stale_attempt_that_was_slow_to_open_takes_nothing_over(attempt_at_run):
-    # It looked before the newer attempt began, and opens after it.
+async def test_a_stale_attempt_that_opens_late_takes_no_trajectory_over(attempt_at_run):
+    # The older attempt does not know of the newer one, which has opened the trajectory.
     slow, newest = attempt_at_run(1), attempt_at_run(2)
     await newest.open("sample-0", deadline=soon())
 

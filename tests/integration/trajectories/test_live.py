@@ -13,7 +13,7 @@ TURN = Turn(prompt_ids=(1,), response_ids=(2, 3), response_text="<python>print(1
 
 @pytest.fixture
 async def run_dir(tmp_path, redis_url, request):
-    """A run with one trajectory in flight and one that is over."""
+    """A run with one trajectory in flight and a finished one."""
     (tmp_path / "job.yaml").touch()
     JournalAddress(redis_url, request.node.name).write(tmp_path)
     journal = TrajectoryJournal.from_url(redis_url, request.node.name)
@@ -48,7 +48,7 @@ def test_a_trajectory_that_is_not_in_flight_is_an_error(run_dir, capsys):
     assert "no trajectory of that name in flight" in capsys.readouterr().err
 
 
-def test_a_run_without_a_journal_says_so(tmp_path, capsys):
+def test_a_run_without_a_journal_is_an_error(tmp_path, capsys):
     (tmp_path / "job.yaml").touch()
 
     assert main(["trajectories", str(tmp_path), "--live"]) == 2
@@ -56,7 +56,7 @@ def test_a_run_without_a_journal_says_so(tmp_path, capsys):
     assert "keeps no journal" in capsys.readouterr().err
 
 
-def test_the_address_of_a_store_is_for_its_user_alone(tmp_path):
+def test_only_its_user_can_read_the_file_with_the_address_of_a_store(tmp_path):
     address = JournalAddress("redis://:secret@store:6379/0", "run")
 
     address.write(tmp_path)

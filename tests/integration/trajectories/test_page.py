@@ -1,4 +1,4 @@
-"""The page of a trajectory store, and what a run's page shows of its journal."""
+"""The page of a trajectory store, and the journal on the page of a run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -47,21 +47,21 @@ async def play(journal: TrajectoryJournal, name: str, *turns: Turn) -> Journaled
 
 
 async def finish(journal: TrajectoryJournal, trajectory: JournaledTrajectory) -> None:
-    await journal.finish(trajectory, TrajectoryOutcome("completed", "well said"), deadline=deadline_in(5))
+    await journal.finish(trajectory, TrajectoryOutcome("completed", "stop"), deadline=deadline_in(5))
 
 
-def shown(source: Source, run: str) -> dict[str, Summary]:
-    # It has a loop of its own, and wants a thread of its own.
+def updated_summaries(source: Source, run: str) -> dict[str, Summary]:
+    # The update runs an event loop, so this function must run in a thread without one.
     for _ in source.update():
         pass
     return {each.name: each for each in source.index.summaries() if each.run == run}
 
 
-async def test_what_is_in_flight_and_what_has_ended_is_listed(journal, source):
+async def test_trajectories_in_flight_and_ended_ones_are_listed(journal, source):
     await play(journal, "t7-0-0", TURN, TURN)
     await finish(journal, await play(journal, "t7-0-1", TURN))
 
-    found = await asyncio.to_thread(shown, source, journal._run)
+    found = await asyncio.to_thread(updated_summaries, source, journal._run)
 
     assert {name: (each.outcome, each.turns, each.tokens) for name, each in found.items()} == {
         "t7-0-0": ("in flight", 2, 4),
@@ -74,11 +74,11 @@ async def test_what_is_in_flight_and_what_has_ended_is_listed(journal, source):
 async def test_the_list_follows_the_journal(journal, source):
     trajectory = await play(journal, "t7-0-0", TURN)
     gone = await play(journal, "t7-0-1", TURN)
-    first = await asyncio.to_thread(shown, source, journal._run)
+    first = await asyncio.to_thread(updated_summaries, source, journal._run)
     await journal.append(trajectory, TURN, deadline=deadline_in(5))
     await journal.delete(gone.name, deadline=deadline_in(5))
 
-    second = await asyncio.to_thread(shown, source, journal._run)
+    second = await asyncio.to_thread(updated_summaries, source, journal._run)
 
     assert {name: each.turns for name, each in first.items()} == {"t7-0-0": 1, "t7-0-1": 1}
     assert {name: each.turns for name, each in second.items()} == {"t7-0-0": 2}
@@ -86,7 +86,7 @@ async def test_the_list_follows_the_journal(journal, source):
 
 async def test_a_trajectory_in_flight_is_shown_turn_by_turn(journal, source):
     await play(journal, "a/b 💥", TURN, TURN)
-    found = await asyncio.to_thread(shown, source, journal._run)
+    found = await asyncio.to_thread(updated_summaries, source, journal._run)
     client = TestClient(create_app(source, pause_seconds=3600), base_url="http://127.0.0.1")
 
     page = await asyncio.to_thread(client.get, f"/trajectory/{found['a/b 💥'].key}")
@@ -97,7 +97,9 @@ async def test_a_trajectory_in_flight_is_shown_turn_by_turn(journal, source):
     assert "[4]" in page.text
 
 
-async def test_the_page_of_a_run_shows_what_is_in_flight_until_it_has_ended(journal, redis_url, tmp_path, monkeypatch):
+async def test_the_page_of_a_run_shows_a_trajectory_in_flight_until_it_has_ended(
+    journal, redis_url, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = RunFolder(tmp_path / "run")
     folder.create()
@@ -106,21 +108,21 @@ async def test_the_page_of_a_run_shows_what_is_in_flight_until_it_has_ended(jour
     source = RunSource(folder.path)
     client = TestClient(create_app(source, pause_seconds=3600), base_url="http://127.0.0.1")
 
-    flying = (await asyncio.to_thread(shown, source, journal._run))["t7-0-0"]
-    before = await asyncio.to_thread(client.get, f"/trajectory/{flying.key}")
+    in_flight = (await asyncio.to_thread(updated_summaries, source, journal._run))["t7-0-0"]
+    before = await asyncio.to_thread(client.get, f"/trajectory/{in_flight.key}")
     await finish(journal, trajectory)
     record = TurnRecord("t7-0-0", 12, 0, 7, 3, "2+2=?", "4", "", 1.0, done=True, stop_reason="completed")
     TrajectoryLog(folder).append([record])
-    await asyncio.to_thread(shown, source, journal._run)
-    after = await asyncio.to_thread(client.get, f"/trajectory/{flying.key}")
+    await asyncio.to_thread(updated_summaries, source, journal._run)
+    after = await asyncio.to_thread(client.get, f"/trajectory/{in_flight.key}")
 
-    assert (flying.outcome, before.status_code) == ("in flight", 200)
+    assert (in_flight.outcome, before.status_code) == ("in flight", 200)
     assert [(each.key, each.outcome) for each in source.index.summaries()] == [("t7-0-0", "solved")]
     assert after.url.path == "/trajectory/t7-0-0"
     source.close()
 
 
-async def test_the_page_of_a_run_follows_it_to_the_store_of_its_next_attempt(journal, redis_url, tmp_path, monkeypatch):
+async def test_the_page_of_a_run_changes_to_the_journal_of_the_next_attempt(journal, redis_url, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = RunFolder(tmp_path / "run")
     folder.create()
@@ -129,22 +131,22 @@ async def test_the_page_of_a_run_follows_it_to_the_store_of_its_next_attempt(jou
     await play(before, "t6-0-0", TURN)
     await before.close()
     source = RunSource(folder.path)
-    first = await asyncio.to_thread(shown, source, before._run)
+    first = await asyncio.to_thread(updated_summaries, source, before._run)
 
     JournalAddress(redis_url, journal._run).write(folder.path)
     await asyncio.to_thread(lambda: list(source.update()))
     empty = source.index.summaries()
     await play(journal, "t7-0-0", TURN)
-    second = await asyncio.to_thread(shown, source, journal._run)
+    second = await asyncio.to_thread(updated_summaries, source, journal._run)
 
     assert (first.keys(), empty, second.keys()) == ({"t6-0-0"}, [], {"t7-0-0"})
     source.close()
 
 
-async def test_the_page_keeps_its_content_when_the_store_goes_away(journal, redis_url, tmp_path: Path):
+async def test_the_page_keeps_its_content_when_the_store_becomes_unavailable(journal, redis_url, tmp_path: Path):
     source = StoreSource(redis_url)
     await play(journal, "t7-0-0", TURN)
-    await asyncio.to_thread(shown, source, journal._run)
+    await asyncio.to_thread(updated_summaries, source, journal._run)
     source._store._url = f"unix://{tmp_path}/none"
 
     with pytest.raises(StoreUnavailableError):

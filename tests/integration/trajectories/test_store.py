@@ -15,7 +15,7 @@ from turnmill.trajectories.store import TrajectoryStore
 SHELL = "bash_terminal"
 FIRST = CallKey("trajectory-1", "call-1")
 SECOND = CallKey("trajectory-1", "call-2")
-UNNAMED = CallKey("trajectory-1", None)
+WITHOUT_ID = CallKey("trajectory-1", None)
 SHORT_LEASE = StoreSettings(lease_seconds=0.05)
 
 
@@ -34,13 +34,13 @@ async def write(store: TrajectoryStore, key: CallKey, **parts: bytes) -> None:
 
 
 async def state(store: TrajectoryStore, tool: str = SHELL) -> dict[str, bytes]:
-    held = await claim(store, UNNAMED, tool)
+    held = await claim(store, WITHOUT_ID, tool)
     await store.release(held, deadline=deadline_in(10))
     return dict(held.state)
 
 
 async def die(store: TrajectoryStore) -> None:
-    """What a killed server leaves behind: its claims."""
+    """End a server as a kill does: its claims remain."""
     await store.close()
 
 
@@ -71,7 +71,7 @@ async def test_a_change_touches_only_the_parts_that_it_names(new_server):
     assert await state(new_server()) == expected
 
 
-async def test_a_change_that_forgets_leaves_what_it_writes(new_server):
+async def test_a_change_that_forgets_keeps_only_what_it_writes(new_server):
     store = new_server()
     await write(store, FIRST, old=b"1")
 
@@ -89,7 +89,7 @@ async def test_every_tool_and_every_trajectory_has_its_own_state(new_server):
     assert other.state == {}
 
 
-async def test_names_with_odd_characters_come_back_as_they_were(new_server):
+async def test_names_with_special_characters_are_stored_unchanged(new_server):
     store = new_server()
     key = CallKey("tra}je{ct*ory\n \ud800", "call \n\ud800")
     change = Change(written={"ä\udcff\ud800 \n": b"1"})
@@ -100,7 +100,7 @@ async def test_names_with_odd_characters_come_back_as_they_were(new_server):
     assert (await claim(new_server(), replace(key, call_id=None))).state == change.written
 
 
-async def test_a_call_in_progress_elsewhere_is_waited_for(new_server):
+async def test_a_repeated_call_waits_for_the_server_that_claimed_it(new_server):
     first, second = new_server(), new_server()
     held = await claim(first)
     repeated = asyncio.create_task(second.begin(FIRST, SHELL, deadline=deadline_in(10)))
@@ -110,8 +110,8 @@ async def test_a_call_in_progress_elsewhere_is_waited_for(new_server):
     assert await repeated == Recorded(b"of the first")
 
 
-@pytest.mark.parametrize("key", [SECOND, UNNAMED])
-async def test_calls_of_a_stateful_tool_follow_one_another(new_server, key):
+@pytest.mark.parametrize("key", [SECOND, WITHOUT_ID])
+async def test_calls_of_a_stateful_tool_are_serialized(new_server, key):
     first, second = new_server(), new_server()
     held = await claim(first)
     following = asyncio.create_task(claim(second, key))
@@ -129,7 +129,7 @@ async def test_a_waiting_call_fails_at_its_deadline(new_server):
         await second.begin(SECOND, SHELL, deadline=deadline_in(2))
 
 
-async def test_calls_of_a_tool_without_state_run_side_by_side(new_server):
+async def test_calls_of_a_tool_without_state_run_concurrently(new_server):
     store = new_server()
 
     held = [await claim(store, CallKey("trajectory-1", f"call-{index}"), "search", stateful=False) for index in "ab"]
@@ -143,7 +143,7 @@ async def test_calls_of_a_tool_without_state_run_side_by_side(new_server):
 async def test_a_call_without_id_of_a_tool_without_state_needs_no_store():
     store = TrajectoryStore.from_url("redis://127.0.0.1:1", "run")
 
-    held = await store.begin(UNNAMED, "search", stateful=False, deadline=deadline_in(10))
+    held = await store.begin(WITHOUT_ID, "search", stateful=False, deadline=deadline_in(10))
     await commit(store, held)
     await store.release(held, deadline=deadline_in(10))
 
@@ -160,7 +160,7 @@ async def test_the_call_of_a_dead_server_is_taken_over(new_server):
     assert second.num_taken_over == 1
 
 
-@pytest.mark.parametrize("key", [FIRST, UNNAMED])
+@pytest.mark.parametrize("key", [FIRST, WITHOUT_ID])
 async def test_a_fenced_server_can_no_longer_write(new_server, key):
     first, second = new_server(SHORT_LEASE), new_server(SHORT_LEASE)
     late = await claim(first, key)
@@ -188,13 +188,13 @@ async def test_a_fenced_server_cannot_release_or_renew_the_claim_of_the_other(ne
     await commit(second, taken)
 
 
-async def test_the_claims_of_a_living_server_outlast_their_lease(new_server, redis_url):
+async def test_the_claims_of_a_living_server_are_renewed_beyond_their_lease(new_server, redis_url):
     lease = StoreSettings(lease_seconds=1.0)
     first, second = new_server(lease), new_server(lease)
     held = await claim(first)
     repeated = asyncio.create_task(second.begin(FIRST, SHELL, deadline=deadline_in(60)))
     async with asyncio.timeout(30):
-        while await lease_end(redis_url, first) < held.token / 1e6 + 2:  # noqa: ASYNC110 (it is Redis that knows)
+        while await lease_end(redis_url, first) < held.token / 1e6 + 2:  # noqa: ASYNC110 (only Redis has this time)
             await asyncio.sleep(0.05)
 
     await commit(first, held, b"of the first")
@@ -211,7 +211,7 @@ async def test_a_claim_is_renewed_for_a_limited_time(new_server):
     assert taken.token > held.token
 
 
-@pytest.mark.parametrize("key", [FIRST, UNNAMED])
+@pytest.mark.parametrize("key", [FIRST, WITHOUT_ID])
 async def test_a_released_call_has_no_effect_and_can_be_repeated(new_server, key):
     first, second = new_server(), new_server()
     await first.release(await claim(first, key), deadline=deadline_in(10))
@@ -219,8 +219,8 @@ async def test_a_released_call_has_no_effect_and_can_be_repeated(new_server, key
     assert (await claim(second, key)).state == {}
 
 
-@pytest.mark.parametrize("key", [FIRST, UNNAMED])
-async def test_a_commit_may_be_sent_twice(new_server, key):
+@pytest.mark.parametrize("key", [FIRST, WITHOUT_ID])
+async def test_a_repeated_commit_has_no_further_effect(new_server, key):
     store = new_server()
     held = await claim(store, key)
     await commit(store, held, b"done", Change(written={"part": b"1"}))
@@ -231,7 +231,7 @@ async def test_a_commit_may_be_sent_twice(new_server, key):
     assert await state(store) == {"part": b"2"}
 
 
-async def test_a_commit_changes_nothing_of_what_a_claim_after_a_release_did(new_server):
+async def test_a_commit_under_a_released_claim_is_refused_after_another_commit(new_server):
     store = new_server()
     released = await claim(store)
     await store.release(released, deadline=deadline_in(10))
@@ -253,7 +253,7 @@ async def test_finishing_forgets_the_state_of_every_tool(new_server):
         assert await state(server, "sql") == {}
 
 
-async def test_a_finished_trajectory_still_knows_what_its_calls_did(new_server):
+async def test_a_finished_trajectory_keeps_the_records_of_its_calls(new_server):
     store = new_server()
     await write(store, FIRST, part=b"1")
 
@@ -308,7 +308,7 @@ async def test_a_call_can_finish_its_trajectory(new_server):
     assert await store.begin(SECOND, "finish", deadline=deadline_in(10)) == Recorded(b"over")
 
 
-async def test_finishing_a_trajectory_that_nobody_knows_leaves_no_trace(new_server, redis_url):
+async def test_finishing_an_unknown_trajectory_stores_nothing(new_server, redis_url):
     store = new_server()
 
     await store.finish("unknown", deadline=deadline_in(10))
@@ -316,7 +316,7 @@ async def test_finishing_a_trajectory_that_nobody_knows_leaves_no_trace(new_serv
     assert await store.count(deadline=deadline_in(10)) == 0
 
 
-async def test_a_deleted_trajectory_leaves_nothing(new_server):
+async def test_a_deleted_trajectory_leaves_neither_data_nor_valid_claims(new_server):
     store = new_server()
     late = await claim(store, SECOND, "sql")
     await write(store, FIRST, part=b"1")
@@ -331,7 +331,7 @@ async def test_a_deleted_trajectory_leaves_nothing(new_server):
         await commit(store, late)
 
 
-async def test_count_tells_the_trajectories_of_the_run(new_server, redis_url):
+async def test_count_returns_the_number_of_trajectories_of_the_run(new_server, redis_url):
     store = new_server()
     for index in range(3):
         await write(store, CallKey(f"trajectory-{index}", "call"), part=b"1")
@@ -379,7 +379,7 @@ async def test_a_commit_beyond_the_size_limit_changes_nothing(new_server):
     assert isinstance(await store.begin(SECOND, SHELL, deadline=deadline_in(10)), Claim)
 
 
-async def test_what_is_removed_or_forgotten_makes_room(new_server):
+async def test_removed_and_forgotten_parts_free_their_bytes(new_server):
     store = new_server(StoreSettings(max_trajectory_bytes=1000, cache_bytes=0))
     changes = [
         Change(written={"a": bytes(600)}),
@@ -391,14 +391,14 @@ async def test_what_is_removed_or_forgotten_makes_room(new_server):
     ]
 
     for change in changes:
-        await commit(store, await claim(store, UNNAMED), change=change)
+        await commit(store, await claim(store, WITHOUT_ID), change=change)
     await store.finish("trajectory-1", deadline=deadline_in(10))
     await write(store, FIRST, e=bytes(700))
 
     assert await state(store) == {"e": bytes(700)}
 
 
-async def test_a_store_without_memory_refuses_whole_calls_and_still_lets_go(new_server):
+async def test_a_store_without_memory_refuses_calls_but_releases_and_finishes(new_server):
     with EmbeddedStore(max_bytes=4 * 1024**2) as small:
         store = new_server(url=small.url)
         await write(store, FIRST, part=b"1")
@@ -430,7 +430,7 @@ async def test_a_call_that_finishes_is_never_refused_for_lack_of_memory(new_serv
         assert await store.begin(FIRST, "finish", deadline=deadline_in(10)) == Recorded(b"over")
 
 
-async def test_scripts_that_the_store_has_forgotten_are_sent_again(new_server, redis_url):
+async def test_scripts_that_the_store_has_lost_are_sent_again(new_server, redis_url):
     store = new_server()
     held = await claim(store)
 
@@ -440,7 +440,7 @@ async def test_scripts_that_the_store_has_forgotten_are_sent_again(new_server, r
     await commit(store, held)
 
 
-async def test_every_key_of_a_trajectory_lies_in_one_slot_of_a_cluster(new_server, redis_url):
+async def test_all_keys_of_a_trajectory_are_in_one_slot_of_a_cluster(new_server, redis_url):
     store = new_server()
     await write(store, CallKey("tra}jec{tory", "call"), part=b"1")
 
@@ -456,7 +456,7 @@ def test_an_invalid_store_url_is_refused(url):
 
 
 async def lease_end(url: str, store: TrajectoryStore) -> float:
-    """When the claim on the shell runs out, by Redis's clock; a token is the time at which it was given."""
+    """Return when the lease of the claim on the shell ends, by Redis's clock; a token is the time of its claim."""
     async with redis.asyncio.Redis.from_url(url) as client:
         value = await client.hget(store._keys.trajectory(FIRST.trajectory_id), f"lock {SHELL}")
         return int(value.split()[1]) / 1e6

@@ -1,4 +1,4 @@
-"""Random calls of three servers that crash, repeat themselves and come late, held against a model in a few lines."""
+"""Random calls of three servers that crash, repeat calls and answer late, compared with a simple model."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from turnmill.trajectories.store import TrajectoryStore
 
 GONE = "gone"
 STATEFUL = {"shell": True, "sql": True, "search": False}
-# One claim's lease ends when the test says so.
+# Leases end only when the test ends them.
 NEVER = StoreSettings(lease_seconds=1e6)
 UNCACHED = StoreSettings(lease_seconds=1e6, cache_bytes=0)
 
@@ -30,7 +30,7 @@ changes = st.builds(Change, parts, st.lists(st.sampled_from("xyz"), max_size=2).
 
 @dataclass
 class Model:
-    """What a trajectory must look like."""
+    """The expected state of a trajectory."""
 
     results: dict = field(default_factory=dict)
     states: dict = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Servers(RuleBasedStateMachine):
 
     @rule(server=st.integers(0, 2), claim=claims, change=changes, finishes=st.integers(0, 9).map(lambda n: n == 0))
     def commit(self, server, claim, change, finishes):
-        """By the server that began the call, or another: the claim is what counts."""
+        """Commit from any server: only the claim matters, not the server that began the call."""
         key, tool = claim.key, claim.tool
         model = self.models[key.trajectory_id]
         self.num_commits += 1
@@ -133,7 +133,7 @@ class Servers(RuleBasedStateMachine):
                     self.ask(server, "commit", *arguments, finishes=finishes)
             return
         if key.call_id in model.results:
-            # Another tool has done the call of this id.
+            # Another tool has executed the call of this id.
             with pytest.raises(StaleClaimError):
                 self.ask(server, "commit", *arguments, finishes=finishes)
             del model.held[place(key, tool)]
@@ -161,7 +161,7 @@ class Servers(RuleBasedStateMachine):
 
     @rule(claim=claims)
     def crash(self, claim):
-        """The server of a claim died: its lease has run out."""
+        """End the lease of a claim, as after the death of its server."""
         model, where = self.models[claim.key.trajectory_id], place(claim.key, claim.tool)
         token, _, call = model.held.get(where, (0, False, None))
         if token != claim.token:

@@ -1,4 +1,4 @@
-"""The store behind a bad link: what is sent takes effect once or not at all, and nobody waits beyond a deadline."""
+"""The store behind a faulty link: operations take effect once or not at all and end by their deadlines."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ async def begin(store, key=KEY, seconds=AMPLE):
 
 
 async def count_up(store, held, seconds=AMPLE):
-    """Do a call whose effect shows how often it was done."""
+    """Execute a call whose effect shows how often it was executed."""
     number = int(held.state.get("number", b"0")) + 1
     await store.commit(held, b"%d" % number, Change(written={"number": b"%d" % number}), deadline=deadline_in(seconds))
 
@@ -39,15 +39,15 @@ async def number(store, trajectory_id="trajectory-1"):
 
 
 async def retries(store, count):
-    """Wait until operations were tried again so often."""
+    """Wait until the store has counted so many retries."""
     async with asyncio.timeout(AMPLE):
         while store.num_retries < count:  # noqa: ASYNC110 (a count has no event)
             await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
-async def _scripts_are_known(link, new_server, tcp_url):
-    """Let the store know the scripts: the answer that is lost is to be that of the script itself."""
+async def _load_scripts(link, new_server, tcp_url):
+    """Load the scripts into the store, so that the lost answers in these tests are those of the scripts."""
     if link is None:
         return
     store = new_server(url=tcp_url)
@@ -58,7 +58,7 @@ async def _scripts_are_known(link, new_server, tcp_url):
     await journal.close()
 
 
-async def test_a_slow_store_is_waited_for(new_server, link, linked_url):
+async def test_calls_wait_for_a_slow_store(new_server, link, linked_url):
     store = new_server(url=linked_url)
     # Longer than the first attempt waits, and twice so with the password.
     link.delay(0.7)
@@ -68,7 +68,7 @@ async def test_a_slow_store_is_waited_for(new_server, link, linked_url):
     assert await begin(store) == Recorded(b"1")
 
 
-async def test_a_call_carries_on_when_the_store_comes_back(new_server, link, linked_url):
+async def test_a_call_continues_when_the_store_is_reachable_again(new_server, link, linked_url):
     store = new_server(url=linked_url)
     held = await begin(store)
     link.cut()
@@ -82,7 +82,7 @@ async def test_a_call_carries_on_when_the_store_comes_back(new_server, link, lin
 
 
 @pytest.mark.parametrize("fault", ["cut", "reset", "silence upstream", "silence downstream"])
-async def test_a_store_that_is_away_fails_typed_at_the_deadline_and_serves_again_after_it(
+async def test_an_unreachable_store_raises_store_unavailable_at_the_deadline_and_recovers(
     new_server, link, linked_url, fault
 ):
     store = new_server(url=linked_url)
@@ -98,7 +98,7 @@ async def test_a_store_that_is_away_fails_typed_at_the_deadline_and_serves_again
     assert await begin(store) == Recorded(b"1")
 
 
-async def test_a_store_that_was_never_there_fails_typed(new_server, link, linked_url):
+async def test_a_store_that_was_never_reachable_raises_store_unavailable(new_server, link, linked_url):
     store = new_server(url=linked_url)
     link.cut()
 
@@ -106,14 +106,14 @@ async def test_a_store_that_was_never_there_fails_typed(new_server, link, linked
         await begin(store, seconds=SOON)
 
 
-async def test_a_claim_whose_answer_was_lost_is_the_same_claim(new_server, link, linked_url, tcp_url):
+async def test_a_claim_whose_answer_was_lost_is_retried_as_the_same_claim(new_server, link, linked_url, tcp_url):
     store = new_server(StoreSettings(lease_seconds=300), url=linked_url)
     await store.ping(deadline=deadline_in(AMPLE))
     with link.silent("downstream"):
         begun = asyncio.create_task(begin(store))
         await retries(store, 1)
 
-    # A claim of its own would be waited for: the lease is longer than the deadline.
+    # A second claim would have to wait for the first: the lease is longer than the deadline.
     assert isinstance(await begun, Claim)
 
 
@@ -129,20 +129,18 @@ async def test_a_commit_whose_answer_was_lost_takes_effect_once(new_server, link
     assert await number(store) == 1
 
 
-async def test_a_commit_that_never_heard_back_is_repeated_without_a_second_effect(
-    new_server, link, linked_url, tcp_url
-):
+async def test_a_commit_without_an_answer_before_its_deadline_takes_effect_once(new_server, link, linked_url, tcp_url):
     store, witness = new_server(url=linked_url), new_server(url=tcp_url)
     held = await begin(store)
     with link.silent("downstream"), pytest.raises(StoreUnavailableError):
         await count_up(store, held, 3.0)
 
-    # Sent again as a client does: the store knows that the call was done.
+    # The client repeats the call: the store has its record.
     assert await begin(store) == Recorded(b"1")
     assert await number(witness) == 1
 
 
-async def test_a_commit_that_never_arrived_leaves_nothing_and_the_call_is_done_again(
+async def test_a_commit_that_never_arrived_has_no_effect_and_the_call_is_executed_again(
     new_server, link, linked_url, tcp_url
 ):
     store, witness = new_server(QUICK, url=linked_url), new_server(QUICK, url=tcp_url)
@@ -196,7 +194,7 @@ async def test_a_turn_whose_record_was_not_confirmed_is_recorded_once(link, link
 
 
 class Redis:
-    """A server on a port of its own that writes all it does to disk before it answers."""
+    """A Redis server that writes every command to disk before it answers."""
 
     def __init__(self, folder, port):
         self.url = f"redis://127.0.0.1:{port}"
@@ -212,7 +210,7 @@ class Redis:
         self._process.wait()
 
 
-async def test_a_call_outlives_a_redis_that_is_killed(new_server, link, tmp_path):
+async def test_a_call_survives_a_kill_of_redis(new_server, link, tmp_path):
     server = Redis(tmp_path, 16379)
     store = new_server(url=server.url)
     await count_up(store, await begin(store))
@@ -229,8 +227,8 @@ async def test_a_call_outlives_a_redis_that_is_killed(new_server, link, tmp_path
     server.kill()
 
 
-async def test_every_call_takes_effect_once_whatever_happens_on_the_link(new_server, link, linked_url, tcp_url):
-    """Three servers, two of them behind a link that fails over and over; every call is sent until it is answered."""
+async def test_every_call_takes_effect_once_under_repeated_faults_of_the_link(new_server, link, linked_url, tcp_url):
+    """Three servers, two of them behind a link that fails repeatedly; every call is sent until it is answered."""
     chance = random.Random(7)
     servers = [new_server(QUICK, url=url) for url in (linked_url, linked_url, tcp_url)]
     faults = [
@@ -271,10 +269,10 @@ async def test_every_call_takes_effect_once_whatever_happens_on_the_link(new_ser
 
     async with asyncio.timeout(240):
         disturbance = asyncio.create_task(disturb())
-        played = await asyncio.gather(*(play(f"trajectory-{index}") for index in range(8)))
+        results = await asyncio.gather(*(play(f"trajectory-{index}") for index in range(8)))
         disturbance.cancel()
         await asyncio.wait([disturbance])
     link.mend()
 
-    assert played == [[[index + 1, index + 1] for index in range(10)]] * 8
+    assert results == [[[index + 1, index + 1] for index in range(10)]] * 8
     assert [await number(servers[2], f"trajectory-{index}") for index in range(8)] == [10] * 8
