@@ -1,1 +1,1 @@
-"""Runs untrusted code: a forked child of a warm process, without rights, with limits, gone with all it started."""
+"""Execution of untrusted code in confined, limited processes, of which nothing remains after a task."""

@@ -1,4 +1,4 @@
-"""The barriers that this machine offers around untrusted code."""
+"""Isolation mechanisms that this machine offers for untrusted code."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,10 @@ from turnmill.sandboxes.syscall_filter import Permissions
 
 @dataclass(frozen=True, slots=True)
 class Barriers:
-    """The barriers that a fork server found available. Without `confined`, only rlimits and the process group hold."""
+    """Isolation mechanisms that a fork server found available.
+
+    Without `confined` there are only rlimits and the process group.
+    """
 
     confined: bool = True
     network: bool = False
@@ -15,36 +18,36 @@ class Barriers:
     pid_namespace: bool = False
     network_namespace: bool = False
     own_root: bool = False
-    """The root consists of read-only mounts; only listed paths exist in it."""
+    """The root has only read-only mounts and the listed paths."""
 
     own_mounts: bool = False
-    """Each task sees only its own workspace in that root. Used where Landlock is missing, as in gVisor."""
+    """Each task sees only its own workspace in that root; used without Landlock, as in gVisor."""
 
     own_user: bool = False
     """Each task runs as a user of its own."""
 
     @property
     def has_landlock(self) -> bool:
-        """True if Landlock guards files."""
+        """True if Landlock restricts access to files."""
         return self.confined and self.landlock_abi > 0
 
     @property
     def has_scoped_signals(self) -> bool:
-        """True if Landlock keeps signals inside."""
+        """True if Landlock keeps tasks from signalling processes outside."""
         return self.confined and self.landlock_abi >= 6
 
     @property
     def allows_persistent_workers(self) -> bool:
-        """True if nothing that a persistent worker starts can reach it.
+        """True if programs that a persistent worker starts cannot affect it.
 
-        The kernel keeps the first process of a pid namespace from signals, the filter from all else, and its folder
-        belongs to another user.
+        The kernel keeps signals from the first process of a pid namespace, the filter blocks other system calls, and
+        the worker's folder belongs to another user.
         """
         return self.has_landlock and self.pid_namespace and self.own_user and not self.own_mounts
 
     @property
     def permissions(self) -> Permissions:
-        """The system calls that the filter may leave to other barriers."""
+        """System calls that the filter may allow because of other mechanisms."""
         return Permissions(
             network=self.network,
             signals=self.has_scoped_signals or self.pid_namespace or self.own_user,

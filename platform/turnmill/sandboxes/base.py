@@ -1,4 +1,4 @@
-"""The sandbox's interface: the task that it runs, the limits on it, and its result."""
+"""Interface of the sandbox: tasks, their limits and their results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,33 +12,33 @@ Limit = Literal["time", "cpu", "memory", "output", "files", "processes"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The resources that a task may use, summed over all its processes."""
+    """Resources that a task may use, summed over all its processes."""
 
     seconds: float = 10.0
     """Wall-clock time."""
 
     cpu_seconds: int = 11
-    """CPU time. Keep it above `seconds`: with equal limits an endless loop reaches now the one, now the other."""
+    """CPU time. Keep it above `seconds`: if they are equal, either may end an endless loop."""
 
     memory_bytes: int = 1024 * MIB
     """Resident memory; also the address space of each process, on top of the interpreter's own."""
 
     file_bytes: int = 64 * MIB
-    """Disk space of all files that the task writes, and the largest size of a single one."""
+    """Disk space of all files that the task writes, and maximum size of one file."""
 
     processes: int = 64
-    """Processes that live at once."""
+    """Number of processes at the same time."""
 
     output_bytes: int = MIB
-    """Bytes kept of stdout and of stderr, each; the rest is dropped and the task goes on."""
+    """Bytes kept of stdout and of stderr, each; the rest is dropped while the task goes on."""
 
     network: bool = False
-    """Allow TCP and UDP to wherever the server itself may connect."""
+    """Allow TCP and UDP to all addresses to which the server itself may connect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """Source code, run as `__main__` of a forked interpreter; tracebacks name `filename`."""
+    """Source code to run as `__main__` of a forked interpreter; tracebacks show `filename`."""
 
     source: str
     filename: str = "main.py"
@@ -53,17 +53,19 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A preloaded function `module:name` that takes bytes and returns bytes, which become `SandboxResult.value`.
+    """A preloaded function `module:name` from bytes to bytes, which become `SandboxResult.value`.
 
-    Sessions use it: the function unpickles what earlier code left, runs code and pickles again, all of it untrusted.
+    Sessions use it: the function unpickles the state of earlier code, runs code and pickles again, all of it untrusted.
     """
 
     target: str
     argument: bytes
     persistent: bool = False
-    """Promise that the function runs nothing untrusted in its own process, only in programs that it starts.
-    One process, a persistent worker, may then serve task after task, where those programs cannot reach it.
-    Such a task sets `limits` and nothing else."""
+    """Promise that the function runs untrusted code only in programs that it starts, not in its own process.
+
+    One process, a persistent worker, may then serve many tasks, if those programs cannot affect it. Such a task sets
+    only `limits`.
+    """
 
 
 Program = Python | Command | Function
@@ -71,7 +73,7 @@ Program = Python | Command | Function
 
 @dataclass(frozen=True, slots=True)
 class SandboxTask:
-    """One program to run in a workspace of its own, which is its home and the only place where it may write.
+    """A program to run in a workspace of its own, which is its home and the only folder where it may write.
 
     Paths are relative to the workspace and must not leave it; `Sandbox.run` raises SandboxError for others.
     """
@@ -82,14 +84,16 @@ class SandboxTask:
     """Contents of files by path."""
 
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Paths of files of the server by their name in the workspace, at most 16. The kernel copies them: their contents
-    pass neither through the server's memory nor between the processes."""
+    """Paths of files on the server, by their names in the workspace, at most 16.
+
+    The kernel copies them, so that their contents pass neither through the server's memory nor between processes.
+    """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to add."""
 
     folder: str = "."
-    """The working directory."""
+    """Working directory."""
 
     limits: Limits = field(default_factory=Limits)
     merge_output: bool = False
@@ -101,7 +105,7 @@ class SandboxTask:
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """The result of a task. Everything in it but `limit` and `seconds` comes from untrusted code."""
+    """Result of a task. All fields except `limit` and `seconds` come from untrusted code."""
 
     exit_code: int | None
     """The program's exit code; None if a signal or a limit ended it."""
@@ -109,16 +113,16 @@ class SandboxResult:
     stdout: bytes = b""
     stderr: bytes = b""
     truncated: bool = False
-    """stdout or stderr was longer than `Limits.output_bytes`."""
+    """True if stdout or stderr was longer than `Limits.output_bytes`."""
 
     limit: Limit | None = None
-    """The limit that ended the task."""
+    """The limit that ended the task; None if none did."""
 
     value: bytes | None = None
     """The return value of a Function; None if it did not return."""
 
     files: Mapping[str, bytes] | None = None
-    """The workspace's regular files by path, if they were to be kept; None if they exceed `Limits.file_bytes`."""
+    """The workspace's regular files by path, with `keep_files`; None if they exceed `Limits.file_bytes`."""
 
     seconds: float = 0.0
     """Wall-clock time of the run."""
@@ -130,7 +134,7 @@ class Sandbox(Protocol):
     async def run(self, task: SandboxTask) -> SandboxResult:
         """Run a task until it ends or reaches a limit, then end all its processes and delete its files.
 
-        Raises SandboxError if the task could not be run; it had no effect then and may be repeated.
+        Raises SandboxError if the task could not be run; it then had no effect and may be repeated.
         """
         ...
 

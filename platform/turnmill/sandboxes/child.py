@@ -1,4 +1,4 @@
-"""A task's process: forked and confined before there is a task, then told what to run."""
+"""Process of a task: forked and confined in advance, then told what to run."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from turnmill.sandboxes.namespaces import namespace_for_child
 from turnmill.sandboxes.workspaces import Workspace
 
 READY = b"ready"
-"""Written to the status pipe when only the program itself can still fail."""
+"""Written to the status pipe when all preparation is done, and only the program itself can still fail."""
 
 _REQUEST, _STATUS = 4, 5
 """Descriptors in the child."""
@@ -26,13 +26,13 @@ _REQUEST, _STATUS = 4, 5
 
 @dataclass(frozen=True, slots=True)
 class SupervisorSettings:
-    """Settings that a fork server hands to the supervisors that it forks."""
+    """Settings that a fork server passes to its supervisors."""
 
     barriers: Barriers
     supervisor_rules: Rules
     task_rules: Rules
     base_bytes: int
-    """Address space that the interpreter takes before any task."""
+    """Address space of the interpreter before any task, in bytes."""
 
     base_resident_bytes: int
     syscall_filter: bytes | None
@@ -41,7 +41,7 @@ class SupervisorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Pipes:
-    """The pipes between a supervisor and a child; reading end first."""
+    """Pipes between a supervisor and a child, each with its reading end first."""
 
     stdin: tuple[int, int] = field(default_factory=os.pipe)
     stdout: tuple[int, int] = field(default_factory=os.pipe)
@@ -52,7 +52,7 @@ class Pipes:
 
     @property
     def child_ends(self) -> tuple[int, ...]:
-        """The child's ends, in the order of the descriptors that they become there."""
+        """The child's ends, in the order of their descriptors in the child."""
         return self.stdin[0], self.stdout[1], self.stderr[1], self.value[1], self.request[0], self.status[1]
 
     @property
@@ -62,9 +62,9 @@ class Pipes:
 
 
 def fork_child(settings: SupervisorSettings, workspace: Workspace, pipes: Pipes, *, persistent: bool = False) -> int:
-    """Fork a confined process that waits for its task and return its pid; close the child's ends of the pipes.
+    """Fork a confined process that waits for its task, and return its pid; close the child's ends of the pipes.
 
-    A persistent worker waits for task after task and is the first process of a pid namespace.
+    A persistent worker waits for many tasks, and is the first process of a pid namespace.
     """
     ruleset = None
     if settings.barriers.has_landlock:
@@ -85,7 +85,7 @@ def _run_child(
 ) -> NoReturn:
     """Confine this process, then wait for the task. Errors before the program starts go to the status pipe.
 
-    Every object that is touched here costs a page, because its reference count changes: what can be done once is done
+    The first access to an object copies a page, because its reference count changes; so as much as possible is done
     before the fork.
     """
     status = pipes.status[1]
@@ -114,9 +114,9 @@ def _run_child(
 
 
 def _serve_tasks(settings: SupervisorSettings, workspace: Workspace) -> NoReturn:
-    """Run task after task; end what a task has started before returning its value.
+    """Run task after task; end the processes of each before returning its value.
 
-    Nothing is imported from a folder that tasks may write to, and no signal handler is left, as the kernel would
+    Nothing is imported from a folder that tasks may write to, and no signal handler is installed, as the kernel would
     deliver handled signals.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -146,7 +146,7 @@ def _end_task() -> None:
 
 
 def _take_descriptors(pipes: Pipes) -> None:
-    """Move the child's ends to fixed numbers and close all others; a program that is started keeps the first three."""
+    """Move the child's ends to fixed numbers and close all others; programs that it starts inherit the first three."""
     ends = pipes.child_ends
     base = max(ends) + len(ends)
     for number, descriptor in enumerate(ends):
@@ -157,7 +157,7 @@ def _take_descriptors(pipes: Pipes) -> None:
 
 
 def _prepare(settings: SupervisorSettings, task: SandboxTask) -> None:
-    """Set up files, working directory, environment and limits, all from behind the barriers."""
+    """Set up files, working directory, environment and limits, after confinement."""
     for path, content in task.files.items():
         if parent := os.path.dirname(path):
             os.makedirs(parent, exist_ok=True)

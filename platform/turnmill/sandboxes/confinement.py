@@ -1,4 +1,4 @@
-"""Confinement: how a process of the sandbox puts itself behind the barriers."""
+"""Confinement of the sandbox's processes."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ def change_user(user: int) -> None:
 
 
 def can_change_user() -> bool:
-    """Return whether a task can have a user of its own, one who can still read the standard library."""
+    """Return True if tasks can have users of their own, who can still read the standard library."""
     if os.geteuid() != 0:
         return False
     child = os.fork()
@@ -45,7 +45,7 @@ def can_change_user() -> bool:
 
 
 def prepare_filter(barriers: Barriers) -> bytes | None:
-    """Build the filter if it is the same for all tasks; None if each task needs one of its own."""
+    """Build the system call filter if it is the same for all tasks; None if each task needs its own."""
     return build_filter(barriers.permissions, 0) if barriers.permissions.signals else None
 
 
@@ -61,7 +61,7 @@ def confine_supervisor(barriers: Barriers, rules: Rules) -> None:
 
 
 def confine(barriers: Barriers, ruleset: int | None, prepared: bytes | None, workspace: str, user: int | None) -> None:
-    """Put this child of a supervisor behind every barrier that does not depend on the task."""
+    """Confine this child of a supervisor as far as possible before its task is known."""
     if user is not None:
         change_user(user)
     if barriers.own_mounts:
@@ -76,11 +76,11 @@ def confine(barriers: Barriers, ruleset: int | None, prepared: bytes | None, wor
 
 
 def apply_limits(limits: Limits, *, base_bytes: int, own_user: bool, cpu: bool = True) -> None:
-    """Set the rlimits, which hold for each process; the supervisor watches what holds for all together.
+    """Set rlimits, which apply to each process; the supervisor watches the sums over all processes.
 
-    `base_bytes` is the address space that the interpreter takes by itself. The kernel counts processes by user, over
-    all containers of a machine: a user shared with other containers, such as pods of Ray, could be kept from forking
-    by their processes, so processes are limited only for a user of the task's own.
+    `base_bytes` is the address space of the interpreter itself. The number of processes is limited only for a user of
+    the task's own: the kernel counts processes by user over all containers of a machine, and a user shared with other
+    containers, such as Ray's pods, could be kept from forking by their processes.
     """
     bounds = {
         resource.RLIMIT_AS: limits.memory_bytes + base_bytes,
@@ -109,7 +109,7 @@ def _limit(kind: int, soft: int, hard: int) -> None:
 
 
 def build_environment(home: str, temporary: str) -> dict[str, str]:
-    """Return the environment of a task, which has nothing of the server's."""
+    """Return the environment variables of a task, none of which come from the server."""
     python = f"{sys.base_prefix}/bin"
     path = f"{python}:/usr/local/bin:/usr/bin:/bin"
     environment = {"HOME": home, "LANG": "C.UTF-8", "PATH": path, "TMPDIR": temporary}

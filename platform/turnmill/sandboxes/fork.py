@@ -1,4 +1,4 @@
-"""The sandboxes: each task runs in a confined process that a fork server forks for it."""
+"""Sandboxes that run each task in a confined process, forked by a fork server."""
 
 import asyncio
 import logging
@@ -17,15 +17,15 @@ from turnmill.sandboxes.wire import MAX_COPIES
 log = logging.getLogger(__name__)
 
 PACKAGES = ("numpy", "mpmath", "sympy")
-"""From light to heavy: the more a process has imported, the longer a fork of it takes."""
+"""Packages in the order of their import time; forks of a process take longer the more it has imported."""
 
 
 class ForkSandbox:
-    """Runs tasks behind rlimits, Landlock, a seccomp filter, and namespaces of their own where those are allowed.
+    """Runs tasks with rlimits, Landlock, a seccomp filter and, if allowed, namespaces of their own.
 
-    `preload` names modules whose functions tasks may call; `packages` those that user code may import besides the
-    standard library, from light to heavy. At most `max_running` tasks run at once; others wait. `spares` processes are
-    kept ready. Workspaces lie in `folder`, by default the temporary folder.
+    `preload` names modules whose functions tasks may call, `packages` those that user code may import besides the
+    standard library, lightest first. At most `max_running` tasks run at once, and others wait. `spares` processes are
+    kept ready. Workspaces are in `folder`, by default the temporary folder.
     """
 
     confined = True
@@ -50,7 +50,7 @@ class ForkSandbox:
         self._closed = False
 
     async def start(self) -> Barriers:
-        """Start and try every barrier; raises SandboxError that names the missing ones. `run` starts it otherwise."""
+        """Start and test all isolation; raises SandboxError with what is missing. `run` starts it if needed."""
         server = await self._server((), network=False)
         return server.barriers
 
@@ -81,7 +81,7 @@ class ForkSandbox:
             await asyncio.to_thread(server.wait)
 
     def _warm_packages(self, task: SandboxTask) -> tuple[str, ...]:
-        """Return the fewest packages that include all the task's text mentions; the task imports any others."""
+        """Return the shortest list of packages that has all that the task's text mentions; the task imports others."""
         match task.program:
             case Python(source, _):
                 mentioned = [name in source for name in self._packages]
@@ -93,7 +93,7 @@ class ForkSandbox:
         return self._packages[:num_warm]
 
     async def _server(self, warm_packages: tuple[str, ...], *, network: bool) -> ForkServerClient:
-        """Return the fork server for such tasks; start it if there is none or it has died."""
+        """Return the fork server with these packages; start it if there is none or it has died."""
         key = (warm_packages, network)
         async with self._starting:
             if self._closed:
@@ -118,7 +118,8 @@ class ForkSandbox:
 
 
 class ProcessSandbox(ForkSandbox):
-    """The weaker sandbox, for machines without Landlock: it sets limits and ends all processes, but guards no files."""
+    """Weaker sandbox for machines without Landlock: limits and ends processes, but does not restrict access to
+    files."""
 
     confined = False
 

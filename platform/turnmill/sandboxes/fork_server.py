@@ -1,7 +1,7 @@
-"""The process from which every task is forked: `python -m turnmill.sandboxes.fork_server OPTIONS`, started by a client.
+"""Process from which all tasks are forked: `python -m turnmill.sandboxes.fork_server OPTIONS`, started by a client.
 
 It imports the modules that user code commonly imports, enters the namespaces that the machine allows, and forks a
-supervisor for each connection that the server hands it.
+supervisor for each connection that the server passes to it.
 """
 
 import errno
@@ -39,7 +39,7 @@ COMMON = (
     "operator", "os", "queue", "random", "re", "statistics", "string", "struct", "sys", "textwrap", "threading", "time",
     "traceback", "types", "typing", "unicodedata",
 )  # fmt: skip
-"""Modules of the standard library that are imported before any task: often used, and light."""
+"""Modules of the standard library to import before any task: often used and light."""
 
 _END_SECONDS = 10.0
 _FORK_SECONDS = 10.0
@@ -90,7 +90,7 @@ class ForkServer:
         )
 
     def serve(self) -> None:
-        """Fork a supervisor for every connection that comes, until the server closes the control socket."""
+        """Fork a supervisor for every connection, until the server closes the control socket."""
         forking.wake_on_child_exit(self.wakeup_writer)
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
@@ -109,7 +109,7 @@ class ForkServer:
                     os.close(connection)
 
     def _fork_with_retries(self, connection: int, *, persistent: bool) -> None:
-        """Fork, and retry while the machine has no room for another process; if it stays full, the connection ends."""
+        """Fork, retrying while the machine cannot start another process; if that lasts, close the connection."""
         deadline = time.monotonic() + _FORK_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -227,7 +227,7 @@ def _import(names: Iterable[str], *, required: bool) -> None:
 
 
 def _delete_folder_after(child: int, folder: str) -> NoReturn:
-    """Delete the folder when the fork server has ended, however it did; in its own root it may not see the folder."""
+    """Delete the folder when the fork server has ended, in whatever way; in its own root it may not see the folder."""
     forking.close_descriptors(3)
     wait_status = os.waitpid(child, 0)[1]
     workspaces.remove_root(folder)

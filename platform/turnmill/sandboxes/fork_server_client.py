@@ -1,4 +1,4 @@
-"""The server's side of a fork server: starts it, hands tasks to its supervisors and keeps idle ones for the next."""
+"""Client of a fork server: starts it, passes tasks to its supervisors, and keeps idle supervisors for later tasks."""
 
 import asyncio
 import json
@@ -21,13 +21,13 @@ from turnmill.sandboxes.base import Function, SandboxResult, SandboxTask
 WEAKER_SANDBOX = "--sandbox=process runs without these barriers, on machines where nothing is at stake"
 START_SECONDS = 60.0
 GRACE_SECONDS = 30.0
-"""For everything about a task but its own time: waiting for a process, writing and reading its files."""
+"""Time for everything but the task's own run: waiting for a process, writing and reading its files."""
 
 IDLE_SECONDS = 10.0
-"""Supervisors beyond the spares are closed when they have been idle for so long."""
+"""Time after which idle supervisors beyond the spares are closed."""
 
 TASKS_PER_SUPERVISOR = 1000
-"""A supervisor is replaced after so many tasks, in case its memory has grown."""
+"""Tasks after which a supervisor is replaced, in case its memory has grown."""
 
 _STOP_SECONDS = 15.0
 _CONTROL_BYTES = 4096
@@ -67,7 +67,7 @@ class ForkServerClient:
         return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
-        """Start the fork server and wait until it takes tasks; raises SandboxError if it does not."""
+        """Start the fork server and wait until it accepts tasks; raises SandboxError if it does not."""
         self._folder = Path(tempfile.mkdtemp(prefix="turnmill-sandbox-", dir=self._settings.parent_folder))
         self._folder.chmod(0o711)
         (self._folder / workspaces.TASKS).mkdir(mode=0o711)
@@ -98,7 +98,7 @@ class ForkServerClient:
         self._idle[False] = [await self._connect(persistent=False) for _ in range(self._settings.spares)]
 
     async def run(self, task: SandboxTask) -> SandboxResult:
-        """Hand a task to an idle supervisor and wait for its report; raises SandboxError if there is none."""
+        """Pass a task to an idle supervisor and wait for its report; raises SandboxError if there is none."""
         message = wire.pack_task(task)
         persistent = (
             isinstance(task.program, Function) and task.program.persistent and self.barriers.allows_persistent_workers
@@ -125,7 +125,7 @@ class ForkServerClient:
         return wire.unpack_result(header, blobs)
 
     async def _connect(self, *, persistent: bool) -> "_SupervisorConnection":
-        """Have the fork server fork a supervisor for a new connection."""
+        """Make the fork server fork a supervisor for a new connection."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -144,7 +144,7 @@ class ForkServerClient:
                 await asyncio.sleep(0.002)  # The queue is full for a moment.
 
     def _take_idle(self, persistent: bool) -> "_SupervisorConnection | None":
-        """Return the supervisor that ran last, as its memory is warm."""
+        """Return the supervisor that ran last, whose memory is in caches."""
         while self._idle[persistent]:
             supervisor = self._idle[persistent].pop()
             if supervisor.is_ready:
@@ -161,7 +161,7 @@ class ForkServerClient:
             self._trim_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._trim)
 
     def _trim(self) -> None:
-        """Close supervisors that have been idle for long, except the spares."""
+        """Close supervisors that have been idle for IDLE_SECONDS, except the spares."""
         now = time.monotonic()
         for idle in self._idle.values():
             while len(idle) > self._settings.spares and now - idle[0].last_used >= IDLE_SECONDS:
@@ -173,7 +173,7 @@ class ForkServerClient:
         return max(map(len, self._idle.values())) > self._settings.spares
 
     def close(self) -> None:
-        """Close all connections: the fork server ends its tasks, and then itself."""
+        """Close all connections: the fork server then ends its tasks and exits."""
         self._closed = True
         if self._trim_timer is not None:
             self._trim_timer.cancel()
@@ -183,7 +183,7 @@ class ForkServerClient:
             self._control.close()
 
     def wait(self) -> None:
-        """Wait for the end of the process, kill it if need be, and delete its folder."""
+        """Wait for the process to exit, kill it if necessary, and delete its folder."""
         if self._process is not None:
             try:
                 self._process.wait(_STOP_SECONDS)
@@ -216,7 +216,7 @@ def _spawn(options: wire.ForkServerOptions) -> subprocess.Popen[bytes]:
 
 @dataclass(slots=True)
 class _SupervisorConnection:
-    """The connection to one supervisor, ready for a task unless the last one ended without a report."""
+    """Connection to a supervisor; it accepts tasks unless the last one ended without a report."""
 
     connection: socket.socket
     reader: asyncio.StreamReader
@@ -243,7 +243,7 @@ class _SupervisorConnection:
         return wire.unpack(head, body)
 
     def close(self) -> None:
-        """Close the connection; the supervisor then ends its task and itself."""
+        """Close the connection; the supervisor then ends its task and exits."""
         self.writer.transport.abort()
 
 

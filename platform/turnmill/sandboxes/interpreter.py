@@ -1,4 +1,4 @@
-"""Runs a task's program in its confined process as a fresh interpreter would."""
+"""Execution of a task's program in its confined process, as by a fresh interpreter."""
 
 import atexit
 import builtins
@@ -33,7 +33,7 @@ def run_program(program: Program, value_descriptor: int) -> NoReturn:
 
 
 def reset_interpreter() -> None:
-    """Create standard streams with empty buffers and restore Python's SIGINT handler, once for all forks to come."""
+    """Create standard streams with empty buffers and restore Python's SIGINT handler, once for all later forks."""
     sys.stdin = _text_stream(0, "r", "surrogateescape")
     sys.stdout = _text_stream(1, "w", "surrogateescape")
     sys.stderr = _text_stream(2, "w", "backslashreplace")

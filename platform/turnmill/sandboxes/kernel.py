@@ -1,6 +1,6 @@
-"""The system calls that Python does not offer, by ctypes: Landlock, seccomp, namespaces, mounts, capabilities.
+"""System calls that Python does not offer, by ctypes: Landlock, seccomp, namespaces, mounts, capabilities.
 
-Each raises OSError, named for what was tried. What is called by number has the same on x86_64 and aarch64.
+Each raises OSError with the name of the call. Calls by number have the same number on x86_64 and aarch64.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def _syscall(what: str, number: int, *arguments: Any) -> int:
-    """A call by number; integers are passed in full width, which variadic functions need."""
+    """Make a system call by number; integers are passed in full width, as variadic functions require."""
     widened = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     return _checked(_libc.syscall(ctypes.c_long(number), *widened), what)
 
@@ -64,16 +64,16 @@ def _prctl(what: str, option: int, first: int = 0, second: int = 0) -> int:
 
 
 def fork() -> int:
-    """As `os.fork`, for a process of a single thread: its child is that thread, and has nothing to mend.
+    """Fork a process that has a single thread, without the work of `os.fork` in the child.
 
-    What Python does after a fork, and `threading`, `logging` and `random` with it, copies two hundred pages. The child
-    has the parent's random numbers to come.
+    The hooks that Python, `threading`, `logging` and `random` run after a fork would copy two hundred pages. The
+    child's random generators have the same state as the parent's.
     """
     return _checked(_fork(), "fork")
 
 
 def landlock_abi() -> int:
-    """The version of Landlock's interface; 0 where the kernel has none or does not let us use it."""
+    """Return the version of Landlock's ABI; 0 if the kernel has none or does not allow it."""
     try:
         return _syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)
     except OSError:
@@ -81,16 +81,16 @@ def landlock_abi() -> int:
 
 
 def file_rights(abi: int) -> int:
-    """Every right to files that an ABI version knows."""
+    """Return all rights to files in an ABI version."""
     bits = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)
     return (1 << bits) - 1
 
 
 def landlock_ruleset(abi: int, rules: Iterable[tuple[int, int]], *, tcp: bool, scopes: int) -> int:
-    """A descriptor of the rules for a domain.
+    """Return the descriptor of a Landlock ruleset.
 
-    `rules` are open folders or files with the rights to what is beneath. `tcp` keeps TCP away. Scopes keep signals and
-    abstract sockets inside. What the kernel's ABI does not know is left out.
+    `rules` are open folders or files with the rights to everything below them. `tcp` blocks TCP, and scopes block
+    signals and abstract sockets to processes outside. Restrictions that the kernel's ABI does not know are left out.
     """
     rights = file_rights(abi)
     attributes = struct.pack("QQQ", rights, 3 if tcp and abi >= 4 else 0, scopes if abi >= 6 else 0)
@@ -107,7 +107,8 @@ def landlock_ruleset(abi: int, rules: Iterable[tuple[int, int]], *, tcp: bool, s
 
 
 def landlock_enter(ruleset: int) -> None:
-    """Put this process into a new domain, inside the one it is in, for good; its children are born into it."""
+    """Put this process into a new Landlock domain, within its present one; it cannot leave it, and children inherit
+    it."""
     _checked(_syscall_of_three(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
 
 
@@ -116,39 +117,39 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(program: bytes) -> None:
-    """Filter this process's system calls, for good; needs `forbid_new_privileges` first."""
+    """Install a seccomp filter, which cannot be removed; call `forbid_new_privileges` first."""
     block = _Program(len(program) // 8, program)
     _prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(block))
 
 
 def forbid_new_privileges() -> None:
-    """No program that is started from here on gains rights, setuid or not."""
+    """Keep this process and programs that it starts from gaining privileges, as by setuid."""
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability; with them go the ambient ones."""
+    """Drop all capabilities, including ambient ones."""
     _checked(_libc.capset(*_NO_CAPABILITIES), "capset")
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces for new ones; a new pid namespace holds the children to come."""
+    """Enter new namespaces; a new pid namespace applies to later children."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def set_namespace(descriptor: int, kind: int) -> None:
-    """Enter a namespace."""
+    """Enter an existing namespace."""
     _checked(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), "setns")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Mount, bind or change how mounts spread."""
+    """Mount a file system, bind a path, or change the propagation of a mount."""
     arguments = [os.fsencode(text) for text in (source, target, kind)]
     _checked(_libc.mount(*arguments, ctypes.c_ulong(flags), os.fsencode(options)), f"mount {target}")
 
 
 def make_read_only(target: str) -> None:
-    """A mount and all mounts beneath it; the mount alone in gVisor, whose containers have none beneath."""
+    """Make a mount and all mounts below it read-only; in gVisor, whose containers have none below, only the mount."""
     attributes = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
     path = os.fsencode(target)
     try:
@@ -160,17 +161,17 @@ def make_read_only(target: str) -> None:
 
 
 def remount_read_only(target: str) -> None:
-    """A mount, without those beneath it."""
+    """Make a mount read-only, without those below it."""
     mount("none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID)
 
 
 def unmount(target: str) -> None:
-    """Take away the mount on top."""
+    """Remove the topmost mount."""
     _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(folder: str) -> None:
-    """Make a mount the root and drop what was there."""
+    """Make a mount the root and remove the old root."""
     os.chdir(folder)
     _checked(_libc.pivot_root(b".", b"."), "pivot_root")
     unmount(".")
@@ -178,10 +179,10 @@ def pivot_root(folder: str) -> None:
 
 
 def collapse(start: int, length: int) -> None:
-    """Put memory into huge pages, which a fork copies at a fraction of the cost; only a favour to ask."""
+    """Ask the kernel to use huge pages for memory, as a fork copies them much faster."""
     _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_COLLAPSE)
 
 
 def flush_c_streams() -> None:
-    """Write out what C libraries have buffered, lest a forked child writes it again."""
+    """Flush the buffers of C libraries, which a forked child would otherwise write again."""
     _libc.fflush(None)

@@ -1,4 +1,4 @@
-"""Landlock rules: which files the supervisors and the tasks may open, and how."""
+"""Landlock rules: the files that supervisors and tasks may access, and the rights to them."""
 
 import os
 import stat
@@ -13,11 +13,11 @@ _READ = kernel.EXECUTE | kernel.READ_FILE | kernel.READ_DIR
 _DEVICE = kernel.READ_FILE | kernel.WRITE_FILE | kernel.IOCTL_DEV
 
 Rules = list[tuple[int, int]]
-"""Pairs of an open descriptor and the rights to the files beneath it."""
+"""Pairs of an open descriptor and the rights to files below it."""
 
 
 def open_rules(packages: list[str], tasks: str) -> tuple[Rules, Rules]:
-    """Return the exact rules of the supervisors, and a few wide rules for the tasks within them."""
+    """Return exact rules for the supervisors, and a few wider rules for the tasks, which they inherit."""
     rights = dict.fromkeys(list_only_paths(packages), kernel.READ_DIR)
     rights |= dict.fromkeys(readable_paths(packages), _READ)
     rights |= dict.fromkeys(DEVICES, _DEVICE)
@@ -47,7 +47,7 @@ def _open(rights: Mapping[str, int]) -> Rules:
 
 
 def build_ruleset(barriers: Barriers, rules: Rules, workspace: str | None = None) -> int:
-    """Return the descriptor of a Landlock ruleset: what the rules allow, and everything in the workspace."""
+    """Return the descriptor of a Landlock ruleset that allows the rules, and everything in the workspace."""
     scopes = kernel.SCOPE_SIGNALS | kernel.SCOPE_ABSTRACT_SOCKETS
     workspace_rules = [] if workspace is None else _open({workspace: kernel.ALL_FILE_RIGHTS})
     all_rules = [*rules, *workspace_rules]

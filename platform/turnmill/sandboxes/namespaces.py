@@ -1,4 +1,4 @@
-"""Namespaces of the sandbox: processes, network and mounts of its own, where the machine allows them."""
+"""Namespaces of the sandbox, for processes, network and mounts, if the machine allows them."""
 
 import os
 from contextlib import suppress
@@ -9,7 +9,7 @@ from turnmill.sandboxes import kernel
 from turnmill.sandboxes.visible_paths import DEVICES, list_only_paths, readable_paths
 
 _ASIDE = "/aside"
-"""An empty folder of the new root, for a mount while it is moved."""
+"""Empty folder of the new root, used while a mount is moved."""
 
 
 def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tuple[bool, bool, bool]:
@@ -37,7 +37,7 @@ def enter_namespaces(folder: str, packages: list[str], *, network: bool) -> tupl
 
 
 def _continue_in_child() -> None:
-    """Go on as the first process of the new pid namespace: only from there can further ones be made and left."""
+    """Continue as the first process of the new pid namespace, from which further ones can be created and left."""
     child = os.fork()
     if child == 0:
         forking.die_with_parent()
@@ -58,7 +58,7 @@ def _pid_namespaces_work() -> bool:
 
 
 class namespace_for_child:  # noqa: N801
-    """Context manager: a child forked inside is the first process of a new pid namespace; later ones are not."""
+    """Make the child forked in this context the first process of a new pid namespace, but not later children."""
 
     def __enter__(self) -> None:
         self.own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)

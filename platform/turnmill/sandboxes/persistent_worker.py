@@ -1,8 +1,7 @@
-"""Runs tasks in a persistent worker: a process that outlives them, as it runs nothing untrusted but starts programs
-that do.
+"""Tasks in a persistent worker: a process that serves many tasks, as it runs untrusted code only in programs it starts.
 
-Most of a task's cost is a fork, and a page copied for every object that is touched after it: a persistent worker and
-its supervisor avoid both. What a task started ends with it; its folder is made for it and deleted after it.
+Most of a task's cost is a fork, and a page copied for every object that is used after it; a persistent worker and its
+supervisor avoid both. Processes of a task end with it; its folder is created for it and deleted after it.
 """
 
 import os
@@ -18,11 +17,11 @@ from turnmill.sandboxes.workspaces import Workspace
 
 @dataclass(frozen=True, slots=True)
 class PersistentWorker:
-    """A process that waits for tasks, under limits that it keeps for good."""
+    """A process that waits for tasks, under limits that cannot be changed."""
 
     pid: int
     proc_pid: int
-    """The worker's process id as /proc shows it."""
+    """Process id of the worker in /proc."""
 
     pipes: Pipes
     limits: Limits
@@ -36,13 +35,13 @@ class PersistentWorker:
         return cls(pid, proc_pid, pipes, limits)
 
     def close(self) -> None:
-        """Close the pipes to it."""
+        """Close the pipes to the worker."""
         for descriptor in self.pipes.supervisor_ends:
             os.close(descriptor)
 
 
 class PersistentTaskMonitor(TaskMonitor):
-    """Monitors a task that is over when its value has arrived; process and pipes belong to the worker."""
+    """Monitors a task that has ended when its value has arrived; process and pipes belong to the worker."""
 
     def __init__(
         self, settings: SupervisorSettings, task: SandboxTask, worker: PersistentWorker, workspace: Workspace
@@ -54,7 +53,7 @@ class PersistentTaskMonitor(TaskMonitor):
 
     @property
     def worker_is_reusable(self) -> bool:
-        """True if the worker lives and has nothing of this task left."""
+        """True if the worker lives and nothing of this task remains."""
         return self.limit is None and not self.cancelled and self._has_returned()
 
     def _has_returned(self) -> bool:
@@ -74,7 +73,7 @@ class PersistentTaskMonitor(TaskMonitor):
 
 
 class PersistentTaskServer:
-    """Runs tasks in a persistent worker, and starts another when it has ended or a task has other limits."""
+    """Runs tasks in a persistent worker, and starts another one if it has ended or a task has other limits."""
 
     def __init__(self, settings: SupervisorSettings, folder: str, user: int) -> None:
         self._settings = settings
@@ -85,7 +84,7 @@ class PersistentTaskServer:
         workspaces.create_folders(folder, user)
 
     def serve_task(self, connection: socket.socket, parent_pipe: int) -> bool:
-        """Wait for a task and run it; return whether there may be another."""
+        """Wait for a task and run it; return True if there may be another."""
         message = wire.wait_for_message(connection, parent_pipe, [])
         if message is None:
             return False
@@ -111,7 +110,7 @@ class PersistentTaskServer:
         return True
 
     def _worker_with_limits(self, limits: Limits) -> PersistentWorker:
-        """Return a worker with these limits; those of time and output are watched from here, for each task."""
+        """Return a worker with these limits; time and output are limited from here, for each task."""
         lasting = replace(limits, seconds=0, cpu_seconds=0, output_bytes=0)
         if self._worker is None or self._worker.limits != lasting:
             self._stop_worker()

@@ -1,4 +1,4 @@
-"""The descendants of a supervisor: measuring what they use together, and killing all of them."""
+"""Descendants of a supervisor: measuring their resources, and killing all of them."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ def _read(path: str) -> bytes:
 
 
 class ExitWatcher:
-    """Makes the exit of a child pollable: whenever `descriptor` is readable, `has_exited` may have become true."""
+    """Makes the exit of a child pollable: `descriptor` becomes readable when `has_exited` may have become true."""
 
     def __init__(self, child: int) -> None:
         self._child = child
@@ -75,7 +75,7 @@ class ExitWatcher:
                 os.write(self._wakeup, b"!")
 
     def has_exited(self) -> bool:
-        """Return whether the child has exited; it may still have to be waited for."""
+        """Return True if the child has exited; it may not have been waited for yet."""
         if self._wakeup is not None:
             with suppress(BlockingIOError):
                 os.read(self.descriptor, 4096)
@@ -93,7 +93,7 @@ class ExitWatcher:
 
 
 def measure_usage(pids: list[int]) -> Usage:
-    """Sum up what these processes use; memory that forks share counts for each, so the sum is never too small."""
+    """Sum up the resources of processes; memory shared by forks counts for each, so the sum is never too small."""
     processes, ticks, pages = 0, 0, 0
     for pid in pids:
         with suppress(OSError, IndexError):
@@ -139,9 +139,9 @@ def reap() -> dict[int, int]:
 
 
 def kill_descendants(barriers: Barriers, user: int | None) -> dict[int, int]:
-    """Kill every descendant, including orphans and new sessions; return their wait statuses when the last is gone.
+    """Kill all descendants, including orphans and new sessions; return their wait statuses when all have ended.
 
-    Raises TimeoutError if one outlives SIGKILL, which takes a fault of the kernel or of a disk.
+    Raises TimeoutError if one survives SIGKILL, which only happens with a faulty kernel or disk.
     """
     ended: dict[int, int] = {}
     deadline, pause = time.monotonic() + _END_SECONDS, 0.0002
@@ -158,7 +158,7 @@ def kill_descendants(barriers: Barriers, user: int | None) -> dict[int, int]:
 
 
 def kill_others() -> None:
-    """Kill every other process of the pid namespace, of which this process is the first, and wait for the last."""
+    """Kill all other processes of the pid namespace, of which this process is the first, and wait for them."""
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     with suppress(ChildProcessError):
@@ -175,7 +175,7 @@ def _has_children() -> bool:
 
 
 def _kill_all(barriers: Barriers, user: int | None) -> None:
-    """Kill with a single call where the kernel allows it, which no process can escape by forking."""
+    """Kill with a single call if the kernel allows it, which no process can escape by forking."""
     is_first = barriers.pid_namespace and os.getpid() == 1
     if is_first or (barriers.has_scoped_signals and _parent_is_out_of_reach()):
         with suppress(ProcessLookupError):
@@ -189,7 +189,7 @@ def _kill_all(barriers: Barriers, user: int | None) -> None:
 
 
 def _parent_is_out_of_reach() -> bool:
-    """Return whether this process is in a Landlock domain, so that pid -1 means the domain alone."""
+    """Return True if this process is in a Landlock domain, so that pid -1 means only that domain."""
     parent = os.getppid()
     if parent <= 0:
         return False
@@ -201,7 +201,7 @@ def _parent_is_out_of_reach() -> bool:
 
 
 def _kill_all_of_user(user: int) -> None:
-    """Kill all processes of one user, from a process that may reach nothing else."""
+    """Kill all processes of a user, from a process that can signal no others."""
     killer = os.fork()
     if killer == 0:
         try:

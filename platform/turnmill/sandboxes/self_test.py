@@ -1,4 +1,4 @@
-"""Tries every barrier from inside the sandbox before anything untrusted runs, and names those that do not hold."""
+"""Test of all isolation from inside the sandbox, before anything untrusted runs."""
 
 import ctypes
 import errno
@@ -45,11 +45,11 @@ FAILURES = {
     "time": "a task outlived its time",
     "persistent worker": "what a persistent worker starts can end it, the first process of a pid namespace",
 }
-"""Messages by barrier: what does not hold, and what it takes."""
+"""Messages by isolation mechanism: what does not hold, and what it requires."""
 
 
 class _Environment(TypedDict):
-    """The targets that the probe tries to reach."""
+    """Targets that the probe tries to reach."""
 
     outside: str
     server: int
@@ -57,7 +57,7 @@ class _Environment(TypedDict):
 
 
 async def find_failed_barriers(run: Callable[[SandboxTask], Awaitable[SandboxResult]], barriers: Barriers) -> list[str]:
-    """Return messages on the barriers that do not hold, with what each takes."""
+    """Return messages on the mechanisms that do not hold, with what each requires."""
     import tempfile  # Not needed in the process in which `probe` runs.
 
     with tempfile.TemporaryDirectory(prefix="turnmill-self-test-") as folder:
@@ -88,7 +88,7 @@ async def find_failed_barriers(run: Callable[[SandboxTask], Awaitable[SandboxRes
 
 
 def _create_world_writable_file(folder: str) -> str:
-    """Create a file that every user could read and write without the barriers."""
+    """Create a file that all users could read and write without isolation."""
     Path(folder).chmod(0o777)
     outside = Path(folder) / "outside"
     outside.write_text("secret")
@@ -107,7 +107,7 @@ def _is_running(marker: str) -> bool:
 
 
 def probe(argument: bytes) -> bytes:
-    """Return the names of the barriers that do not hold; runs inside the sandbox."""
+    """Return the names of the mechanisms that do not hold; runs inside the sandbox."""
     environment: _Environment = json.loads(argument)
     checks: dict[str, Callable[[_Environment], bool]] = {
         "files": _files_hold,
@@ -209,7 +209,7 @@ def _limits_hold(environment: _Environment) -> bool:
 
 
 def _capabilities_hold(environment: _Environment) -> bool:
-    """Ask the kernel, as /proc is not visible."""
+    """Return True if this process has no capabilities; asks the kernel, as /proc is not visible."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     return libc.capget(header, data) == 0 and not any(data)

@@ -1,8 +1,7 @@
-"""The parent of tasks, one after the other: it keeps a process ready for the next task, monitors it, ends it with all
-that it left behind, and alone reports how it went.
+"""Parent of tasks: keeps a process ready, monitors its task, ends all processes of the task, and reports the result.
 
-It outlives its tasks because most of a task's cost is a fork and what follows from it. Nothing that a task wrote is
-ever run or imported here, and the next task gets a process, a folder and pipes of its own.
+It serves many tasks, because most of a task's cost is a fork and its consequences. Nothing that a task wrote is run or
+imported here, and the next task gets a process, a folder and pipes of its own.
 """
 
 import os
@@ -29,7 +28,7 @@ def supervise(
     *,
     persistent: bool,
 ) -> NoReturn:
-    """Run the tasks that come over the connection until it is closed or the fork server ends, then exit.
+    """Run the tasks of a connection until it is closed or the fork server ends, then exit.
 
     `parent_pipe` becomes readable when the fork server has ended.
     """
@@ -56,7 +55,7 @@ def supervise(
 def _serve_task(
     settings: SupervisorSettings, workspace: Workspace, connection: socket.socket, parent_pipe: int
 ) -> bool:
-    """Prepare a process, wait for a task and run it; return whether there may be another."""
+    """Prepare a process, wait for a task and run it; return True if there may be another."""
     workspaces.create(workspace.folder, workspace.user)
     pipes = Pipes()
     child = fork_child(settings, workspace, pipes)

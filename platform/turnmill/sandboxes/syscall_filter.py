@@ -1,7 +1,7 @@
-"""The seccomp filter: the system calls that untrusted code may not make.
+"""The seccomp filter, which denies system calls to untrusted code.
 
-A deny list that is closed to the future: numbers above the newest known call answer ENOSYS. Calls that only read or
-change files by path are left to Landlock, except those that Landlock does not cover.
+It is a deny list, but numbers above the newest known call fail with ENOSYS. Calls that only read or change files by
+path are left to Landlock, except those that Landlock does not cover.
 """
 
 import errno
@@ -18,7 +18,7 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _HIGHEST = 462
-"""mseal, the newest system call that the filter knows."""
+"""mseal, the newest system call known to the filter."""
 
 _CLONE_NAMESPACES = 0x7E020000
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE = 1, 2, 10, 1, 2, 0xF
@@ -26,7 +26,7 @@ _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _PR_SET_SECCOMP = 22
 _ALL_PROCESSES = 0xFFFFFFFF
-"""-1 as the pid of a signal."""
+"""The pid -1 as the target of a signal."""
 
 _REFUSED = NAMES[: NAMES.index("bind")]
 _SOCKET_CALLS = ("bind", "listen", "accept", "accept4", "connect")
@@ -37,20 +37,20 @@ _ON_OTHER_PROCESSES = ("prlimit64", "sched_setparam", "sched_setscheduler", "sch
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """System calls that depend on the machine and on the task."""
+    """System calls that are allowed depending on the machine and the task."""
 
     network: bool = False
     signals: bool = True
-    """Something else keeps signals inside: Landlock, a pid namespace or a user of its own."""
+    """Signals are confined otherwise: by Landlock, a pid namespace or a user of its own."""
 
     attributes: bool = True
-    """A user of its own keeps the attributes of other files safe; Landlock does not."""
+    """Attributes of other files are protected by a user of its own; Landlock does not protect them."""
 
     truncate: bool = True
-    """Landlock guards truncation."""
+    """Landlock restricts truncation."""
 
     first_process: bool = True
-    """The kernel keeps the first process of a pid namespace from signals of the others; gVisor does not."""
+    """The kernel protects the first process of a pid namespace from signals of the others; gVisor does not."""
 
 
 def build_filter(permissions: Permissions, own_pid: int, machine: str | None = None) -> bytes:
@@ -158,7 +158,7 @@ def _load_socket_type() -> Instruction:
 
 
 def _mask_socket_type() -> Instruction:
-    """Mask the flags out of a socket's type."""
+    """Remove the flags from a socket's type."""
     return (0x54, 0, 0, _SOCK_TYPE)
 
 

@@ -1,4 +1,4 @@
-"""Numbers of the system calls that the filter refuses or checks, on x86_64 and aarch64."""
+"""Numbers of the system calls that the filter denies or checks, on x86_64 and aarch64."""
 
 import platform
 
@@ -139,7 +139,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "pidfd_send_signal": (424, 424),
 }
 NAMES = tuple(NUMBERS)
-"""In the order of the table, which the filter cuts into groups."""
+"""Names in the order of the table, which the filter divides into groups."""
 
 
 def number_of(name: str, machine: str | None = None) -> int | None:

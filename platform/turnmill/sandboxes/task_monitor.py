@@ -15,12 +15,12 @@ from turnmill.sandboxes.workspaces import Workspace
 
 _CHUNK = 1 << 16
 _FLOOD = 64
-"""Output may be so many times its limit before the task is ended for it."""
+"""Multiple of its limit that output may reach before the task is ended."""
 
 _FIRST_CHECK_SECONDS, _LAST_CHECK_SECONDS = 0.01, 0.1
 _PAUSE_PER_CHECK = 20
-"""The pause before a check is at least so many times the duration of the last one: on a busy machine, checks take time
-from the tasks."""
+"""Minimum pause between checks as a multiple of the duration of the last one, so that checks on a busy machine take
+little time from tasks."""
 
 
 class TaskMonitor:
@@ -45,12 +45,12 @@ class TaskMonitor:
         self.stdin = memoryview(task.stdin)
         self.elapsed_seconds = 0.0
         self.earlier_cpu_seconds = 0.0
-        """CPU time that the task's process used for tasks before this one."""
+        """CPU time that the process has used for earlier tasks."""
 
         self._earlier_children_cpu_seconds = _ended_children_cpu_seconds()
 
     def start(self, request: bytes) -> None:
-        """Hand over the task; its process reads all of it before anything untrusted runs."""
+        """Pass the task on; its process reads all of it before anything untrusted runs."""
         self.started = time.monotonic()
         remaining = memoryview(request)
         with suppress(BrokenPipeError):  # The process failed before; the status pipe says how.
@@ -61,7 +61,7 @@ class TaskMonitor:
             os.set_blocking(descriptor, False)
 
     def watch(self, connection: socket.socket, parent_pipe: int) -> None:
-        """Move input and output until the program ends or reaches a limit, or the server or fork server is gone."""
+        """Transfer input and output until the program ends or reaches a limit, or server or fork server have ended."""
         child_exit = processes.ExitWatcher(self.child)
         poll = select.poll()
         for descriptor in (*self.output, child_exit.descriptor, parent_pipe, connection.fileno()):
@@ -101,7 +101,7 @@ class TaskMonitor:
         child_exit.close()
 
     def _transfer(self, ready: dict[int, int], poll: select.poll) -> bool:
-        """Move the bytes that are ready; return whether a limit on output is reached."""
+        """Transfer the bytes that are ready; return True if a limit on output is reached."""
         for descriptor in ready:
             if descriptor == self.pipes.stdin[1]:
                 if not self._write_stdin():
@@ -121,7 +121,7 @@ class TaskMonitor:
         return max(self.task.limits.file_bytes, self.task.limits.output_bytes) + 8
 
     def _write_stdin(self) -> bool:
-        """Write a chunk of stdin; return whether there is more."""
+        """Write a chunk of stdin; return True if there is more."""
         try:
             self.stdin = self.stdin[os.write(self.pipes.stdin[1], self.stdin[:_CHUNK]) :]
         except BlockingIOError:
@@ -131,7 +131,7 @@ class TaskMonitor:
         return bool(self.stdin)
 
     def _read_output(self, descriptor: int) -> bool:
-        """Read a chunk of output and keep what fits; return whether there may be more."""
+        """Read a chunk of output and keep what fits; return True if there may be more."""
         chunk = _read(descriptor)
         if chunk:
             kept = self.output[descriptor]
@@ -164,14 +164,14 @@ class TaskMonitor:
         return None
 
     def _descendants(self) -> list[int]:
-        """Return the live descendants, the program's process among them."""
+        """Return the live descendants, including the program's process."""
         for pid, wait_status in processes.reap().items():
             if pid == self.child:
                 self.wait_status = wait_status
         return processes.descendants()
 
     def finish(self) -> None:
-        """Kill the remaining processes, then read what they wrote before."""
+        """Kill the remaining processes, then read their last output."""
         if self.limit is None and not self.cancelled:
             if self.wait_status is None:
                 self.wait_status = os.waitpid(self.child, 0)[1]
@@ -191,7 +191,7 @@ class TaskMonitor:
                 pass
 
     def pack_report(self) -> bytes:
-        """Encode the result; everything about how the task ended comes from the kernel and the clock."""
+        """Encode the result; how the task ended is known from the kernel and the clock only."""
         if bytes(self.status) != READY and self.limit is None:
             return wire.pack_failure(
                 self.status.decode(errors="replace") or "the process ended before the program began"
@@ -215,13 +215,13 @@ class TaskMonitor:
         )
 
     def close(self, *descriptors: int) -> None:
-        """Close these ends of the pipes, by default all that are open."""
+        """Close these ends of the pipes, by default all open ones."""
         for descriptor in self.open_descriptors.intersection(descriptors or self.open_descriptors):
             self.open_descriptors.discard(descriptor)
             os.close(descriptor)
 
     def _has_returned(self) -> bool:
-        """Return whether the task is over although its process lives."""
+        """Return True if the task has ended although its process lives."""
         return False
 
     def _exit_code(self) -> int | None:
@@ -241,7 +241,7 @@ class TaskMonitor:
 
 
 def _ended_children_cpu_seconds() -> float:
-    """Return the CPU time of all descendants that have ended, those of earlier tasks included."""
+    """Return the CPU time of all ended descendants, including those of earlier tasks."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -255,12 +255,12 @@ def _read(descriptor: int) -> bytes | None:
 
 
 def _read_into(kept: bytearray, descriptor: int) -> bool:
-    """Append a chunk; return whether there may be more."""
+    """Append a chunk; return True if there may be more."""
     chunk = _read(descriptor)
     kept += chunk or b""
     return chunk != b""
 
 
 def _is_readable(descriptor: int) -> bool:
-    """Return whether a read would not block; all possible writers are gone."""
+    """Return True if a read would not block; all possible writers have ended."""
     return bool(select.select([descriptor], [], [], 0)[0])

@@ -1,4 +1,4 @@
-"""The paths of the machine that untrusted code may see: the system, Python, and the packages granted to it."""
+"""Paths of the machine that untrusted code may see: system, Python and permitted packages."""
 
 import importlib.util
 import os
@@ -43,7 +43,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def readable_paths(packages: Iterable[str]) -> list[str]:
-    """Return the existing paths that the system, Python and the packages granted to user code need."""
+    """Return the existing paths that the system, Python and permitted packages need."""
     python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sys.base_prefix, sys.base_exec_prefix]
     paths = [*SYSTEM, *CONFIGURATION, *map(os.path.realpath, python), *_package_paths(packages)]
     return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
@@ -62,5 +62,5 @@ def _package_paths(packages: Iterable[str]) -> list[str]:
 
 
 def list_only_paths(packages: Iterable[str]) -> list[str]:
-    """Return the folders that hold these packages: an import lists them, and reads nothing else there."""
+    """Return the folders that contain these packages: imports list them, and read nothing else there."""
     return [path for path in dict.fromkeys(map(os.path.dirname, _package_paths(packages))) if os.path.isdir(path)]

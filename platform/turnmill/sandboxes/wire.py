@@ -1,4 +1,4 @@
-"""Messages between the server, a fork server and its supervisors: JSON, then bytes. Nothing here runs what it reads."""
+"""Messages between the server, a fork server and its supervisors: JSON, then bytes. Reading them executes nothing."""
 
 import json
 import select
@@ -14,7 +14,7 @@ FORK_PER_TASK, PERSISTENT_WORKER = b"c", b"a"
 """Sent to the fork server with a connection: how the supervisor of that connection runs its tasks."""
 
 MAX_COPIES = 16
-"""Files of the server that one task may get."""
+"""Maximum number of files on the server that a task may get."""
 
 _LENGTHS = struct.Struct("!IQ")
 HEAD_BYTES = _LENGTHS.size
@@ -27,10 +27,10 @@ class ForkServerOptions:
     """Command line of a fork server, as JSON."""
 
     folder: str
-    """The folder of its workspaces."""
+    """Folder of its workspaces."""
 
     control: int
-    """The descriptor over which it gets connections."""
+    """Descriptor over which it receives connections."""
 
     import_path: Sequence[str]
     preload: Sequence[str]
@@ -40,7 +40,7 @@ class ForkServerOptions:
     """Packages that tasks may import."""
 
     warm_packages: Sequence[str]
-    """The packages that it imports before it forks."""
+    """Packages that it imports before it forks."""
 
     network: bool
     namespaces: bool
@@ -93,7 +93,7 @@ def body_bytes(head: bytes) -> int:
 
 
 def unpack(head: bytes, body: bytes | bytearray) -> tuple[Header, list[bytes]]:
-    """Decode a message into its header and its blobs."""
+    """Decode a message into its header and its byte strings."""
     offset, _ = _LENGTHS.unpack(head)
     header = json.loads(bytes(body[:offset]))
     blobs = []
@@ -104,7 +104,7 @@ def unpack(head: bytes, body: bytes | bytearray) -> tuple[Header, list[bytes]]:
 
 
 def receive(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
-    """Read head and body of a message from a blocking source; None if it ends before the message does."""
+    """Read head and body of a message from a blocking source; None if it ends before the end of the message."""
     head = read_exactly(read, HEAD_BYTES)
     body = None if head is None else read_exactly(read, body_bytes(head))
     return None if head is None or body is None else (head, body)
@@ -122,9 +122,10 @@ def read_exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
 
 
 def wait_for_message(connection: socket.socket, parent_pipe: int, copies: list[int]) -> tuple[bytes, bytes] | None:
-    """Wait for the next message and append the descriptors that come with it to `copies`.
+    """Wait for the next message and append its descriptors to `copies`.
 
-    None when the server has closed the connection, or the fork server has ended, which makes `parent_pipe` readable.
+    Return None when the server has closed the connection, or the fork server has ended, which makes `parent_pipe`
+    readable.
     """
     poll = select.poll()
     poll.register(connection, select.POLLIN)
@@ -199,7 +200,7 @@ def pack_result(result: SandboxResult) -> bytes:
 
 
 def pack_failure(message: str) -> bytes:
-    """Encode the report that a task could not be run, and the reason."""
+    """Encode the report that a task could not be run, with the reason."""
     return pack({"failure": message}, [])
 
 

@@ -1,5 +1,7 @@
-"""Workspaces: the folders of tasks, written by untrusted code. Nothing here follows a link out of one, and any depth
-is handled."""
+"""Workspaces: folders of tasks, written by untrusted code.
+
+No function follows a link out of a workspace, and folders may be nested to any depth.
+"""
 
 import errno
 import os
@@ -18,12 +20,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TooLargeError(Exception):
-    """A workspace has more entries or levels of folders than it may."""
+    """A workspace has too many entries or levels of folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folder in which the tasks of a supervisor run, one after the other, and their user."""
+    """Folder in which the tasks of a supervisor run, one after the other, and their user."""
 
     folder: str
     user: int | None
@@ -31,18 +33,18 @@ class Workspace:
 
     @property
     def home(self) -> str:
-        """The folder in which a task starts."""
+        """Home and working directory of a task."""
         return f"{self.folder}/{HOME}"
 
     @property
     def temporary(self) -> str:
-        """The folder of TMPDIR."""
+        """Folder for TMPDIR."""
         return f"{self.folder}/{TEMPORARY}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of an open folder, and its path from the top."""
+    """An entry of an open folder, with its path from the workspace."""
 
     folder: int
     name: str
@@ -51,12 +53,12 @@ class Entry:
 
 
 def choose_path(parent: str) -> str:
-    """Return an unguessable path: Landlock does not keep paths from being looked up."""
+    """Return an unguessable path, as Landlock does not hide whether a path exists."""
     return f"{parent}/{os.urandom(16).hex()}"
 
 
 def create(path: str, user: int | None) -> None:
-    """Create a workspace: a home and a folder for temporary files, which belong to `user`."""
+    """Create a workspace: a home and a folder for temporary files, owned by `user`."""
     os.mkdir(path, 0o700)
     for name in (HOME, TEMPORARY):
         os.mkdir(f"{path}/{name}", 0o700)
@@ -67,20 +69,21 @@ def create(path: str, user: int | None) -> None:
 
 
 def create_reusable(path: str, user: int) -> None:
-    """Create the folder of a workspace whose contents are made anew for each task; tasks may write only to those."""
+    """Create the folder of a workspace whose contents are created again for each task; tasks may write only to
+    those."""
     os.mkdir(path, 0o710)
     os.chown(path, -1, user)
 
 
 def create_folders(path: str, user: int) -> None:
-    """Create home and temporary folder in a folder that `create_reusable` made."""
+    """Create home and temporary folder in a folder of `create_reusable`."""
     for name in (HOME, TEMPORARY):
         os.mkdir(f"{path}/{name}", 0o700)
         os.chown(f"{path}/{name}", user, user)
 
 
 def clear(path: str) -> None:
-    """Delete home and temporary folder with what a task left in them."""
+    """Delete home and temporary folder with everything in them."""
     for name in (HOME, TEMPORARY):
         try:
             os.rmdir(f"{path}/{name}")
@@ -123,7 +126,7 @@ def collect(path: str, max_bytes: int) -> dict[str, bytes] | None:
 
 
 def remove(path: str) -> None:
-    """Delete a workspace whose processes have all ended, however deep it is."""
+    """Delete a workspace of any depth, all of whose processes have ended."""
     try:
         for name in (HOME, TEMPORARY, ""):
             os.rmdir(f"{path}/{name}")
@@ -132,7 +135,7 @@ def remove(path: str) -> None:
 
 
 def remove_root(folder: str) -> None:
-    """Delete a sandbox's folder with every workspace in it; other processes may be deleting it too."""
+    """Delete a sandbox's folder with all workspaces; other processes may delete it at the same time."""
     with suppress(FileNotFoundError):
         for path in os.listdir(f"{folder}/{TASKS}"):
             with suppress(FileNotFoundError):
@@ -210,7 +213,7 @@ def _walk_folder(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
 
 @contextmanager
 def _opened(folder: int | None, name: str) -> Iterator[int]:
-    """Open a folder to list it. If its mode forbids that to its owner, the owner may while this context lasts."""
+    """Open a folder to list it; if its mode forbids that to its owner, allow it while the context lasts."""
     handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         found = stat.S_IMODE(os.fstat(handle).st_mode)
@@ -231,7 +234,7 @@ def _opened(folder: int | None, name: str) -> Iterator[int]:
 
 
 def _open_folder(folder: int, name: str) -> int:
-    """Open a folder, and give its owner all rights to it if they were taken away."""
+    """Open a folder, restoring its owner's rights if they were removed."""
     try:
         opened = os.open(name, _FOLDER, dir_fd=folder)
     except PermissionError:
@@ -259,7 +262,7 @@ def _read(entry: Entry) -> bytes:
 
 
 def _restore_rights(folder: int, name: str, mode: int) -> None:
-    """Set the mode through a descriptor of the entry itself: a path could lead elsewhere by now."""
+    """Set the mode through a descriptor of the entry itself, as its path may meanwhile lead elsewhere."""
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
