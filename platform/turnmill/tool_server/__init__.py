@@ -1,1 +1,1 @@
-"""The tool server: verl-tool's API over HTTP, any number of equal replicas, state in the trajectory store alone."""
+"""The tool server: verl-tool's HTTP API on any number of equal replicas, with all state in the trajectory store."""

@@ -1,4 +1,4 @@
-"""The HTTP API of a tool server, as verl-tool's clients know it."""
+"""HTTP API of a tool server, compatible with verl-tool's clients."""
 
 import asyncio
 import logging
@@ -31,10 +31,10 @@ from turnmill.tool_server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = RELEASE_SECONDS + 0.5
-"""Cancelled requests release their claims within RELEASE_SECONDS."""
+"""Time for cancelled requests to release their claims, which takes at most RELEASE_SECONDS."""
 
 TIMEOUT_DETAIL = "Processing failed: 500: Action processing failed: "
-"""verl-tool's words for calls that took longer than `--request_timeout`."""
+"""verl-tool's message for calls that took longer than `--request_timeout`."""
 
 DeadlineSeconds = Annotated[
     float | None,
@@ -49,7 +49,7 @@ DeadlineSeconds = Annotated[
 
 
 class Worker:
-    """The state of one server process: its requests in progress, its queue, and whether it is stopping."""
+    """State of a server process: requests in progress, queue, and whether it is stopping."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Worker:
         return time.monotonic() - self._started
 
     async def get_observation(self, request: Request, deadline_seconds: float | None) -> Response:
-        """Execute the calls of one request, once the queue lets it in."""
+        """Execute the calls of a request when the queue admits it."""
         body = await read_body(request, ActionRequest, max_bytes=self.settings.max_request_bytes)
         actions = body.to_actions()
         self.metrics.calls_in_flight.inc(len(actions))
@@ -119,7 +119,7 @@ class Worker:
         )
 
     async def drain(self) -> None:
-        """Cancel the requests that are still running, and wait until their claims are released."""
+        """Cancel requests in progress, and wait until their claims are released."""
         for request in self._requests:
             request.cancel()
         if self._requests:
@@ -154,7 +154,7 @@ class Worker:
         return self.metrics.text()
 
     def json_metrics(self) -> dict[str, object]:
-        """Return verl-tool's metrics; responses that it caches are recorded in the store here."""
+        """Return verl-tool's metrics; it caches responses, which are recorded in the store here."""
         return {
             "active_requests": self.admission.num_active,
             "cached_responses": 0,
@@ -182,24 +182,24 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
         openapi_extra=body_schema(ActionRequest),
     )
     async def get_observation(request: Request, deadline_seconds: DeadlineSeconds = None) -> Response:
-        """Do actions; the answers are in the order of the request."""
+        """Execute actions; observations are in the order of the request."""
         return await worker.get_observation(request, deadline_seconds)
 
     @app.get("/health")
     async def health() -> Health:
-        """Tell that the server lives; /readyz tells whether it takes calls."""
+        """Report that the server is alive; /readyz reports whether it accepts calls."""
         return worker.health()
 
     @app.get("/readyz", responses={503: {"model": Failure, "description": "The server stops"}})
     async def readyz() -> Response:
-        """Tell whether the server takes calls."""
+        """Report whether the server accepts calls."""
         if worker.stopping:
             return failure("The server stops.", "stopping")
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics(request: Request) -> Response:
-        """Tell Prometheus; verl-tool's JSON object with `Accept: application/json`."""
+        """Return metrics in Prometheus' text format; with `Accept: application/json`, verl-tool's JSON object."""
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(worker.json_metrics())
         return Response(await worker.prometheus_metrics(), media_type=CONTENT_TYPE_LATEST)

@@ -30,12 +30,12 @@ FINISHED = CallResult("", done=True, valid=True)
 
 
 def unmatched_result(usage: str, *, done: bool) -> CallResult:
-    """Return the result of an action that no tool takes."""
+    """Return the result of an action that matches no tool."""
     observation = {"obs": "", "invalid_reason": "No valid tool found for action", "available_tools": usage}
     return CallResult(observation, done=done, valid=False)
 
 
 def tool_error_result(tool: str, error: Exception) -> CallResult:
-    """Return the result of a call whose tool raised an unexpected error, as a repeat would again."""
+    """Return the result of a call whose tool raised an unexpected exception; repeating it would raise it again."""
     observation = {"obs": "", "error": f"Tool processing failed: {error}", "tool_type": tool}
     return CallResult(observation, done=True, valid=False)

@@ -1,4 +1,4 @@
-"""Executes tool calls: each takes effect once, no matter how often and on which server it is repeated."""
+"""Execution of tool calls: each takes effect once, however often and on whatever server it is repeated."""
 
 import asyncio
 import logging
@@ -23,14 +23,14 @@ CALL_ID = "call_id"
 IS_LAST_STEP = "is_last_step"
 
 RELEASE_SECONDS = 2.0
-"""Time to release a claim: a store that is down must not keep a call, or a server that stops, from ending."""
+"""Time limit for releasing a claim, so that an unavailable store does not delay the end of a call or server."""
 
 STORE_MARGIN_SECONDS = 0.05
-"""Operations on the store time out so long before their call, so that the error names the store."""
+"""Time by which operations on the store time out before their call, so that the error names the store."""
 
 
 class CallStore(Protocol):
-    """The operations that a call needs of the trajectory store; deadlines are in the event loop's time."""
+    """Operations of the trajectory store that a call needs; deadlines are in the event loop's time."""
 
     async def begin(self, key: CallKey, tool: str, *, stateful: bool, deadline: float) -> Claim | Recorded:
         """Claim a call, or return the result that it already has."""
@@ -43,17 +43,17 @@ class CallStore(Protocol):
         ...
 
     async def release(self, claim: Claim, *, deadline: float) -> None:
-        """Release a claim of a call that had no effect."""
+        """Release the claim of a call that had no effect."""
         ...
 
     async def finish(self, trajectory_id: str, *, deadline: float) -> None:
-        """Drop the state of all tools; results of calls stay for late repeats."""
+        """Delete the state of all tools; results of calls are kept for late repeats."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One item of a request."""
+    """One action of a request."""
 
     trajectory_id: str
     text: str
@@ -61,14 +61,14 @@ class Action:
 
     @property
     def key(self) -> CallKey:
-        """The key of the call in the store."""
+        """Key of the call in the store."""
         call_id = self.extra.get(CALL_ID)
         return CallKey(self.trajectory_id, None if call_id in (None, "") else str(call_id))
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
-    """An action and the tool that takes it; no tool if it finishes its trajectory or no tool takes it."""
+    """An action with the tool that it matches; without one if it finishes its trajectory or matches no tool."""
 
     action: Action
     tool: Tool | None = None
@@ -77,12 +77,12 @@ class ResolvedCall:
 
     @property
     def label(self) -> str:
-        """The tool's name in metrics and in the store."""
+        """Name of the tool in metrics and in the store."""
         return FINISH if self.finishes else self.tool.name if self.tool else NO_TOOL
 
     @property
     def is_ordered(self) -> bool:
-        """True if it has to wait for the calls before it in its trajectory."""
+        """True if it must wait for earlier calls of its trajectory."""
         return self.finishes or (self.tool is not None and self.tool.stateful)
 
 
@@ -112,9 +112,9 @@ class CallExecutor:
     async def execute(
         self, actions: Sequence[Action], *, deadline: float | None = None
     ) -> list[CallResult | ToolError]:
-        """Execute the calls of one request concurrently; those of a trajectory that share state in the order given.
+        """Execute the calls of a request concurrently, but calls of a trajectory that share state in the given order.
 
-        A call that fails leaves its error in its place; the others are executed and recorded all the same. Calls that
+        The result of a call that fails is its error; the other calls are executed and recorded nevertheless. Calls that
         still run at the deadline, in the event loop's time, are cancelled with TimeoutError.
         """
         calls = [self._resolve(action) for action in actions]
@@ -174,7 +174,7 @@ class CallExecutor:
     async def _execute_once(
         self, call: ResolvedCall, measurement: "_Measurement", deadlines: "_StoreDeadlines"
     ) -> CallResult:
-        """Execute a call under a claim; if another server takes the claim over, return the result that it recorded."""
+        """Execute a call under a claim; if another server takes the claim over, return the result recorded there."""
         key = call.action.key
         stateful = call.tool is not None and call.tool.stateful
         for is_last_attempt in (key.call_id is None, True):
@@ -229,7 +229,7 @@ class CallExecutor:
         return result, change
 
     async def _release(self, claim: Claim) -> None:
-        """Let another server execute the call at once; if that fails, the claim expires by itself."""
+        """Release a claim, so that another server can execute the call at once; if this fails, the claim expires."""
         try:
             await self._store.release(claim, deadline=_now() + RELEASE_SECONDS)
         except ToolError as error:
@@ -262,7 +262,7 @@ class _StoreDeadlines:
     call_deadline: float | None
 
     def next(self) -> float:
-        """Return the deadline of an operation that starts now."""
+        """Return the deadline of an operation that starts at this moment."""
         latest = math.inf if self.call_deadline is None else self.call_deadline - STORE_MARGIN_SECONDS
         return min(_now() + self.seconds, latest)
 
@@ -272,7 +272,8 @@ def _now() -> float:
 
 
 async def _call_with_retry(tool: Tool, call: ToolCall) -> ToolResult:
-    """Call a tool, and once more if the sandbox failed: nothing took effect, and it is likely to be back."""
+    """Call a tool, and once more if the sandbox failed: the call had no effect, and the sandbox is likely to have
+    recovered."""
     try:
         return await tool.call(call)
     except SandboxError as error:
@@ -288,7 +289,7 @@ def _lock_key(call: ResolvedCall) -> Hashable:
 
 
 def _sequences(calls: Sequence[ResolvedCall]) -> list[list[int]]:
-    """Group the indices of calls into sequences that may run side by side; within each, calls follow one another."""
+    """Group the indices of calls into sequences that may run concurrently; calls of a sequence run in order."""
     single: list[list[int]] = []
     by_trajectory: dict[str, list[int]] = {}
     for index, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""Completions with tool calls inside: a stop string ends an action, and generation continues after the observation."""
+"""Completions with tool calls: a stop string ends an action, and generation continues after the observation."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from turnmill.tool_server.upstream import Generation, Messages, Upstream, Upstre
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The text of a model and its tools."""
+    """Text of a model and its tools."""
 
     text: str
     finish_reason: str
@@ -33,7 +33,7 @@ class CompletionLoop:
     async def complete(
         self, prompt: str | Messages, sampling: Mapping[str, object], stop: Sequence[str] = ()
     ) -> Completion:
-        """Generate one completion; strings in `stop` end it and are left out, unless they also end an action."""
+        """Generate one completion; strings in `stop` end it and are removed from it, unless they also end an action."""
         trajectory_id = uuid.uuid4().hex
         try:
             return await self._complete(trajectory_id, prompt, sampling, stop)

@@ -1,4 +1,4 @@
-"""OpenAI's `/chat/completions` and `/completions`, with the tool loop inside, as verl-tool's eval service has them."""
+"""OpenAI's `/chat/completions` and `/completions` with tool calls, as in verl-tool's eval service."""
 
 import asyncio
 import time
@@ -29,33 +29,33 @@ HANDLED_FIELDS = frozenset(
 
 
 class CompletionsBody(ApiModel):
-    """Fields of both endpoints; others, such as `seed`, go to the model server as they are."""
+    """Fields of both endpoints; other fields, such as `seed`, are passed to the model server unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    """Must be the model that is served."""
+    """Name of the served model."""
 
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    """Completions for each prompt."""
+    """Number of completions per prompt."""
 
     stop: str | list[str] | None = None
-    """Strings that end a completion; those that end an action are known to the server."""
+    """Strings that end a completion; the server already knows those that end an action."""
 
     stream: bool | None = None
-    """Must not be true: a completion is whole when its tools have answered."""
+    """Must not be true, as a completion is known only after its tool calls."""
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of each turn; 512 if nothing is said."""
+    """Maximum number of tokens per turn, by default 512."""
 
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """The same by its other name."""
+    """Another name of `max_tokens`."""
 
     temperature: float | None = 1.0
     top_p: float | None = 1.0
 
     def sampling(self) -> dict[str, object]:
-        """Return the fields that go to the model server with each turn."""
+        """Return the fields to send to the model server in each turn."""
         rest = self.model_dump(exclude=set(HANDLED_FIELDS), exclude_none=True)
         return rest | {"max_tokens": self.max_tokens or self.max_completion_tokens or DEFAULT_MAX_TOKENS}
 
@@ -69,10 +69,10 @@ BodyT = TypeVar("BodyT", bound=CompletionsBody)
 
 
 class ChatCompletionsBody(CompletionsBody):
-    """A conversation to answer."""
+    """A conversation to continue."""
 
     messages: list[dict[str, object]] = Field(min_length=1)
-    """The conversation, with at least one message of a user."""
+    """The conversation, with at least one user message."""
 
     @field_validator("messages")
     @classmethod
@@ -83,7 +83,7 @@ class ChatCompletionsBody(CompletionsBody):
 
 
 class TextCompletionsBody(CompletionsBody):
-    """Text to go on with."""
+    """Text to continue."""
 
     prompt: str | list[str] = Field(min_length=1)
     """One prompt, or several."""
@@ -104,13 +104,13 @@ class Completions:
         return await self._respond(body, [body.messages], _CHAT)
 
     async def text(self, request: Request) -> Response:
-        """Complete text."""
+        """Complete a text."""
         body = await self._read(request, TextCompletionsBody)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         return await self._respond(body, prompts, _TEXT)
 
     async def models(self) -> Response:
-        """List the one model that is served."""
+        """List the only served model."""
         try:
             model = await self._upstream.model()
         except (InferenceError, UpstreamRefusedError) as error:
@@ -140,7 +140,7 @@ class Completions:
         return json_response(endpoint.response(served, completions, num_prompts=len(prompts)))
 
     async def _complete(self, body: CompletionsBody, prompts: Sequence[str | Messages]) -> list[Completion]:
-        """Generate all choices concurrently, each a trajectory of its own; the first error cancels the others."""
+        """Generate all choices concurrently, each as a trajectory of its own; the first error cancels the others."""
         sampling, stops = body.sampling(), body.stop_strings()
         async with self._admission.enter():
             try:
@@ -157,7 +157,7 @@ class Completions:
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """The format of an endpoint's responses."""
+    """Format of an endpoint's responses."""
 
     prefix: str
     kind: str
@@ -193,7 +193,7 @@ _TEXT = _Endpoint("cmpl", "text_completion", chat=False)
 
 
 def add_completions(app: FastAPI, completions: Completions) -> None:
-    """Add the routes of OpenAI's API, without /v1, as verl-tool's eval service has them."""
+    """Add the routes of OpenAI's API without /v1, as in verl-tool's eval service."""
     responses = REFUSALS | {
         400: {"model": Detail, "description": "The model server refuses the request, or it asks for a stream"},
         500: {"model": Detail, "description": "The model is not the one that is served"},
@@ -201,15 +201,15 @@ def add_completions(app: FastAPI, completions: Completions) -> None:
 
     @app.post("/chat/completions", responses=responses, openapi_extra=body_schema(ChatCompletionsBody))
     async def chat_completions(request: Request) -> Response:
-        """Answer a conversation; what tools answer on the way is part of the text."""
+        """Continue a conversation; observations of tools are part of the text."""
         return await completions.chat(request)
 
     @app.post("/completions", responses=responses, openapi_extra=body_schema(TextCompletionsBody))
     async def text_completions(request: Request) -> Response:
-        """Go on with text; what tools answer on the way is part of it."""
+        """Continue a text; observations of tools are part of it."""
         return await completions.text(request)
 
     @app.get("/models", responses={503: REFUSALS[503]})
     async def models() -> Response:
-        """List the model that is served."""
+        """List the served model."""
         return await completions.models()

@@ -1,4 +1,4 @@
-"""Opens the parts of a worker: store, sandbox, tools."""
+"""Creation of a worker: store, sandbox, tools and application."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, FastAPI]]:
     """Open store, sandbox, tools and application; close them in reverse order.
 
-    Raises ToolUnavailableError or SandboxError if one of them cannot work here.
+    Raises ToolUnavailableError or SandboxError if one of them does not work on this machine.
     """
     async with AsyncExitStack() as stack:
         metrics = ToolMetrics()
@@ -69,7 +69,7 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
 
 
 def open_completions(settings: ServerSettings, executor: CallExecutor, stack: AsyncExitStack) -> Completions | None:
-    """Open completions with tool calls inside; None if no model server is named."""
+    """Open completions with tool calls; None if no model server is configured."""
     if settings.model_url is None:
         return None
     upstream = Upstream(
@@ -83,7 +83,7 @@ def open_completions(settings: ServerSettings, executor: CallExecutor, stack: As
 
 
 async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandbox:
-    """Start the sandbox; raises SandboxError that names the barriers that do not hold."""
+    """Start the sandbox; raises SandboxError with the isolation mechanisms that do not hold."""
     kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
     preload = dict.fromkeys(MODULES[name] for name in settings.tool_type if name in MODULES)
     sandbox = kind(preload=tuple(preload), max_running=settings.max_sandboxes)
@@ -93,7 +93,7 @@ async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandb
 
 
 async def start_tools(settings: ServerSettings, context: ToolContext, stack: AsyncExitStack) -> AsyncIterator[Tool]:
-    """Yield the tools once started; raises ToolUnavailableError for one that cannot work, unless those are allowed."""
+    """Yield started tools; raises ToolUnavailableError for one that does not work, unless missing tools are allowed."""
     for name in settings.tool_type:
         if name == FINISH:
             continue

@@ -13,7 +13,7 @@ from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.store import TrajectoryStore
 
 STORE_INFO_SECONDS = 1.0
-"""Deadline of the store's report at each scrape, which Prometheus gives up after ten seconds by default."""
+"""Deadline of the store's INFO at each scrape, which Prometheus by default ends after ten seconds."""
 
 
 class InstrumentedSandbox:
@@ -47,7 +47,7 @@ async def refresh_store_health(store: TrajectoryStore, health: StoreHealth) -> N
 
 
 class InstrumentedStore:
-    """A store that counts operations, their time and their bytes."""
+    """A store that measures operations: number, seconds and bytes."""
 
     def __init__(self, store: CallStore, metrics: ToolMetrics) -> None:
         self._store = store
@@ -76,7 +76,7 @@ class InstrumentedStore:
             await self._store.release(claim, deadline=deadline)
 
     async def finish(self, trajectory_id: str, *, deadline: float) -> None:
-        """Drop the state of a trajectory."""
+        """Delete the state of a trajectory."""
         with self._count_operation("finish"):
             await self._store.finish(trajectory_id, deadline=deadline)
 

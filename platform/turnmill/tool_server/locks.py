@@ -1,4 +1,4 @@
-"""Locks by key, kept only while somebody holds or awaits them."""
+"""Locks by key, which exist only while they are held or awaited."""
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class KeyedLocks:
-    """One lock per key, served in the order of requests."""
+    """One lock per key, acquired in the order of requests."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
@@ -16,7 +16,7 @@ class KeyedLocks:
 
     @asynccontextmanager
     async def hold(self, key: Hashable) -> AsyncIterator[None]:
-        """Hold the lock of this key."""
+        """Hold the lock of a key while the context lasts."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, users + 1
         try:

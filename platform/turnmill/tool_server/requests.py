@@ -1,4 +1,4 @@
-"""Handling that all requests share: timing, admission, and reading the body."""
+"""Handling of all requests: timing, admission, and reading the body."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class BodyError(Exception):
 
 
 class BodyTooLargeError(Exception):
-    """A body beyond the limit."""
+    """A body larger than the limit."""
 
 
 class ProcessTimeMiddleware:
@@ -35,7 +35,7 @@ class ProcessTimeMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and the response back."""
+        """Handle a request, and add the header to its response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -51,7 +51,7 @@ class ProcessTimeMiddleware:
 
 
 class Admission:
-    """Limits the requests in progress; the others wait in order of arrival."""
+    """Limits the requests in progress; others wait in order of arrival."""
 
     def __init__(self, max_concurrent: int) -> None:
         self._semaphore = asyncio.Semaphore(max_concurrent)
@@ -60,7 +60,7 @@ class Admission:
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[None]:
-        """Wait until the request may start, and count it as active."""
+        """Wait until the request may start, and count it as active while the context lasts."""
         self.num_waiting += 1
         try:
             await self._semaphore.acquire()

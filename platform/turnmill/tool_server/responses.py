@@ -1,4 +1,4 @@
-"""Responses that the endpoints share."""
+"""Responses of several endpoints."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, object]:
-    """Return the OpenAPI description of a body that the endpoint reads by itself."""
+    """Return the OpenAPI description of a body that the endpoint itself reads."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -33,7 +33,7 @@ def failure(detail: str, cause: str) -> Response:
 
 
 def json_response(body: dict[str, object]) -> Response:
-    """Return 200 with JSON escaped to ASCII: programs may print half of a surrogate pair, which UTF-8 cannot encode."""
+    """Return 200 with JSON escaped to ASCII, as programs may print half a surrogate pair, which UTF-8 cannot encode."""
     return Response(json.dumps(body, separators=(",", ":")), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The bodies of requests and responses."""
+"""Bodies of requests and responses."""
 
 from typing import Literal, TypeVar
 
@@ -22,19 +22,19 @@ class ActionRequest(ApiModel):
     """Actions of many trajectories."""
 
     trajectory_ids: list[str] = Field(min_length=1)
-    """The trajectories of the actions."""
+    """Id of each action's trajectory."""
 
     actions: list[str] = Field(min_length=1)
-    """The agents' texts, one per trajectory."""
+    """Texts of the agents, one per trajectory."""
 
     extra_fields: list[dict[str, object]] | None = None
-    """Data for the tool with each action; `call_id` makes a call known, so that a repeat gets its first answer."""
+    """Data for the tool, one object per action; a repeated call with the same `call_id` gets the recorded result."""
 
     finish: list[bool] | None = None
-    """True for trajectories that have ended: no tool is called, and the state is dropped."""
+    """True for trajectories that have ended: no tool is called, and their state is deleted."""
 
     is_last_step: list[bool] | None = None
-    """True for trajectories that end with this action: the tool's state is dropped after it."""
+    """True for trajectories that end with this action: their state is deleted after it."""
 
     @field_validator("actions")
     @classmethod
@@ -55,7 +55,8 @@ class ActionRequest(ApiModel):
         return extra_fields if extra_fields is None else _of_length(extra_fields, "extra_fields", info)
 
     def to_actions(self) -> list[Action]:
-        """Return the items; `finish` and `is_last_step` go into the extra fields unless the first item's have them."""
+        """Return the actions; `finish` and `is_last_step` are added to the extra fields unless the first action has
+        them."""
         extras = self.extra_fields or [{} for _ in self.trajectory_ids]
         for name, values in ((FINISH, self.finish), (IS_LAST_STEP, self.is_last_step)):
             if values is not None and name not in extras[0]:
@@ -74,10 +75,10 @@ def _of_length(values: list[T], name: str, info: ValidationInfo) -> list[T]:
 
 
 class ObservationResponse(ApiModel):
-    """Results of the tools, in the order of the request."""
+    """Results of tools, in the order of the request."""
 
     observations: list[str | dict[str, object]]
-    """Text, or an object that has its text under `obs`."""
+    """Text, or an object with the text under `obs`."""
 
     dones: list[bool]
     """True for trajectories that the tool ends."""
@@ -86,42 +87,42 @@ class ObservationResponse(ApiModel):
     """True for actions that a tool accepted."""
 
     processing_time_ms: float
-    """Time of the calls."""
+    """Milliseconds spent on the calls."""
 
     queue_time_ms: float
-    """Time before they began."""
+    """Milliseconds spent waiting before them."""
 
 
 class Failure(ApiModel):
-    """Infrastructure failed: no observation, and the same request may be sent again."""
+    """Infrastructure failed: there is no observation, and the same request may be repeated."""
 
     detail: str
     """A sentence on the failure."""
 
     cause: str
-    """One word for what failed, from a closed set."""
+    """Cause in one word, from a closed set."""
 
 
 class Detail(ApiModel):
-    """The reason why a request was not answered."""
+    """Reason why a request was not answered."""
 
     detail: object
-    """A sentence, or a list of what is wrong with the body."""
+    """A sentence, or a list of errors in the body."""
 
 
 class Health(ApiModel):
-    """The server lives."""
+    """The server is alive."""
 
     status: Literal["healthy"] = "healthy"
     concurrent_requests: int
-    """Requests that this worker does."""
+    """Requests that this worker executes."""
 
     thread_pool_size: int
     active_tasks: int
-    """Requests that this worker does or holds back."""
+    """Requests that this worker executes or has queued."""
 
     max_concurrent: int
     tools: list[str]
-    """In the order in which they are asked; `finish` comes last."""
+    """Tools in the order in which they are matched, `finish` last."""
 
     uptime_seconds: float

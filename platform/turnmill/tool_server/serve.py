@@ -1,4 +1,4 @@
-"""Starts a tool server: its socket, its store if none is named, and one worker or a supervisor of several."""
+"""Start of a tool server: socket, store if none is configured, and one worker or a supervisor of several."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def run_server(settings: ServerSettings) -> None:
-    """Serve until a signal stops the server; all its processes have ended then.
+    """Serve until a signal; return after all processes of the server have ended.
 
     Raises SettingsError if it cannot listen, and the errors of tools and sandbox that cannot start.
     """
@@ -30,7 +30,7 @@ def run_server(settings: ServerSettings) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; every worker takes connections from it."""
+    """Return a listening socket, from which all workers accept connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,7 +48,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def _with_store(settings: ServerSettings) -> Iterator[ServerSettings]:
-    """Yield the settings with the URL of a store, which is started here if none was named."""
+    """Yield the settings with the URL of a store, which is started here if none is configured."""
     if settings.redis is not None:
         yield settings
         return

@@ -9,7 +9,7 @@ from pydantic import Field
 from turnmill.jobs.settings import Settings
 
 REQUESTS_PER_WORKER = 256
-"""Requests at once beyond which another worker helps."""
+"""Requests at once for which one worker suffices."""
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Count = Annotated[int, Field(ge=1)]
@@ -19,7 +19,7 @@ class ServerSettings(Settings):
     """Settings of `turnmill tool-server`."""
 
     tool_type: tuple[str, ...] = ("base",)
-    """Tools to serve; the first that takes an action gets it."""
+    """Tools to serve; an action goes to the first that accepts it."""
 
     host: str = "0.0.0.0"
     """Address to listen on."""
@@ -28,102 +28,103 @@ class ServerSettings(Settings):
     """Port to listen on; 0 takes a free one and logs it."""
 
     workers_per_tool: Count = 32
-    """Calls of one request that one tool does at once."""
+    """Calls of one request that a tool executes at once."""
 
     max_concurrent_requests: Count = 1024
-    """Requests that one worker does at once; others wait."""
+    """Requests that a worker executes at once; others wait."""
 
     request_timeout: Seconds | None = None
-    """Seconds that the calls of one request may take; left out, they take what their tools allow."""
+    """Seconds for the calls of one request; left out, only the tools limit them."""
 
     uvi_workers: Count = 1
-    """Worker processes; more where `max_concurrent_requests` needs them, see `num_workers`."""
+    """Worker processes; more if `max_concurrent_requests` requires them, see `num_workers`."""
 
     done_if_invalid: bool = False
-    """Whether an action that no tool takes ends its trajectory."""
+    """End a trajectory whose action no tool accepts."""
 
     log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
-    """Least level of what is logged."""
+    """Lowest level of log messages."""
 
     log_interval: int = Field(default=30, ge=0)
     """Seconds between log lines with the numbers of calls; 0 for none."""
 
     enable_hashing: bool = True
-    """Kept for verl-tool's scripts: shown in the JSON metrics, without effect."""
+    """Kept for verl-tool's scripts: reported in the JSON metrics, without effect."""
 
     thread_pool_size: int | None = Field(default=None, ge=1)
-    """Kept for verl-tool's scripts: shown by /health, without effect."""
+    """Kept for verl-tool's scripts: reported by /health, without effect."""
 
     redis: str | None = None
-    """URL of the trajectory store; left out, one starts and goes with the server, and state ends with it."""
+    """URL of the trajectory store; left out, the server starts one of its own, whose data ends with it."""
 
     run_name: str = Field(default="tool-server", min_length=1, max_length=200)
-    """Name under which trajectories lie in the store: servers of one name share them."""
+    """Name of the run in the store; servers with the same name share trajectories."""
 
     lease_seconds: Seconds = 1.0
-    """Seconds that a call stays claimed by a server that has died; then another one does it."""
+    """Seconds that a call stays claimed after its server has died; then another server executes it."""
 
     expiry_seconds: Seconds = 86400.0
-    """Seconds after which a trajectory that nobody touches is forgotten."""
+    """Seconds without a call after which a trajectory is deleted."""
 
     finished_seconds: Seconds = 300.0
-    """Seconds that the results of a finished trajectory stay, for calls that are repeated late."""
+    """Seconds that results of a finished trajectory are kept, for late repeats of calls."""
 
     store_bytes: Count = 1024**3
-    """Memory of the store that comes with the server; beyond it calls fail with the cause `store_full`."""
+    """Memory of the server's own store in bytes; beyond it calls fail with cause `store_full`."""
 
     sandbox: Literal["fork", "process"] = "fork"
-    """`fork`: a warm process with every barrier; `process`: plain processes with limits alone."""
+    """`fork`: forked processes with all isolation; `process`: forked processes with limits only."""
 
     max_sandboxes: Count = 64
-    """Runs in the sandbox at once, of one worker; others wait."""
+    """Runs of a worker in the sandbox at once; others wait."""
 
     allow_missing_tools: bool = False
-    """Start without the tools that cannot work here, as verl-tool does."""
+    """Start without tools that do not work on this machine, as verl-tool does."""
 
     tool_settings: dict[str, str] = Field(default_factory=dict)
-    """Settings of tools by name, such as RETRIEVER_URL; what is not here is looked up in the environment."""
+    """Settings of tools by name, such as RETRIEVER_URL; others are read from environment variables."""
 
     grace_seconds: Seconds = 8.0
-    """Seconds that calls in flight have to end once the server is told to stop."""
+    """Seconds for calls in flight to end when the server is stopped."""
 
     store_wait_seconds: Seconds = 15.0
-    """Seconds that a call waits for the trajectory store where neither the request nor the client says less."""
+    """Seconds that a call waits for the trajectory store, unless the request or the client has an earlier deadline."""
 
     max_request_bytes: Count = 256 * 1024**2
-    """Largest body of a request."""
+    """Maximum size of a request body in bytes."""
 
     model_url: str | None = None
-    """Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1; opens /chat/completions."""
+    """Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1; enables /chat/completions."""
 
     model: str | None = None
-    """Name of the model behind `model_url`; left out, the first that it lists."""
+    """Name of the model at `model_url`; left out, the first in its list."""
 
     model_api_key: str = "none"
     """Key for `model_url`."""
 
     model_timeout: Seconds = 600.0
-    """Seconds that one generation may take."""
+    """Seconds for one generation."""
 
     max_turns: int = Field(default=5, ge=0)
-    """Tool calls in one completion."""
+    """Tool calls per completion."""
 
     action_stop_tokens: tuple[str, ...] = ()
-    """Strings that end an action in a completion, such as </python>."""
+    """Stop strings that end an action in a completion, such as </python>."""
 
     max_obs_characters: Count = 8192
-    """Characters of an observation that a completion takes up."""
+    """Characters of an observation in a completion; longer ones are truncated."""
 
     truncate_obs_side: Literal["left", "right"] = "left"
-    """The side of a long observation that is cut off."""
+    """Part that a longer observation loses: `left` its beginning, `right` its end."""
 
     @property
     def num_workers(self) -> int:
-        """Worker processes: at least `uvi_workers`, and one per 256 requests at once up to two or the processors."""
+        """Worker processes: at least `uvi_workers`, and one per 256 requests at once, but no more of the latter than
+        CPUs, or two."""
         wanted = math.ceil(self.max_concurrent_requests / REQUESTS_PER_WORKER)
         return max(self.uvi_workers, min(wanted, max(2, os.cpu_count() or 1)))
 
     @property
     def num_threads(self) -> int:
-        """The `thread_pool_size` of /health: calls that one worker may have in progress."""
+        """`thread_pool_size` in /health: calls that a worker may have in progress."""
         return self.thread_pool_size or max(4 * self.max_concurrent_requests, 512)

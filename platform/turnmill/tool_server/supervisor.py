@@ -1,4 +1,4 @@
-"""Supervises several workers on one socket: starts them, replaces those that die, stops them together."""
+"""Supervisor of several workers on one socket: starts them, replaces those that die, stops them together."""
 
 import logging
 import multiprocessing
@@ -25,7 +25,7 @@ FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 10.0
 TICK_SECONDS = 0.2
 KILL_AFTER_SECONDS = 3.0
-"""After the grace period; the sum stays below the 12 s within which verl-tool's children are gone."""
+"""Time after the grace period; the sum is less than the 12 s within which verl-tool's children end."""
 
 READY = "ready"
 
@@ -39,7 +39,7 @@ class _WorkerProcess:
 
 
 class Supervisor:
-    """Keeps the number of workers that the settings ask for."""
+    """Keeps the configured number of workers running."""
 
     def __init__(
         self,
@@ -57,10 +57,7 @@ class Supervisor:
         self._next_start = 0.0
 
     def run(self) -> None:
-        """Serve until a signal stops the server.
-
-        Raises SettingsError or RunFailedError if the first workers do not start.
-        """
+        """Serve until a signal. Raises SettingsError or RunFailedError if the first workers do not start."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         folder = tempfile.mkdtemp(prefix="turnmill-metrics-")
         # The workers' prometheus_client reads it when it is imported.

@@ -8,16 +8,16 @@ from turnmill.tools.base import Tool
 log = logging.getLogger(__name__)
 
 FINISH = "finish"
-"""Flag of a call that ends its trajectory: no tool is called, and the state of all tools is dropped."""
+"""Flag of a call that ends its trajectory: no tool is called, and the state of all tools is deleted."""
 
 MATCHED_LAST = "mcp_interface"
-"""It takes anything that looks like a tool call, so all others are tried first."""
+"""Tool that accepts anything that looks like a tool call, so all others are tried first."""
 
 WITHOUT_USAGE = ("base",)
 
 
 class ToolSet:
-    """Tools in the order in which an action is matched."""
+    """Tools in the order in which actions are matched."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._listed = tuple(tool for tool in tools if tool.name != FINISH)
@@ -25,15 +25,15 @@ class ToolSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names as listed, and `finish` as the last."""
+        """Names of the tools in the order of the settings, and `finish`."""
         return (*(tool.name for tool in self._listed), FINISH)
 
     def finishes(self, extra: Mapping[str, object]) -> bool:
-        """Return whether a call ends its trajectory; without tools, every call does."""
+        """Return True if a call ends its trajectory; without tools, every call does."""
         return bool(extra.get(FINISH)) or not self._listed
 
     def match(self, action: str) -> tuple[Tool, str] | None:
-        """Return the first tool that takes an action, and what it parsed; None if no tool takes it."""
+        """Return the first tool that accepts an action, and the part it parsed; None if no tool accepts it."""
         for tool in self._match_order:
             try:
                 parsed = tool.parse(action)
@@ -45,6 +45,6 @@ class ToolSet:
         return None
 
     def usage(self) -> str:
-        """Return how to call each tool, for an agent whose action no tool takes."""
+        """Return a description of each tool, for an agent whose action no tool accepts."""
         lines = [f"• {tool.name}: {tool.usage()}" for tool in self._listed if tool.name not in WITHOUT_USAGE]
         return "\n".join(["Available tools:", *lines]) if lines else "No tools available for usage instructions."

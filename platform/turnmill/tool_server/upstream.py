@@ -1,4 +1,4 @@
-"""Client of the model server behind completions: any with OpenAI's API, such as vLLM's."""
+"""Client of the model server behind completions, which has OpenAI's API, such as vLLM's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class UpstreamRefusedError(TurnmillError):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The text of one request to the model server."""
+    """Result of one request to the model server."""
 
     text: str
     finish_reason: str
     stop: str | None
-    """The stop string that ended it, if the server reports it."""
+    """Stop string that ended it, if the server reports it."""
 
     reports_stop: bool
     """True if the server reports stop strings."""
@@ -59,7 +59,7 @@ class Upstream:
         )
 
     async def model(self) -> str:
-        """Return the model that is served: the one named at start, or the first of the server's list."""
+        """Return the name of the served model: the configured one, or the first in the server's list."""
         if self._model is None:
             models = (await self._request("GET", "models")).get("data") or []
             if not models:
@@ -68,7 +68,7 @@ class Upstream:
         return self._model
 
     async def generate(self, prompt: str | Messages, response: str, sampling: Mapping[str, object]) -> Generation:
-        """Continue a prompt or conversation, and the part of the response that is already written.
+        """Continue a prompt or conversation, after the `response` so far.
 
         Raises InferenceError if the model server fails, UpstreamRefusedError if it rejects the request.
         """
@@ -102,7 +102,7 @@ class Upstream:
 
 
 def _conversation(messages: Messages, response: str) -> dict[str, object]:
-    """Return the messages, with the response so far as an open last message; the two switches are vLLM's."""
+    """Return the messages with the response so far as an unfinished last message; vLLM has two flags for that."""
     if not response:
         return {"messages": list(messages)}
     return {

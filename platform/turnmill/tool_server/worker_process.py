@@ -1,4 +1,4 @@
-"""One worker process of a tool server: opens the worker, serves HTTP, and stops in order on a signal."""
+"""Worker process of a tool server: opens the worker, serves HTTP, and shuts down on a signal."""
 
 import asyncio
 import importlib.util
@@ -28,7 +28,7 @@ def run_worker(
     on_ready: Callable[[], None],
     stop_when_readable: int | None = None,
 ) -> None:
-    """Serve in this process; when the descriptor `stop_when_readable` is readable, stop as on a signal."""
+    """Serve in this process; when the descriptor `stop_when_readable` becomes readable, stop as on a signal."""
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec("uvloop"):
         import uvloop
@@ -94,7 +94,7 @@ async def _serve_http(
 
 
 class _HttpServer(uvicorn.Server):
-    """Does not handle signals: StopHandler does, from before the server starts until after it ends."""
+    """Uvicorn server that leaves signals to StopHandler, which handles them during start and shutdown, too."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,9 +102,9 @@ class _HttpServer(uvicorn.Server):
 
 
 class StopHandler:
-    """Cancels the start, or stops a running server in order; a second signal of the same kind stops it at once.
+    """Cancels the start, or shuts a running server down; a second signal of the same kind stops it at once.
 
-    Ctrl-C reaches workers both from the terminal and, as another signal, from their parent: that does not count as two.
+    Ctrl-C reaches workers both from the terminal and, as another signal, from their parent; that does not count as two.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class StopHandler:
         self._worker: Worker | None = None
 
     def attach(self, worker: Worker, server: uvicorn.Server) -> None:
-        """Stop this server in order from here on."""
+        """Shut this server down on signals from now on."""
         self._worker, self._server = worker, server
 
     def __call__(self, source: int) -> None:

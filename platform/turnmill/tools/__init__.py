@@ -1,1 +1,1 @@
-"""Tools that agents call: small classes in a registry, state in, result and state out."""
+"""Tools that agents call; a tool gets its state with each call and returns the changed state."""

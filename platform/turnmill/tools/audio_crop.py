@@ -1,4 +1,4 @@
-"""The tool `audio_crop`: cuts clips out of a trajectory's sounds."""
+"""The tool `audio_crop`: cuts clips from a trajectory's audio files."""
 
 import asyncio
 import io
@@ -26,7 +26,7 @@ class _NoClipError(ValueError):
 
 @register
 class AudioCrop(Tool):
-    """Cuts out a clip; each result is a sound with the next number."""
+    """Cuts out a clip; each result is an audio file with the next number."""
 
     name: ClassVar[str] = "audio_crop"
     stateful: ClassVar[bool] = True
@@ -102,7 +102,7 @@ def _number(given: object, num_sounds: int) -> int:
 
 
 def _clip(file: bytes, start: float, end: float) -> tuple[bytes, float, float]:
-    """Return the part of the window within the sound, as a WAV file, and its start and end in seconds."""
+    """Return the part of an audio file within the window as WAV, with its start and end in seconds."""
     import soundfile
 
     try:

@@ -32,7 +32,8 @@ _STATE_BYTES = MIB
 
 
 def find_forbidden(commands: str) -> list[str]:
-    """Return the first forbidden word, or the matches of a pattern; a courtesy, as the sandbox is the real barrier."""
+    """Return the first forbidden word or match of a pattern; this only helps agents, as the sandbox isolates the
+    code."""
     lowered = commands.lower()
     for word in _FORBIDDEN_WORDS:
         if word in lowered:
@@ -42,7 +43,7 @@ def find_forbidden(commands: str) -> list[str]:
 
 @register
 class BashTerminal(Tool):
-    """Runs a block of lines, each a bash of its own, and shows them as a terminal would."""
+    """Runs a block of lines, each in a bash of its own, and shows them like a terminal."""
 
     name: ClassVar[str] = "bash_terminal"
     stateful: ClassVar[bool] = True
@@ -65,7 +66,7 @@ class BashTerminal(Tool):
         return "Write shell commands between <bash> and </bash>; folder, exported variables and files stay."
 
     def parse(self, action: str) -> str | None:
-        """Return the blocks of the first kind that the action has."""
+        """Return the blocks in the first format that the action contains."""
         gap = r"\s*"
         blocks = (
             tagged(action, "bash") or fenced(action, "bash|sh|shell", gap=gap) or fenced(action, "terminal", gap=gap)

@@ -1,4 +1,4 @@
-"""Blocks of code in an agent's text."""
+"""Extraction of code blocks from an agent's text."""
 
 import json
 import re
@@ -12,23 +12,23 @@ def tagged(text: str, tag: str) -> list[str]:
 
 
 def first_tagged(text: str, tag: str) -> str | None:
-    """Return the first block of that tag; None if there is none."""
+    """Return the first block with a tag; None if there is none."""
     return next(iter(tagged(text, tag)), None)
 
 
 def fenced(text: str, language: str, *, gap: str = r"\n?") -> list[str]:
-    """Return the texts of code fences in that language, a regular expression."""
+    """Return the texts of code fences whose language matches a regular expression."""
     return [block.strip() for block in re.findall(rf"```{gap}(?:{language})(.*?)```", text, re.DOTALL)]
 
 
 def last_tagged(text: str, tag: str) -> str | None:
-    """Return the last block of that tag; None if there is none."""
+    """Return the last block with a tag; None if there is none."""
     blocks = tagged(text, tag)
     return blocks[-1] if blocks else None
 
 
 def function_call(action: str) -> Mapping[str, object] | None:
-    """Return the JSON object in the first <tool_call> of an action, or the action itself; None if it is not one."""
+    """Return the JSON object in the first <tool_call> of an action, or the action as JSON; None if it is neither."""
     call = first_tagged(action, "tool_call")
     try:
         found = json.loads(action if call is None else call)
@@ -38,7 +38,7 @@ def function_call(action: str) -> Mapping[str, object] | None:
 
 
 def stdin_of(action: str, given: object) -> bytes:
-    """Return the stdin of an action's program: its fence `input`, or else the input given with the call."""
+    """Return the stdin of an action's program: its code fence `input`, or the input given with the call."""
     blocks = re.findall(r"```input\n(.*?)\n```", up_to_last("\n```", action), re.DOTALL)
     text = blocks[0].strip() if blocks else given
     return encodable(text).encode() if isinstance(text, str) else b""
@@ -50,14 +50,14 @@ def encodable(text: str) -> str:
 
 
 def fences_are_even(text: str) -> bool:
-    """Return whether every code fence that is opened is closed."""
+    """Return True if every code fence is closed."""
     return text.count("```") % 2 == 0
 
 
 def up_to_last(end: str, text: str) -> str:
     """Return the text up to the last end marker.
 
-    From each start marker after it, a search would run in vain to the end of the text: an agent that repeats itself
+    Without this, a search would run from each later start marker to the end of the text: an agent that repeats itself
     would block the event loop for seconds.
     """
     return "".join(text.rpartition(end)[:2])

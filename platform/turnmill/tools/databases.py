@@ -1,4 +1,4 @@
-"""Finds the database files of the tool `sql`, which are never written to."""
+"""Lookup of the database files of the tool `sql`, which are never written to."""
 
 import asyncio
 import hashlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from turnmill.core.errors import ToolFailedError
 
 MAX_KNOWN = 10_000
-"""Files whose digests are kept."""
+"""Number of files whose digests are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Databases:
         self._known: OrderedDict[tuple[Path, int, int], Database] = OrderedDict()
 
     async def read(self, extra: Mapping[str, object]) -> Database:
-        """Return the database that a call names; raises ToolFailedError if there is none."""
+        """Return the database of a call; raises ToolFailedError if there is none."""
         path = self._path(extra)
         return await asyncio.to_thread(self._read, path)
 

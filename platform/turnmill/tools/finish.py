@@ -1,4 +1,4 @@
-"""The tool that ends a trajectory: it is chosen by the flag `finish`, never by what an action says."""
+"""The tool that ends a trajectory; it is selected by the flag `finish`, never by an action."""
 
 from typing import ClassVar
 
@@ -8,18 +8,18 @@ from turnmill.tools.registry import register
 
 @register
 class Finish(Tool):
-    """Ends a trajectory; the server forgets the state of its tools with it."""
+    """Ends a trajectory; the server then deletes the state of its tools."""
 
     name: ClassVar[str] = "finish"
 
     def usage(self) -> str:
-        """Nothing that an agent could call."""
+        """Return an empty text, as agents cannot call it."""
         return ""
 
     def parse(self, action: str) -> str | None:
-        """No action is meant for it."""
+        """Return None, as no action is for it."""
         return None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """End it."""
+        """End the trajectory."""
         return ToolResult("", done=True)

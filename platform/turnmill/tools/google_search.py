@@ -23,7 +23,7 @@ _PATTERNS = (
 
 @register
 class GoogleSearch(Tool):
-    """Answers the first query of an action with titles, addresses and snippets."""
+    """Searches for the first query of an action, and returns titles, addresses and snippets."""
 
     name: ClassVar[str] = "google_search"
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
@@ -65,7 +65,7 @@ class GoogleSearch(Tool):
         return None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Search."""
+        """Return the search results."""
         query = call.parsed.replace('"', "")
         status, answer = await self._service.post("search", {"q": query, "num": self._num_results, **self._locale})
         if status != 200:

@@ -1,4 +1,4 @@
-"""Crops of pictures, in sizes that vision models take."""
+"""Crops of images, in sizes that vision models accept."""
 
 import io
 import math
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_SOURCE_PIXELS = 100_000_000
-"""A picture with more would take more than 300 MB of memory to open."""
+"""Maximum number of pixels; opening a larger image would take more than 300 MB of memory."""
 
 _PADDING, _PADDING_PIXELS = 0.1, 600
 _MAX_RATIO = 200
@@ -24,14 +24,14 @@ class UnusableCropError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """SizeLimits that a vision model takes: sides that are multiples of a patch, and so many pixels."""
+    """Sizes that a vision model accepts: sides are multiples of a patch, and the number of pixels has limits."""
 
     multiple: int
     min_pixels: int
     max_pixels: int
 
     def fit(self, width: int, height: int) -> tuple[int, int]:
-        """Return the closest size in pixels that fits; raises UnusableCropError for a narrow strip."""
+        """Return the closest valid size in pixels; raises UnusableCropError for a narrow strip."""
         if max(width, height) > _MAX_RATIO * min(width, height):
             raise UnusableCropError(f"a part of {width}x{height} pixels is too narrow")
         sides = [max(self.multiple, round(side / self.multiple) * self.multiple) for side in (width, height)]
@@ -48,7 +48,7 @@ class SizeLimits:
 
 
 def read_image(file: bytes) -> "Image.Image":
-    """Decode a picture; raises ToolFailedError if the file holds none."""
+    """Decode an image; raises ToolFailedError if the file is not an image."""
     from PIL import Image
 
     try:
@@ -63,7 +63,7 @@ def read_image(file: bytes) -> "Image.Image":
 
 
 def crop(image: "Image.Image", box: Sequence[float]) -> "Image.Image":
-    """Crop a box with a margin; the box is in pixels, or in fractions if no number is above 1."""
+    """Crop a box with a margin; the box is in pixels, or in fractions if no number exceeds 1."""
     sides = (image.width, image.height) * 2
     fractions = box if max(box) <= 1 else [number / side for number, side in zip(box, sides, strict=True)]
     margins = [min(_PADDING, _PADDING_PIXELS / side) for side in sides]
@@ -77,12 +77,12 @@ def crop(image: "Image.Image", box: Sequence[float]) -> "Image.Image":
 
 
 def resized(image: "Image.Image", sizes: SizeLimits) -> "Image.Image":
-    """Return the picture in a size that fits."""
+    """Return the image in a valid size."""
     size = sizes.fit(image.width, image.height)
     return image if size == image.size else image.resize(size)
 
 
 def to_jpeg(image: "Image.Image") -> bytes:
-    """Encode the picture as JPEG."""
+    """Encode the image as JPEG."""
     image.save(buffer := io.BytesIO(), format="JPEG")
     return buffer.getvalue()

@@ -47,7 +47,7 @@ class IPythonCode(Tool):
         return "Write Python code between <python> and </python>; variables and functions are there in later turns."
 
     def parse(self, action: str) -> str | None:
-        """Return the Python blocks, or the code of a call of the function `python`."""
+        """Return the Python blocks, or the code in a call of the function `python`."""
         blocks = tagged(action, "python") or fenced(action, "python") or _code_of_call(action)
         return "\n".join(blocks) if blocks else None
 

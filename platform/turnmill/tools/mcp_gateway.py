@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol behind one address, each at a path of its own."""
+"""Client of a gateway to servers of the Model Context Protocol (MCP), each at a path of its own."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ Transport = Literal["sse", "http"]
 
 
 class McpGateway:
-    """Opens a session for each call; no session outlives one, so that any replica serves the next."""
+    """Opens a session for each call, so that any replica can make the next call."""
 
     def __init__(self, address: str, transport: Transport, seconds: float) -> None:
         self._address = address.rstrip("/")
@@ -24,15 +24,15 @@ class McpGateway:
         return f"{self._address}/{server}/{'sse' if self._transport == 'sse' else 'mcp'}"
 
     def known_tools(self, server: str) -> Mapping[str, str]:
-        """Return descriptions by name; empty if the server has not been asked yet."""
+        """Return descriptions by name; empty if the server has not been queried yet."""
         return self._tools.get(server, {})
 
     def servers(self) -> list[str]:
-        """Return the servers that have been asked."""
+        """Return the servers that have been queried."""
         return sorted(self._tools)
 
     async def tools(self, server: str) -> Mapping[str, str]:
-        """Return descriptions by name; the server is asked once."""
+        """Return descriptions by name; the server is queried once."""
         if server not in self._tools:
             async with self._session(server) as session:
                 listed = await session.list_tools()
@@ -66,14 +66,14 @@ class McpGateway:
 
 
 def protocol_error(error: BaseException) -> Exception | None:
-    """The server's own refusal among errors that came together; None if it was not the server that refused."""
+    """Return the server's own error among errors raised together; None if the server did not reject the request."""
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := protocol_error(inner))), None)
     return error if isinstance(error, _errors()) else None
 
 
 def is_missing(error: BaseException) -> bool:
-    """Return whether the gateway has no such server; streamable HTTP reports that in a way of its own."""
+    """Return True if the gateway has no such server, which streamable HTTP reports in its own way."""
     from httpx2 import HTTPStatusError
 
     if isinstance(error, BaseExceptionGroup):

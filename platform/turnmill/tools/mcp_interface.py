@@ -1,4 +1,4 @@
-"""The tool `mcp_interface`: calls tools of servers that speak the Model Context Protocol."""
+"""The tool `mcp_interface`: calls tools of MCP servers."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ class McpCall:
 
 
 class _NotResolvedError(Exception):
-    """A call that no server can be found for; its text is for the agent."""
+    """No server can be found for a call; the message is for the agent."""
 
 
 @register
@@ -54,11 +54,11 @@ class McpInterface(Tool):
         self._on_failure = settings.choice(values, "MCP_ON_FAILURE", "fail", ("fail", "text"))
 
     async def start(self) -> None:
-        """Import the client here, as the first call would keep all others waiting for it."""
+        """Import the client in advance, as its import during the first call would block all others."""
         await asyncio.to_thread(import_module, "mcp.client.client")
 
     def usage(self) -> str:
-        """One line, with the tools that are known."""
+        """Return one line with the known tools."""
         names = [name for server in self._gateway.servers() for name in self._gateway.known_tools(server)]
         if not names:
             return 'You can call remote MCP tools using <tool_call>{"name":..., "arguments":{...}}</tool_call>.'
@@ -66,8 +66,7 @@ class McpInterface(Tool):
         return f"You can call remote MCP tools discovered from server ({len(names)} tools). Examples: {preview}"
 
     def parse(self, action: str) -> str | None:
-        """A call that names a server which has no such tool is not meant for it; what others have, that of the task
-        may have or not."""
+        """Return the call; None if it names a known server without such a tool, as it may be for another tool."""
         found = parse_call(action)
         if found is None:
             return None
@@ -77,7 +76,7 @@ class McpInterface(Tool):
         return json.dumps({"name": found.name, "arguments": found.arguments, "server": found.server})
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Forward it to the server that it names, or that has such a tool."""
+        """Forward the call to the server that it names, or to one that has such a tool."""
         wanted = McpCall(**json.loads(call.parsed))
         server = wanted.server or ""
         try:
@@ -112,7 +111,7 @@ class McpInterface(Tool):
         raise _NotResolvedError(f"Unable to locate tool '{wanted.name}'. Specify one of the servers: {candidates}")
 
     def _is_invented_server(self, server: str, extra: Mapping[str, object]) -> bool:
-        """Return whether only the agent has named the server, and it has never answered."""
+        """Return True if only the agent names the server, and it has never answered."""
         if self._on_failure != "fail":
             return False
         return server not in (*_allowed(extra.get("mcp_servers")), self._default_server, *self._gateway.servers())
@@ -130,7 +129,7 @@ class McpInterface(Tool):
         return await self._gateway.call(server, wanted.name, wanted.arguments)
 
     def _explain(self, error: Exception, wanted: McpCall, server: str) -> str:
-        """Return a server's refusal for the agent; raises ToolFailedError if the server cannot be reached."""
+        """Return a server's error for the agent; raises ToolFailedError if the server cannot be reached."""
         refusal = protocol_error(error)
         if refusal is None and self._on_failure == "fail":
             what = str(error) or type(error).__name__
@@ -142,7 +141,7 @@ class McpInterface(Tool):
 
 
 def parse_call(action: str) -> McpCall | None:
-    """`<tool_call>` with JSON, or an action that is JSON as a whole, in the manner of ReAct."""
+    """Parse a `<tool_call>` with JSON, or an action that is JSON as a whole, as in ReAct."""
     call = first_tagged(action, "tool_call")
     try:
         data = json.loads(action if call is None else call)

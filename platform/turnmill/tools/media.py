@@ -1,4 +1,4 @@
-"""The pictures or sounds of a trajectory: those given with it, and those that its calls made."""
+"""Images or audio files of a trajectory: those given with it, and those that its calls created."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ from turnmill.trajectories.base import Change, State
 _GIVEN = "given"
 _MADE = "made/"
 _SHARE = 3 / 7
-"""The share of a file in all that is stored for it: the recorded result has it as well, in base64."""
+"""Share of a file in all data stored for it: the recorded result also contains it, in base64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class MediaLimits:
 
 
 class Media:
-    """The media of a trajectory, numbered from 1. Those given with the first call are known to every later one."""
+    """Media of a trajectory, numbered from 1; those given with the first call are stored for later calls."""
 
     def __init__(self, state: State, extra: Mapping[str, object], keys: Sequence[str], limits: MediaLimits) -> None:
-        """`keys` are the names in `extra` under which a call may give media, as paths or data URLs."""
+        """Take the names in `extra` (`keys`) under which a call may give media, as paths or data URLs."""
         self._state = state
         self._limits = limits
         self._made = sorted(name for name in state if name.startswith(_MADE))
@@ -54,13 +54,14 @@ class Media:
         return len(self._given) + len(self._made)
 
     def read(self, number: int) -> bytes:
-        """Return the file of that number; raises ToolFailedError if a given one cannot be read."""
+        """Return the file with a number; raises ToolFailedError if a given one cannot be read."""
         if number > len(self._given):
             return self._state[self._made[number - len(self._given) - 1]]
         return self._read(self._given[number - 1])
 
     def change_with(self, files: Sequence[bytes]) -> Change | None:
-        """Return the change that adds files under the next numbers; None if the state would become too large."""
+        """Return the change of state that adds files with the next numbers; None if the state would become too
+        large."""
         num_bytes = sum(len(self._state[name]) for name in self._made) + sum(map(len, files))
         if num_bytes > self._limits.max_state_bytes:
             return None
@@ -102,7 +103,7 @@ def _from_data_url(url: str) -> bytes:
 
 
 def _locations(given: object) -> list[str]:
-    """Return the locations of one or several media; each is text, or an object with the text under its kind."""
+    """Return the locations of one or several media; each is a text, or an object with the text under its kind."""
     several = given if isinstance(given, list) else [given]
     return [_location(entry) for entry in several]
 

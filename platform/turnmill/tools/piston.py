@@ -1,4 +1,4 @@
-"""The tool `piston`: programs in any language, run by a Piston server."""
+"""The tool `piston`: runs programs in any language on a Piston server."""
 
 import json
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from turnmill.tools.registry import register
 from turnmill.tools.services import JsonService
 
 INTERNAL_ERROR = "XX"
-"""Piston's status of a stage that Piston itself could not run."""
+"""Status of a stage that Piston itself could not run."""
 
 _MILLISECONDS = 1000
 
 
 @register
 class Piston(Tool):
-    """Runs a program and reports on it, which ends the trajectory."""
+    """Runs a program and returns its output, which ends the trajectory."""
 
     name: ClassVar[str] = "piston"
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
@@ -52,7 +52,7 @@ class Piston(Tool):
         )
 
     def parse(self, action: str) -> str | None:
-        """An action that is XML or JSON as a whole, with a language and a file."""
+        """Parse an action that is XML or JSON as a whole, with a language and a file."""
         text = encodable(action).strip()
         if text.startswith("<piston>") and text.endswith("</piston>"):
             return _from_xml(text)
@@ -76,7 +76,7 @@ class Piston(Tool):
 
 
 def _from_xml(text: str) -> str | None:
-    """No entity can be declared inside of an element, so none can grow."""
+    """Parse an XML element; entities cannot be declared inside an element, so none can expand."""
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError:

@@ -1,4 +1,4 @@
-"""The tool `pixel_reasoner`: shows parts of a trajectory's pictures, and frames of them."""
+"""The tool `pixel_reasoner`: crops images of a trajectory, and selects some of them as frames."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class _BadCallError(ValueError):
 
 @register
 class PixelReasoner(Tool):
-    """Crops pictures and selects frames; each result is a picture with the next number."""
+    """Crops images and selects frames; each result is an image with the next number."""
 
     name: ClassVar[str] = "pixel_reasoner"
     stateful: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class PixelReasoner(Tool):
         return f"Crop a picture with <tool_call>{call}</tool_call>; pictures are numbered from 1."
 
     def parse(self, action: str) -> str | None:
-        """Return the call if it is of one of the tool's functions."""
+        """Return the call if it is for one of the tool's functions."""
         call = function_call(action) if "<tool_call>" in action else None
         return json.dumps(call) if call and call.get("name") in (*CROPS, SELECT) else None
 

@@ -1,4 +1,4 @@
-"""The tool `python_code`: runs a program and forgets it."""
+"""The tool `python_code`: runs a program without keeping any state."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,13 +24,13 @@ _BLOCKED_WORDS = (
 
 
 def python_blocks(action: str) -> str | None:
-    """Return the program in an action: all blocks of the first kind that it has; None if it has none."""
+    """Return the program in an action: all blocks in the first format that it contains; None if there are none."""
     blocks = tagged(action, "python") or fenced(action, "python") or fenced(action, "py")
     return "\n".join(blocks) if blocks else None
 
 
 def is_blocked(source: str) -> bool:
-    """Return whether the source has a forbidden word; a courtesy, as the sandbox is the real barrier."""
+    """Return True if the source has a forbidden word; this only helps agents, as the sandbox isolates the code."""
     return any(word in source for word in _BLOCKED_WORDS)
 
 
@@ -47,17 +47,17 @@ def wrap(action: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The output of a program, and how it ended."""
+    """Output of a program, and how it ended."""
 
     stdout: str
     stderr: str
     failed: bool
     reached_end: bool = False
-    """True if the last line was run; a program that exits before it need not have failed."""
+    """True if the last line was executed; a program that exits earlier need not have failed."""
 
 
 class PythonProgram:
-    """Runs programs within the limits that are set for Python."""
+    """Runs programs within the limits for Python."""
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox = context.sandbox
@@ -67,7 +67,7 @@ class PythonProgram:
         self._limits = Limits(seconds=self.seconds, cpu_seconds=int(self.seconds) + 1, memory_bytes=memory_mib * MIB)
 
     async def run(self, source: str, stdin: bytes, *, prelude: bool) -> ProgramResult:
-        """Run it to its end or its limit."""
+        """Run a program until it ends or reaches a limit."""
         if self._refuses_words and is_blocked(source):
             return ProgramResult("", BLOCKED, failed=True)
         parts = {"source": source.encode("utf-8", "replace"), **({"prelude": b""} if prelude else {})}
@@ -117,7 +117,7 @@ class PythonCode(Tool):
         return python_blocks(action)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run it."""
+        """Run the program."""
         stdin = stdin_of(call.action, call.extra.get("stdin"))
         result = await self._program.run(call.parsed, stdin, prelude=True)
         text = f"{result.stdout}\n{result.stderr}".strip(" \n")

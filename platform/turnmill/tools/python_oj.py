@@ -1,4 +1,4 @@
-"""The tool `python_oj`: judges a program by the tests that came with the call."""
+"""The tool `python_oj`: judges a program by the tests given with the call."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _INCORRECT = "The above code is incorrect"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program to run, what it reads, and what it is to print; one of `expected` is enough."""
+    """A program to run, its input and its accepted outputs."""
 
     source: str
     stdin: bytes
@@ -29,7 +29,7 @@ class Case:
 
 @register
 class PythonOJ(Tool):
-    """Runs a program on its public tests, up to the first that it fails."""
+    """Runs a program on its public tests, until the first failure."""
 
     name: ClassVar[str] = "python_oj"
 
@@ -46,7 +46,7 @@ class PythonOJ(Tool):
         return python_blocks(action)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Judge it; a program that passes ends the trajectory."""
+        """Judge the program; if it passes all tests, the trajectory ends."""
         stdin = stdin_of(call.action, call.extra.get("stdin"))
         tests = _tests(call.extra.get("public_tests"))
         if tests is None:
@@ -73,7 +73,7 @@ class PythonOJ(Tool):
 
 
 def _tests(given: object) -> list[str] | Mapping[str, object] | None:
-    """Assertions, or inputs with outputs; None if there are no tests."""
+    """Return assertions, or inputs with outputs; None if there are no tests."""
     if given is None:
         return None
     try:
@@ -121,7 +121,7 @@ def _function_case(source: str, stdin: bytes, function: str, given: object, expe
 
 
 def _arguments(given: object) -> list[str]:
-    """A list holds the arguments; a string holds one as JSON, or one a line, or else is Python itself."""
+    """Return arguments as Python source: those in a list, or in a string as JSON, one per line, or as Python."""
     if isinstance(given, list):
         return [repr(argument) for argument in given]
     if not isinstance(given, str):
@@ -135,7 +135,7 @@ def _arguments(given: object) -> list[str]:
 
 
 def _printed(expected: object) -> tuple[str, ...]:
-    """Return the accepted outputs: a list may stand for itself, for a tuple, or hold the single value."""
+    """Return the accepted outputs: a list may represent itself, a tuple, or its only value."""
     if isinstance(expected, str):
         try:
             value = json.loads(expected)
@@ -149,7 +149,7 @@ def _printed(expected: object) -> tuple[str, ...]:
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Return whether two texts match except for blanks at the ends of lines, or are lines of the same numbers."""
+    """Return True if two texts match except for trailing blanks, or are lines of equal numbers."""
     lines, expected_lines = ([line.strip() for line in text.strip().splitlines()] for text in (output, expected))
     if lines == expected_lines:
         return True

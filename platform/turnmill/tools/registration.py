@@ -10,7 +10,7 @@ ToolClass = TypeVar("ToolClass", bound=type[Tool])
 
 
 def register(tool_class: ToolClass) -> ToolClass:
-    """Register a tool under its `name`; a class decorator. Raises ValueError if another class has the name."""
+    """Class decorator that registers a tool under its `name`. Raises ValueError if another class has that name."""
     known = registered_tools.setdefault(tool_class.name, tool_class)
     if known is not tool_class:
         raise ValueError(

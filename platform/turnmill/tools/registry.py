@@ -1,4 +1,4 @@
-"""Finds tools by name: those of this package, of entry points, of import paths and of a folder."""
+"""Tools by name: those of this package, of entry points, of import paths and of a folder."""
 
 import shutil
 from collections.abc import Iterable
@@ -33,10 +33,10 @@ BUILT_IN = {
     "text_browser": "turnmill.tools.text_browser:TextBrowser",
     "verl": "turnmill.tools.verl_tools:VerlTools",
 }
-"""The tools of this package; each is imported when it is first asked for."""
+"""Tools of this package; each is imported when it is first used."""
 
 TOOLS_FOLDER = "TOOLS_FOLDER"
-"""Setting: a folder in which `NAME.py` registers the tool NAME."""
+"""Setting with a folder in which `NAME.py` registers the tool NAME."""
 
 
 def names(folder: Path | None = None) -> list[str]:
@@ -47,7 +47,7 @@ def names(folder: Path | None = None) -> list[str]:
 
 
 def find(name: str, folder: Path | None = None) -> type[Tool]:
-    """Return the tool of that name; `package.module:Class` names one that is not registered.
+    """Return the tool class of a name, or of an import path `package.module:Class`.
 
     Raises ToolUnavailableError if there is none, or if it cannot be loaded.
     """
@@ -77,7 +77,7 @@ def create(name: str, context: ToolContext) -> Tool:
 
 
 def missing(requires: Iterable[str]) -> list[str]:
-    """Return those of these packages and programs that are not installed."""
+    """Return the packages and programs that are not installed."""
     return [name for name in requires if shutil.which(name) is None and not _is_distribution(name)]
 
 

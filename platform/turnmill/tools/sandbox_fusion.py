@@ -1,4 +1,4 @@
-"""The tool `sandbox_fusion`: programs in any language, run by a SandboxFusion server."""
+"""The tool `sandbox_fusion`: runs programs in any language on a SandboxFusion server."""
 
 import json
 import re
@@ -17,7 +17,7 @@ LANGUAGES = (
     *("bash", "cpp", "csharp", "cuda", "go", "java", "julia", "kotlin_script", "lean", "lua", "nodejs", "perl"),
     *("php", "python", "R", "racket", "ruby", "rust", "scala", "sql", "swift", "typescript", "verilog"),
 )
-"""SandboxFusion's names of the languages in which it runs programs."""
+"""Languages in which SandboxFusion runs programs, by its names."""
 
 ALIASES = {
     "c++": "cpp",
@@ -43,7 +43,7 @@ _TAG = re.compile(r"<([\w+]+)>")
 
 @register
 class SandboxFusion(Tool):
-    """Runs a program and reports its output."""
+    """Runs a program and returns its output."""
 
     name: ClassVar[str] = "sandbox_fusion"
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
@@ -72,7 +72,7 @@ class SandboxFusion(Tool):
         return "Write a program between <LANGUAGE> and </LANGUAGE>, or in a fence with its language; it is run."
 
     def parse(self, action: str) -> str | None:
-        """The first block in a language; a fence without one is Python."""
+        """Return the first block in a known language; a code fence without a language is Python."""
         text = encodable(action)
         blocks = [*_tagged_blocks(text), *re.findall(r"```([\w+]*)(.*?)```", up_to_last("```", text), re.DOTALL)]
         for tag, code in blocks:
@@ -96,7 +96,7 @@ class SandboxFusion(Tool):
 
 
 def _tagged_blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Tags with what stands between each and its end; one without an end is passed over, and not looked for again."""
+    """Yield tags with the text up to their end tags; tags without an end are skipped."""
     last_ends = {match[1]: match.start() for match in re.finditer(r"</([\w+]+)>", text)}
     at = 0
     while begin := _TAG.search(text, at):
@@ -108,7 +108,7 @@ def _tagged_blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def language_of(tag: str) -> str | None:
-    """SandboxFusion's name of a language; None if it is no language."""
+    """Return SandboxFusion's name of a language; None if it is unknown."""
     name = ALIASES.get(tag.lower(), tag.lower())
     return name if name in LANGUAGES else None
 

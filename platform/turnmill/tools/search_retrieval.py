@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @register
 class SearchRetrieval(Tool):
-    """Answers the last query of an action with documents; an answer ends the trajectory."""
+    """Searches for the last query of an action; an answer ends the trajectory."""
 
     name: ClassVar[str] = "search_retrieval"
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
@@ -50,7 +50,7 @@ class SearchRetrieval(Tool):
         return "You can search for information by putting your query between <search> and </search> tags."
 
     def parse(self, action: str) -> str | None:
-        """Return the last query, or else the last answer."""
+        """Return the last query, or otherwise the last answer."""
         query = last_tagged(action, "search")
         return query if query is not None else last_tagged(action, "answer")
 

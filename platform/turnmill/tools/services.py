@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class JsonService:
-    """A service that takes and returns JSON; anything else counts as its failure."""
+    """A service that accepts and returns JSON; any other response counts as a failure."""
 
     def __init__(
         self, tool: str, setting: str, url: str, *, seconds: float, headers: Mapping[str, str] | None = None
@@ -38,9 +38,9 @@ class JsonService:
             await self._client.aclose()
 
     async def post(self, path: str, body: Mapping[str, object]) -> tuple[int, Mapping[str, Any]]:
-        """Return the status, 200 or one that blames the request, and the JSON object.
+        """Return the status, which is 200 or blames the request, and the JSON object.
 
-        Raises ToolFailedError if the service returns anything else.
+        Raises ToolFailedError for any other response.
         """
         assert self._client is not None, "start() opens the connections"
         try:

@@ -1,4 +1,4 @@
-"""Reads the result of a session in the sandbox; all of it comes from untrusted code."""
+"""Decoding of the result of a session in the sandbox, all of which is untrusted."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from turnmill.trajectories.base import Change
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """The report of a session, and the change of its state."""
+    """Report of a session, and the change of its state."""
 
     report: Mapping[str, object]
     change: Change
 
 
 def read_session_result(value: bytes | None, *, is_part: Callable[[str], bool], max_bytes: int) -> SessionResult | None:
-    """Unpack a result; None if there is none or untrusted code has tampered with it, and the state stays unchanged."""
+    """Unpack a result; None if it is missing or malformed, and the state then stays unchanged."""
     if value is None:
         return None
     try:

@@ -7,7 +7,7 @@ from turnmill.trajectories.settings import MIB, StoreSettings
 
 Values = Mapping[str, str]
 _ANSWERS_BYTES = 4 * MIB
-"""Space that a trajectory has in the store for recorded results, beside the state of a tool."""
+"""Space for recorded results of a trajectory in the store, besides the state of a tool."""
 
 
 def text(values: Values, name: str, default: str) -> str:
@@ -38,7 +38,7 @@ def count(values: Values, name: str, default: int, *, least: int = 0) -> int:
 
 
 def state_bytes(values: Values, name: str, default: int, *, least: int = 0, share: float = 1) -> int:
-    """Return the bytes of state that a tool may keep per trajectory; `share` is their part of all that is stored."""
+    """Return the maximum size of a tool's state per trajectory; `share` is its share of everything stored."""
     value = count(values, name, default, least=least)
     most = int((StoreSettings().max_trajectory_bytes - _ANSWERS_BYTES) * share)
     if value > most:
@@ -47,7 +47,7 @@ def state_bytes(values: Values, name: str, default: int, *, least: int = 0, shar
 
 
 def choice(values: Values, name: str, default: str, known: tuple[str, ...]) -> str:
-    """Return one of the known words."""
+    """Return one of the allowed words."""
     value = text(values, name, default)
     if value not in known:
         raise SettingsError(f"{name} ({value!r}) must be one of {', '.join(known)}.")
@@ -55,5 +55,5 @@ def choice(values: Values, name: str, default: str, known: tuple[str, ...]) -> s
 
 
 def switch(values: Values, name: str, default: bool) -> bool:
-    """Return whether the value is `on`, not `off`."""
+    """Return True for `on` and False for `off`."""
     return choice(values, name, "on" if default else "off", ("on", "off")) == "on"

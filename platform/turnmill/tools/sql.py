@@ -1,4 +1,4 @@
-"""The tool `sql`: statements on an SQLite database, a copy of it for each trajectory."""
+"""The tool `sql`: runs statements on an SQLite database, a copy of it for each trajectory."""
 
 import json
 import re
@@ -27,7 +27,7 @@ _GRACE_SECONDS = 2.0
 
 @register
 class Sql(Tool):
-    """Runs the last statement of an action; its changes stay with the trajectory, the file stays as it is."""
+    """Runs the last statement of an action; changes are kept for the trajectory, and the file is never changed."""
 
     name: ClassVar[str] = "sql"
     stateful: ClassVar[bool] = True
@@ -52,7 +52,7 @@ class Sql(Tool):
         return statement.strip() if start and end else None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run it."""
+        """Run the statement."""
         if not _statement(call.parsed):
             return _tool_result(call, NO_STATEMENT)
         database = await self._databases.read(call.extra)
@@ -93,7 +93,7 @@ class Sql(Tool):
 
 
 def _statement(text: str) -> str:
-    """The statement without a fence around it."""
+    """Return the statement without a code fence around it."""
     fenced = re.findall(r"```sql[ \t]*[\r\n]+(.*?)[\r\n]+[ \t]*```", text, re.DOTALL | re.IGNORECASE)
     return str(fenced[-1]).strip() if fenced else text
 

@@ -1,4 +1,4 @@
-"""The tool `text_browser`: pages of the web as text, with numbers to click on."""
+"""The tool `text_browser`: shows web pages as text, with numbered elements."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _MAX_PAGE_BYTES = 8 * MIB
 
 @register
 class TextBrowser(Tool):
-    """A browser without scripts that keeps page, input, history and cookies of a trajectory."""
+    """A browser without scripts that stores page, input, history and cookies of a trajectory."""
 
     name: ClassVar[str] = "text_browser"
     stateful: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class TextBrowser(Tool):
         return USAGE
 
     def parse(self, action: str) -> str | None:
-        """Return the command after a thought; an empty action asks for the page."""
+        """Return the command after a thought; an empty action requests the page."""
         return fenced_command(action)
 
     async def call(self, call: ToolCall) -> ToolResult:

@@ -1,4 +1,4 @@
-"""The tool `base`: accepts anything and counts the calls of a trajectory, to try a server with."""
+"""The tool `base`: accepts any action and counts the calls of a trajectory, for trying out a server."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from turnmill.trajectories.base import Change
 
 @register
 class TurnCounter(Tool):
-    """Answers with the number of calls before this one."""
+    """Returns the number of earlier calls."""
 
     name: ClassVar[str] = "base"
     stateful: ClassVar[bool] = True
@@ -19,11 +19,11 @@ class TurnCounter(Tool):
         return "Base usage instructions"
 
     def parse(self, action: str) -> str | None:
-        """Anything; its first ten characters."""
+        """Accept any action; return its first ten characters."""
         return action[:10]
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Count the call and end."""
+        """Count the call and end the trajectory."""
         num_turns = int(call.state.get("turns", b"0"))
         return ToolResult(
             f"Base observation for {call.trajectory_id} in turn {num_turns}",

@@ -1,4 +1,4 @@
-"""Imports files of tools from the user's folder; files written for verl-tool's server work unchanged."""
+"""Import of tools from files in the user's folder; files written for verl-tool's server work unchanged."""
 
 import asyncio
 import copy
@@ -40,7 +40,7 @@ def import_file(file: Path) -> None:
 
 
 class BaseTool:
-    """The base class of tools written for verl-tool, which keeps an environment for each trajectory."""
+    """Base class of tools written for verl-tool, which keep an environment for each trajectory."""
 
     tool_type = "base"
 
@@ -49,11 +49,11 @@ class BaseTool:
         self.env_cache: dict[str, object] = {}
 
     def get_usage_inst(self) -> str:
-        """Return how an agent calls the tool."""
+        """Return a text that explains to agents how to call the tool."""
         return ""
 
     def has_env(self, trajectory_id: str) -> bool:
-        """Return whether the trajectory has an environment."""
+        """Return True if the trajectory has an environment."""
         return trajectory_id in self.env_cache
 
     def load_env(self, trajectory_id: str) -> Any:
@@ -110,7 +110,7 @@ def register_tool(tool_class: type[BaseTool]) -> type[BaseTool]:
 
 
 class _AdaptedTool(Tool):
-    """Carries a trajectory's environment between the store and the tool, as JSON."""
+    """Stores a trajectory's environment as JSON in the tool's state."""
 
     stateful: ClassVar[bool] = True
     adapted: ClassVar[type[BaseTool]]

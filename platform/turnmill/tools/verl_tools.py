@@ -1,4 +1,4 @@
-"""The tool `verl`: serves verl's `BaseTool` classes and `@function_tool` functions as they are."""
+"""The tool `verl`: serves verl's `BaseTool` classes and `@function_tool` functions unchanged."""
 
 import asyncio
 import base64
@@ -28,10 +28,10 @@ class _ToolResponse(Protocol):
 
 @register
 class VerlTools(Tool):
-    """Calls verl tools by the function names of their schemas, each call with an instance of its own, as verl does.
+    """Calls verl tools by the function names in their schemas, each call with an instance of its own, as verl does.
 
-    They run in the server's process, outside the sandbox: serve code that you trust. What an instance holds lives no
-    longer than the call; state for later turns has to be kept outside, where every replica finds it.
+    They run in the server's process, outside the sandbox, so serve only trusted code. An instance exists for one call
+    only; state for later turns must be stored outside, where all replicas can find it.
     """
 
     name: ClassVar[str] = "verl"
@@ -45,7 +45,7 @@ class VerlTools(Tool):
         self._normalize: Any = None
 
     async def start(self) -> None:
-        """Import verl, which takes seconds, and make the tools."""
+        """Import verl, which takes seconds, and create the tools."""
         if not self._config and not self._functions:
             raise ToolUnavailableError(
                 f"verl: name a file of BaseTool classes with {CONFIG}, or of @function_tool functions with {FUNCTIONS}."
@@ -58,7 +58,7 @@ class VerlTools(Tool):
         self._normalize = import_module("verl.tools.function_tool").normalize_function_tool_return
 
     def usage(self) -> str:
-        """Return the schemas as a chat template would show them."""
+        """Return the schemas as a chat template shows them."""
         schemas = [tool.tool_schema.model_dump(exclude_none=True) for tool in self._tools.values()]
         form = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
         return f"Call a function with {form}: {json.dumps(schemas)}"
@@ -75,7 +75,7 @@ class VerlTools(Tool):
         return json.dumps({"name": call["name"], "arguments": call.get("arguments") or {}})
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Create, execute and release; an error of the tool is its observation, as in verl's own loop."""
+        """Create, execute and release an instance; an error of the tool is its observation, as in verl's own loop."""
         wanted = json.loads(call.parsed)
         name, arguments = wanted["name"], wanted["arguments"]
         try:

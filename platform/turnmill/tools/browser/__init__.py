@@ -1,1 +1,1 @@
-"""A browser without scripts or pictures: what the tool `text_browser` is made of."""
+"""A browser without scripts and images, used by the tool `text_browser`."""

@@ -22,7 +22,7 @@ _TYPE = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command; `none` looks at the page."""
+    """One command; `none` shows the page."""
 
     name: CommandName
     element: int = 0
@@ -31,7 +31,7 @@ class Command:
 
 
 def fenced_command(action: str) -> str | None:
-    """Return the text of the fence after a thought; None if there is none, empty for an empty action."""
+    """Return the text in the code fence after a thought; None if there is none, empty for an empty action."""
     if not action.strip():
         return ""
     _, thought, rest = action.partition("<think>")

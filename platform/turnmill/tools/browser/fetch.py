@@ -22,12 +22,12 @@ _MAX_COOKIE_CHARACTERS = 4096
 
 
 class PageUnavailableError(Exception):
-    """The address has no page to show; the message is for the agent."""
+    """The address has no page that can be shown; the message is for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """A response, cut at the maximum size."""
+    """A response, truncated to the maximum size."""
 
     url: str
     status: int
@@ -38,7 +38,7 @@ class FetchedPage:
 
 
 class Fetcher:
-    """Fetches within the limits that are set for the browser."""
+    """Fetches pages within the browser's limits."""
 
     def __init__(self, values: settings.Values) -> None:
         self._seconds = settings.number(values, "BROWSER_TIMEOUT_SECONDS", 30, least=0.1)
@@ -65,9 +65,9 @@ class Fetcher:
             await self._transport.aclose()
 
     async def fetch(self, url: str, body: str | None, cookies: Sequence[Cookie]) -> FetchedPage:
-        """Fetch a page; with a body, POST it.
+        """Fetch a page, by POST if there is a body.
 
-        Raises PageUnavailableError if the address is at fault, ToolFailedError if the site fails.
+        Raises PageUnavailableError if the address is wrong, ToolFailedError if the site fails.
         """
         import httpx
 

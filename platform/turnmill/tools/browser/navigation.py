@@ -1,4 +1,4 @@
-"""Applies commands to the navigation state, and returns the page that they request."""
+"""Application of commands to the navigation state, with the page that they request."""
 
 from dataclasses import dataclass
 from urllib.parse import urljoin
@@ -13,7 +13,7 @@ class CommandNotPossibleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A page to fetch; with a body it is posted."""
+    """A page to fetch, by POST if there is a body."""
 
     url: str
     body: str | None = None

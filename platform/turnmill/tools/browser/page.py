@@ -1,4 +1,4 @@
-"""A page as an agent sees it, and the navigation state on it; both are kept from turn to turn."""
+"""A page as an agent sees it, and the navigation state on it; both are stored between turns."""
 
 from typing import Literal
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -9,17 +9,17 @@ ElementKind = Literal["link", "textbox", "checkbox", "radio", "combobox", "butto
 
 
 class Element(BaseModel):
-    """Something to click or to fill in; its number is its state in the page, from 1."""
+    """An element to click or to fill in; elements are numbered in order from 1."""
 
     model_config = ConfigDict(extra="forbid")
 
     kind: ElementKind
     label: str = ""
     url: str = ""
-    """The target of a link."""
+    """Target of a link."""
 
     form: int = -1
-    """The form that it belongs to."""
+    """Index of its form; -1 without one."""
 
     name: str = ""
     value: str = ""
@@ -60,19 +60,19 @@ class NavigationState(BaseModel):
 
     offset: int = 0
     filled: dict[int, str] = {}
-    """Text typed into or option chosen in an element, by its number."""
+    """Text typed into an element or option chosen in it, by its number."""
 
     switched: dict[int, bool] = {}
-    """Boxes that were checked or cleared."""
+    """Checkboxes and radio buttons that were checked or cleared."""
 
     back: list[str] = []
     forward: list[str] = []
     cookies: list[tuple[str, str, str, str]] = Field(default=[], max_length=100)
-    """Name, value, domain and path."""
+    """Name, value, domain and path of each cookie."""
 
 
 def submission(page: Page, state: NavigationState, form: int, clicked: int | None) -> tuple[str, str | None]:
-    """Return the address that a form is sent to, and the body if it is posted."""
+    """Return the address to which a form is submitted, and the body for POST."""
     fields = urlencode(_fields(page, state, form, clicked))
     if page.forms[form].posts:
         return page.forms[form].url, fields

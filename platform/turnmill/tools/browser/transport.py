@@ -1,4 +1,4 @@
-"""A transport that connects only to public addresses: a name is resolved once, and that address is connected to."""
+"""HTTP transport that connects only to public addresses: a name is resolved once, and the result is used."""
 
 import asyncio
 import ipaddress
@@ -9,7 +9,7 @@ import httpx
 
 
 class RefusedAddressError(Exception):
-    """The address may not be visited; the message is for the agent."""
+    """Visiting the address is not allowed; the message is for the agent."""
 
 
 class UnknownHostError(Exception):
@@ -25,7 +25,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._private = private
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Connect to the address that was checked, with the host name of the request."""
+        """Connect to the checked address, with the host name of the request."""
         host = request.url.host
         if not self._allows_host(host):
             raise RefusedAddressError(f"{host} may not be visited here.")

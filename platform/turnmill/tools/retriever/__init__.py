@@ -1,1 +1,1 @@
-"""The retriever service: documents of a corpus for queries, over HTTP."""
+"""The retriever service: searches a corpus of documents over HTTP."""

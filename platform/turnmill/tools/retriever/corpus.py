@@ -1,4 +1,4 @@
-"""A corpus of documents, one JSON object a line."""
+"""A corpus of documents, one JSON object per line."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ Document = dict[str, object]
 
 
 def read_corpus(file: Path) -> list[Document]:
-    """Read the documents; each has `contents`, a title and a text, or gets it from `title` and `text`.
+    """Read the documents; each has `contents` with title and text, or separate fields `title` and `text`.
 
     Raises SettingsError if the file cannot be read or a line is not such a document.
     """

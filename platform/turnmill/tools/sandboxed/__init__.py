@@ -1,4 +1,4 @@
-"""Code of tools that runs inside the sandbox, beside what it must not trust; light to import."""
+"""Code of tools that runs inside the sandbox, together with untrusted code; fast to import."""
 
 MODULES = {
     "python_code": "turnmill.tools.sandboxed.python_main",
@@ -8,7 +8,10 @@ MODULES = {
     "sql": "turnmill.tools.sandboxed.sql_session",
     "text_browser": "turnmill.tools.sandboxed.page_renderer",
 }
-"""Modules whose functions each tool calls in the sandbox. The fork server imports them before it forks, so that no call
-waits for them, and only those of the served tools, since forks of a larger process take longer."""
+"""Modules whose functions each tool calls in the sandbox.
+
+The fork server imports them before it forks, so that no call waits for them, but only those of the served tools, since
+forks of a larger process take longer.
+"""
 
 PRELOAD = tuple(dict.fromkeys(MODULES.values()))

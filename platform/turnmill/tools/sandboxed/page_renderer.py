@@ -1,4 +1,4 @@
-"""A page of the web as text with numbered elements; runs in the sandbox, since anyone may have written the page."""
+"""Rendering of a web page as text with numbered elements; it runs in the sandbox, as pages are untrusted."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ _UNSEEN = "//script | //style | //noscript | //template | //svg | //*[@hidden] |
 
 
 def run(argument: bytes) -> bytes:
-    """Read the part `html`, which came from the address in the part `url`; a page of `browser.page` in JSON."""
+    """Render the part `html`, fetched from the address in the part `url`; return a page of `browser.page` as JSON."""
     parts = unpack(argument)
     url, most = parts["url"].decode(), int(parts["max_characters"])
     page = render(parts["html"], url, parts["charset"].decode() or None)
@@ -35,7 +35,7 @@ def run(argument: bytes) -> bytes:
 
 
 def render(html: bytes, url: str, charset: str | None) -> dict[str, Any]:
-    """Render a page; empty if there is nothing to read."""
+    """Render a page; empty if there is no text."""
     page: dict[str, Any] = {"url": url, "title": "", "text": "", "elements": [], "forms": []}
     try:
         tree = lxml.html.document_fromstring(html, parser=_parser(charset))
@@ -82,7 +82,7 @@ def _form(form: Any, base: str) -> dict[str, Any]:
 
 
 def _element(node: Any, base: str, url: str) -> dict[str, Any] | None:
-    """Return the element of a node; None if an agent can do nothing with it."""
+    """Return the element of a node; None if agents cannot use it."""
     if "disabled" in node.attrib:
         return None
     if node.tag == "a":
@@ -141,7 +141,7 @@ def _label(text: str | None) -> str:
 
 
 def _replace(node: Any, element: dict[str, Any], number: int) -> None:
-    """Replace a node by the text that the agent reads."""
+    """Replace a node by its text for the agent."""
     tail = node.tail
     node.clear()
     node.tag, node.tail = "span", tail

@@ -1,4 +1,4 @@
-"""A program that runs as `__main__`, with names of the standard library at hand if it wants them."""
+"""Execution of a program as `__main__`, with names of the standard library as a prelude if requested."""
 
 import builtins
 import linecache
@@ -20,14 +20,14 @@ _STARS = (
 )  # fmt: skip
 _MODULES = tuple(name for name in _STARS if name not in ("builtins", "typing"))
 _MAX_FRAMES = 1000
-"""Shown of a traceback; a recursion without end has some hundred thousand."""
+"""Frames shown of a traceback; an endless recursion has some hundred thousand."""
 
 _PRELUDE = "".join(f"from {name} import *\n" for name in _STARS) + f"import {', '.join(_MODULES)}\n"
 _RECURSION_LIMIT = 6 * 10**5
 
 
 def run(argument: bytes) -> bytes:
-    """Run the part `source`, after the prelude if there is a part `prelude`; answer how it ended."""
+    """Run the part `source`, after the part `prelude` if there is one; return how it ended."""
     parts = unpack(argument)
     module = _after_prelude() if "prelude" in parts else fresh_main()
     try:
@@ -39,7 +39,7 @@ def run(argument: bytes) -> bytes:
 
 
 def fresh_main() -> ModuleType:
-    """An empty `__main__`, as a program finds it."""
+    """Return an empty `__main__`, as a program finds it."""
     return _as_main(_empty_module())
 
 
@@ -90,18 +90,18 @@ def _run_code(code: CodeType, module: ModuleType) -> bytes:
 
 
 def show(error: BaseException, begin: TracebackType | None, stream: TextIO | None = None) -> None:
-    """Print the traceback from where the program's own frames begin, on stderr unless told otherwise."""
+    """Print the traceback from the first frame of the program, by default to stderr."""
     flush()
     traceback.print_exception(type(error), error, begin, limit=_MAX_FRAMES, file=stream)
 
 
 def remember_lines(source: str, filename: str) -> None:
-    """Let tracebacks quote source that is in no file."""
+    """Make source lines that are in no file available to tracebacks."""
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
 
 
 def flush() -> None:
-    """Write out what is buffered; a program may have closed or replaced its streams."""
+    """Flush standard streams, which a program may have closed or replaced."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -110,7 +110,7 @@ def flush() -> None:
 
 
 def _wait_for_threads() -> None:
-    """A program ends when its last thread ends."""
+    """Wait for all threads, as the interpreter does at the end of a program."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

@@ -1,6 +1,6 @@
 """One cell of a Python session: variables are unpickled, the cell runs, variables are pickled again.
 
-Stored sessions name `current_namespace`, `cached` and `cell_of` of this module: they keep their names.
+Stored sessions refer to `current_namespace`, `cached` and `cell_of` of this module, which therefore keep their names.
 """
 
 import ast
@@ -33,7 +33,7 @@ _IMMUTABLE_TYPES = (str, bytes, int, float, complex, tuple, frozenset, type, Fun
 
 
 class CellTimeout(BaseException):
-    """The cell took too long; its changes until then are kept."""
+    """The cell took too long; its changes so far are kept."""
 
 
 def run(argument: bytes) -> bytes:
@@ -120,7 +120,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _restore_variables(state: Mapping[str, bytes], module: ModuleType) -> list[str]:
-    """Unpickle the variables; return the names of those that cannot be."""
+    """Unpickle the variables; return the names of those that cannot be unpickled."""
     lost = []
     for name, part in state.items():
         if not name.startswith(VARIABLES):
@@ -133,12 +133,12 @@ def _restore_variables(state: Mapping[str, bytes], module: ModuleType) -> list[s
 
 
 def _variables(module: ModuleType) -> dict[str, Any]:
-    """Return the variables of the session; names with two underscores at both ends are Python's own."""
+    """Return the variables of the session, without names that begin and end with two underscores."""
     return {name: value for name, value in module.__dict__.items() if not (name[:2] == name[-2:] == "__")}
 
 
 def _flush_files(module: ModuleType) -> None:
-    """Flush open files, so that the snapshot has what was written to them."""
+    """Flush open files, so that the snapshot contains everything written to them."""
     for value in list(module.__dict__.values()):
         if isinstance(value, io.IOBase):
             with suppress(Exception):
@@ -146,7 +146,8 @@ def _flush_files(module: ModuleType) -> None:
 
 
 def _pickled(variables: Mapping[str, Any], max_bytes: int) -> tuple[dict[str, bytes], list[str]]:
-    """Pickle each variable as a part, those that share an object as one; return also what cannot be kept, and why."""
+    """Pickle each variable as a part, and variables that share an object as one; also return those that cannot be
+    pickled, and why."""
     forgotten: list[str] = []
     picklers: dict[str, _SessionPickler] = {}
     for name in sorted(variables):
@@ -189,24 +190,24 @@ def _first_line(error: Exception) -> str:
 
 
 class _Session:
-    """Stands for the session's namespace in a pickle, so that functions come back to it and not to a copy."""
+    """Represents the session's namespace in a pickle, so that unpickled functions refer to it and not to a copy."""
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return current_namespace, ()
 
 
 def current_namespace() -> dict[str, Any]:
-    """The namespace of the session that runs in this process."""
+    """Return the namespace of the session in this process."""
     return _SessionPickler.namespace
 
 
 def cached(function: Any, parameters: dict[str, Any]) -> Any:
-    """A function with an empty cache, as `functools.lru_cache` makes it."""
+    """Return a function with an empty `functools.lru_cache`."""
     return functools.lru_cache(**parameters)(function)
 
 
 class _CellKey:
-    """Stands for a variable of an enclosing function: whoever names the same key gets the same cell."""
+    """Represents a variable of an enclosing function: all references to a key share one cell."""
 
     cells: ClassVar[dict[str, CellType]] = {}
     keys: ClassVar[dict[int, str]] = {}
@@ -221,7 +222,7 @@ class _CellKey:
 
 
 def cell_of(key: str) -> CellType:
-    """The cell of that key, empty if nobody has named it before."""
+    """Return the cell of a key, which is empty at the first reference."""
     if key not in _CellKey.cells:
         cell = _CellKey.cells[key] = CellType()
         _CellKey.keys[id(cell)] = key
@@ -229,13 +230,13 @@ def cell_of(key: str) -> CellType:
 
 
 class _SessionPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
-    """Pickles what is defined in the session by value, and leaves the session's namespace out of it."""
+    """Pickles objects defined in the session by value, but not the session's namespace."""
 
     namespace: dict[str, Any] = builtins.__dict__
 
     @classmethod
     def of(cls, value: object) -> "_SessionPickler":
-        """A pickler that has pickled it."""
+        """Return a pickler that has pickled an object."""
         pickler = cls(io.BytesIO())
         pickler.dump(value)
         return pickler
@@ -250,12 +251,12 @@ class _SessionPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return self._buffer.getvalue()
 
     def objects(self) -> set[int]:
-        """Ids of the objects in it that can change; the pickler keeps them alive, and with them their ids apart."""
+        """Ids of the mutable objects in it; the pickler keeps the objects alive, so that ids stay unique."""
         memo = [held for _, held in self.memo.copy().values()]
         return {id(held) for held in memo if not isinstance(held, _IMMUTABLE_TYPES)}
 
     def reducer_override(self, obj: Any) -> Any:
-        """As cloudpickle does, but without the values of the session's variables that a function names."""
+        """Reduce objects as cloudpickle does, but without the session's variables that a function refers to."""
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             return cached, (obj.__wrapped__, obj.cache_parameters())
         reduced = super().reducer_override(obj)

@@ -16,5 +16,5 @@ def pack_session_result(report: Mapping[str, object], before: Mapping[str, bytes
 
 
 def not_kept_notice(names_with_reasons: list[str]) -> str:
-    """Return a notice that names what the next turn will not find; empty if there is nothing."""
+    """Return a notice of everything that is missing in the next turn; empty if nothing is."""
     return f"[Not kept for the next turn: {'; '.join(names_with_reasons)}]" if names_with_reasons else ""

@@ -1,4 +1,4 @@
-"""Runs a block of shell lines, each in its own bash; working directory, exports and functions pass between them."""
+"""Execution of shell lines, each in its own bash; working directory, exports and functions persist between them."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ _HOME_MARK = b"\x01home\x01"
 _DRAIN_SECONDS = 0.1
 _POLL_SECONDS = 0.05
 _SAVED_BYTES = 4 << 20
-"""Bytes read of exports and functions; more than a state may hold."""
+"""Bytes to read of exports and functions; more than the maximum size of a state."""
 
 # Where bash leaves what it did, and where it finds what it is to do if that is longer than a variable can be.
 _SAVED, _INPUT = 199, 198
@@ -65,7 +65,7 @@ def run(argument: bytes) -> bytes:
 
 
 class _Shell:
-    """The state that passes from one line to the next."""
+    """State that is passed from one line to the next."""
 
     def __init__(
         self, root: str, state: Mapping[str, bytes], seconds: float, max_characters: int, cpu_seconds: int
@@ -105,7 +105,7 @@ class _Shell:
         self.write(output.decode("utf-8", "replace").rstrip("\n"))
 
     def write(self, text: str) -> None:
-        """Write to the transcript, as far as there is room."""
+        """Write to the transcript until its limit."""
         if not text or self._room < 0:
             return
         shown = text if len(text) <= self._room else f"{text[: self._room]}\n{CUT.format(limit=self._limit)}"
@@ -114,7 +114,7 @@ class _Shell:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Kill what still runs in the background."""
+        """Kill the processes in the background."""
         if _is_first_process():
             processes.kill_others()
             return
@@ -125,7 +125,7 @@ class _Shell:
             os.waitpid(process, 0)
 
     def _start(self, line: bytes, stack: contextlib.ExitStack) -> tuple[int, int, int]:
-        """A bash that leads a session of its own, and the descriptors of what it shows and of what it leaves."""
+        """Start a bash in a session of its own; return it with the descriptors of its output and of its saved state."""
         shown, saved = _pipe(stack), _pipe(stack)
         setup = self._setup()
         actions = [
@@ -162,7 +162,7 @@ class _Shell:
         return descriptor
 
     def _watch(self, process: int, shown: int, saved: int) -> tuple[bytes, bytes] | None:
-        """Return its output and saved state when it has ended; None if it had to be killed."""
+        """Return its output and saved state when it has ended; None if it was killed."""
         # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
         kept = {shown: bytearray(), saved: bytearray()}
         room = {shown: 4 * self._limit, saved: _SAVED_BYTES}
@@ -230,7 +230,7 @@ class _Shell:
 
 
 def _is_first_process() -> bool:
-    """Return whether this is the first process of a pid namespace, which inherits orphans, all of the same task."""
+    """Return True if this is the first process of a pid namespace, whose orphans all belong to the task."""
     return os.getpid() == 1
 
 

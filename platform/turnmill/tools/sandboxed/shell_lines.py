@@ -1,4 +1,4 @@
-"""Lines of a block that belong together: bash itself says where a command ends."""
+"""Grouping of lines into commands, for which bash itself checks where a command ends."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ _MAX_CHECKS = 300
 
 
 def join_lines(lines: Sequence[str]) -> list[str]:
-    """Commands of one line or more; what never ends is left as the lines it is, and empty lines between are dropped."""
+    """Return commands of one or more lines; a command without an end is left as single lines, and empty lines are
+    dropped."""
     commands: list[str] = []
     start, checks_left = 0, _MAX_CHECKS
     while start < len(lines):
@@ -25,7 +26,7 @@ def join_lines(lines: Sequence[str]) -> list[str]:
 
 
 def _lines_of_command(lines: Sequence[str], max_checks: int) -> tuple[int, int]:
-    """Return how many lines the first command takes, 1 if it never ends, and the number of syntax checks."""
+    """Return the number of lines of the first command, 1 if it has no end, and the number of syntax checks."""
     num_checks = 0
     if not _MAY_GO_ON.search(lines[0]):
         return 1, num_checks

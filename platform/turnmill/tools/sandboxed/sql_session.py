@@ -1,4 +1,4 @@
-"""One statement on a database; what it changes comes back as the blocks that were changed in it."""
+"""Execution of one statement on a database; the changed blocks of the file are returned."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _PRIMARY_CODE = 0xFF
 
 
 def run(argument: bytes) -> bytes:
-    """Run the part `statement` on the file DATABASE, with the changes in the part `state`."""
+    """Run the part `statement` on the file DATABASE, after applying the changes in the part `state`."""
     parts = unpack(argument)
     limits = json.loads(parts["limits"])
     before = unpack(parts["state"])
@@ -57,12 +57,12 @@ def patch(file: Path, changes: Mapping[str, bytes]) -> None:
 
 
 def block_digests(file: Path) -> list[bytes]:
-    """Return a digest of each block, to find the blocks that change."""
+    """Return a digest of each block, by which changed blocks are found."""
     return [hashlib.blake2b(block, digest_size=16).digest() for block in _blocks(file)]
 
 
 def changes_since(digests: Sequence[bytes], file: Path, before: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return all changes, earlier ones included; the same as before if nothing has changed since."""
+    """Return all changes, including earlier ones; those of before if nothing has changed since."""
     changed = {
         f"{BLOCKS}{number}": block
         for number, block in enumerate(_blocks(file))
@@ -111,7 +111,7 @@ def _execute(file: Path, mode: str, statement: str, seconds: float) -> str | Non
 
 
 def _tidied(statement: str) -> str:
-    """Agents put a space into operators, and ask a function of another dialect for the year."""
+    """Correct common errors of agents: spaces in operators, and another dialect's function for the year."""
     for wrong, right in (("> =", ">="), ("< =", "<="), ("! =", "!=")):
         statement = statement.replace(wrong, right)
     return re.sub(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)", "2020", statement, flags=re.IGNORECASE)

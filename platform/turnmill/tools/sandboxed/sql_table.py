@@ -1,4 +1,4 @@
-"""Rows as text, in the layout that agents know: right-aligned columns under their numbers."""
+"""Text of rows, with right-aligned columns under their numbers."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ _MAX_WIDTH = 11
 
 
 def render(rows: Sequence[Sequence[object]]) -> str:
-    """A line of column numbers, then the rows."""
+    """Return a line of column numbers, then the rows."""
     if not rows:
         return EMPTY
     num_columns = len(rows[0])
@@ -34,7 +34,7 @@ def _column(label: str, values: list[object]) -> list[str]:
 
 
 def _numbers(values: list[float]) -> list[str]:
-    """One column, one number of decimals; very large beside very small ones in powers of ten."""
+    """Format a column with the same number of decimals; very large beside very small numbers in powers of ten."""
     finite = [abs(value) for value in values if math.isfinite(value)]
     tiny = any(0 < value < 10**-_PRECISION for value in finite)
     cells = _trimmed(values)
@@ -61,7 +61,7 @@ def _special(value: float) -> str | None:
 
 
 def _text(value: object) -> str:
-    """A string on one line; what breaks lines is shown by its name."""
+    """Return a string on one line; line breaks are shown as escape sequences."""
     if not isinstance(value, str):
         return str(value)
     return value.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

@@ -1,4 +1,4 @@
-"""The files of a workspace as parts of a state, one part each, and back; names of parts are plain text."""
+"""Conversion of a workspace's files to parts of a state, one part per file, and back."""
 
 import os
 import stat
@@ -45,16 +45,16 @@ def _restore(path: str, part: bytes) -> None:
 
 
 def _set_attributes(descriptor: int, part: bytes) -> None:
-    """Set mode and time by descriptor: without namespaces, the sandbox refuses to do so by path."""
+    """Set mode and time by descriptor, as the sandbox without namespaces does not allow it by path."""
     _, mode, modified_ns = _HEADER.unpack_from(part)
     os.fchmod(descriptor, mode)
     os.utime(descriptor, ns=(modified_ns, modified_ns))
 
 
 def snapshot(root: str, *, max_bytes: int, max_files: int) -> tuple[dict[str, bytes], list[str]]:
-    """The parts up to the limits, smallest files first and folders last, and what is left out, with the reason.
+    """Return the parts up to the limits, smallest files first and folders last, and the omitted files with reasons.
 
-    A folder in which something is kept comes back in any case; without room for it, with another mode and time.
+    A folder that contains a kept file is restored in any case; without room for its part, with another mode and time.
     """
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -89,12 +89,13 @@ def _order(found: tuple[str, os.stat_result]) -> tuple[bool, int, str]:
 
 
 def _size(status: os.stat_result) -> int:
-    """Return the bytes that a part holds; 0 for folders, which have only attributes."""
+    """Return the bytes that a part contains; 0 for folders, which have only attributes."""
     return 0 if stat.S_ISDIR(status.st_mode) else status.st_size
 
 
 def _walk(folder: str, left_out: list[str], skip: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything in a folder; one that cannot be looked into is named, with the reason, without `skip` characters."""
+    """Yield everything in a folder; one that cannot be read is added to `left_out`, without `skip` characters of its
+    path."""
     try:
         try:
             found = _list(folder)
