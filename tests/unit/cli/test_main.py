@@ -35,26 +35,26 @@ Launch = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def _in_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     Path("job.yaml").write_text(JOB)
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launch], None]:
-    """Puts a launch in place of the trainer's."""
+def use_launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launch], None]:
+    """Replaces the function that launches a run."""
 
-    def put(launch: Launch) -> None:
+    def replace_launch(launch: Launch) -> None:
         module = ModuleType("turnmill.runs.local")
         module.launch = launch
         monkeypatch.setitem(sys.modules, "turnmill.runs.local", module)
 
-    return put
+    return replace_launch
 
 
 def finish(job: Any, run_dir: Path, *, resume: bool, on_progress: Callable[[Progress], None]) -> None:
-    """A run that learns at once."""
+    """Train two steps and end."""
     folder = RunFolder(run_dir)
     folder.create()
     folder.write_job(JOB)
@@ -63,8 +63,8 @@ def finish(job: Any, run_dir: Path, *, resume: bool, on_progress: Callable[[Prog
     folder.write_summary({"success_first": 0.37, "success_final": 0.95, "seconds_total": 423})
 
 
-def test_a_run_shows_its_steps_and_what_came_out(launched, capsys):
-    launched(finish)
+def test_a_run_prints_its_steps_and_its_results(use_launch, capsys):
+    use_launch(finish)
 
     code = main(["run", "job.yaml"])
 
@@ -75,16 +75,16 @@ def test_a_run_shows_its_steps_and_what_came_out(launched, capsys):
     assert "turnmill report runs/small" in output
 
 
-def test_a_run_may_be_repeated_as_it_is(launched):
-    launched(finish)
+def test_repeated_runs_get_numbered_folders(use_launch):
+    use_launch(finish)
 
     assert [main(["run", "job.yaml"]) for _ in range(3)] == [0, 0, 0]
     assert sorted(folder.name for folder in Path("runs").iterdir()) == ["small", "small-2", "small-3"]
 
 
-def test_overrides_and_resume_reach_the_trainer(launched):
+def test_overrides_and_resume_reach_the_trainer(use_launch):
     seen = []
-    launched(lambda job, run_dir, *, resume, on_progress: seen.append((job.spec.training.steps, run_dir, resume)))
+    use_launch(lambda job, run_dir, *, resume, on_progress: seen.append((job.spec.training.steps, run_dir, resume)))
     finish(None, Path("there"), resume=False, on_progress=lambda progress: None)
 
     main(["run", "job.yaml", "--set", "training.steps=7", "--output", "there", "--resume"])
@@ -92,11 +92,11 @@ def test_overrides_and_resume_reach_the_trainer(launched):
     assert seen == [(7, Path("there"), True)]
 
 
-def test_a_failed_run_exits_with_1_and_says_how_to_go_on(launched, capsys):
+def test_a_failed_run_exits_with_1_and_prints_the_resume_command(use_launch, capsys):
     def fail(*arguments: Any, **options: Any) -> None:
         raise RunFailedError("Nothing moved for 600 s.", "stalled")
 
-    launched(fail)
+    use_launch(fail)
 
     assert main(["run", "job.yaml"]) == 1
     assert capsys.readouterr().err == (
@@ -105,11 +105,11 @@ def test_a_failed_run_exits_with_1_and_says_how_to_go_on(launched, capsys):
     )
 
 
-def test_how_to_go_on_names_what_was_set_in_place_of_the_file(launched, capsys):
+def test_the_resume_command_repeats_the_overrides(use_launch, capsys):
     def fail(*arguments: Any, **options: Any) -> None:
         raise RunFailedError("Nothing moved for 600 s.", "stalled")
 
-    launched(fail)
+    use_launch(fail)
     overrides = ["--set", "training.steps=7", "--set", "agent.memory={textTurns: 1}"]
 
     main(["run", "job.yaml", *overrides])
@@ -118,40 +118,40 @@ def test_how_to_go_on_names_what_was_set_in_place_of_the_file(launched, capsys):
     assert shlex.split(command) == ["turnmill", "run", "job.yaml", *overrides, "--resume", "--output", "runs/small"]
 
 
-def test_an_interrupted_run_exits_with_130_and_says_how_to_go_on(launched, capsys):
+def test_an_interrupted_run_exits_with_130_and_prints_the_resume_command(use_launch, capsys):
     def interrupt(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    launched(interrupt)
+    use_launch(interrupt)
 
     assert main(["run", "job.yaml"]) == 130
     assert "turnmill run job.yaml --resume --output runs/small" in capsys.readouterr().err
 
 
-def test_settings_that_only_the_machine_refuses_exit_with_2(launched, capsys):
+def test_settings_that_this_machine_cannot_run_exit_with_2(use_launch, capsys):
     def refuse(*arguments: Any, **options: Any) -> None:
         raise SettingsError("spec.resources.device: cuda, but this machine shows no GPU.")
 
-    launched(refuse)
+    use_launch(refuse)
 
     assert main(["run", "job.yaml"]) == 2
     assert "shows no GPU" in capsys.readouterr().err
 
 
-def test_a_wrong_job_is_never_launched(launched):
-    launched(lambda *arguments, **options: pytest.fail("launched"))
+def test_an_invalid_job_is_not_launched(use_launch):
+    use_launch(lambda *arguments, **options: pytest.fail("was launched"))
 
     assert main(["run", "job.yaml", "--set", "training.steps=0"]) == 2
     assert not Path("runs").exists()
 
 
-def test_check_confirms_a_good_job_in_one_line(capsys):
+def test_check_confirms_a_valid_job_in_one_line(capsys):
     assert main(["check", "job.yaml"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("job.yaml is fine: small trains a tiny warm-started model on babyai GoToObj for 2 steps")
 
 
-def test_check_reports_the_environment_along_with_the_rest(capsys):
+def test_check_reports_problems_of_job_and_environment_together(capsys):
     overrides = ["training.seed=-1", "environment.task=GoToObjj", "environment.options.bogus=1"]
 
     code = main(["check", "job.yaml", *(part for override in overrides for part in ("--set", override))])
@@ -166,13 +166,13 @@ def test_check_reports_the_environment_along_with_the_rest(capsys):
     }
 
 
-def test_check_refuses_an_environment_that_nobody_knows(capsys):
+def test_check_refuses_an_unknown_environment(capsys):
     assert main(["check", "job.yaml", "--set", "environment.name=babyay"]) == 2
     assert "spec.environment.name: there is no environment 'babyay'. Did you mean 'babyai'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("tasks", "code"), [("support.tasks:CoinFlips", 0), ("dataset", 2)])
-def test_tasks_that_demonstrate_can_be_warm_started_whoever_wrote_them(capsys, tasks, code):
+def test_only_tasks_with_demonstrations_can_be_warm_started(capsys, tasks, code):
     agent = "{type: tool, stopTokens: ['</python>']}"
     overrides = ["algorithm={type: grpo}", f"agent={agent}", f"environment={{name: '{tasks}'}}", "training={steps: 1}"]
     overrides.append("training.tasksPerStep=4")
@@ -182,7 +182,7 @@ def test_tasks_that_demonstrate_can_be_warm_started_whoever_wrote_them(capsys, t
 
 
 @pytest.mark.parametrize(("name", "code"), [("turnmill.environments.tetris:Tetris", 0), ("maths", 2)])
-def test_an_environment_with_an_expert_can_be_warm_started_whoever_wrote_it(capsys, name, code):
+def test_only_an_environment_with_an_expert_can_be_warm_started(capsys, name, code):
     overrides = [f"environment.name={name}", "environment.task=null", "environment.options={}", "agent.prompt=compact"]
     if not code:
         overrides.append("environment.options.view=spaced")
@@ -191,7 +191,7 @@ def test_an_environment_with_an_expert_can_be_warm_started_whoever_wrote_it(caps
     assert ("has no expert for a warm start" in capsys.readouterr().err) == bool(code)
 
 
-def test_check_shows_brackets_as_they_are(capsys):
+def test_check_prints_brackets_unchanged(capsys):
     assert main(["check", "job.yaml", "--set", "tracking.loggers=[file, nobody]"]) == 2
     assert "spec.tracking.loggers[1]: 'nobody'" in capsys.readouterr().err
 
@@ -200,7 +200,7 @@ def test_check_shows_brackets_as_they_are(capsys):
     "arguments",
     [["fly"], ["check"], ["check", "job.yaml", "--fly"], ["check", "absent.yaml"], ["report", "absent"], []],
 )
-def test_a_wrong_command_exits_with_2(arguments: list[str]):
+def test_an_invalid_command_exits_with_2(arguments: list[str]):
     assert main(arguments) == 2
 
 
@@ -214,7 +214,7 @@ def test_version_is_printed(capsys):
     assert capsys.readouterr().out == f"turnmill {__version__}\n"
 
 
-def test_checking_a_job_imports_nothing_heavy():
+def test_checking_a_job_does_not_import_training_libraries():
     program = (
         "import json, sys; from turnmill.cli.main import main; main(['check', 'job.yaml']);"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
@@ -236,7 +236,7 @@ def test_checking_a_job_imports_nothing_heavy():
 @pytest.mark.parametrize(
     ("cause", "code"), [("rollout", 1), ("stale_attempt", 3), ("failed_ratio", 4), ("environment", 4), ("settings", 4)]
 )
-def test_the_exit_code_of_an_attempt_says_whether_another_would_help(monkeypatch, capsys, tmp_path, cause, code):
+def test_the_exit_code_of_an_attempt_shows_whether_a_retry_can_succeed(monkeypatch, capsys, tmp_path, cause, code):
     def join(attempt: Any, **_: Any) -> None:
         raise RunFailedError("It broke.", cause)
 
@@ -287,7 +287,7 @@ def run_dir() -> Path:
         (["--episode", "e0-0"], ["You see a red ball.", "go forward"], ["e1-0"]),
     ],
 )
-def test_trajectories_shows_the_episodes_asked_for(
+def test_trajectories_prints_the_selected_episodes(
     run_dir: Path, options: list[str], shown: list[str], hidden: list[str], capsys
 ):
     code = main(["trajectories", str(run_dir), *options])
@@ -298,25 +298,25 @@ def test_trajectories_shows_the_episodes_asked_for(
     assert [text for text in hidden if text in output] == []
 
 
-def test_an_episode_that_is_not_there_exits_with_2(run_dir: Path, capsys):
+def test_an_unknown_episode_exits_with_2(run_dir: Path, capsys):
     assert main(["trajectories", str(run_dir), "--episode", "e9-9"]) == 2
     assert "has no such episode" in capsys.readouterr().err
 
 
-def test_report_tells_what_came_out_where_the_curve_cannot_be_written(run_dir: Path, capsys):
+def test_report_prints_results_if_the_curve_cannot_be_written(run_dir: Path, capsys):
     RunFolder(run_dir).append_metrics(1, {"validation/success": 0.37})
-    # Nobody, root neither, can put a file in its place.
+    # A folder of that name: not even root can write the file.
     (run_dir / "curve.png").mkdir()
 
     code = main(["report", str(run_dir)])
 
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert code == 0
-    assert "37%" in said.out
-    assert "The curve was not drawn: " in said.err
+    assert "37%" in output.out
+    assert "The curve was not drawn: " in output.err
 
 
-def test_report_tells_what_came_out_and_draws_the_curve(run_dir: Path, capsys):
+def test_report_prints_results_and_draws_the_curve(run_dir: Path, capsys):
     RunFolder(run_dir).append_metrics(1, {"validation/success": 0.37})
 
     code = main(["report", str(run_dir)])
@@ -326,14 +326,14 @@ def test_report_tells_what_came_out_and_draws_the_curve(run_dir: Path, capsys):
     assert (run_dir / "curve.png").stat().st_size > 0
 
 
-def test_the_end_of_the_terminal_ends_a_run_as_ctrl_c_does(launched: Callable[[Launch], None], capsys):
+def test_closing_the_terminal_interrupts_a_run_like_ctrl_c(use_launch: Callable[[Launch], None], capsys):
     def hang_up(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
-        pytest.fail("went on")
+        pytest.fail("the run continued")
 
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        launched(hang_up)
+        use_launch(hang_up)
         assert main(["run", "job.yaml"]) == 130
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -7,7 +7,7 @@ from turnmill.observability.progress import Progress
 
 
 def lines(*reports: Progress) -> list[str]:
-    """What a log shows of these reports."""
+    """Return the lines of a log for these reports."""
     console = Console(file=io.StringIO(), width=40)
     with progress_view(console) as view:
         for progress in reports:
@@ -32,14 +32,14 @@ def test_a_log_has_a_line_for_each_step_and_each_phase():
     ]
 
 
-def test_a_log_shows_every_tenth_part_of_many_small_things():
+def test_a_log_has_a_line_for_every_tenth_of_a_long_phase():
     shown = lines(*(Progress("warm start", done, 700) for done in range(701)))
 
     assert len(shown) == 11
     assert (shown[0], shown[1], shown[-1]) == ("warm start 0/700", "warm start 70/700", "warm start 700/700")
 
 
-def test_a_message_with_brackets_is_shown_as_it_is():
+def test_a_message_with_brackets_is_printed_unchanged():
     assert lines(Progress("starting", message="[bold] and [0]")) == ["starting: [bold] and [0]"]
 
 
@@ -62,7 +62,7 @@ def test_output_to_a_file_uses_lines():
     assert isinstance(progress_view(Console(file=io.StringIO())), LineView)
 
 
-def test_what_is_not_known_is_not_shown():
+def test_unknown_metrics_are_omitted():
     assert format_metrics(Progress("training", 1, 2)) == ""
 
 

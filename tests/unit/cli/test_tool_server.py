@@ -9,16 +9,16 @@ from turnmill.tool_server.settings import ServerSettings
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
     """The settings of the servers that would have been started."""
     started: list[ServerSettings] = []
     monkeypatch.setattr("turnmill.tool_server.serve.run_server", started.append)
     return started
 
 
-def settings(given: list[ServerSettings], *arguments: str) -> ServerSettings:
+def settings(started: list[ServerSettings], *arguments: str) -> ServerSettings:
     assert main(["tool-server", *arguments]) == 0
-    return given[-1]
+    return started[-1]
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def settings(given: list[ServerSettings], *arguments: str) -> ServerSettings:
         ["--tool_type", "('python_code', 'bash_terminal')", "--max_concurrent-requests=64"],
     ],
 )
-def test_flags_are_written_with_dashes_or_underscores_and_with_or_without_equals(given: Any, arguments: list[str]):
-    chosen = settings(given, *arguments)
+def test_flags_accept_dashes_or_underscores_and_an_optional_equals_sign(started: Any, arguments: list[str]):
+    chosen = settings(started, *arguments)
 
     assert chosen.tool_type == ("python_code", "bash_terminal")
     assert chosen.max_concurrent_requests == 64
@@ -48,38 +48,41 @@ def test_flags_are_written_with_dashes_or_underscores_and_with_or_without_equals
         (["--done_if_invalid", "--port", "1"], True),
     ],
 )
-def test_switches_take_a_value_or_none(given: Any, arguments: list[str], expected: bool):
-    assert settings(given, *arguments).done_if_invalid is expected
+def test_switches_take_an_optional_value(started: Any, arguments: list[str], expected: bool):
+    assert settings(started, *arguments).done_if_invalid is expected
 
 
-def test_every_flag_of_verl_tool_is_accepted(given: Any):
+def test_every_flag_of_verl_tool_is_accepted(started: Any):
     words = (
         "--tool_type=base --host=127.0.0.1 --port=1 --workers_per_tool=4 --max_concurrent_requests=8 "
         "--request_timeout=None --thread_pool_size None --use_tqdm False --log_level=info --done_if_invalid=False "
         "--use_ray=True --enable_hashing True --log_interval=30 --uvi_workers=2 --router_workers=3 --log_directory=x"
     )
 
-    assert settings(given, *words.split()).workers_per_tool == 4
+    assert settings(started, *words.split()).workers_per_tool == 4
 
 
-def test_defaults_are_those_of_the_settings(given: Any):
-    assert settings(given) == ServerSettings()
+def test_defaults_are_those_of_the_settings(started: Any):
+    assert settings(started) == ServerSettings()
     parameters = inspect.signature(command.tool_server).parameters
     assert ServerSettings.model_fields.keys() - parameters.keys() == {"tool_settings"}
 
 
-def test_settings_of_tools_are_set_by_name(given: Any):
-    chosen = settings(given, "--set", "RETRIEVER_URL=http://a/?b=c", "--set", "RETRIEVER_TOPK=5")
+def test_settings_of_tools_are_set_by_name(started: Any):
+    chosen = settings(started, "--set", "RETRIEVER_URL=http://a/?b=c", "--set", "RETRIEVER_TOPK=5")
 
     assert chosen.tool_settings == {"RETRIEVER_URL": "http://a/?b=c", "RETRIEVER_TOPK": "5"}
 
 
-def test_stop_tokens_are_listed_or_come_from_a_file(given: Any, tmp_path: Any):
+def test_stop_tokens_are_listed_or_read_from_a_file(started: Any, tmp_path: Any):
     file = tmp_path / "tokens"
     file.write_text("</python>,</bash>\n")
 
-    assert settings(given, "--action_stop_tokens", "</python>, </bash>").action_stop_tokens == ("</python>", "</bash>")
-    assert settings(given, "--action_stop_tokens", str(file)).action_stop_tokens == ("</python>", "</bash>")
+    assert settings(started, "--action_stop_tokens", "</python>, </bash>").action_stop_tokens == (
+        "</python>",
+        "</bash>",
+    )
+    assert settings(started, "--action_stop_tokens", str(file)).action_stop_tokens == ("</python>", "</bash>")
 
 
 @pytest.mark.parametrize(
@@ -92,15 +95,15 @@ def test_stop_tokens_are_listed_or_come_from_a_file(given: Any, tmp_path: Any):
         (["--workers_per_tool", "0"], "--workers-per-tool (0)"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(
-    given: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+def test_an_invalid_value_is_refused_with_the_name_of_its_flag(
+    started: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ):
     assert main(["tool-server", *arguments]) == 2
 
     assert message in " ".join(capsys.readouterr().err.split())
-    assert given == []
+    assert started == []
 
 
 @pytest.mark.parametrize(("requests", "asked", "workers"), [(1, 1, 1), (256, 1, 1), (300, 1, 2), (300, 5, 5)])
-def test_a_worker_does_256_requests(requests: int, asked: int, workers: int):
+def test_there_is_one_worker_per_256_concurrent_requests(requests: int, asked: int, workers: int):
     assert ServerSettings(max_concurrent_requests=requests, uvi_workers=asked).num_workers == workers

@@ -14,7 +14,7 @@ def agent_of(**changes: Any) -> GrlAgent:
     return parse_job(grl_job(**changes)).spec.grl_agent
 
 
-def refused(data: dict[str, Any]) -> list[str]:
+def problems_of(data: dict[str, Any]) -> list[str]:
     with pytest.raises(JobError) as caught:
         parse_job(data)
     return [str(problem) for problem in caught.value.problems]
@@ -25,13 +25,13 @@ def layout(agent: GrlAgent) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.parametrize("change", GRL_RULE_BREAKERS.values(), ids=GRL_RULE_BREAKERS)
-def test_a_rule_across_fields_is_held(change: dict[str, Any]):
-    (problem,) = refused(grl_job(**change))
+def test_a_rule_across_fields_is_enforced(change: dict[str, Any]):
+    (problem,) = problems_of(grl_job(**change))
 
     assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
 
 
-def test_a_good_job_survives_the_way():
+def test_a_valid_grl_job_is_unchanged_by_serialisation():
     spec = parse_job(grl_job()).spec
 
     assert AgentTrainingJob.model_validate_json(parse_job(grl_job()).model_dump_json(by_alias=True)).spec == spec
@@ -46,20 +46,20 @@ def test_groups_are_numbered_over_all_kinds_of_agents():
     assert sum(group.size for group in agent.training_groups) == 1 * 4 + 2 * 3
 
 
-def test_one_number_is_for_all_kinds():
+def test_a_single_number_and_size_of_groups_apply_to_all_agents():
     agent = agent_of(agent__training=["large", "simple"], agent__agentGroupNum=[1], agent__agentGroupSize=[2])
 
     assert layout(agent) == [(0, "large", 2), (1, "simple", 2)]
 
 
 @pytest.mark.parametrize("lists", [{"agent__training": [], "agent__train": ["large"]}, {"agent__training": ["large"]}])
-def test_those_that_learn_go_by_either_name(lists: dict[str, Any]):
+def test_training_agents_are_listed_under_training_or_train(lists: dict[str, Any]):
     agent = agent_of(agent__agentGroupNum=[1], agent__agentGroupSize=[2], **lists)
 
     assert layout(agent) == [(0, "large", 2)]
 
 
-def test_without_lists_all_learn_and_all_are_validated():
+def test_without_lists_all_agents_are_trained_and_validated():
     agent = agent_of(
         agent__training=[], agent__validation=[], agent__agentGroupNum=[1], agent__validationAgentGroupNum=[1]
     )
@@ -68,7 +68,7 @@ def test_without_lists_all_learn_and_all_are_validated():
     assert [group.agent.name for group in agent.validation_groups] == ["simple", "large"]
 
 
-def test_an_agent_that_is_named_twice_learns_twice_and_is_validated_twice():
+def test_an_agent_listed_twice_is_trained_and_validated_twice():
     agent = agent_of(
         agent__training=["large", "large"],
         agent__validation=[],
@@ -109,7 +109,7 @@ def test_the_defaults_are_those_of_grl():
         ),
     ],
 )
-def test_a_field_that_cannot_work_is_refused(change: dict[str, Any], message: str):
-    (problem, *_) = refused(grl_job(**change))
+def test_an_invalid_field_is_refused(change: dict[str, Any], message: str):
+    (problem, *_) = problems_of(grl_job(**change))
 
     assert problem.startswith(message)

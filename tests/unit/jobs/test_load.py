@@ -28,13 +28,13 @@ def load(file: Path, text: str = JOB, *overrides: str) -> AgentTrainingJob:
     return load_job(file, overrides)
 
 
-def refused(file: Path, text: str = JOB, *overrides: str) -> list[str]:
+def problems_of(file: Path, text: str = JOB, *overrides: str) -> list[str]:
     with pytest.raises(JobError) as caught:
         load(file, text, *overrides)
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_what_the_file_leaves_out_has_its_default(file: Path):
+def test_missing_fields_have_their_defaults(file: Path):
     job = load(file)
 
     assert job.spec.training.turns_per_step == 256
@@ -48,13 +48,13 @@ def test_a_dumped_job_loads_as_the_same_job(file: Path):
     assert load(file, dump_job(job)) == job
 
 
-def test_a_number_without_a_point_before_its_exponent_is_a_number(file: Path):
+def test_a_number_with_an_exponent_but_no_decimal_point_is_a_number(file: Path):
     job = load(file, JOB.replace("  training:", "  algorithm: {actorLearningRate: 5e-4}\n  training:"))
 
     assert job.spec.algorithm.actor_learning_rate == 5e-4
 
 
-def test_everything_that_is_wrong_is_reported_at_once_in_the_order_of_the_file(file: Path):
+def test_all_problems_are_reported_together_in_the_order_of_the_file(file: Path):
     text = (
         JOB.replace("small", "Not_A_Name")
         .replace("prompt: compact", "prompt: compact, maxTurns: 0")
@@ -62,7 +62,7 @@ def test_everything_that_is_wrong_is_reported_at_once_in_the_order_of_the_file(f
         .replace("256", "250")
     )
 
-    problems = refused(file, text)
+    problems = problems_of(file, text)
 
     assert [problem.split(":")[0] for problem in problems] == [
         "metadata.name",
@@ -74,8 +74,8 @@ def test_everything_that_is_wrong_is_reported_at_once_in_the_order_of_the_file(f
     ]
 
 
-def test_a_problem_names_path_value_rule_way_out_and_line(file: Path):
-    problems = refused(file, JOB.replace("256", "250"), "algorithm.minibatchTurns=125")
+def test_a_problem_has_path_value_rule_suggestion_and_line(file: Path):
+    problems = problems_of(file, JOB.replace("256", "250"), "algorithm.minibatchTurns=125")
 
     assert problems == [
         "spec.training.turnsPerStep: 250 must be a multiple of spec.environment.count (32): "
@@ -95,8 +95,8 @@ def test_a_problem_names_path_value_rule_way_out_and_line(file: Path):
         ("---\na: 1\n---\nb: 2\n", "line 3, column 1: but found another document"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_refused(file: Path, text: str, message: str):
-    (problem,) = refused(file, text)
+def test_a_file_that_is_not_a_mapping_is_refused(file: Path, text: str, message: str):
+    (problem,) = problems_of(file, text)
 
     assert message in problem
 
@@ -118,25 +118,25 @@ def test_a_file_that_is_not_text_is_refused(file: Path):
         load_job(file)
 
 
-def test_a_key_that_is_there_twice_is_refused_with_both_lines(file: Path):
-    problems = refused(file, JOB + "    steps: 3\n")
+def test_a_duplicate_key_is_refused_with_both_lines(file: Path):
+    problems = problems_of(file, JOB + "    steps: 3\n")
 
     assert problems == ["spec.training.steps: is there twice, first on line 9. Keep one of them. (line 11)"]
 
 
 def test_an_alias_that_contains_itself_is_refused(file: Path):
-    problems = refused(file, JOB + "  verl: &loop {a: *loop}\n")
+    problems = problems_of(file, JOB + "  verl: &loop {a: *loop}\n")
 
     assert problems == ["spec.verl.a: contains itself by an alias. Write out what it means."]
 
 
-def test_an_override_takes_the_place_of_a_field_with_or_without_spec(file: Path):
+def test_an_override_replaces_a_field_with_or_without_spec_in_its_path(file: Path):
     job = load(file, JOB, "training.steps=7", "spec.training.seed=3", "metadata.name=other")
 
     assert (job.spec.training.steps, job.spec.training.seed, job.metadata.name) == (7, 3, "other")
 
 
-def test_an_override_sets_one_field_of_those_that_an_anchor_made_alike(file: Path):
+def test_an_override_changes_one_of_several_fields_that_share_an_anchor(file: Path):
     resources = "  resources: {train: &g {accelerator: H100}, rollout: *g}\n"
     mode = ("training.mode=separate_async", "training.maxStaleness=1")
 
@@ -145,8 +145,8 @@ def test_an_override_sets_one_field_of_those_that_an_anchor_made_alike(file: Pat
     assert (job.spec.resources.train.accelerator, job.spec.resources.rollout.accelerator) == ("H100", "A40")
 
 
-def test_an_override_says_nothing_twice(file: Path):
-    (problem,) = refused(file, JOB, "training={steps: 1, steps: 2}")
+def test_duplicate_keys_in_an_override_are_refused(file: Path):
+    (problem,) = problems_of(file, JOB, "training={steps: 1, steps: 2}")
 
     assert problem.startswith("--set training: '{steps: 1, steps: 2}' ")
 
@@ -157,7 +157,7 @@ def test_an_override_of_a_verl_setting_keeps_its_dots(file: Path):
     assert job.spec.verl == {"actor_rollout_ref.actor.grad_clip": 0.5}
 
 
-def test_an_override_may_take_a_section_out(file: Path):
+def test_an_override_can_remove_a_section(file: Path):
     job = load(file, JOB, "agent.memory=null", "agent.memory={textTurns: 3}")
 
     assert job.spec.agent.memory.text_turns == 3
@@ -165,13 +165,13 @@ def test_an_override_may_take_a_section_out(file: Path):
 
 @pytest.mark.parametrize("override", ["training.steps", "=3", "training..steps=3"])
 def test_an_override_without_path_and_value_is_refused(file: Path, override: str):
-    (problem,) = refused(file, JOB, override)
+    (problem,) = problems_of(file, JOB, override)
 
     assert "Write it as path=value" in problem
 
 
-def test_a_wrong_override_is_reported_as_such(file: Path):
-    problems = refused(file, JOB, "training.stepss=3", "training.steps.x=1", "agent.maxTurns=[")
+def test_an_invalid_override_is_reported_as_an_override(file: Path):
+    problems = problems_of(file, JOB, "training.stepss=3", "training.steps.x=1", "agent.maxTurns=[")
 
     assert problems[0].startswith("--set spec.training.steps.x: leads into spec.training.steps")
     assert problems[1].startswith("--set agent.maxTurns: '[' line 1")
@@ -182,11 +182,11 @@ def test_the_model_folder_must_hold_a_model(file: Path, tmp_path: Path):
     folder = tmp_path / "model"
     text = JOB.replace("warmStart: {}", f"path: {folder}").replace("compact", "cot")
 
-    (missing,) = refused(file, text)
+    (missing,) = problems_of(file, text)
     folder.mkdir()
-    (empty,) = refused(file, text)
+    (empty,) = problems_of(file, text)
     (folder / "config.json").touch()
-    (without_tokenizer,) = refused(file, text)
+    (without_tokenizer,) = problems_of(file, text)
     (folder / "tokenizer_config.json").touch()
 
     assert "is no folder on this machine" in missing

@@ -33,12 +33,12 @@ TEAM: dict[str, Any] = {
 }
 
 
-def parsed(team: dict[str, Any]) -> TeamSettings:
+def parse(team: dict[str, Any]) -> TeamSettings:
     return parse_team({KEY: yaml.safe_dump(team)})
 
 
-def test_a_team_offers_its_groups_by_accelerator():
-    team = parsed(TEAM)
+def test_worker_groups_are_found_by_accelerator():
+    team = parse(TEAM)
 
     assert [found.name if (found := team.group_for(kind)) else None for kind in ("A40", None, "B200")] == [
         "a40",
@@ -61,14 +61,14 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"workerGroups": [group("h100", template={})]},
         "workerGroups.h100.template has no container",
     ),
-    "a version that is none": ({"rayVersion": "latest"}, "rayVersion: "),
+    "an invalid version": ({"rayVersion": "latest"}, "rayVersion: "),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), BROKEN.values(), ids=BROKEN)
-def test_settings_that_cannot_work_are_refused(change: dict[str, Any], message: str):
+def test_invalid_settings_of_a_team_are_refused(change: dict[str, Any], message: str):
     with pytest.raises(SettingsError, match="ConfigMap turnmill-team") as caught:
-        parsed(copy.deepcopy(TEAM) | change)
+        parse(copy.deepcopy(TEAM) | change)
 
     assert message in str(caught.value)
 
@@ -79,7 +79,7 @@ def test_a_config_map_without_settings_is_refused(data: dict[str, str], message:
         parse_team(data)
 
 
-def test_a_job_made_anew_under_its_old_name_has_a_folder_of_its_own():
+def test_a_recreated_job_of_the_same_name_has_another_run_folder():
     folders = {run_dir("team-a", "job", uid) for uid in ("0123456789", "9876543210")}
 
     assert folders == {"/runs/team-a/job-01234567", "/runs/team-a/job-98765432"}

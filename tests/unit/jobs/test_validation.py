@@ -18,7 +18,7 @@ from turnmill.jobs.rules import RULES
 from turnmill.jobs.values import Values
 
 
-def refused(data: dict[str, Any]) -> list[str]:
+def problems_of(data: dict[str, Any]) -> list[str]:
     with pytest.raises(JobError) as caught:
         parse_job(data)
     return [str(problem) for problem in caught.value.problems]
@@ -46,24 +46,24 @@ def refused(data: dict[str, Any]) -> list[str]:
         ({"agent__zzz": 3}, "spec.agent.zzz: 3 is no field of spec.agent. There is type, maxTurns,"),
     ],
 )
-def test_a_field_that_cannot_work_is_refused_with_the_way_out(change: dict[str, Any], message: str):
-    (problem,) = refused(job(**change))
+def test_an_invalid_field_is_refused_with_a_suggestion(change: dict[str, Any], message: str):
+    (problem,) = problems_of(job(**change))
 
     assert problem.startswith(message)
 
 
 @pytest.mark.feature("Verlog", "so many turns of each environment in a step")
 @pytest.mark.parametrize("change", RULE_BREAKERS.values(), ids=RULE_BREAKERS)
-def test_a_rule_across_fields_is_held(change: dict[str, Any]):
-    (problem,) = refused(job(**change))
+def test_a_rule_across_fields_is_enforced(change: dict[str, Any]):
+    (problem,) = problems_of(job(**change))
 
     assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
     assert "{" not in problem.replace("`warmStart: {}`", "")
 
 
 @pytest.mark.parametrize("change", TOOL_RULE_BREAKERS.values(), ids=TOOL_RULE_BREAKERS)
-def test_a_rule_across_fields_of_a_tool_agent_is_held(change: dict[str, Any]):
-    (problem,) = refused(tool_job(**change))
+def test_a_rule_across_fields_of_a_tool_agent_is_enforced(change: dict[str, Any]):
+    (problem,) = problems_of(tool_job(**change))
 
     assert any(problem.startswith(f"spec.{rule.path}: ") for rule in RULES)
 
@@ -78,8 +78,8 @@ def test_a_rule_across_fields_of_a_tool_agent_is_held(change: dict[str, Any]):
         (job(training__tasksPerStep=4), ["spec.training.tasksPerStep"]),
     ],
 )
-def test_agent_algorithm_and_step_go_together(data: dict[str, Any], paths: list[str]):
-    assert [problem.split(":")[0] for problem in refused(data)] == paths
+def test_agent_algorithm_and_step_size_must_match(data: dict[str, Any], paths: list[str]):
+    assert [problem.split(":")[0] for problem in problems_of(data)] == paths
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_agent_algorithm_and_step_go_together(data: dict[str, Any], paths: list[
         {},
     ],
 )
-def test_rollout_may_have_machines_of_its_own(resources: dict[str, Any]):
+def test_rollout_can_have_its_own_machines(resources: dict[str, Any]):
     spec = parse_job(job(training__mode="separate_async", resources=resources)).spec
 
     assert spec.resources.rollout.replicas == resources.get("rollout", {}).get("replicas", 1)
 
 
 def test_every_rule_has_a_job_that_breaks_it():
-    broken = [refused(job(**change)) for change in RULE_BREAKERS.values()]
-    broken += [refused(tool_job(**change)) for change in TOOL_RULE_BREAKERS.values()]
-    broken += [refused(grl_job(**change)) for change in GRL_RULE_BREAKERS.values()]
+    broken = [problems_of(job(**change)) for change in RULE_BREAKERS.values()]
+    broken += [problems_of(tool_job(**change)) for change in TOOL_RULE_BREAKERS.values()]
+    broken += [problems_of(grl_job(**change)) for change in GRL_RULE_BREAKERS.values()]
 
     assert {problem.split(":")[0] for problems in broken for problem in problems} == {
         f"spec.{rule.path}" for rule in RULES
     }
 
 
-def test_a_good_job_of_a_tool_agent_is_taken():
+def test_a_valid_job_of_a_tool_agent_is_accepted():
     spec = parse_job(tool_job()).spec
 
     assert (spec.tool_agent.group_size, spec.tool_agent.stop_tokens) == (8, ("</python>",))
@@ -117,7 +117,7 @@ def test_a_good_job_of_a_tool_agent_is_taken():
 @pytest.mark.parametrize(
     "algorithm", ["ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo"]
 )
-def test_every_agent_learns_with_every_algorithm_over_whole_trajectories(algorithm: str):
+def test_verlog_and_tool_agents_accept_every_trajectory_algorithm(algorithm: str):
     turns = job(algorithm={"type": algorithm}, training={"steps": 3, "tasksPerStep": 4})
 
     for data in (turns, tool_job(algorithm={"type": algorithm})):
@@ -130,17 +130,17 @@ def test_every_agent_learns_with_every_algorithm_over_whole_trajectories(algorit
     ("algorithm", "allowed"),
     [("ppo", True), ("reinforce_plus_plus", True), ("rloo", False), ("dapo", False), ("grpo", False)],
 )
-def test_a_trajectory_may_be_alone_where_it_is_not_compared(algorithm: str, allowed: bool):
+def test_a_group_of_one_is_allowed_if_the_algorithm_compares_no_groups(algorithm: str, allowed: bool):
     data = tool_job(algorithm={"type": algorithm}, agent__groupSize=1)
 
-    problems = [] if allowed else refused(data)
+    problems = [] if allowed else problems_of(data)
 
     assert [problem.partition(":")[0] for problem in problems] == ([] if allowed else ["spec.agent.groupSize"])
     if allowed:
         assert parse_job(data).spec.group_size == 1
 
 
-def test_tasks_that_fill_a_step_up_are_none_that_another_step_takes():
+def test_steps_with_dynamic_sampling_never_share_a_task():
     spec = parse_job(tool_job(algorithm={"type": "dapo", "dynamicSampling": {"maxBatches": 3}}, training__steps=2)).spec
 
     taken = [spec.task_number(step, position) for step in (1, 2) for position in range(3 * 16)]
@@ -163,14 +163,14 @@ def test_tasks_that_fill_a_step_up_are_none_that_another_step_takes():
         ({"agent__truncateObsSide": "top"}, "spec.agent.truncateObsSide: 'top' must be left, right or middle."),
     ],
 )
-def test_a_field_of_a_tool_agent_that_cannot_work_is_refused(change: dict[str, Any], message: str):
-    (problem,) = refused(tool_job(**change))
+def test_an_invalid_field_of_a_tool_agent_is_refused(change: dict[str, Any], message: str):
+    (problem,) = problems_of(tool_job(**change))
 
     assert problem.startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("change", "way_out"),
+    ("change", "suggestion"),
     [
         ({"training__turnsPerStep": 250, "algorithm__minibatchTurns": 125}, "Try 256."),
         ({"training__turnsPerStep": 3, "algorithm__minibatchTurns": 3}, "Try 32."),
@@ -178,10 +178,10 @@ def test_a_field_of_a_tool_agent_that_cannot_work_is_refused(change: dict[str, A
         ({"algorithm__minibatchTurns": 512}, "Try 256."),
     ],
 )
-def test_the_way_out_of_a_rule_is_a_number_that_works(change: dict[str, Any], way_out: str):
-    (problem,) = refused(job(**change))
+def test_the_suggestion_of_a_rule_is_a_valid_number(change: dict[str, Any], suggestion: str):
+    (problem,) = problems_of(job(**change))
 
-    assert problem.endswith(way_out)
+    assert problem.endswith(suggestion)
 
 
 TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
@@ -190,25 +190,25 @@ TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 @pytest.mark.parametrize(
     "verl", [{TENSOR_PARALLEL: 2}, {"actor_rollout_ref.rollout": {"tensor_model_parallel_size": 2}}]
 )
-def test_engines_beside_training_share_its_gpus(verl: dict[str, Any]):
-    (problem,) = refused(job(verl=verl))
+def test_tensor_parallel_size_must_divide_the_gpus_shared_with_training(verl: dict[str, Any]):
+    (problem,) = problems_of(job(verl=verl))
 
     assert problem.startswith(f"spec.verl.{TENSOR_PARALLEL}: 2 must divide the GPUs of spec.resources.train (1)")
     assert parse_job(job(verl=verl, resources__train={"gpusPerNode": 2})).spec.gpus_per_engine == 2
 
 
-def test_a_rule_is_not_judged_on_a_broken_value():
-    problems = refused(job(training__turnsPerStep="many"))
+def test_a_rule_is_not_checked_on_an_invalid_value():
+    problems = problems_of(job(training__turnsPerStep="many"))
 
     assert problems == [
         "spec.training.turnsPerStep: 'many' must be a whole number. Write it without quotes and without a fraction."
     ]
 
 
-def test_a_job_must_say_what_it_is():
+def test_api_version_and_kind_are_required():
     data = {name: value for name, value in JOB.items() if name not in ("apiVersion", "kind")}
 
-    problems = refused(data)
+    problems = problems_of(data)
 
     assert problems == [
         "apiVersion: is missing. Add `apiVersion: turnmill.dev/v1alpha1`.",
@@ -216,7 +216,7 @@ def test_a_job_must_say_what_it_is():
     ]
 
 
-def test_a_job_read_from_a_cluster_is_the_job_that_was_applied():
+def test_fields_that_kubernetes_adds_are_ignored():
     data = job()
     data["metadata"] = {"name": "small", "uid": "1", "generation": 2, "resourceVersion": "3", "managedFields": []}
     data["status"] = {"state": "Running"}
@@ -224,14 +224,14 @@ def test_a_job_read_from_a_cluster_is_the_job_that_was_applied():
     assert parse_job(data) == parse_job(job())
 
 
-def test_a_missing_field_is_explained():
+def test_a_missing_field_is_reported_with_its_description():
     data = job()
     del data["spec"]["training"]["steps"]
 
-    assert refused(data) == ["spec.training.steps: is missing. Add it: Updates of the policy."]
+    assert problems_of(data) == ["spec.training.steps: is missing. Add it: Updates of the policy."]
 
 
-def test_the_errors_of_a_job_travel_between_processes():
+def test_job_errors_can_be_pickled():
     with pytest.raises(JobError) as caught:
         parse_job(job(agent__maxTurns=0))
 

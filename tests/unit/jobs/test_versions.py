@@ -1,4 +1,4 @@
-"""Jobs between versions of turnmill."""
+"""Jobs exchanged between versions of turnmill."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,13 @@ def example(file: Path) -> AgentTrainingJob:
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_what_differs_from_the_defaults_is_the_whole_job(file):
-    told = json.loads(json.dumps(changed_fields(example(file))))
+def test_a_job_is_restored_from_its_changed_fields(file):
+    changed = json.loads(json.dumps(changed_fields(example(file))))
 
-    assert parse_job(told) == example(file)
+    assert parse_job(changed) == example(file)
 
 
-def test_defaults_are_not_told():
+def test_defaults_are_not_among_the_changed_fields():
     job = example(Path("manifests/examples/babyai-goto-cpu.yaml"))
 
     assert changed_fields(job)["spec"]["environment"] == {"name": "babyai", "task": "GoToObj"}

@@ -12,7 +12,7 @@ LOG = logging.getLogger("turnmill.tests")
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     level = logging.getLogger(logs.ROOT).level
     yield
     logs.close()
@@ -66,7 +66,7 @@ def test_the_console_can_be_quieter_than_the_file(tmp_path: Path, capsys: pytest
     assert [event["event"] for event in events(folder)] == ["Step finished"]
 
 
-def test_configuring_twice_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_configuring_twice_does_not_duplicate_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = RunFolder(tmp_path)
     logs.configure(folder)
     logs.configure(folder)

@@ -90,7 +90,7 @@ def test_every_series_has_the_labels_of_its_run():
     assert all(("training_job", "goto") in labels for _, labels in samples)
 
 
-def test_the_parts_of_steps_and_what_must_not_happen_are_counted(metrics: RunMetrics):
+def test_seconds_of_step_parts_and_token_mismatches_are_counted(metrics: RunMetrics):
     for _ in range(2):
         metrics.observe_step({"turnmill/step_parts/tools": 1.5, "turnmill/token_mismatches": 3.0})
 
@@ -99,9 +99,9 @@ def test_the_parts_of_steps_and_what_must_not_happen_are_counted(metrics: RunMet
     assert value(metrics, "turnmill_token_mismatches_total") == 6
 
 
-def test_facts_about_the_run_are_served_from_the_start():
-    facts = RunInfo("babyai", checkpoint_every=10, max_failed_ratio=0.2, gpus={("train", "H100"): 8})
-    metrics = RunMetrics(facts, seconds_since_progress=lambda: 7.0)
+def test_information_about_the_run_is_served_from_the_start():
+    info = RunInfo("babyai", checkpoint_every=10, max_failed_ratio=0.2, gpus={("train", "H100"): 8})
+    metrics = RunMetrics(info, seconds_since_progress=lambda: 7.0)
 
     assert value(metrics, "turnmill_gpus", role="train", accelerator="H100") == 8
     assert value(metrics, "turnmill_checkpoint_interval_steps") == 10
@@ -141,7 +141,7 @@ def test_the_age_of_the_checkpoint_grows_until_another_is_saved():
     assert value(metrics, "turnmill_checkpoint_age_seconds") == 70
 
 
-def test_a_port_in_use_is_refused_with_a_way_out(metrics: RunMetrics):
+def test_a_port_in_use_is_refused_with_a_suggestion(metrics: RunMetrics):
     port = metrics.serve(0)
 
     with RunMetrics(RunInfo("babyai")) as second, pytest.raises(OSError, match=rf"metrics.port \({port}\).*Try 0"):

@@ -60,7 +60,7 @@ def test_the_report_shows_results_time_per_phase_and_failures(folder: RunFolder)
     assert f"curve {folder.curve}" in shown
 
 
-def test_a_finished_run_is_reported_with_the_versions_it_ran_with(folder: RunFolder):
+def test_the_report_of_a_finished_run_has_its_versions(folder: RunFolder):
     folder.write_summary({**summarise(folder.path), "versions": {"turnmill": "0.0.7", "vllm": None}})
 
     assert "versions turnmill 0.0.7" in lines(folder)

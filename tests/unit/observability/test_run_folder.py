@@ -46,14 +46,14 @@ def test_array_scalars_are_written_as_numbers(folder: RunFolder):
     assert next(folder.read_metrics())["a"] == 0.5
 
 
-def test_readers_skip_a_torn_last_line(folder: RunFolder):
+def test_readers_skip_an_incomplete_last_line(folder: RunFolder):
     folder.append_metrics(1, {})
     atomic_files.append(folder.metrics, b'{"step":2,"turnm')
 
     assert [row["step"] for row in folder.read_metrics()] == [1]
 
 
-def test_a_line_written_behind_a_torn_one_is_not_lost(folder: RunFolder):
+def test_a_line_written_after_an_incomplete_line_is_read(folder: RunFolder):
     folder.append_metrics(1, {})
     atomic_files.append(folder.metrics, b'{"step":2,"turnm')
     folder.append_metrics(2, {"a": '{"step":9'})
@@ -61,7 +61,7 @@ def test_a_line_written_behind_a_torn_one_is_not_lost(folder: RunFolder):
     assert [row["step"] for row in folder.read_metrics()] == [1, 2]
 
 
-def test_a_resumed_run_forgets_later_steps_and_the_torn_line(folder: RunFolder):
+def test_a_resumed_run_drops_later_steps_and_the_incomplete_line(folder: RunFolder):
     for step in range(5):
         folder.append_metrics(step, {"turnmill/turns": step})
     atomic_files.append(folder.metrics, b'{"step":5,')
@@ -102,7 +102,7 @@ def test_create_removes_partial_files_of_killed_writers(folder: RunFolder):
     assert not leftover.exists()
 
 
-def test_a_beat_resets_the_seconds_since_progress(folder: RunFolder):
+def test_a_heartbeat_resets_the_seconds_since_progress(folder: RunFolder):
     long_ago = time.time() - 1000
     os.utime(folder.heartbeat, (long_ago, long_ago))
     before = folder.seconds_since_progress()
@@ -113,7 +113,7 @@ def test_a_beat_resets_the_seconds_since_progress(folder: RunFolder):
     assert folder.seconds_since_progress() < before
 
 
-def test_beats_in_quick_succession_touch_the_file_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+def test_heartbeats_in_quick_succession_touch_the_file_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
     clock = iter([10.0, 10.05, 10.09, 10.11])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     touched: list[Path] = []
@@ -140,7 +140,7 @@ def test_the_first_failure_is_kept_until_the_next_attempt(folder: RunFolder):
     assert folder.read_failure() is None
 
     folder.write_failure(RunFailedError("five episodes in a row failed", "environment"))
-    folder.write_failure(RunFailedError("what came of it", "rollout"))
+    folder.write_failure(RunFailedError("a consequence of it", "rollout"))
 
     failure = folder.read_failure()
     assert failure is not None

@@ -1,4 +1,4 @@
-"""Run folders as version 0.1 left them.
+"""Reading of run folders that version 0.1 has written.
 
 `run-0.1` has two steps of an agent with tools and a validation before and after; `turns-0.1` a step of an agent whose
 turns are rows.
@@ -37,13 +37,13 @@ def printed(renderable: object) -> str:
     return capture.get()
 
 
-def test_its_job_is_read(folder):
+def test_the_job_of_a_0_1_run_is_read(folder):
     job = load_job(folder.job)
 
     assert (job.metadata.name, job.spec.training.steps, job.spec.group_size) == ("run-of-0-1", 2, 2)
 
 
-def test_its_progress_and_its_metrics_are_read(folder):
+def test_progress_and_metrics_of_a_0_1_run_are_read(folder):
     progress = read_progress(folder)
 
     assert progress is not None
@@ -52,7 +52,7 @@ def test_its_progress_and_its_metrics_are_read(folder):
     assert [row.get("turnmill/trajectories") for row in folder.read_metrics()] == [None, 4, 4]
 
 
-def test_its_trajectories_are_read(folder):
+def test_the_trajectories_of_a_0_1_run_are_read(folder):
     log = TrajectoryLog(folder)
 
     training = list(log.read_episodes(EpisodeFilter(validation=False)))
@@ -75,7 +75,7 @@ def test_its_trajectories_are_read(folder):
 
 
 @pytest.mark.parametrize("name", ["run-0.1", "turns-0.1"])
-def test_lines_are_written_as_they_were_read(tmp_path, name):
+def test_lines_of_a_0_1_trajectory_log_are_rewritten_unchanged(tmp_path, name):
     folder = RunFolder(RUNS / name)
     again = RunFolder(tmp_path / "again")
     again.create()
@@ -89,7 +89,7 @@ def test_lines_are_written_as_they_were_read(tmp_path, name):
     assert all((written.path / file.name).read_bytes() == file.read_bytes() for file in files)
 
 
-def test_episodes_that_go_on_after_a_step_are_read():
+def test_episodes_of_a_0_1_run_that_span_steps_are_read():
     log = TrajectoryLog(RunFolder(RUNS / "turns-0.1"))
 
     episodes = list(log.read_episodes(EpisodeFilter(validation=False)))
@@ -99,7 +99,7 @@ def test_episodes_that_go_on_after_a_step_are_read():
     assert all(turn.seed is not None for each in episodes for turn in each.turns)
 
 
-def test_its_report_is_printed(folder):
+def test_the_report_of_a_0_1_run_is_printed(folder):
     assert (summarise(folder.path)["turns"], summarise(folder.path)["episodes"]) == (16, 8)
 
     report = printed(report_text(folder.path))
@@ -108,7 +108,7 @@ def test_its_report_is_printed(folder):
     assert "completed" in report
 
 
-def test_its_page_shows_the_trajectories_and_their_tokens(folder):
+def test_the_page_of_a_0_1_run_shows_its_trajectories(folder):
     source = RunSource(folder.path)
     for _ in source.update():
         pass

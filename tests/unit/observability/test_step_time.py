@@ -22,7 +22,7 @@ ROLLOUT = {
 }
 
 
-def test_a_wait_for_turns_is_split_by_what_trajectories_did():
+def test_the_wait_for_turns_is_split_by_the_work_of_trajectories():
     parts = split_step_time(TIMES | ROLLOUT)
 
     assert parts == pytest.approx(
@@ -63,7 +63,7 @@ def test_the_parts_sum_to_the_step_and_none_is_negative(metrics):
     assert all(value >= 0 for value in parts.values())
 
 
-def test_rounding_makes_no_part_negative():
+def test_rounding_errors_make_no_part_negative():
     metrics = {
         "timing_s/step": 1.3080832569976337,
         "timing_s/gen": 0.20848514400131535,

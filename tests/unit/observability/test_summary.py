@@ -36,13 +36,13 @@ def test_success_is_that_of_the_first_and_the_last_validation(folder: RunFolder)
     assert (summary["success_first"], summary["success_final"], summary["steps"]) == (0.4, 0.9, 3)
 
 
-def test_success_after_is_unknown_until_it_is_measured(folder: RunFolder):
+def test_final_success_is_unknown_before_a_second_validation(folder: RunFolder):
     folder.append_metrics(0, {"validation/success": 0.4})
 
     assert summarise(folder.path)["success_final"] is None
 
 
-def test_turns_episodes_and_failures_are_added_up(folder: RunFolder):
+def test_turns_episodes_and_failures_are_summed(folder: RunFolder):
     for step in (1, 2):
         folder.append_metrics(
             step,
@@ -59,7 +59,7 @@ def test_turns_episodes_and_failures_are_added_up(folder: RunFolder):
     assert (summary["turns"], summary["episodes"], summary["failures"]) == (128, 12, {"EnvironmentDied": 2})
 
 
-def test_a_run_that_ended_took_from_its_start_to_its_end(folder: RunFolder):
+def test_the_duration_of_an_ended_run_is_from_its_start_to_its_end(folder: RunFolder):
     mark(folder, "started", 100.0, previous_beat=None)
     mark(folder, "first_step", 140.0)
     mark(folder, "ended", 400.0)
@@ -70,7 +70,7 @@ def test_a_run_that_ended_took_from_its_start_to_its_end(folder: RunFolder):
     assert (summary["seconds_total"], summary["seconds_to_first_step"]) == (300.0, 40.0)
 
 
-def test_the_pause_before_a_resume_does_not_count(folder: RunFolder):
+def test_the_pause_before_a_resume_is_not_counted(folder: RunFolder):
     mark(folder, "started", 100.0, previous_beat=None)
     mark(folder, "first_step", 150.0)
     mark(folder, "started", 10_000.0, previous_beat=200.0)
@@ -103,7 +103,7 @@ def test_the_summary_names_the_versions(folder: RunFolder):
     )
 
 
-def test_overhead_is_what_is_neither_generating_nor_learning():
+def test_overhead_is_time_spent_neither_generating_nor_learning():
     rows = [
         {"timing_s/step": 10.0, "timing_s/gen": 5.0, "timing_s/update_actor": 3.0, "timing_s/update_weights": 1.0},
         {"timing_s/step": 10.0, "timing_s/gen": 6.0, "timing_s/update_actor": 3.0, "timing_s/testing": 50.0},
@@ -115,7 +115,7 @@ def test_overhead_is_what_is_neither_generating_nor_learning():
     assert times.unnamed == pytest.approx(2.0)
 
 
-def test_phases_that_overlap_leave_no_negative_rest():
+def test_overlapping_phases_give_no_negative_overhead():
     times = PhaseTimes(10.0, {"gen": 9.0, "update_actor": 4.0})
 
     assert (times.overhead_share, times.unnamed) == (0.0, 0.0)

@@ -14,7 +14,7 @@ INFO = {
 }
 
 
-def told(metrics: ToolMetrics) -> dict[str, float]:
+def store_metrics(metrics: ToolMetrics) -> dict[str, float]:
     families = metrics.registry.collect()
     return {s.name.removeprefix("turnmill_store_"): s.value for f in families for s in f.samples if not s.labels}
 
@@ -24,7 +24,7 @@ def test_the_stores_info_becomes_metrics():
 
     metrics.store.show(INFO)
 
-    shown = told(metrics)
+    shown = store_metrics(metrics)
     assert (shown["up"], shown["memory_bytes"], shown["memory_limit_bytes"]) == (1, 700, 1000)
     assert (shown["keys"], shown["connections"], shown["evicted_keys_total"]) == (11, 3, 2)
     assert (shown["aof_failing"], shown["aof_delayed_writes_total"]) == (1, 5)
@@ -35,7 +35,7 @@ def test_a_store_without_an_append_only_file_is_not_failing():
 
     metrics.store.show({"used_memory": 1})
 
-    assert (told(metrics)["aof_failing"], told(metrics)["aof_delayed_writes_total"]) == (0, 0)
+    assert (store_metrics(metrics)["aof_failing"], store_metrics(metrics)["aof_delayed_writes_total"]) == (0, 0)
 
 
 def test_a_store_that_does_not_answer_has_only_the_up_metric():
@@ -44,6 +44,6 @@ def test_a_store_that_does_not_answer_has_only_the_up_metric():
 
     metrics.store.show(None)
 
-    assert told(metrics)["up"] == 0
-    assert "memory_bytes" not in told(metrics)
-    assert not any(math.isnan(value) for value in told(metrics).values())
+    assert store_metrics(metrics)["up"] == 0
+    assert "memory_bytes" not in store_metrics(metrics)
+    assert not any(math.isnan(value) for value in store_metrics(metrics).values())

@@ -35,14 +35,14 @@ def log(tmp_path: Path) -> TrajectoryLog:
 
 
 def episode(name: str, *, step: int = 1, turns: int = 1, **last: object) -> list[TurnRecord]:
-    """Turns of one episode; `last` is what is special about its last one."""
+    """Return the turns of one episode; `last` are the changed fields of its last turn."""
     records = [replace(TURN, episode=name, step=step, turn=number) for number in range(turns)]
     records[-1] = replace(records[-1], **last)  # type: ignore[arg-type]
     return records
 
 
-def names(log: TrajectoryLog, wanted: EpisodeFilter) -> list[str]:
-    return [found.name for found in log.read_episodes(wanted)]
+def episode_names(log: TrajectoryLog, episode_filter: EpisodeFilter) -> list[str]:
+    return [found.name for found in log.read_episodes(episode_filter)]
 
 
 def test_a_turn_is_read_as_it_was_written(log: TrajectoryLog):
@@ -96,7 +96,7 @@ def test_an_episode_that_spans_steps_is_read_as_one(log: TrajectoryLog):
     assert (unfinished.name, unfinished.outcome) == ("e1-0", "unfinished")
 
 
-def test_two_validations_may_use_the_same_episode_names(log: TrajectoryLog):
+def test_two_validations_can_use_the_same_episode_names(log: TrajectoryLog):
     log.append(episode("e0-0", step=0, turns=2), validation=True)
     log.append(episode("e0-0", step=5, turns=3, done=True), validation=True)
 
@@ -124,21 +124,21 @@ def test_the_last_turn_decides_the_outcome(log: TrajectoryLog, last: dict[str, o
     assert found.outcome == outcome
 
 
-def test_filters_choose_by_outcome_step_reward_kind_and_name(log: TrajectoryLog):
+def test_filters_select_by_outcome_step_reward_kind_and_name(log: TrajectoryLog):
     log.append(episode("good", step=1, done=True, reward=1.0))
     log.append(episode("poor", step=2, done=True, reward=-0.2))
     log.append(episode("broken", step=2, failed_cause="TimeoutError"))
     log.append(episode("checked", step=2, done=True, reward=1.0), validation=True)
 
-    assert names(log, EpisodeFilter(outcome="solved")) == ["good", "checked"]
-    assert names(log, EpisodeFilter(outcome="failed")) == ["broken"]
-    assert names(log, EpisodeFilter(step=2, validation=False)) == ["poor", "broken"]
-    assert names(log, EpisodeFilter(max_reward=-0.1)) == ["poor"]
-    assert names(log, EpisodeFilter(min_reward=0.5, validation=True)) == ["checked"]
-    assert names(log, EpisodeFilter(name="good")) == ["good"]
+    assert episode_names(log, EpisodeFilter(outcome="solved")) == ["good", "checked"]
+    assert episode_names(log, EpisodeFilter(outcome="failed")) == ["broken"]
+    assert episode_names(log, EpisodeFilter(step=2, validation=False)) == ["poor", "broken"]
+    assert episode_names(log, EpisodeFilter(max_reward=-0.1)) == ["poor"]
+    assert episode_names(log, EpisodeFilter(min_reward=0.5, validation=True)) == ["checked"]
+    assert episode_names(log, EpisodeFilter(name="good")) == ["good"]
 
 
-def test_a_resumed_run_forgets_what_came_after_its_checkpoint(log: TrajectoryLog):
+def test_a_resumed_run_drops_turns_after_its_checkpoint(log: TrajectoryLog):
     log.append([replace(TURN, step=step) for step in (9, 10, 11)])
     log.append([replace(TURN, step=0), replace(TURN, step=11)], validation=True)
 
@@ -148,7 +148,7 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(log: TrajectoryLog
     assert files == ["step-000009.jsonl", "step-000010.jsonl", "validation-000000.jsonl"]
 
 
-def test_a_torn_line_is_skipped(log: TrajectoryLog):
+def test_an_incomplete_line_is_skipped(log: TrajectoryLog):
     log.append([TURN])
     atomic_files.append(log.path / "step-000001.jsonl", b'{"episode":"e1-0","prompt":"{\\"episode\\":')
     log.append([replace(TURN, turn=1)])
@@ -176,7 +176,7 @@ def test_processes_that_write_the_same_file_do_not_mix_their_lines(log: Trajecto
     assert sorted(turns) == [(environment, turn) for environment in range(3) for turn in range(50)]
 
 
-def test_advantages_are_kept_beside_the_turns_and_forgotten_with_them(log: TrajectoryLog):
+def test_rewinding_drops_the_advantages_of_later_steps(log: TrajectoryLog):
     log.append_advantages(1, {"t1-0-0": 0.5, "t1-0-1": -0.5})
     log.append_advantages(2, {"t2-0-0": 1.0})
 
@@ -199,10 +199,10 @@ def test_an_episode_with_a_nan_reward_counts_as_unsolved(log: TrajectoryLog):
     first, second = log.read_episodes()
     assert math.isnan(first.reward)
     assert (first.outcome, second.outcome) == ("unsolved", "solved")
-    assert names(log, EpisodeFilter(min_reward=-9.0)) == ["b"]
+    assert episode_names(log, EpisodeFilter(min_reward=-9.0)) == ["b"]
 
 
-def test_advantages_of_tokens_stand_beside_those_of_trajectories(log: TrajectoryLog):
+def test_token_advantages_are_stored_beside_trajectory_advantages(log: TrajectoryLog):
     log.append_advantages(1, {"t1-0-0": 0.5})
     log.append_token_advantages(1, [("t0-0", 3, [0.123456, -2.0])])
 

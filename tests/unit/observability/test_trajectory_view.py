@@ -38,7 +38,7 @@ def test_the_list_shows_the_outcome_of_each_episode():
     assert count == "1 episode"
 
 
-def test_a_long_list_shows_the_latest_and_says_so():
+def test_a_long_list_shows_the_latest_episodes_and_the_total():
     episodes = [EpisodeRecord((replace(FIRST, episode=f"e0-{number}"),)) for number in range(5)]
 
     shown = text(render_episodes(episodes, limit=2))
@@ -48,7 +48,7 @@ def test_a_long_list_shows_the_latest_and_says_so():
     assert "5 episodes, the last 2 shown" in shown
 
 
-def test_an_episode_shows_what_the_policy_read_said_and_did():
+def test_an_episode_shows_prompt_response_and_action():
     shown = text(render_episode(EPISODE))
 
     assert "[bold]Go to the red ball[/bold]" in shown
@@ -57,7 +57,7 @@ def test_an_episode_shows_what_the_policy_read_said_and_did():
     assert "-2.5000" not in shown
 
 
-def test_tokens_and_their_log_probs_are_shown_on_demand():
+def test_tokens_and_their_log_probs_are_shown_on_request():
     shown = text(render_episode(EPISODE, tokens=True))
 
     assert "3 prompt tokens, 2 response tokens" in shown

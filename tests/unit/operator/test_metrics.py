@@ -9,11 +9,11 @@ def value(name: str, **labels: str) -> float | None:
 def test_a_namespace_without_jobs_keeps_its_series_at_zero():
     gauges = metrics.JobGauges()
 
-    gauges.update({("came-and-went", State.RUNNING): 2})
-    assert value("turnmill_operator_jobs", namespace="came-and-went", state="Running") == 2
+    gauges.update({("jobs-deleted", State.RUNNING): 2})
+    assert value("turnmill_operator_jobs", namespace="jobs-deleted", state="Running") == 2
     gauges.update({})
 
-    assert value("turnmill_operator_jobs", namespace="came-and-went", state="Running") == 0
+    assert value("turnmill_operator_jobs", namespace="jobs-deleted", state="Running") == 0
 
 
 def test_attempt_counters_start_at_zero_in_every_namespace_with_jobs():

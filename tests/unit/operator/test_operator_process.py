@@ -1,4 +1,4 @@
-"""What the process does around its workers: events in, listings that find what was lost, and its health."""
+"""Watch events, periodic listings and health of the operator's process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ SCHEMA = '{"RayJob": {}, "authOptions": {}}'
 
 
 class Cluster:
-    """Objects by resource and name, as an API server lists them."""
+    """An API server that lists objects by resource and name."""
 
     def __init__(self) -> None:
         self.objects: dict[Resource, dict[str, dict[str, Any]]] = {JOBS: {}, RAY_JOBS: {}, CONFIG_MAPS: {}}
@@ -192,7 +192,7 @@ async def test_a_job_that_triggers_a_bug_does_not_block_others(operator: Operato
     assert [key.name for key in seen] == ["bad", "good"]
 
 
-def test_kopf_writes_nothing():
+def test_kopf_is_configured_to_write_nothing():
     settings = kopf.OperatorSettings()
 
     watches.configure(settings)

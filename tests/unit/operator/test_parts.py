@@ -1,4 +1,4 @@
-"""The small parts: views, cache, queue, lease, events, progress."""
+"""The operator's views, cache, queue, lease, events and progress."""
 
 import asyncio
 from typing import Any
@@ -46,28 +46,30 @@ def test_reasons_of_pending_pods_are_not_repeated():
     pulling = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}]}
     starting = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}, {"state": {}}]}
 
-    told = describe_pending_pods([{"status": status} for status in (unscheduled, unscheduled, pulling, starting, {})])
+    description = describe_pending_pods(
+        [{"status": status} for status in (unscheduled, unscheduled, pulling, starting, {})]
+    )
 
-    assert told == "0/1 nodes: no GPU; ErrImagePull: not found"
+    assert description == "0/1 nodes: no GPU; ErrImagePull: not found"
 
 
-def test_a_broken_team_is_kept_as_its_error():
+def test_an_invalid_team_is_kept_as_its_error():
     assert "has no key team.yaml" in str(team_view({"data": {}}))
 
 
 def test_a_runs_own_failure_message_is_reported():
     logs = "Job entrypoint command failed with exit code 1, last available logs:\n" + "noise\n" * 500
-    failed = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"}
+    status = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"}
 
-    told = failure_of(ray_job_view(raw_ray_job(**failed, message=f"{logs}The run failed (stall): no progress.\n")))
-    untold = failure_of(ray_job_view(raw_ray_job(**failed, message=f"{logs}Segmentation fault")))
+    failed = failure_of(ray_job_view(raw_ray_job(**status, message=f"{logs}The run failed (stall): no progress.\n")))
+    crashed = failure_of(ray_job_view(raw_ray_job(**status, message=f"{logs}Segmentation fault")))
 
-    assert told is not None
-    assert told.message == "no progress (stall)."
-    assert untold is not None
-    assert untold.message.startswith("Job entrypoint command failed with exit code 1")
-    assert untold.message.endswith("noise Segmentation fault.")
-    assert len(untold.message) < 800
+    assert failed is not None
+    assert failed.message == "no progress (stall)."
+    assert crashed is not None
+    assert crashed.message.startswith("Job entrypoint command failed with exit code 1")
+    assert crashed.message.endswith("noise Segmentation fault.")
+    assert len(crashed.message) < 800
 
 
 # Cache
@@ -80,19 +82,19 @@ def versioned(raw: dict[str, Any], version: int, **metadata: Any) -> dict[str, A
 def test_older_versions_that_arrive_late_are_ignored():
     cache = Cache()
 
-    news = [cache.put_job(versioned(raw_job(), version)) for version in (5, 4, 5, 6)]
-    ray_news = [cache.put_ray_job(versioned(raw_ray_job(), version)) for version in (5, 4, 5, 6)]
+    accepted = [cache.put_job(versioned(raw_job(), version)) for version in (5, 4, 5, 6)]
+    ray_accepted = [cache.put_ray_job(versioned(raw_ray_job(), version)) for version in (5, 4, 5, 6)]
 
-    assert news == ray_news == [True, False, False, True]
+    assert accepted == ray_accepted == [True, False, False, True]
 
 
-def test_progress_belongs_to_an_attempt():
+def test_progress_is_stored_by_attempt():
     cache, key = Cache(), ObjectKey(NAMESPACE, "job")
-    told = RunProgress(JobProgress(step=3))
+    progress = RunProgress(JobProgress(step=3))
 
-    assert cache.put_progress(key, 1, told)
-    assert not cache.put_progress(key, 1, told)
-    assert cache.progress(key, 1) == told
+    assert cache.put_progress(key, 1, progress)
+    assert not cache.put_progress(key, 1, progress)
+    assert cache.progress(key, 1) == progress
     assert cache.progress(key, 2) == RunProgress()
 
 
@@ -101,8 +103,8 @@ def shared(name: str, created: float, *, suspend: bool = False, state: str | Non
     return versioned(raw, 1, creationTimestamp=at(created).isoformat(), uid=f"uid-of-{name}")
 
 
-def line(*jobs: dict[str, Any], running: str | None = None, alone: bool = False) -> dict[str, str]:
-    """Who goes before whom."""
+def blocking_jobs(*jobs: dict[str, Any], running: str | None = None, alone: bool = False) -> dict[str, str]:
+    """Return for every job the job that blocks it."""
     cache = Cache()
     for raw in jobs:
         cache.put_job(raw)
@@ -111,25 +113,25 @@ def line(*jobs: dict[str, Any], running: str | None = None, alone: bool = False)
     return {view.key.name: cache.blocking_job(view) for view in cache.jobs.values()}
 
 
-def test_the_oldest_job_goes_first_on_a_shared_cluster():
-    assert line(shared("young", 2), shared("old", 1)) == {"young": "old", "old": ""}
+def test_the_oldest_job_runs_first_on_a_shared_cluster():
+    assert blocking_jobs(shared("young", 2), shared("old", 1)) == {"young": "old", "old": ""}
 
 
-def test_a_job_that_runs_on_the_shared_cluster_goes_before_older_ones():
-    assert line(shared("old", 1), shared("young", 2), running="young") == {"old": "young", "young": ""}
+def test_a_job_running_on_the_shared_cluster_blocks_older_jobs():
+    assert blocking_jobs(shared("old", 1), shared("young", 2), running="young") == {"old": "young", "young": ""}
 
 
 def test_rayjobs_and_not_specs_decide_which_job_uses_the_shared_cluster():
     moved_away = shared("old", 1)
     moved_away["spec"]["cluster"] = "own"
 
-    assert line(moved_away, shared("young", 2), running="old")["young"] == "old"
-    assert line(shared("old", 1), shared("young", 2), running="old", alone=True)["young"] == ""
+    assert blocking_jobs(moved_away, shared("young", 2), running="old")["young"] == "old"
+    assert blocking_jobs(shared("old", 1), shared("young", 2), running="old", alone=True)["young"] == ""
 
 
 @pytest.mark.parametrize("other", [{"suspend": True}, {"state": "NotAdmitted"}])
 def test_a_job_that_cannot_start_blocks_no_other(other: dict[str, Any]):
-    assert line(shared("old", 1, **other), shared("young", 2))["young"] == ""
+    assert blocking_jobs(shared("old", 1, **other), shared("young", 2))["young"] == ""
 
 
 def test_jobs_are_counted_by_namespace_and_state():
@@ -155,7 +157,7 @@ async def test_a_key_is_queued_once_and_processed_by_one_worker():
     assert len(queue) == 1
 
 
-async def test_of_several_delays_the_earliest_counts():
+async def test_the_earliest_of_several_delays_is_used():
     queue, key = WorkQueue(), ObjectKey("n", "a")
     queue.add_after(key, 0.01)
     queue.add_after(key, 100)
@@ -193,7 +195,7 @@ async def test_a_forgotten_key_is_not_queued_again():
 
 
 class LeaseApi:
-    """One Lease with versions."""
+    """An API server with one versioned Lease."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -216,7 +218,7 @@ class LeaseApi:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of the lease, which sleeping moves on."""
+    """The clock of the lease, which sleeping advances."""
     now = [1000.0]
 
     async def sleep(seconds: float) -> None:
@@ -235,7 +237,7 @@ async def _yield() -> None:
     await _real_sleep(0)
 
 
-async def pass_rounds(number: int = 20) -> None:
+async def run_event_loop(number: int = 20) -> None:
     for _ in range(number):
         await _yield()
 
@@ -244,16 +246,16 @@ async def test_one_replica_holds_the_lease_and_releases_it(clock: list[float]):
     api: Any = LeaseApi()
     first, second = Lease(api, "n", "first"), Lease(api, "n", "second")
     holder = asyncio.create_task(first.run())
-    await pass_rounds(3)
+    await run_event_loop(3)
     assert first.held.is_set()
 
     waiting = asyncio.create_task(second.run())
-    await pass_rounds(6)
+    await run_event_loop(6)
     assert not second.held.is_set()
 
     holder.cancel()
     await asyncio.gather(holder, return_exceptions=True)
-    await pass_rounds(6)
+    await run_event_loop(6)
     assert second.held.is_set()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -262,13 +264,13 @@ async def test_one_replica_holds_the_lease_and_releases_it(clock: list[float]):
 async def test_an_expired_lease_is_taken_over(clock: list[float]):
     api: Any = LeaseApi()
     await Lease(api, "n", "dead")._acquire()
-    heir = Lease(api, "n", "heir")
+    successor = Lease(api, "n", "successor")
 
-    assert not await heir._acquire()
+    assert not await successor._acquire()
     clock[0] += DURATION_SECONDS
-    assert not await heir._acquire()
+    assert not await successor._acquire()
     clock[0] += 1
-    assert await heir._acquire()
+    assert await successor._acquire()
     assert api.lease["spec"]["leaseTransitions"] == 1
 
 
@@ -276,7 +278,7 @@ async def test_a_holder_that_cannot_renew_stops_before_the_lease_expires(clock: 
     api: Any = LeaseApi()
     lease = Lease(api, "n", "holder")
     task = asyncio.create_task(lease.run())
-    await pass_rounds(3)
+    await run_event_loop(3)
     assert lease.held.is_set()
 
     api.reachable = False
@@ -289,7 +291,7 @@ async def test_a_holder_that_cannot_renew_stops_before_the_lease_expires(clock: 
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_of_two_concurrent_claims_one_wins():
+async def test_only_one_of_two_concurrent_claims_succeeds():
     api: Any = LeaseApi()
     first, second = Lease(api, "n", "first"), Lease(api, "n", "second")
 
@@ -348,9 +350,9 @@ def test_the_start_of_an_attempt_creates_an_event():
 
 
 def test_progress_is_parsed_to_known_fields_with_four_digits():
-    told = {"step": 3, "rewardMean": 0.123456789, "phase": "rollout", "success": None, "more": [1]}
+    answer = {"step": 3, "rewardMean": 0.123456789, "phase": "rollout", "success": None, "more": [1]}
 
-    assert parse_progress(told) == JobProgress(step=3, reward_mean=0.1235)
+    assert parse_progress(answer) == JobProgress(step=3, reward_mean=0.1235)
 
 
 @pytest.mark.parametrize("answer", [[], "x", {"step": "3"}, {"step": -1}, {"rewardMean": "high"}])

@@ -26,7 +26,7 @@ FAILED = {
 }
 
 
-def look(
+def plan_for(
     job: dict[str, Any],
     *ray_jobs: dict[str, Any],
     team: Any = TEAM,
@@ -40,8 +40,8 @@ def look(
 
 
 def status_after(job: dict[str, Any], *ray_jobs: dict[str, Any], **options: Any) -> JobStatus:
-    """The status after a look, from where the job has started its first attempt."""
-    status = look(job, *ray_jobs, **{"status": STARTED, **options}).status
+    """Return the status after a reconciliation of a job that has started its first attempt."""
+    status = plan_for(job, *ray_jobs, **{"status": STARTED, **options}).status
     assert status is not None
     return status
 
@@ -58,12 +58,12 @@ def message(status: JobStatus | None, kind: Any) -> str:
     return found.message
 
 
-STARTED = look(raw_job()).status
+STARTED = plan_for(raw_job()).status
 assert STARTED is not None
 
 
 def test_a_job_starts_its_first_attempt():
-    plan = look(raw_job())
+    plan = plan_for(raw_job())
 
     (ray_job,) = plan.apply
     assert ray_job["metadata"]["name"] == "job-1"
@@ -80,19 +80,19 @@ def test_a_job_starts_its_first_attempt():
 
 
 def test_a_second_reconciliation_changes_nothing():
-    first = look(raw_job())
+    first = plan_for(raw_job())
 
-    second = look(raw_job(), raw_ray_job(), status=first.status, now=at(5))
+    second = plan_for(raw_job(), raw_ray_job(), status=first.status, now=at(5))
 
     assert second.apply == ()
     assert second.delete == ()
     assert second.status is not None
-    assert look(raw_job(), raw_ray_job(), status=second.status, now=at(9)).status is None
+    assert plan_for(raw_job(), raw_ray_job(), status=second.status, now=at(9)).status is None
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "no team": ({}, {"team": None}, "NoTeam", "Namespace team-a has no ConfigMap turnmill-team. Install the chart"),
-    "a broken team": ({}, {"team": team_view({"data": {}})}, "BrokenTeam", "has no key team.yaml"),
+    "an invalid team": ({}, {"team": team_view({"data": {}})}, "BrokenTeam", "has no key team.yaml"),
     "no KubeRay": ({}, {"kuberay": None}, "NoKubeRay", "Install KubeRay 1.4 or later"),
     "an unknown accelerator": (
         {"resources__train": {"accelerator": "B200"}},
@@ -124,7 +124,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "TooManyGpus",
         "tensor_model_parallel_size: 2 is more than the 1 GPUs of a node of a40, and an engine is on one node. Ask",
     ),
-    "an engine of no size": (
+    "an engine without a size": (
         {"verl": {"actor_rollout_ref.rollout.tensor_model_parallel_size": None}},
         {},
         "InvalidSpec",
@@ -137,7 +137,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "spec.resources.train.nodes: the job needs 4 nodes of h100, and the team may have 2. Ask for fewer",
     ),
     "no shared cluster": ({"cluster": "shared"}, {}, "NoSharedCluster", "the team has no shared Ray cluster. Set it"),
-    "a broken rule": ({"agent__prompt": "cot"}, {}, "InvalidSpec", "spec.agent.prompt: 'cot' must be compact with"),
+    "an invalid spec": ({"agent__prompt": "cot"}, {}, "InvalidSpec", "spec.agent.prompt: 'cot' must be compact with"),
     "a refused RayJob": (
         {},
         {"apply_error": "exceeded quota"},
@@ -147,23 +147,23 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "observed", "reason", "says"), REFUSALS.values(), ids=REFUSALS)
-def test_a_job_that_cannot_run_reports_the_reason(
-    change: dict[str, Any], observed: dict[str, Any], reason: str, says: str
+@pytest.mark.parametrize(("change", "observed", "reason", "expected_message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_job_that_cannot_run_reports_a_reason_and_a_message(
+    change: dict[str, Any], observed: dict[str, Any], reason: str, expected_message: str
 ):
-    plan = look(raw_job(**change), **observed)
+    plan = plan_for(raw_job(**change), **observed)
 
     assert plan.apply == ()
     assert plan.status is not None
     assert plan.status.state == "NotAdmitted"
     assert reasons(plan.status)["Admitted"] == ("False", reason)
-    assert says in message(plan.status, "Admitted")
+    assert expected_message in message(plan.status, "Admitted")
 
 
 def test_a_job_starts_once_its_team_exists():
-    refused = look(raw_job(), team=None)
+    refused = plan_for(raw_job(), team=None)
 
-    plan = look(raw_job(), status=refused.status)
+    plan = plan_for(raw_job(), status=refused.status)
 
     assert [made["metadata"]["name"] for made in plan.apply] == ["job-1"]
     assert reasons(plan.status)["Admitted"] == ("True", "Admitted")
@@ -172,8 +172,8 @@ def test_a_job_starts_once_its_team_exists():
 def test_a_shared_cluster_runs_one_job_at_a_time():
     job = raw_job(cluster="shared")
 
-    waiting = look(job, team=SHARED_TEAM, blocked_by="first")
-    started = look(job, team=SHARED_TEAM, status=waiting.status)
+    waiting = plan_for(job, team=SHARED_TEAM, blocked_by="first")
+    started = plan_for(job, team=SHARED_TEAM, status=waiting.status)
 
     assert (waiting.apply, waiting.requeue_at) == ((), at(30))
     assert waiting.status is not None
@@ -191,7 +191,7 @@ def test_a_run_continues_after_its_team_was_deleted():
 
 
 def test_a_job_waits_for_the_rayjob_of_an_earlier_job_of_its_name():
-    plan = look(raw_job(), raw_ray_job(uid="of-another-job"))
+    plan = plan_for(raw_job(), raw_ray_job(uid="of-another-job"))
 
     assert plan.apply == ()
     assert reasons(plan.status)["Admitted"] == ("False", "NameTaken")
@@ -205,10 +205,10 @@ def test_conditions_follow_the_rayjob():
         raw_ray_job(**SUCCEEDED),
     ]
 
-    told = [status_after(raw_job(), ray_job) for ray_job in ray_jobs]
+    statuses = [status_after(raw_job(), ray_job) for ray_job in ray_jobs]
 
-    assert [status.state for status in told] == ["Starting", "Starting", "Running", "Complete"]
-    assert [[reasons(status)[kind] for kind in ("ClusterReady", "Running", "Complete")] for status in told] == [
+    assert [status.state for status in statuses] == ["Starting", "Starting", "Running", "Complete"]
+    assert [[reasons(status)[kind] for kind in ("ClusterReady", "Running", "Complete")] for status in statuses] == [
         [("False", "WaitingForPods"), ("False", "WaitingForCluster"), ("False", "NotFinished")],
         [("True", "Ready"), ("False", "WaitingForRun"), ("False", "NotFinished")],
         [("True", "Ready"), ("True", "Started"), ("False", "NotFinished")],
@@ -263,15 +263,15 @@ def test_progress_is_reported():
 def test_a_failed_attempt_is_retried_after_a_backoff():
     job = raw_job(retries=2)
 
-    failed = look(job, raw_ray_job(**FAILED), status=STARTED, now=at(100))
+    failed = plan_for(job, raw_ray_job(**FAILED), status=STARTED, now=at(100))
 
     assert failed.status is not None
     assert (failed.status.state, failed.status.attempt, failed.status.failed_attempts) == ("Retrying", 1, 1)
     assert failed.status.next_attempt_time == failed.requeue_at == at(110)
     assert [found.name for found in failed.delete] == ["job-1"]
     assert "Attempt 1 failed: Job entrypoint command failed with exit code 1" in message(failed.status, "Running")
-    assert look(job, status=failed.status, now=at(109)).apply == ()
-    (ray_job,) = look(job, status=failed.status, now=at(110)).apply
+    assert plan_for(job, status=failed.status, now=at(109)).apply == ()
+    (ray_job,) = plan_for(job, status=failed.status, now=at(110)).apply
     assert ray_job["metadata"]["name"] == "job-2"
 
 
@@ -287,7 +287,7 @@ def test_backoff_doubles_up_to_a_limit():
 
 
 def test_a_job_without_retries_left_fails():
-    plan = look(raw_job(), raw_ray_job(**FAILED), status=STARTED)
+    plan = plan_for(raw_job(), raw_ray_job(**FAILED), status=STARTED)
 
     assert plan.status is not None
     assert plan.status.state == "Failed"
@@ -298,14 +298,22 @@ def test_a_job_without_retries_left_fails():
 
 
 FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "its settings": ({**FAILED, "message": "failed with exit code 2, logs"}, "SettingsRefused", "Failed"),
-    "a RayJob that is none": ({"jobDeploymentStatus": "ValidationFailed", "message": "no"}, "RayJobRefused", "Failed"),
+    "refused settings": ({**FAILED, "message": "failed with exit code 2, logs"}, "SettingsRefused", "Failed"),
+    "an invalid RayJob": ({"jobDeploymentStatus": "ValidationFailed", "message": "no"}, "RayJobRefused", "Failed"),
     "a lost head": ({**FAILED, "message": "failed with exit code 3, logs"}, "HeadLost", "Retrying"),
-    "its episodes": ({**FAILED, "message": "failed with exit code 4, logs"}, "RunGaveUp", "Failed"),
-    "somebody": ({"jobStatus": "STOPPED", "jobDeploymentStatus": "Complete"}, "RunStopped", "Retrying"),
-    "its submission": ({"jobDeploymentStatus": "Failed", "reason": "SubmissionFailed"}, "SubmissionFailed", "Retrying"),
-    "a deadline": ({"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"}, "StartTimeout", "Retrying"),
-    "an error": (FAILED, "RunFailed", "Retrying"),
+    "too many failed episodes": ({**FAILED, "message": "failed with exit code 4, logs"}, "RunGaveUp", "Failed"),
+    "a stopped RayJob": ({"jobStatus": "STOPPED", "jobDeploymentStatus": "Complete"}, "RunStopped", "Retrying"),
+    "a failed submission": (
+        {"jobDeploymentStatus": "Failed", "reason": "SubmissionFailed"},
+        "SubmissionFailed",
+        "Retrying",
+    ),
+    "an exceeded deadline": (
+        {"jobDeploymentStatus": "Failed", "reason": "DeadlineExceeded"},
+        "StartTimeout",
+        "Retrying",
+    ),
+    "an error of the run": (FAILED, "RunFailed", "Retrying"),
 }
 
 
@@ -329,8 +337,8 @@ def test_an_attempt_without_a_cluster_in_time_fails():
     job = raw_job(startTimeoutSeconds=60)
     starting = raw_ray_job(jobDeploymentStatus="Initializing", startTime=stamp(at(10)))
 
-    before = look(job, starting, status=STARTED, now=at(69))
-    after = look(job, starting, status=STARTED, now=at(70))
+    before = plan_for(job, starting, status=STARTED, now=at(69))
+    after = plan_for(job, starting, status=STARTED, now=at(70))
 
     assert before.requeue_at == at(70)
     assert reasons(after.status)["Failed"] == ("True", "StartTimeout")
@@ -341,12 +349,12 @@ def test_time_in_a_queue_does_not_count_as_start_time():
     job = raw_job(startTimeoutSeconds=60, queue="q")
     queued = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
     admitted = raw_ray_job(queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
-    # As KubeRay leaves it for a moment.
-    remove_finalizer = raw_ray_job(queue="q", jobDeploymentStatus="", startTime=stamp(at(0)))
+    # KubeRay clears the status for a moment between two phases.
+    in_transition = raw_ray_job(queue="q", jobDeploymentStatus="", startTime=stamp(at(0)))
 
     assert status_after(job, queued, now=at(9000)).state == "Queued"
     assert status_after(job, admitted, now=at(9000)).state == "Starting"
-    assert status_after(job, remove_finalizer, now=at(9000)).state == "Starting"
+    assert status_after(job, in_transition, now=at(9000)).state == "Starting"
 
 
 def test_a_run_that_loses_its_head_is_not_reported_as_a_slow_start():
@@ -354,13 +362,13 @@ def test_a_run_that_loses_its_head_is_not_reported_as_a_slow_start():
     running = status_after(job, raw_ray_job(**RUNNING, startTime=stamp(at(0))), now=at(30))
     submitted_again = {"jobStatus": "PENDING", "jobDeploymentStatus": "Running", "startTime": stamp(at(0))}
 
-    lost = look(job, raw_ray_job(**submitted_again), status=running, now=at(9000))
+    lost = plan_for(job, raw_ray_job(**submitted_again), status=running, now=at(9000))
 
     assert reasons(lost.status)["Failed"] == ("True", "HeadLost")
     assert [found.name for found in lost.delete] == ["job-1"]
 
 
-def trained(**options: Any) -> JobStatus:
+def status_with_progress(**options: Any) -> JobStatus:
     return status_after(raw_job(), raw_ray_job(**RUNNING), progress=RunProgress(JobProgress(step=3)), **options)
 
 
@@ -372,14 +380,14 @@ def trained(**options: Any) -> JobStatus:
     ],
 )
 def test_a_run_that_stops_answering_is_lost(progress: RunProgress, lost_at: datetime):
-    options = {"status": trained(), "progress": progress}
+    options = {"status": status_with_progress(), "progress": progress}
 
-    assert look(raw_job(), raw_ray_job(**RUNNING), now=at(110), **options).requeue_at == lost_at
-    lost = look(raw_job(), raw_ray_job(**RUNNING), now=lost_at, **options)
+    assert plan_for(raw_job(), raw_ray_job(**RUNNING), now=at(110), **options).requeue_at == lost_at
+    lost = plan_for(raw_job(), raw_ray_job(**RUNNING), now=lost_at, **options)
     assert reasons(lost.status)["Failed"] == ("True", "RunLost")
     assert [found.name for found in lost.delete] == ["job-1"]
-    # And again, should the request not have got through.
-    assert [found.name for found in look(raw_job(), raw_ray_job(**RUNNING), status=lost.status).delete] == ["job-1"]
+    # The deletion is requested again, in case the request was lost.
+    assert [found.name for found in plan_for(raw_job(), raw_ray_job(**RUNNING), status=lost.status).delete] == ["job-1"]
 
 
 def test_a_run_that_never_answered_is_not_counted_as_lost():
@@ -392,16 +400,16 @@ def test_a_run_that_never_answered_is_not_counted_as_lost():
 
 
 def test_a_job_created_suspended_gets_a_suspended_rayjob():
-    plan = look(raw_job(suspend=True))
+    plan = plan_for(raw_job(suspend=True))
 
     (ray_job,) = plan.apply
     assert ray_job["spec"]["suspend"] is True
-    told = status_after(raw_job(suspend=True), raw_ray_job(suspend=True, jobDeploymentStatus="Suspended"))
-    assert (told.state, reasons(told)["Suspended"]) == ("Suspended", ("True", "SuspendedBySpec"))
+    result = status_after(raw_job(suspend=True), raw_ray_job(suspend=True, jobDeploymentStatus="Suspended"))
+    assert (result.state, reasons(result)["Suspended"]) == ("Suspended", ("True", "SuspendedBySpec"))
 
 
 def test_an_attempt_that_never_ran_is_resumed_under_its_number():
-    plan = look(raw_job(), raw_ray_job(suspend=True, jobDeploymentStatus="Suspended"), status=STARTED)
+    plan = plan_for(raw_job(), raw_ray_job(suspend=True, jobDeploymentStatus="Suspended"), status=STARTED)
 
     (ray_job,) = plan.apply
     assert (ray_job["metadata"]["name"], ray_job["spec"]["suspend"]) == ("job-1", False)
@@ -410,24 +418,24 @@ def test_an_attempt_that_never_ran_is_resumed_under_its_number():
 def test_a_suspended_rayjob_that_never_ran_follows_changes_of_the_job():
     suspended = raw_ray_job(suspend=True, jobDeploymentStatus="Suspended")
 
-    plan = look(raw_job(suspend=True, training__steps=30), suspended, status=STARTED)
+    plan = plan_for(raw_job(suspend=True, training__steps=30), suspended, status=STARTED)
 
     (ray_job,) = plan.apply
-    told = json.loads(json.loads(ray_job["spec"]["runtimeEnvYAML"])["env_vars"]["TURNMILL_JOB"])
-    assert told["spec"]["training"]["steps"] == 30
+    result = json.loads(json.loads(ray_job["spec"]["runtimeEnvYAML"])["env_vars"]["TURNMILL_JOB"])
+    assert result["spec"]["training"]["steps"] == 30
 
 
 def test_a_run_is_suspended_and_resumed_under_a_new_number():
-    stopping = look(raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED)
+    stopping = plan_for(raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED)
     (ray_job,) = stopping.apply
     assert (ray_job["metadata"]["name"], ray_job["spec"]["suspend"]) == ("job-1", True)
     assert ray_job["metadata"]["annotations"]["turnmill.dev/started"] == "true"
 
     suspended = raw_ray_job(suspend=True, started=True, jobDeploymentStatus="Suspended")
-    told = look(raw_job(suspend=True), suspended, status=stopping.status)
-    assert (told.status and told.status.state, told.apply) == ("Suspended", ())
+    result = plan_for(raw_job(suspend=True), suspended, status=stopping.status)
+    assert (result.status and result.status.state, result.apply) == ("Suspended", ())
 
-    resumed = look(raw_job(), suspended, status=told.status)
+    resumed = plan_for(raw_job(), suspended, status=result.status)
     assert [made["metadata"]["name"] for made in resumed.apply] == ["job-2"]
     assert [found.name for found in resumed.delete] == ["job-1"]
     assert resumed.status is not None
@@ -441,7 +449,7 @@ def test_a_rayjob_without_the_suspension_annotation_was_suspended_by_its_job_unl
     suspended = raw_ray_job(suspend=True, started=True, queue=queue, jobDeploymentStatus="Suspended")
     del suspended["metadata"]["annotations"]["turnmill.dev/suspended"]
 
-    resumed = look(raw_job(queue=queue), suspended, status=STARTED)
+    resumed = plan_for(raw_job(queue=queue), suspended, status=STARTED)
 
     assert [made["metadata"]["name"] for made in resumed.apply] == started
 
@@ -452,14 +460,14 @@ def test_a_rayjob_without_the_suspension_annotation_was_suspended_by_its_job_unl
 def test_a_run_whose_rayjob_cannot_be_suspended_is_stopped_by_deletion(change: dict[str, Any], team: Any):
     job, options = raw_job(suspend=True, **change), {"team": team}
 
-    stopping = look(job, raw_ray_job(**RUNNING), status=STARTED, **options)
+    stopping = plan_for(job, raw_ray_job(**RUNNING), status=STARTED, **options)
     assert ([found.name for found in stopping.delete], stopping.apply) == (["job-1"], ())
 
-    told = look(job, status=stopping.status, **options)
-    assert told.status is not None
-    assert (told.status.state, told.status.failed_attempts) == ("Suspended", 0)
+    result = plan_for(job, status=stopping.status, **options)
+    assert result.status is not None
+    assert (result.status.state, result.status.failed_attempts) == ("Suspended", 0)
 
-    resumed = look(raw_job(**change), status=told.status, **options)
+    resumed = plan_for(raw_job(**change), status=result.status, **options)
     assert [made["metadata"]["name"] for made in resumed.apply] == ["job-2"]
 
 
@@ -467,7 +475,7 @@ def test_a_run_that_kueue_evicts_resumes_under_a_new_number():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
 
-    plan = look(raw_job(queue="q"), evicted, status=running)
+    plan = plan_for(raw_job(queue="q"), evicted, status=running)
 
     assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
     assert plan.status is not None
@@ -477,25 +485,25 @@ def test_a_run_that_kueue_evicts_resumes_under_a_new_number():
 def test_an_evicted_run_that_cannot_start_at_once_keeps_the_next_number():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
-    refused = look(raw_job(queue="q"), evicted, status=running, team=None)
+    refused = plan_for(raw_job(queue="q"), evicted, status=running, team=None)
     assert refused.status is not None
     assert refused.status.state == "NotAdmitted"
 
-    plan = look(raw_job(queue="q"), evicted, status=refused.status)
+    plan = plan_for(raw_job(queue="q"), evicted, status=refused.status)
 
     assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
 
 
 @pytest.mark.parametrize("queue", [None, "default"])
-def test_a_run_that_kueue_holds_waits_also_if_its_job_names_no_queue(queue: str | None):
+def test_a_run_held_by_kueue_waits_even_if_its_job_names_no_queue(queue: str | None):
     held = raw_ray_job(held=True, queue=queue)
 
-    waiting = look(raw_job(), held, status=STARTED)
+    waiting = plan_for(raw_job(), held, status=STARTED)
 
     assert waiting.apply == ()
     assert waiting.status is not None
     assert waiting.status.state == "Queued"
-    evicted = look(raw_job(), held, status=status_after(raw_job(), raw_ray_job(**RUNNING)))
+    evicted = plan_for(raw_job(), held, status=status_after(raw_job(), raw_ray_job(**RUNNING)))
     assert [made["metadata"]["name"] for made in evicted.apply] == ["job-2"]
 
 
@@ -503,7 +511,7 @@ def test_a_run_that_kueue_holds_waits_also_if_its_job_names_no_queue(queue: str 
 def test_a_job_resumed_into_a_queue_gets_a_queued_rayjob(started: bool):
     suspended = raw_ray_job(suspend=True, started=started, jobDeploymentStatus="Suspended")
 
-    plan = look(raw_job(queue="q"), suspended, status=status_after(raw_job(suspend=True), suspended))
+    plan = plan_for(raw_job(queue="q"), suspended, status=status_after(raw_job(suspend=True), suspended))
 
     (made,) = plan.apply
     assert made["metadata"]["name"] == "job-2"
@@ -513,13 +521,15 @@ def test_a_job_resumed_into_a_queue_gets_a_queued_rayjob(started: bool):
 
 @pytest.mark.parametrize("kind", [{"shared": True}, {"queue": "q"}], ids=["shared", "queue"])
 def test_how_a_rayjob_is_stopped_depends_on_the_rayjob_and_not_on_the_changed_job(kind: dict[str, Any]):
-    plan = look(raw_job(suspend=True), raw_ray_job(**kind, **RUNNING), status=STARTED)
+    plan = plan_for(raw_job(suspend=True), raw_ray_job(**kind, **RUNNING), status=STARTED)
 
     assert ([found.name for found in plan.delete], plan.apply) == (["job-1"], ())
 
 
 def test_a_run_whose_suspension_is_refused_is_stopped_by_deletion():
-    plan = look(raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED, apply_error="queue-name is immutable")
+    plan = plan_for(
+        raw_job(suspend=True), raw_ray_job(**RUNNING), status=STARTED, apply_error="queue-name is immutable"
+    )
 
     assert ([found.name for found in plan.delete], plan.apply) == (["job-1"], ())
 
@@ -527,7 +537,7 @@ def test_a_run_whose_suspension_is_refused_is_stopped_by_deletion():
 def test_a_job_suspended_between_attempts_starts_no_attempt():
     failed = status_after(raw_job(retries=1), raw_ray_job(**FAILED))
 
-    suspended = look(raw_job(retries=1, suspend=True), status=failed, now=at(9000))
+    suspended = plan_for(raw_job(retries=1, suspend=True), status=failed, now=at(9000))
 
     assert suspended.apply == ()
     assert suspended.status is not None
@@ -547,21 +557,21 @@ def test_a_finished_job_is_left_unchanged(ray_status: dict[str, Any]):
     ended = status_after(raw_job(), raw_ray_job(**ray_status))
 
     for ray_jobs in ((), (raw_ray_job(**RUNNING),), (raw_ray_job(**FAILED),)):
-        assert look(raw_job(), *ray_jobs, status=ended, team=None, now=at(99999)) == Plan()
+        assert plan_for(raw_job(), *ray_jobs, status=ended, team=None, now=at(99999)) == Plan()
 
 
 def test_a_finished_job_is_deleted_after_its_time_to_live():
     job = raw_job(ttlSecondsAfterFinished=60)
     ended = status_after(job, raw_ray_job(**SUCCEEDED), now=at(100))
 
-    assert look(job, status=ended, now=at(159)) == Plan(requeue_at=at(160))
-    assert look(job, status=ended, now=at(160)) == Plan(delete_job=True)
+    assert plan_for(job, status=ended, now=at(159)) == Plan(requeue_at=at(160))
+    assert plan_for(job, status=ended, now=at(160)) == Plan(delete_job=True)
 
 
 def test_a_job_managed_by_another_controller_is_ignored():
     job = raw_job(managedBy="kueue.x-k8s.io/multikueue")
 
-    assert look(job, raw_ray_job(**RUNNING)) == Plan()
+    assert plan_for(job, raw_ray_job(**RUNNING)) == Plan()
 
 
 # Deletion
@@ -576,20 +586,20 @@ def deleted_job(seconds: float = 0, *, held: bool = True) -> dict[str, Any]:
 
 
 def test_the_finalizer_is_added_first_if_there_is_something_to_clean_up():
-    assert look(raw_job(), team=CLEAN_UP_TEAM).add_finalizer
-    assert not look(raw_job(), team=TEAM).add_finalizer
+    assert plan_for(raw_job(), team=CLEAN_UP_TEAM).add_finalizer
+    assert not plan_for(raw_job(), team=TEAM).add_finalizer
 
 
 def test_deletion_stops_the_run_then_cleans_the_store_then_removes_the_finalizer():
     running = raw_ray_job(**RUNNING)
-    stop = look(deleted_job(), running, team=CLEAN_UP_TEAM)
+    stop = plan_for(deleted_job(), running, team=CLEAN_UP_TEAM)
     assert ([found.name for found in stop.delete], stop.remove_finalizer) == (["job-1"], False)
 
     running["metadata"]["deletionTimestamp"] = stamp(at(0))
-    wait = look(deleted_job(), running, team=CLEAN_UP_TEAM, status=stop.status)
+    wait = plan_for(deleted_job(), running, team=CLEAN_UP_TEAM, status=stop.status)
     assert wait == Plan(requeue_at=at(120))
 
-    empty = look(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status)
+    empty = plan_for(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status)
     (clean_up,) = empty.apply
     assert clean_up["spec"]["template"]["spec"]["containers"][0]["args"] == [
         "clean-up",
@@ -597,26 +607,28 @@ def test_deletion_stops_the_run_then_cleans_the_store_then_removes_the_finalizer
         f"/runs/team-a/job-{UID[:8]}",
     ]
 
-    # Nothing tells when it has ended.
+    # No event reports the end of the clean-up, so it is polled.
     assert empty.requeue_at == at(2)
     for now, look_again in ((30, 32), (119, 120)):
-        running_on = CleanUpView(finished=False)
-        wait = look(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status, clean_up=running_on, now=at(now))
+        unfinished = CleanUpView(finished=False)
+        wait = plan_for(deleted_job(), team=CLEAN_UP_TEAM, status=stop.status, clean_up=unfinished, now=at(now))
         assert wait == Plan(requeue_at=at(look_again))
-    assert look(deleted_job(), team=CLEAN_UP_TEAM, clean_up=CleanUpView(finished=True)) == Plan(remove_finalizer=True)
+    assert plan_for(deleted_job(), team=CLEAN_UP_TEAM, clean_up=CleanUpView(finished=True)) == Plan(
+        remove_finalizer=True
+    )
 
 
 @pytest.mark.parametrize("team", [None, TEAM, CLEAN_UP_TEAM])
-def test_the_finalizer_is_removed_in_time_whatever_happens(team: Any):
-    assert look(deleted_job(), raw_ray_job(**RUNNING), team=team, now=at(120)).remove_finalizer
+def test_the_finalizer_is_removed_after_the_deadline_in_any_state(team: Any):
+    assert plan_for(deleted_job(), raw_ray_job(**RUNNING), team=team, now=at(120)).remove_finalizer
 
 
-def test_a_deleted_job_without_the_finalizer_needs_nothing():
-    assert look(deleted_job(held=False), raw_ray_job(**RUNNING)) == Plan()
+def test_a_deleted_job_without_the_finalizer_has_an_empty_plan():
+    assert plan_for(deleted_job(held=False), raw_ray_job(**RUNNING)) == Plan()
 
 
 def test_rayjobs_of_older_attempts_are_deleted():
-    plan = look(raw_job(), raw_ray_job(1), raw_ray_job(2, **RUNNING), status=STARTED)
+    plan = plan_for(raw_job(), raw_ray_job(1), raw_ray_job(2, **RUNNING), status=STARTED)
 
     assert [found.name for found in plan.delete] == ["job-1"]
     assert plan.status is not None

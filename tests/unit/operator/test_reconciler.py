@@ -1,4 +1,4 @@
-"""Random orders of watches that lag, lost events, restarts, failing requests and two leaders: the end is the same."""
+"""Reconciliation under random orders of late watches, lost events, restarts, failing requests and two leaders."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ KEY = ObjectKey(NAMESPACE, "job")
 class ApiDouble(ApiClient):
     """The API server of a `KubeRayDouble`; requests fail as `faults` says: before they count, or after."""
 
-    def __init__(self, world: KubeRayDouble) -> None:
-        self.world = world
+    def __init__(self, cluster: KubeRayDouble) -> None:
+        self.cluster = cluster
         self.faults: Iterator[str] = iter(())
         self.writes: list[str] = []
         self.events: dict[str, dict[str, Any]] = {}
@@ -37,10 +37,10 @@ class ApiDouble(ApiClient):
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Any:
         self._maybe_fail("before")
         if resource is JOBS:
-            return self.world.job
+            return self.cluster.job
         if resource is BATCH_JOBS:
             return self.clean_ups.get(name)
-        return self.world.ray_jobs.get(name)
+        return self.cluster.ray_jobs.get(name)
 
     async def list(self, *_: Any, **__: Any) -> Any:
         for nothing in ():
@@ -59,23 +59,23 @@ class ApiDouble(ApiClient):
                 return manifest
             if self.refusal:
                 raise ApiError(403, self.refusal)
-            return self.world.apply(json.loads(json.dumps(manifest)))
+            return self.cluster.apply(json.loads(json.dumps(manifest)))
 
     async def apply_job(self, key: ObjectKey, uid: str, version: int, **fields: Any) -> Any:
         with self._write(f"apply {next(iter(fields))}"):
-            job = self.world.job
+            job = self.cluster.job
             if job is None:
                 raise ApiError(404, "not found")
             if int(job["metadata"]["resourceVersion"]) != version:
                 raise ApiError(409, "conflict")
-            return self.world.write_job(**json.loads(json.dumps(fields)))
+            return self.cluster.write_job(**json.loads(json.dumps(fields)))
 
     async def delete(self, resource: Resource, namespace: str, name: str, **_: Any) -> None:
         with self._write(f"delete {name}"):
             if resource is RAY_JOBS:
-                self.world.delete(name)
+                self.cluster.delete(name)
             else:
-                self.world.job = None
+                self.cluster.job = None
 
     def _write(self, what: str) -> "_Write":
         return _Write(self, what)
@@ -104,14 +104,14 @@ class _Write:
 
 
 class _Queue(WorkQueue):
-    """The test says when to look."""
+    """A queue without delays: the test calls the reconciler."""
 
     def add_after(self, key: ObjectKey, seconds: float) -> None:
         assert seconds < 1e6
 
 
 class Replica:
-    """An operator with what it has seen, which may be old."""
+    """An operator with a cache that may be stale."""
 
     def __init__(self, api: ApiDouble, team: Any) -> None:
         self.api, self._team = api, team
@@ -121,61 +121,61 @@ class Replica:
         self.cache = Cache()
         self.cache.kuberay = KubeRay()
         self.cache.teams[NAMESPACE] = self._team
-        self.reconciler = Reconciler(self.api, self.cache, _Queue(), lambda: self.api.world.now)
-        self.see_all()
+        self.reconciler = Reconciler(self.api, self.cache, _Queue(), lambda: self.api.cluster.now)
+        self.refresh_all()
 
-    def see_job(self) -> None:
-        if self.api.world.job is None:
+    def refresh_job(self) -> None:
+        if self.api.cluster.job is None:
             self.cache.drop_job(KEY)
         else:
-            self.cache.put_job(self.api.world.job)
+            self.cache.put_job(self.api.cluster.job)
 
-    def see_ray_jobs(self) -> None:
+    def refresh_ray_jobs(self) -> None:
         for view in self.cache.ray_jobs(KEY):
-            if view.name not in self.api.world.ray_jobs:
+            if view.name not in self.api.cluster.ray_jobs:
                 self.cache.drop_ray_job(KEY, view.name)
-        for raw in self.api.world.ray_jobs.values():
+        for raw in self.api.cluster.ray_jobs.values():
             self.cache.put_ray_job(raw)
 
-    def see_all(self) -> None:
-        self.see_job()
-        self.see_ray_jobs()
+    def refresh_all(self) -> None:
+        self.refresh_job()
+        self.refresh_ray_jobs()
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         with contextlib.suppress(ApiError):
             await self.reconciler.reconcile(KEY)
 
 
-def world_of(outcomes: list[str], **job: Any) -> tuple[KubeRayDouble, ApiDouble]:
-    world = KubeRayDouble(raw_job(**job), outcomes)
-    return world, ApiDouble(world)
+def make_cluster(outcomes: list[str], **job: Any) -> tuple[KubeRayDouble, ApiDouble]:
+    cluster = KubeRayDouble(raw_job(**job), outcomes)
+    return cluster, ApiDouble(cluster)
 
 
-def running(world: KubeRayDouble) -> list[str]:
+def running(cluster: KubeRayDouble) -> list[str]:
     return [
         name
-        for name, raw in world.ray_jobs.items()
+        for name, raw in cluster.ray_jobs.items()
         if raw.get("status", {}).get("jobDeploymentStatus") in ("Initializing", "Running")
     ]
 
 
-async def settle(world: KubeRayDouble, replica: Replica, seconds: float = 400) -> None:
-    """Let everything happen that is still to happen, without faults."""
+async def settle(cluster: KubeRayDouble, replica: Replica, seconds: float = 400) -> None:
+    """Reconcile without faults until nothing changes."""
     quiet = 0
     for _ in range(80):
-        before = copy.deepcopy((world.job, world.ray_jobs))
-        replica.see_all()
-        await replica.look()
-        world.step()
-        world.now += timedelta(seconds=seconds)
-        quiet = quiet + 1 if (world.job, world.ray_jobs) == before else 0
+        before = copy.deepcopy((cluster.job, cluster.ray_jobs))
+        replica.refresh_all()
+        await replica.reconcile()
+        cluster.step()
+        cluster.now += timedelta(seconds=seconds)
+        quiet = quiet + 1 if (cluster.job, cluster.ray_jobs) == before else 0
         if quiet == 2:
             return
     raise AssertionError("does not settle")
 
 
 def expected(outcomes: list[str], retries: int) -> tuple[str, int, int]:
-    """State, attempts and failed attempts in the end, told by the outcomes alone."""
+    """Return the final state, attempts and failed attempts for these outcomes."""
     for attempt in range(1, retries + 2):
         outcome = outcomes[min(attempt, len(outcomes)) - 1]
         if outcome == "SUCCEEDED":
@@ -186,7 +186,19 @@ def expected(outcomes: list[str], retries: int) -> tuple[str, int, int]:
 
 
 THOROUGH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-STEPS = ("see job", "see ray jobs", "see all", "look", "look", "look", "kuberay", "kuberay", "time", "restart", "other")
+STEPS = (
+    "refresh job",
+    "refresh ray jobs",
+    "refresh all",
+    "reconcile",
+    "reconcile",
+    "reconcile",
+    "kuberay",
+    "kuberay",
+    "time",
+    "restart",
+    "other",
+)
 FAULTS = st.lists(st.sampled_from(["", "", "", "", "before", "after"]), max_size=60)
 OUTCOMES = st.lists(st.sampled_from(["1", "1", "3", "2", "SUCCEEDED"]), min_size=1, max_size=4)
 
@@ -203,26 +215,26 @@ def test_the_final_state_depends_on_the_outcomes_alone(
     outcomes: list[str], retries: int, steps: list[str], faults: list[str], clean_up: bool
 ):
     team = team_view(raw_team(**({"cleanUp": {"template": pod_template()}} if clean_up else {})))
-    world, api = world_of(outcomes, retries=retries)
+    cluster, api = make_cluster(outcomes, retries=retries)
 
-    async def play() -> None:
+    async def run_steps() -> None:
         replicas = [Replica(api, team), Replica(api, team)]
         api.faults = iter(faults)
         for step in steps:
-            await act(step, world, replicas)
-            assert len(running(world)) <= 1
+            await act(step, cluster, replicas)
+            assert len(running(cluster)) <= 1
         api.faults = iter(())
         replicas[0].restart()
-        await settle(world, replicas[0])
+        await settle(cluster, replicas[0])
 
-    asyncio.run(play())
+    asyncio.run(run_steps())
 
     state, attempts, failed = expected(outcomes, retries)
-    assert world.job is not None
-    status = world.job["status"]
+    assert cluster.job is not None
+    status = cluster.job["status"]
     assert (status["state"], status["attempt"], status["failedAttempts"]) == (state, attempts, failed)
-    assert world.started == [f"job-{number}" for number in range(1, attempts + 1)]
-    assert list(world.ray_jobs) == [f"job-{attempts}"]
+    assert cluster.started == [f"job-{number}" for number in range(1, attempts + 1)]
+    assert list(cluster.ray_jobs) == [f"job-{attempts}"]
 
 
 @THOROUGH
@@ -231,195 +243,195 @@ def test_the_final_state_depends_on_the_outcomes_alone(
     retries=st.integers(0, 3),
     steps=st.lists(st.sampled_from((*STEPS, "suspend", "resume", "suspend", "resume")), max_size=80),
     faults=FAULTS,
-    born_suspended=st.booleans(),
+    created_suspended=st.booleans(),
 )
 def test_no_attempt_runs_twice_however_often_a_job_is_suspended(
-    outcomes: list[str], retries: int, steps: list[str], faults: list[str], born_suspended: bool
+    outcomes: list[str], retries: int, steps: list[str], faults: list[str], created_suspended: bool
 ):
-    world, api = world_of(outcomes, retries=retries, suspend=born_suspended)
+    cluster, api = make_cluster(outcomes, retries=retries, suspend=created_suspended)
 
-    async def play() -> None:
+    async def run_steps() -> None:
         replicas = [Replica(api, team_view(raw_team())), Replica(api, team_view(raw_team()))]
         api.faults = iter(faults)
         for step in steps:
-            await act(step, world, replicas)
-            assert len(running(world)) <= 1
+            await act(step, cluster, replicas)
+            assert len(running(cluster)) <= 1
         api.faults = iter(())
-        world.change(suspend=False)
+        cluster.change(suspend=False)
         replicas[0].restart()
-        await settle(world, replicas[0])
+        await settle(cluster, replicas[0])
 
-    asyncio.run(play())
+    asyncio.run(run_steps())
 
-    assert world.job is not None
-    assert world.job["status"]["state"] in ("Complete", "Failed")
-    assert len(set(world.started)) == len(world.started)
-    numbers = [int(name.removeprefix("job-")) for name in world.started]
+    assert cluster.job is not None
+    assert cluster.job["status"]["state"] in ("Complete", "Failed")
+    assert len(set(cluster.started)) == len(cluster.started)
+    numbers = [int(name.removeprefix("job-")) for name in cluster.started]
     assert numbers == sorted(numbers)
-    assert world.job["status"]["attempt"] == numbers[-1]
+    assert cluster.job["status"]["attempt"] == numbers[-1]
 
 
 @THOROUGH
 @given(
-    # No time passes: after its limit the clean-up is left out.
+    # No time passes, because the clean-up is skipped after its deadline.
     steps=st.lists(st.sampled_from((*(step for step in STEPS if step != "time"), "user deletes")), max_size=40),
     faults=FAULTS,
 )
-def test_a_deleted_job_leaves_nothing(steps: list[str], faults: list[str]):
+def test_a_deleted_job_leaves_no_rayjob_and_no_finalizer(steps: list[str], faults: list[str]):
     team = team_view(raw_team(cleanUp={"template": pod_template()}))
-    world, api = world_of(["SUCCEEDED"])
+    cluster, api = make_cluster(["SUCCEEDED"])
 
-    async def play() -> None:
+    async def run_steps() -> None:
         replicas = [Replica(api, team), Replica(api, team)]
         api.faults = iter(faults)
         for step in steps:
-            await act(step, world, replicas)
+            await act(step, cluster, replicas)
         api.faults = iter(())
-        delete(world)
+        delete(cluster)
         replicas[0].restart()
-        await settle(world, replicas[0], seconds=1)
+        await settle(cluster, replicas[0], seconds=1)
 
-    asyncio.run(play())
+    asyncio.run(run_steps())
 
-    assert world.job is None or not world.job["metadata"].get("finalizers")
-    assert not world.ray_jobs or not world.started
-    # Where anything was started while the job was there, its part of the store was emptied.
-    assert not world.started or api.clean_ups
+    assert cluster.job is None or not cluster.job["metadata"].get("finalizers")
+    assert not cluster.ray_jobs or not cluster.started
+    # If an attempt was started, its part of the trajectory store was cleaned up.
+    assert not cluster.started or api.clean_ups
 
 
-async def act(step: str, world: KubeRayDouble, replicas: list[Replica]) -> None:
+async def act(step: str, cluster: KubeRayDouble, replicas: list[Replica]) -> None:
     leader = replicas[0]
     match step:
-        case "see job":
-            leader.see_job()
-        case "see ray jobs":
-            leader.see_ray_jobs()
-        case "see all":
-            leader.see_all()
-        case "look":
-            await leader.look()
+        case "refresh job":
+            leader.refresh_job()
+        case "refresh ray jobs":
+            leader.refresh_ray_jobs()
+        case "refresh all":
+            leader.refresh_all()
+        case "reconcile":
+            await leader.reconcile()
         case "kuberay":
-            world.step()
+            cluster.step()
         case "time":
-            world.now += timedelta(seconds=100)
+            cluster.now += timedelta(seconds=100)
         case "restart":
             leader.restart()
         case "other":
-            # Another replica takes over; what it knows is as old as its own watches are.
+            # Another replica takes over with a cache that is as old as its own watches.
             replicas.reverse()
         case "suspend" | "resume":
-            world.change(suspend=step == "suspend")
+            cluster.change(suspend=step == "suspend")
         case "user deletes":
-            delete(world)
+            delete(cluster)
 
 
-def delete(world: KubeRayDouble) -> None:
-    if world.job is None:
+def delete(cluster: KubeRayDouble) -> None:
+    if cluster.job is None:
         return
-    if not world.job["metadata"].get("finalizers"):
-        world.job = None
-        for name in list(world.ray_jobs):
-            world.delete(name)
+    if not cluster.job["metadata"].get("finalizers"):
+        cluster.job = None
+        for name in list(cluster.ray_jobs):
+            cluster.delete(name)
         return
-    stamp = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    world.write_job(finalizers=world.job["metadata"]["finalizers"])
-    world.job["metadata"].setdefault("deletionTimestamp", stamp)
+    stamp = cluster.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    cluster.write_job(finalizers=cluster.job["metadata"]["finalizers"])
+    cluster.job["metadata"].setdefault("deletionTimestamp", stamp)
 
 
 # Single looks
 
 
-async def first_looks(**job: Any) -> tuple[KubeRayDouble, ApiDouble, Replica]:
-    world, api = world_of(["SUCCEEDED"], **job)
-    return world, api, Replica(api, team_view(raw_team()))
+async def make_replica(**job: Any) -> tuple[KubeRayDouble, ApiDouble, Replica]:
+    cluster, api = make_cluster(["SUCCEEDED"], **job)
+    return cluster, api, Replica(api, team_view(raw_team()))
 
 
 async def test_starting_a_job_takes_three_writes():
-    _, api, replica = await first_looks()
+    _, api, replica = await make_replica()
 
-    await replica.look()
+    await replica.reconcile()
 
     assert api.writes == ["apply RayJob job-1", next(w for w in api.writes if "Event" in w), "apply status"]
 
 
 async def test_reconciling_again_writes_nothing():
-    world, api, replica = await first_looks()
+    cluster, api, replica = await make_replica()
     for _ in range(8):
-        replica.see_all()
-        await replica.look()
-        world.step()
+        replica.refresh_all()
+        await replica.reconcile()
+        cluster.step()
     api.writes.clear()
 
     replica.restart()
-    await replica.look()
+    await replica.reconcile()
 
     assert api.writes == []
 
 
 async def test_a_replica_with_a_stale_cache_restarts_no_attempt():
-    world, api, leader = await first_looks()
-    behind = Replica(api, team_view(raw_team()))
+    cluster, api, leader = await make_replica()
+    stale_replica = Replica(api, team_view(raw_team()))
     for suspend in (False, True, False):
-        world.change(suspend=suspend)
-        leader.see_all()
-        await leader.look()
-        leader.see_all()
-        await leader.look()
-    assert list(world.ray_jobs) == ["job-2"]
+        cluster.change(suspend=suspend)
+        leader.refresh_all()
+        await leader.reconcile()
+        leader.refresh_all()
+        await leader.reconcile()
+    assert list(cluster.ray_jobs) == ["job-2"]
 
-    await behind.look()
+    await stale_replica.reconcile()
 
-    assert list(world.ray_jobs) == ["job-2"]
+    assert list(cluster.ray_jobs) == ["job-2"]
 
 
 async def test_a_refused_rayjob_is_reported_and_retried():
-    world, api, replica = await first_looks()
+    cluster, api, replica = await make_replica()
     api.refusal = "exceeded quota: count/rayjobs.ray.io"
 
-    await replica.look()
+    await replica.reconcile()
 
-    assert world.job is not None
-    assert world.job["status"]["state"] == "NotAdmitted"
-    assert "exceeded quota" in world.job["status"]["conditions"][0]["message"]
+    assert cluster.job is not None
+    assert cluster.job["status"]["state"] == "NotAdmitted"
+    assert "exceeded quota" in cluster.job["status"]["conditions"][0]["message"]
     api.refusal = ""
-    await replica.look()
-    assert list(world.ray_jobs) == ["job-1"]
+    await replica.reconcile()
+    assert list(cluster.ray_jobs) == ["job-1"]
 
 
 async def test_a_job_whose_clean_up_is_refused_is_released_at_once():
-    world, api, _ = await first_looks()
+    cluster, api, _ = await make_replica()
     replica = Replica(api, team_view(raw_team(cleanUp={"template": pod_template()})))
-    await replica.look()
-    delete(world)
-    replica.see_all()
-    await replica.look()
-    replica.see_all()
+    await replica.reconcile()
+    delete(cluster)
+    replica.refresh_all()
+    await replica.reconcile()
+    replica.refresh_all()
     api.refused = {"Job"}
 
-    await replica.look()
+    await replica.reconcile()
 
-    assert world.job is not None
-    assert world.job["metadata"]["finalizers"] == []
+    assert cluster.job is not None
+    assert cluster.job["metadata"]["finalizers"] == []
 
 
 async def test_refused_events_do_not_block_reconciliation():
-    world, api, replica = await first_looks()
+    cluster, api, replica = await make_replica()
     api.refused = {"Event"}
 
-    await replica.look()
+    await replica.reconcile()
 
-    assert world.job is not None
-    assert world.job["status"]["state"] == "Starting"
+    assert cluster.job is not None
+    assert cluster.job["status"]["state"] == "Starting"
 
 
-async def test_a_rayjob_of_another_owner_is_left_alone():
-    world, api, replica = await first_looks()
-    world.ray_jobs["job-1"] = raw_ray_job(uid="of-somebody-else")
+async def test_a_rayjob_of_another_owner_is_left_unchanged():
+    cluster, api, replica = await make_replica()
+    cluster.ray_jobs["job-1"] = raw_ray_job(uid="of-somebody-else")
 
-    await replica.look()
+    await replica.reconcile()
 
-    assert world.job is not None
-    assert world.job["status"]["conditions"][0]["reason"] == "NameTaken"
+    assert cluster.job is not None
+    assert cluster.job["status"]["conditions"][0]["reason"] == "NameTaken"
     assert "apply RayJob job-1" not in api.writes
 
 
@@ -430,17 +442,17 @@ async def test_progress_is_written_at_most_every_thirty_seconds(monkeypatch: pyt
 
     clock = [0.0]
     monkeypatch.setattr(reconciler.time, "monotonic", lambda: clock[0])
-    world, api, replica = await first_looks()
+    cluster, api, replica = await make_replica()
     for _ in range(2):
-        await replica.look()
-        world.step()
-        replica.see_all()
+        await replica.reconcile()
+        cluster.step()
+        replica.refresh_all()
     writes = []
     for step in range(1, 10):
         api.writes.clear()
         clock[0] += 10
         replica.cache.put_progress(KEY, 1, RunProgress(JobProgress(step=step)))
-        await replica.look()
+        await replica.reconcile()
         writes.append(len(api.writes))
 
     assert writes == [1, 0, 0, 1, 0, 0, 1, 0, 0]

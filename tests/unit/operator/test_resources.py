@@ -1,4 +1,4 @@
-"""KubeRay's and Kueue's rules, which old releases of KubeRay do not check themselves."""
+"""RayJobs follow the rules of KubeRay and Kueue, which old releases of KubeRay do not check themselves."""
 
 import json
 from typing import Any
@@ -44,7 +44,7 @@ def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(ray_job(raw_job(**change), **options)["spec"])
 
 
-def test_the_longest_rayjob_name_fits():
+def test_the_longest_rayjob_name_is_within_the_limit_of_kuberay():
     name = ray_job(raw_job("j" * 40), attempt=999_999)["metadata"]["name"]
 
     assert len(name) == 47
@@ -62,7 +62,7 @@ def test_only_rayjobs_with_a_cluster_of_their_own_can_be_suspended(spec: dict[st
         assert "clusterSelector" not in spec
 
 
-def test_only_one_way_of_shutting_a_cluster_down_is_set(spec: dict[str, Any]):
+def test_a_rayjob_sets_only_one_way_to_shut_its_cluster_down(spec: dict[str, Any]):
     assert "deletionStrategy" not in spec
     assert spec.get("ttlSecondsAfterFinished", 0) == 0 or spec["shutdownAfterJobFinishes"]
 
@@ -128,10 +128,10 @@ def test_default_values_are_left_out_of_the_runs_job():
     filled_in = parse_job(raw_job()).model_dump(mode="json", by_alias=True)
     variables = yaml.safe_load(ray_job(raw_job(**filled_in["spec"]))["spec"]["runtimeEnvYAML"])["env_vars"]
 
-    told = json.loads(variables["TURNMILL_JOB"])
+    resource = json.loads(variables["TURNMILL_JOB"])
 
-    assert "memoryMib" not in told["spec"]["environment"]
-    assert parse_job(told).spec == parse_job(raw_job()).spec
+    assert "memoryMib" not in resource["spec"]["environment"]
+    assert parse_job(resource).spec == parse_job(raw_job()).spec
 
 
 def test_the_run_gets_its_job_attempt_folder_port_and_device():
@@ -171,14 +171,14 @@ def test_a_teams_own_labels_and_ports_are_kept():
 
 
 def test_the_hash_changes_with_the_spec_of_the_run():
-    def of(made: dict[str, Any]) -> str:
+    def spec_hash(made: dict[str, Any]) -> str:
         return str(made["metadata"]["annotations"]["turnmill.dev/spec-hash"])
 
     same = ray_job(raw_job())
 
-    assert of(same) == of(ray_job(raw_job(), suspend=True, started=False))
-    assert of(same) != of(ray_job(raw_job(training__steps=21)))
-    assert of(same) != of(ray_job(raw_job(), team=raw_team(rayVersion="2.61.0")))
+    assert spec_hash(same) == spec_hash(ray_job(raw_job(), suspend=True, started=False))
+    assert spec_hash(same) != spec_hash(ray_job(raw_job(training__steps=21)))
+    assert spec_hash(same) != spec_hash(ray_job(raw_job(), team=raw_team(rayVersion="2.61.0")))
 
 
 def test_a_clean_up_job_has_a_deadline():

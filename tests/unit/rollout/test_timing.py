@@ -4,7 +4,7 @@ from turnmill.rollout.timing import Timing
 
 
 class Clock:
-    """Moves when it is told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def test_measured_time_counts_for_its_part_and_the_rest_for_the_loop():
+def test_measured_time_is_counted_by_kind_of_work_and_the_rest_as_loop():
     clock = Clock()
     timing = Timing(clock)
 
@@ -27,7 +27,7 @@ def test_measured_time_counts_for_its_part_and_the_rest_for_the_loop():
     assert timing.elapsed_seconds() == {"generation": 3.0, "tools": 4.0, "loop": 1.0}
 
 
-def test_time_that_ends_in_an_error_counts():
+def test_time_before_an_error_is_counted():
     clock = Clock()
     timing = Timing(clock)
 

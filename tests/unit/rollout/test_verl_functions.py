@@ -1,4 +1,4 @@
-"""What turnmill takes from verl as it is: functions as tools, what they return, and how models spell calls."""
+"""Parts of verl that turnmill uses unchanged: functions as tools, their results, and formats of tool calls."""
 
 import json
 from typing import Any, Literal, Optional, get_args
@@ -15,7 +15,7 @@ from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of one test are unknown to the next."""
+    """Give each test an empty registry of functions."""
     monkeypatch.setattr(verl_functions, "FUNCTION_TOOL_REGISTRY", {})
 
 
@@ -32,7 +32,7 @@ def find(city: str, unit: Literal["c", "f"], days: int | None = None, near: Opti
 
 
 @pytest.mark.feature("verl's multi-turn", "schemas from signatures")
-def test_a_schema_follows_from_signature_and_docstring():
+def test_a_schema_is_made_from_signature_and_docstring():
     function_tool("weather")(find)
 
     function = get_function_tool("weather").tool_schema.function
@@ -45,8 +45,8 @@ def test_a_schema_follows_from_signature_and_docstring():
 
 
 @pytest.mark.feature("verl's multi-turn", "schemas from signatures")
-def test_what_may_be_left_out_or_null_is_left_to_be_missing():
-    """transformers marks it nullable; verl's schema has no such field: a policy is told that it need not be given."""
+def test_a_nullable_argument_is_not_required():
+    """transformers marks it as nullable; verl's schema has no such field and only leaves it out of `required`."""
     marked = get_json_schema(find)["function"]["parameters"]["properties"]["days"]
     function_tool("weather")(find)
 
@@ -119,7 +119,7 @@ def test_another_function_of_the_same_name_is_refused():
         (7, ("7", 0.0, {})),
     ],
 )
-def test_what_a_function_returns_is_made_uniform(returned, expected):
+def test_results_of_functions_are_normalised(returned, expected):
     response, reward, metrics = normalize_function_tool_return(returned)
 
     assert (response.text, reward, metrics) == expected
@@ -132,8 +132,8 @@ def test_a_tuple_of_the_wrong_length_is_refused(returned):
         normalize_function_tool_return(returned)
 
 
-class Spelled:
-    """A tokenizer of a single text."""
+class SingleTextTokenizer:
+    """A tokenizer that decodes any tokens to one text."""
 
     pad_token = "<pad>"
 
@@ -198,8 +198,8 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
 
 @pytest.mark.feature("verl's multi-turn", "parsers")
 @pytest.mark.parametrize("name", get_args(MultiTurnAgent.model_fields["format"].annotation))
-async def test_calls_are_read_in_the_format_of_the_model(name):
-    parser = ToolParser.get_tool_parser(name, Spelled(f"Well. {CALLS[name]}"))
+async def test_tool_calls_are_parsed_in_the_format_of_the_model(name):
+    parser = ToolParser.get_tool_parser(name, SingleTextTokenizer(f"Well. {CALLS[name]}"))
 
     content, calls = await parser.extract_tool_calls([1], [SCHEMA])
 

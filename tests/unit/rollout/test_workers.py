@@ -1,4 +1,4 @@
-"""What a worker does with a row that it cannot hand over: verl alone would log it and go on without the row."""
+"""Workers that cannot put a row into the queue; verl alone would log the error and continue without the row."""
 
 import asyncio
 from contextlib import nullcontext
@@ -17,66 +17,66 @@ from turnmill.rollout.worker import LoopWorker
 ROLLOUT = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
 
 
-class Turns:
-    """Stands where the turn loop would."""
+class EmptyTurnLoop:
+    """A turn loop whose episodes have no rows."""
 
     async def run(self, *_: Any, **__: Any) -> list[Any]:
-        """No rows."""
+        """Return no rows."""
         return []
 
 
-class SlotWorker(TurnLoopWorker):
-    """Plays slots, as far as a hand-over goes."""
+class SlotWorkerWithoutRows(TurnLoopWorker):
+    """A turn loop worker whose episodes have no rows."""
 
     def __init__(self) -> None:
-        self.turn_loop = Turns()
+        self.turn_loop = EmptyTurnLoop()
 
 
-class WholeWorker(TrajectoryWorker):
-    """Plays trajectories, as far as a hand-over goes."""
+class TrajectoryWorkerWithoutRows(TrajectoryWorker):
+    """A trajectory worker whose episodes have no rows."""
 
     def __init__(self) -> None:
         self.limit = nullcontext()
 
     async def play(self, *_: Any, **__: Any) -> list[Any]:
-        """No rows."""
+        """Return no rows."""
         return []
 
 
 @pytest.fixture(autouse=True)
 def no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl notes there what became of each prompt."""
+    """Replace the queue in which verl records the status of each prompt."""
 
     async def put(**_: Any) -> None:
-        """Nothing to note."""
+        """Record nothing."""
 
     monkeypatch.setattr(transfer_queue, "async_kv_put", put)
 
 
-@pytest.fixture(params=[SlotWorker, WholeWorker])
+@pytest.fixture(params=[SlotWorkerWithoutRows, TrajectoryWorkerWithoutRows])
 def worker(request: pytest.FixtureRequest, tmp_path) -> LoopWorker:
-    made: LoopWorker = request.param()
-    made.folder = RunFolder(tmp_path)
-    made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})
-    made.background_tasks = set()
-    return made
+    instance: LoopWorker = request.param()
+    instance.folder = RunFolder(tmp_path)
+    instance.config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})
+    instance.background_tasks = set()
+    return instance
 
 
 async def start(worker: LoopWorker) -> None:
-    """Have verl run the loop of one row."""
+    """Let verl start the loop of one row."""
     row = {"uid": "a", "index": 0, "global_steps": 1, "agent_name": "any"}
     await worker.generate_sequences(list_of_dict_to_tensordict([row]))
     await asyncio.sleep(0)
 
 
 async def until_done(worker: LoopWorker) -> None:
-    """Wait for what verl has started."""
+    """Wait for the loops that verl has started."""
     async with asyncio.timeout(10):
         await asyncio.gather(*worker.background_tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("error", [ConnectionError("the queue is gone"), asyncio.CancelledError("by another's timer")])
-async def test_an_error_while_rows_are_handed_over_ends_the_run_with_its_cause(worker, error):
+async def test_an_error_while_rows_are_put_into_the_queue_ends_the_run_with_its_cause(worker, error):
     async def fail(*_: Any, **__: Any) -> None:
         raise error
 

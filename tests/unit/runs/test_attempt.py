@@ -31,7 +31,7 @@ def environment(**changes: Any) -> dict[str, str]:
     }
 
 
-def test_an_attempt_is_what_the_operator_says():
+def test_an_attempt_is_read_from_the_environment_variables_of_the_operator():
     attempt = Attempt.from_environment(
         environment(TURNMILL_METRICS_PORT="9465", TURNMILL_STORE_URL="redis://store:6379", TURNMILL_TOOL_SERVER_URL="")
     )
@@ -44,24 +44,24 @@ def test_an_attempt_is_what_the_operator_says():
     assert attempt.tool_server_url is None
 
 
-def test_without_an_operator_the_way_out_is_named():
+def test_without_an_operator_the_error_names_turnmill_run():
     with pytest.raises(SettingsError, match=r"TURNMILL_JOB is not set.*`turnmill run JOB.yaml`"):
         Attempt.from_environment({})
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "first", "1.5"])
-def test_attempts_count_from_one(number: str):
+def test_an_attempt_number_that_is_not_a_positive_integer_is_refused(number: str):
     with pytest.raises(SettingsError, match=rf"TURNMILL_ATTEMPT \('{number}'\) must be a whole number, 1 or greater"):
         Attempt.from_environment(environment(TURNMILL_ATTEMPT=number))
 
 
-def test_a_job_that_breaks_a_rule_is_refused_as_on_a_laptop():
+def test_an_attempt_with_an_invalid_job_is_refused():
     broken = RESOURCE | {"spec": RESOURCE["spec"] | {"training": {"steps": 0, "turnsPerStep": 256}}}
 
     with pytest.raises(JobError, match=r"spec\.training\.steps"):
         Attempt.from_environment(environment(TURNMILL_JOB=json.dumps(broken)))
 
 
-def test_text_that_is_no_job_is_refused():
+def test_a_job_that_is_not_json_is_refused():
     with pytest.raises(SettingsError, match="TURNMILL_JOB is no AgentTrainingJob as JSON"):
         Attempt.from_environment(environment(TURNMILL_JOB="{"))

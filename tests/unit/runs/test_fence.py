@@ -21,14 +21,14 @@ def write_checkpoint(folder: Path, step: int) -> None:
     checkpoints.complete(root, RunState(step, slots=(), kl_coefficient=0.0), keep=2)
 
 
-def test_the_run_s_path_leads_to_the_newest_attempt(run_dir: Path):
+def test_the_run_path_links_to_the_newest_attempt(run_dir: Path):
     claim(run_dir, 1)
     second = claim(run_dir, 2)
 
     assert run_dir.resolve() == second.resolve()
 
 
-def test_an_attempt_takes_over_what_the_one_before_has_made(run_dir: Path):
+def test_an_attempt_takes_over_the_checkpoints_of_the_previous_one(run_dir: Path):
     write_checkpoint(claim(run_dir, 1), step=5)
 
     taken_over = checkpoints.latest(claim(run_dir, 2) / "checkpoints")
@@ -37,12 +37,12 @@ def test_an_attempt_takes_over_what_the_one_before_has_made(run_dir: Path):
     assert taken_over.state.step == 5
 
 
-def test_an_attempt_begins_anew_where_the_one_before_made_nothing(run_dir: Path):
+def test_an_attempt_without_a_previous_one_has_an_empty_folder(run_dir: Path):
     assert list(claim(run_dir, 3).iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_attempt_that_has_begun_or_is_older_is_refused(run_dir: Path, number: int):
+def test_an_attempt_that_is_not_newer_than_the_current_one_is_refused(run_dir: Path, number: int):
     claim(run_dir, 2)
 
     with pytest.raises(RunFailedError, match=rf"Attempt {number} .* is stale: attempt 2 has begun") as caught:
@@ -53,8 +53,8 @@ def test_an_attempt_that_has_begun_or_is_older_is_refused(run_dir: Path, number:
 
 def test_a_stale_attempt_cannot_complete_a_checkpoint(run_dir: Path):
     stale = claim(run_dir, 1)
-    half_written = checkpoints.folder_of(stale / "checkpoints", 6)
-    half_written.mkdir(parents=True)
+    incomplete = checkpoints.folder_of(stale / "checkpoints", 6)
+    incomplete.mkdir(parents=True)
     newest = claim(run_dir, 2)
 
     with pytest.raises(FileNotFoundError):
@@ -63,7 +63,7 @@ def test_a_stale_attempt_cannot_complete_a_checkpoint(run_dir: Path):
     assert checkpoints.latest(newest / "checkpoints") is None
 
 
-def test_a_checkpoint_that_a_stale_attempt_makes_by_all_its_path_is_not_seen(run_dir: Path):
+def test_a_checkpoint_of_a_stale_attempt_is_never_the_latest(run_dir: Path):
     stale = claim(run_dir, 1)
     write_checkpoint(claim(run_dir, 2), step=5)
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_that_a_stale_attempt_makes_by_all_its_path_is_not_seen(run
     assert not stale.exists()
 
 
-def test_metrics_of_a_stale_attempt_reach_no_reader(run_dir: Path):
+def test_a_stale_attempt_cannot_append_metrics(run_dir: Path):
     stale = RunFolder(claim(run_dir, 1))
     stale.append_metrics(1, {"turnmill/reward_mean": 0.5})
     newest = RunFolder(claim(run_dir, 2))
@@ -88,7 +88,7 @@ def test_metrics_of_a_stale_attempt_reach_no_reader(run_dir: Path):
     assert [row["step"] for row in newest.read_metrics()] == [1]
 
 
-def test_other_runs_of_the_namespace_stay_as_they_are(run_dir: Path):
+def test_an_attempt_leaves_other_runs_of_the_namespace_unchanged(run_dir: Path):
     other = claim(run_dir.with_name("babyai-1a2b3c4d5"), 1)
     (other / "job.yaml").write_text(json.dumps({}))
 

@@ -1,4 +1,4 @@
-"""Which failures of a run are tried again, and what does not fail one."""
+"""Retries of failed runs, and the detection of stalled ones."""
 
 import os
 import signal
@@ -20,12 +20,12 @@ from turnmill.training.recorder import ATTEMPT
 
 
 @pytest.fixture(autouse=True)
-def _leave_no_attempt_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def _restore_attempt_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ATTEMPT, "")
 
 
-def tries(causes: Sequence[str], retries: int, path: Path) -> int:
-    """How often a run is tried that fails for these causes, one after the other, and then does not."""
+def count_attempts(causes: Sequence[str], retries: int, path: Path) -> int:
+    """Return how many attempts a run takes that fails with these causes in turn and then succeeds."""
     folder = RunFolder(path)
     folder.create()
     count = 0
@@ -41,39 +41,39 @@ def tries(causes: Sequence[str], retries: int, path: Path) -> int:
     return count
 
 
-def test_a_run_is_tried_as_often_as_its_job_says(tmp_path):
-    assert tries(["stalled", "stalled"], 2, tmp_path) == 3
+def test_a_run_is_retried_as_often_as_its_job_allows(tmp_path):
+    assert count_attempts(["stalled", "stalled"], 2, tmp_path) == 3
     with pytest.raises(RunFailedError):
-        tries(["stalled", "stalled"], 1, tmp_path)
+        count_attempts(["stalled", "stalled"], 1, tmp_path)
 
 
-def test_every_try_tells_its_number_to_the_processes_that_it_starts(tmp_path):
-    folder, told = RunFolder(tmp_path), []
+def test_every_attempt_passes_its_number_to_the_processes_it_starts(tmp_path):
+    folder, numbers = RunFolder(tmp_path), []
     folder.create()
 
     def train() -> None:
-        told.append(os.environ[ATTEMPT])
-        if len(told) < 3:
+        numbers.append(os.environ[ATTEMPT])
+        if len(numbers) < 3:
             raise RunFailedError("it broke", "stalled")
 
     with processes.owned(folder.path) as owner:
         _with_retries(train, 2, folder, owner)
 
-    assert told == ["1", "2", "3"]
+    assert numbers == ["1", "2", "3"]
 
 
-def test_what_would_fail_again_is_not_tried_again(tmp_path):
+def test_a_permanent_failure_is_not_retried(tmp_path):
     with pytest.raises(RunFailedError):
-        tries(["environment"], 5, tmp_path)
+        count_attempts(["environment"], 5, tmp_path)
 
 
-def test_ray_that_does_not_start_in_time_costs_no_retry(tmp_path):
-    assert tries(["ray"] * RAY_RETRIES, 0, tmp_path) == RAY_RETRIES + 1
+def test_a_slow_start_of_ray_uses_no_retry_of_the_job(tmp_path):
+    assert count_attempts(["ray"] * RAY_RETRIES, 0, tmp_path) == RAY_RETRIES + 1
 
 
-def test_ray_that_never_starts_ends_the_run(tmp_path):
+def test_a_run_ends_if_ray_never_starts(tmp_path):
     with pytest.raises(RunFailedError):
-        tries(["ray"] * (RAY_RETRIES + 1), 5, tmp_path)
+        count_attempts(["ray"] * (RAY_RETRIES + 1), 5, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RunFailedError("it broke", "stalled"), KeyboardInterrupt()])
-def test_a_full_disk_does_not_hide_how_a_run_ended(error: BaseException, tmp_path):
+def test_a_full_disk_does_not_hide_the_error_that_ended_a_run(error: BaseException, tmp_path):
     folder = RunFolder(tmp_path)
     folder.create()
     folder.marks.unlink(missing_ok=True)
@@ -99,14 +99,14 @@ def test_a_full_disk_does_not_hide_how_a_run_ended(error: BaseException, tmp_pat
         pass
 
 
-def test_a_clock_that_jumps_is_no_stall(tmp_path, monkeypatch):
+def test_a_jump_of_the_clock_is_not_a_stall(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.create()
     folder.beat()
     waits = iter([([], ["run"]), (["run"], [])])
 
     def wait(*_: object, **__: object) -> tuple[list[str], list[str]]:
-        # As long ago as it is after a sleep.
+        # The heartbeat looks old, as after the machine has slept.
         os.utime(folder.heartbeat, (0, 0))
         return next(waits)
 
@@ -116,7 +116,7 @@ def test_a_clock_that_jumps_is_no_stall(tmp_path, monkeypatch):
     assert watch("run", parse_job(job()), folder, lambda _: None) == "done"
 
 
-def test_silence_is_a_stall(tmp_path, monkeypatch):
+def test_a_run_without_progress_is_stalled(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.create()
     times = iter(range(0, 10_000, 400))
@@ -127,14 +127,14 @@ def test_silence_is_a_stall(tmp_path, monkeypatch):
         watch("run", parse_job(job()), folder, lambda _: None)
 
 
-def test_ray_s_sockets_have_paths_that_are_short_enough(monkeypatch):
+def test_ray_sockets_go_to_tmp_if_the_temporary_folder_has_a_long_path(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/var/folders/with/a/long/name")
     assert _parent_of_sockets() == "/tmp"
     monkeypatch.setattr(tempfile, "tempdir", "/scratch")
     assert _parent_of_sockets() == "/scratch"
 
 
-def test_a_signal_that_has_ended_the_run_stays_ignored(monkeypatch):
+def test_a_signal_that_ended_the_run_stays_ignored(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def take_step(folder: RunFolder, step: int, **metrics: float) -> None:
+def append_step(folder: RunFolder, step: int, **metrics: float) -> None:
     episodes = {"turnmill/episodes/completed": 6.0, "turnmill/episodes/failed": 2.0}
     folder.append_metrics(step, {"timing_s/step": 4.0, "turnmill/reward_mean": 0.5, **episodes, **metrics})
 
@@ -31,13 +31,13 @@ def get(port: int, path: str) -> str:
         return response.read().decode()
 
 
-def test_a_run_that_has_just_begun_is_at_step_0(folder: RunFolder):
+def test_a_run_that_has_just_started_is_at_step_0(folder: RunFolder):
     assert progress_of(folder, steps=20) == {"phase": "starting", "step": 0, "steps": 20}
 
 
-def test_progress_is_that_of_the_last_step_and_the_newest_checkpoint(folder: RunFolder):
-    take_step(folder, 1)
-    take_step(folder, 2, **{"turnmill/reward_mean": 0.75, "turnmill/success": 0.7})
+def test_progress_has_the_last_step_and_the_newest_checkpoint(folder: RunFolder):
+    append_step(folder, 1)
+    append_step(folder, 2, **{"turnmill/reward_mean": 0.75, "turnmill/success": 0.7})
     folder.append_metrics(2, {"validation/success": 0.8})
     checkpoints.folder_of(folder.checkpoints, 1).mkdir()
     checkpoints.complete(folder.checkpoints, RunState(1, slots=(), kl_coefficient=0.0), keep=2)
@@ -55,11 +55,11 @@ def test_progress_is_that_of_the_last_step_and_the_newest_checkpoint(folder: Run
     }
 
 
-def test_progress_and_the_trainer_s_metrics_are_served_side_by_side(folder: RunFolder):
+def test_progress_and_metrics_of_the_trainer_are_served_together(folder: RunFolder):
     trainer = ProgressServer(folder, steps=20)
     with trainer.serve(0) as other, ProgressServer(folder, steps=20).serve(0) as port:
         assert get(port, "/metrics") == ""
-        # Any server's answer will do.
+        # Another progress server stands in for the trainer's metrics.
         (folder.path / "metrics_url").write_text(f"http://127.0.0.1:{other}/progress\n")
 
         assert json.loads(get(port, "/metrics")) == json.loads(get(port, "/progress"))
@@ -73,7 +73,7 @@ def test_other_paths_are_not_found(folder: RunFolder):
         get(port, "/")
 
 
-def test_the_end_is_told_to_whoever_asks_next(folder: RunFolder):
+def test_the_server_stops_after_the_final_phase_has_been_read(folder: RunFolder):
     server = ProgressServer(folder, steps=20)
     with server.serve(0) as port:
         ending = threading.Thread(target=server.end, args=("complete",), kwargs={"wait_seconds": 60})
@@ -85,7 +85,7 @@ def test_the_end_is_told_to_whoever_asks_next(folder: RunFolder):
         assert not ending.is_alive()
 
 
-def test_a_port_that_is_taken_is_refused(folder: RunFolder):
+def test_a_metrics_port_in_use_is_refused(folder: RunFolder):
     with (
         ProgressServer(folder, steps=20).serve(0) as port,
         pytest.raises(SettingsError, match=rf"TURNMILL_METRICS_PORT \({port}\) cannot be served"),

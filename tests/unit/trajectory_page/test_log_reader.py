@@ -144,7 +144,7 @@ def test_an_incomplete_line_is_read_once_it_is_complete(log, reader):
     assert (before, at.found()["t0-0"].turns) == (1, 2)
 
 
-def test_a_torn_line_is_skipped(log, reader):
+def test_an_incomplete_line_is_skipped(log, reader):
     log.append([TURN])
     atomic_files.append(log.path / "step-000001.jsonl", b'{"episode":"t9-9","prompt":"{\\"episode\\":')
     log.append([LAST])

@@ -1,4 +1,4 @@
-"""Groups of episodes whose turns a worker synchronises."""
+"""Workers that synchronise the turns of a group of episodes."""
 
 import asyncio
 from contextlib import nullcontext
@@ -18,13 +18,13 @@ ROLLOUT = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log
 
 
 class TwoTurns:
-    """Stands where the loop would: notes the turns of its episodes in the order in which they begin."""
+    """A loop of two turns that records turns in the order in which they begin."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
 
     async def run(self, sampling_params: Any, *, lockstep: Lockstep | None, **_: Any) -> EpisodeFailure:
-        """Two turns."""
+        """Play two turns and fail."""
         for turn in (1, 2):
             if lockstep is not None:
                 await lockstep.wait()
@@ -33,29 +33,29 @@ class TwoTurns:
 
 
 def worker(turns: str) -> GrlLoopWorker:
-    """A worker without a run: as much of it as groups need to be played."""
-    made = GrlLoopWorker.__new__(GrlLoopWorker)
-    made.job = grl_job(turns=turns)
-    made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})
-    made.grl_loop = TwoTurns()
-    made.limit = nullcontext()
-    made.background_tasks = set()
-    made._groups = {}
-    return made
+    """Return a worker without a run that can play groups."""
+    instance = GrlLoopWorker.__new__(GrlLoopWorker)
+    instance.job = grl_job(turns=turns)
+    instance.config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})
+    instance.grl_loop = TwoTurns()
+    instance.limit = nullcontext()
+    instance.background_tasks = set()
+    instance._groups = {}
+    return instance
 
 
-async def play(player: GrlLoopWorker, *sizes: int) -> list[int]:
-    """Which turns began one after another where groups of these sizes are asked for together."""
+async def play(grl_worker: GrlLoopWorker, *sizes: int) -> list[int]:
+    """Play groups of these sizes in one request; return the turns in the order in which they began."""
     rows = [{"uid": f"group{i}", "index": i, "global_steps": 1, "agent_name": "grl", GROUP_SIZE: size}
             for i, size in enumerate(sizes)]  # fmt: skip
-    await player.generate_sequences(list_of_dict_to_tensordict(rows))
+    await grl_worker.generate_sequences(list_of_dict_to_tensordict(rows))
     async with asyncio.timeout(10):
-        await asyncio.gather(*player.background_tasks, return_exceptions=True)
-    return player.grl_loop.begun
+        await asyncio.gather(*grl_worker.background_tasks, return_exceptions=True)
+    return grl_worker.grl_loop.begun
 
 
 @pytest.fixture(autouse=True)
-def refused(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def refused_keys(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The keys that the queue refuses."""
     keys: set[str] = set()
 
@@ -75,14 +75,14 @@ async def test_episodes_of_one_request_wait_for_each_other_in_synchronous_turns(
     assert await play(worker(turns), 1, 2) == begun
 
 
-async def test_a_group_that_verl_drops_before_it_begins_is_not_awaited(refused):
-    refused.add("group0")
+async def test_a_group_that_verl_drops_before_it_begins_is_not_awaited(refused_keys):
+    refused_keys.add("group0")
 
     assert await play(worker("synchronous"), 3, 2) == [1, 1, 2, 2]
 
 
 async def test_episodes_of_separate_requests_do_not_wait_for_each_other():
-    player = worker("synchronous")
+    grl_worker = worker("synchronous")
 
-    assert await play(player, 2) == [1, 1, 2, 2]
-    assert await play(player, 1) == [1, 1, 2, 2, 1, 2]
+    assert await play(grl_worker, 2) == [1, 1, 2, 2]
+    assert await play(grl_worker, 1) == [1, 1, 2, 2, 1, 2]

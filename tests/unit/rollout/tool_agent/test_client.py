@@ -12,12 +12,12 @@ from turnmill.rollout.trajectory_worker import split_limit
         ("http://a:5000/, http://b:1", ("http://a:5000/get_observation", "http://b:1/get_observation")),
     ],
 )
-def test_an_address_is_that_of_a_server_or_of_its_endpoint(text, urls):
+def test_the_endpoint_is_added_to_the_addresses_of_servers(text, urls):
     assert parse_urls(text) == urls
 
 
 @pytest.mark.feature("verl-tool", "control characters")
-def test_control_characters_go_from_every_string():
+def test_control_characters_are_removed_from_every_string():
     assert without_control_characters({"a\x00": ["b\x1f", {"c": "\x0b"}, 3], "t": "\t\n\r"}) == {
         "a": ["b", {"c": ""}, 3],
         "t": "\t\n\r",
@@ -33,7 +33,7 @@ def test_control_characters_go_from_every_string():
         ("nothing", None),
     ],
 )
-def test_the_first_token_in_the_order_of_the_list_ends_the_action(text, action):
+def test_the_first_listed_stop_token_in_the_response_ends_the_action(text, action):
     assert find_action(text, ("</a>", "</b>")) == action
 
 
@@ -42,6 +42,6 @@ def test_the_first_token_in_the_order_of_the_list_ends_the_action(text, action):
     ("limit", "workers", "shares"),
     [(10, 3, [4, 3, 3]), (2, 4, [1, 1]), (1, 1, [1]), (None, 4, None)],
 )
-def test_a_limit_is_split_over_workers_that_each_get_a_share(limit, workers, shares):
+def test_a_limit_on_trajectories_is_split_over_workers(limit, workers, shares):
     assert split_limit(limit, workers) == shares
     assert shares is None or sum(shares) == limit

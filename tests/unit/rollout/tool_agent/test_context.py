@@ -38,16 +38,16 @@ def test_observations_can_be_trained_on():
 )
 def test_rolling_trains_every_response_once_in_the_context_it_was_sampled_in(turns, budget):
     context = Context(PROMPT, budget=budget)
-    read = []
+    contexts = []
     next_id = 10
-    for said, observed in turns:
+    for response_length, observation_length in turns:
         if context.room < budget // 2:
             context.roll()
-        assert context.room >= said or budget < 12
-        read.append(tuple(context.ids))
-        context.begin_turn(response(*range(next_id, next_id + min(said, context.room))))
-        context.add(Tokens.given(range(1000 + next_id, 1000 + next_id + observed)))
-        next_id += said
+        assert context.room >= response_length or budget < 12
+        contexts.append(tuple(context.ids))
+        context.begin_turn(response(*range(next_id, next_id + min(response_length, context.room))))
+        context.add(Tokens.given(range(1000 + next_id, 1000 + next_id + observation_length)))
+        next_id += response_length
 
     rows = context.rows()
 
@@ -55,5 +55,5 @@ def test_rolling_trains_every_response_once_in_the_context_it_was_sampled_in(tur
     assert len(learned) == len(set(learned))
     for row in rows:
         assert row.prompt_ids[:3] == PROMPT
-        assert row.prompt_ids in read
+        assert row.prompt_ids in contexts
         assert len(row.prompt_ids) + len(row.response) <= len(PROMPT) + budget

@@ -12,11 +12,11 @@ NAIVE = "\n\nWhat will you do next? Answer with one of the allowed actions, in i
 
 
 def memory(*, text_turns: int, thought_turns: int = 1) -> Memory:
-    made = Memory(text_turns=text_turns, thought_turns=thought_turns)
-    made.begin("a wall")
-    made.remember(response="THINK: hm ACTION: fly", action="go forward", observation="a key")
-    made.remember(response="THINK: ah ACTION: pick up", action="pick up", observation="You carry a key")
-    return made
+    filled = Memory(text_turns=text_turns, thought_turns=thought_turns)
+    filled.begin("a wall")
+    filled.remember(response="THINK: hm ACTION: fly", action="go forward", observation="a key")
+    filled.remember(response="THINK: ah ACTION: pick up", action="pick up", observation="You carry a key")
+    return filled
 
 
 def build(template: str, **window: int) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def test_of_older_turns_only_the_executed_action_is_shown():
 
 
 @pytest.mark.feature("Verlog", "prompts `cot` and `naive`")
-def test_naive_asks_for_an_action_alone():
+def test_naive_asks_only_for_an_action():
     assert build("naive", text_turns=1, thought_turns=0) == [
         ("system", "You are an agent."),
         ("user", "Observation:\na key"),
@@ -58,7 +58,7 @@ def test_naive_asks_for_an_action_alone():
     ]
 
 
-def test_compact_adds_no_words_of_its_own():
+def test_compact_adds_no_text():
     assert build("compact", text_turns=2, thought_turns=2) == [
         ("system", "goal: win"),
         ("user", "a wall"),
@@ -74,5 +74,5 @@ def test_without_memory_the_prompt_has_the_current_observation_only():
 
 
 @pytest.mark.parametrize(("template", "required"), [("cot", True), ("compact", True), ("naive", False)])
-def test_an_action_alone_counts_where_it_was_asked_for(template, required):
+def test_only_the_naive_prompt_accepts_an_action_without_marker(template, required):
     assert requires_marker(template) is required

@@ -20,7 +20,7 @@ def slot(*, number: int = 0, reward: float = 0.0, reason: StopReason | None = No
     )
 
 
-def test_the_reward_of_a_turn_stands_on_its_last_token():
+def test_the_reward_of_a_turn_is_placed_on_its_last_token():
     row = turn_row(turn(reward=0.5), slot=slot()).as_dict()
 
     assert row["rm_scores"].tolist() == [0, 0, 0.5]
@@ -30,7 +30,7 @@ def test_the_reward_of_a_turn_stands_on_its_last_token():
 def test_the_reward_of_a_later_turn_does_not_replace_it():
     row = turn_row(turn(reward=0.5), slot=slot())
 
-    # What verl does to the rows of one agent loop where the last has a score.
+    # verl does this to every row of an agent loop if the last one has a score.
     row.reward_score = 9.0
 
     assert row.as_dict()["rm_scores"].tolist() == [0, 0, 0.5]
@@ -44,7 +44,7 @@ def test_tokens_and_log_probs_are_those_of_the_turn():
     assert "metadata" not in row
 
 
-def test_metadata_travels_with_the_row():
+def test_metadata_is_encoded_in_the_row():
     row = turn_row(turn(reward=0.5, plan_length=3), slot=slot())
 
     assert decode(row.as_dict()[TURN_METADATA], TurnMetadata) == row.metadata
@@ -52,9 +52,9 @@ def test_metadata_travels_with_the_row():
 
 
 def test_the_last_turn_of_an_episode_has_its_length_and_reward():
-    over = slot(number=6, reward=1.2, reason="max_turns")
+    last = slot(number=6, reward=1.2, reason="max_turns")
 
-    metadata = turn_row(turn(done=True), slot=over).metadata
+    metadata = turn_row(turn(done=True), slot=last).metadata
 
     assert metadata == TurnMetadata(
         episode_id="t5-2", turn=6, done=True, truncated=True, episode_length=7, episode_reward=1.2

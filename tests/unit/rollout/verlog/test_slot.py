@@ -17,22 +17,22 @@ def test_training_and_validation_never_play_the_same_episode():
 
 
 @pytest.mark.parametrize("run_seed", RUN_SEEDS)
-def test_the_episodes_of_one_validation_are_all_different(run_seed):
+def test_all_episodes_of_a_validation_have_different_seeds(run_seed):
     seeds = [EpisodePlan.validation(run_seed, slot).seed(0) for slot in range(2000)]
 
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_validation_episode_that_is_played_again_is_the_same_one():
+def test_a_repeated_validation_episode_has_the_same_seed():
     plan = EpisodePlan.validation(3, 8)
 
     assert plan.seed(0) == plan.seed(1)
 
 
-def test_episodes_of_training_differ_by_run_slot_and_number():
+def test_training_episodes_have_different_seeds_by_run_slot_and_number():
     seeds = [EpisodePlan.training(run, slot).seed(n) for run in (0, 1) for slot in range(20) for n in range(20)]
 
-    # Of 2**31 seeds, chance lets a handful of 800 collide once in thousands of runs.
+    # 800 random seeds out of 2**31 rarely collide, and these runs have fixed seeds.
     assert len(set(seeds)) == len(seeds)
 
 
@@ -42,7 +42,7 @@ def test_a_run_with_the_same_seed_plays_the_same_episodes():
     ]
 
 
-def test_every_turn_has_a_sampling_seed_that_engines_take():
+def test_every_turn_has_its_own_sampling_seed_in_the_range_of_engines():
     seeds = {
         sampling_seed(0, stream, slot, turn)
         for stream in ("training", "validation")
