@@ -1,1 +1,1 @@
-"""Entry points: parse, build, run."""
+"""Command line of turnmill."""

@@ -1,4 +1,4 @@
-"""Checks of a job that need more than its settings: agents, environments, tasks, warm starts, verl's settings."""
+"""Checks of a job beyond its settings: agents, environments, tasks, warm starts, settings of verl."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +14,7 @@ from turnmill.training.plugins import PluginError
 
 
 def plugins(values: Values) -> Iterator[Problem]:
-    """Yield problems with classes of the user's own, and with their options."""
+    """Yield problems with the user's own classes and their options."""
     for section, class_of in (("agent", agent_kind_class), ("algorithm", _algorithm_class)):
         name = values[f"spec.{section}.type"]
         if kind_of(name) != PLUGIN:
@@ -48,7 +48,7 @@ def warm_start(values: Values) -> Iterator[Problem]:
 
 
 def verl_settings(values: Values) -> Iterator[Problem]:
-    """Yield a problem for every name in `spec.verl` that verl has no setting for, or that turnmill does not read."""
+    """Yield a problem for each name in `spec.verl` that is no setting of verl, or that has no effect."""
     settings = values["spec.verl"]
     if not settings:
         return

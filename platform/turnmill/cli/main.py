@@ -217,7 +217,7 @@ app.command()(clean_up)
 
 
 def _load(job_file: Path, overrides: Sequence[str] | None) -> "AgentTrainingJob":
-    """Parse and check the job file, the only time in this process. Raises JobError after a line with the count."""
+    """Parse and check the job file. Raises JobError, after printing the number of problems."""
     from turnmill.cli import checks
     from turnmill.jobs import JobError, load_job
 

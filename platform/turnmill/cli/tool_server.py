@@ -1,4 +1,4 @@
-"""`turnmill tool-server`: verl-tool's flags by their own names, and those of turnmill's server."""
+"""`turnmill tool-server`: the options of verl-tool's server, and those of turnmill's."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ ACCEPTED = "Without effect; accepted for the sake of verl-tool's scripts"
 
 
 class FireStyleCommand(TyperCommand):
-    """Command that also accepts options in the style of verl-tool's: `--tool_type X`, `--use_ray=True`."""
+    """Command that also accepts options in verl-tool's style: `--tool_type X`, `--use_ray=True`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite the options to typer's style before they are parsed."""

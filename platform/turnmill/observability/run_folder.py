@@ -99,8 +99,7 @@ class RunFolder:
         return self.path / "logs"
 
     def create(self) -> None:
-        """Create the folder, or prepare it for a resumed run; call this before other processes of the run write to
-        it."""
+        """Create the folder, or prepare it for a resumed run, before other processes of the run write to it."""
         for folder in (self.path, self.trajectories, self.checkpoints, self.episodes, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
             atomic_files.remove_partial_files(folder)

@@ -239,8 +239,7 @@ class TrajectoryLog:
                     yield turn
 
     def read_episodes(self, wanted: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
-        """Yield the episodes that pass a filter: training in the order in which they ended, unfinished ones, then
-        validation."""
+        """Yield the episodes that pass a filter: of training in the order of their ends, unfinished, of validation."""
         wanted = wanted or EpisodeFilter()
         if wanted.validation is not True:
             yield from filter(wanted.accepts, _episodes(self.read_turns(), validation=False))

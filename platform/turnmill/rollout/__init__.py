@@ -1,1 +1,1 @@
-"""The agent loops: policy and environment, turn by turn."""
+"""Agent loops, which alternate policy and environment or tools."""

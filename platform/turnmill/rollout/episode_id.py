@@ -1,4 +1,4 @@
-"""The identity of an episode within a run."""
+"""Identity of an episode within a run."""
 
 from dataclasses import dataclass
 
@@ -17,5 +17,5 @@ class EpisodeId:
 
     @property
     def sampling_stream(self) -> str:
-        """The stream of its sampling seeds; every validation has the same."""
+        """Name from which its sampling seeds are derived; it is the same in every validation."""
         return f"v-{self.task}-{self.sample}" if self.validate else str(self)

@@ -1,7 +1,7 @@
-"""Metrics of one episode, collected while it goes on."""
+"""Metrics of one episode, collected while it is played."""
 
 MAX_TURNS_WITH_METRICS = 8
-"""Later turns have no metrics of their own in the log."""
+"""Number of turns that have metrics of their own."""
 
 
 class EpisodeMetrics:

@@ -1,4 +1,4 @@
-"""Episodes that infrastructure ended: they are counted, and never learned from."""
+"""Episodes that failed because of infrastructure; they are counted, and not trained on."""
 
 from typing import Unpack
 
@@ -10,14 +10,14 @@ from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.verl_types import BatchRow
 
 FAILED = "failed"
-"""Value of a key's tag `status` that stands for an episode without rows."""
+"""Value of the tag `status` for an episode without rows."""
 
 FAILURE = "failure"
-"""Tag of such a key with the encoded `EpisodeFailure`."""
+"""Tag with the encoded `EpisodeFailure`."""
 
 
 async def put_failure(failure: EpisodeFailure, *, validate: bool, **row: Unpack[BatchRow]) -> None:
-    """Put a key without data into the queue: the failure is counted, and no row of it can get into a batch."""
+    """Put a key without a row into the queue, so that the failure is counted."""
     await tq.async_kv_put(
         key=f"{row['uid']}_{row['session_id']}_0",
         partition_id="val" if validate else "train",
@@ -26,7 +26,7 @@ async def put_failure(failure: EpisodeFailure, *, validate: bool, **row: Unpack[
 
 
 def as_run_failure(error: BaseException) -> RunFailedError:
-    """Return the error that ends the run when an agent loop raised this one."""
+    """Return the error that ends the run after an agent loop raised `error`."""
     if isinstance(error, RunFailedError):
         return error
     cause = "settings" if isinstance(error, TurnmillError) else "rollout"

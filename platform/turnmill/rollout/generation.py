@@ -1,4 +1,4 @@
-"""Generation of responses through verl's client of the inference engines, with a seed for each."""
+"""Generation of responses by verl's client of the inference engines, each with a seed of its own."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Clients of verl's inference servers: with sticky sessions for good, and with responses that outlive servers."""
+"""Clients of verl's inference servers: permanent routing, and responses that survive a server's failure."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class StickyClient(LLMServerClient):
-    """Assigns each request id to one server for good, where its prefix is cached.
+    """Assigns each request id permanently to one server, which caches its prefix.
 
     verl's own client asks the load balancer, a Ray actor, before and after every generation. With short turns and one
     agent loop process these calls are most of the cost of rollout.
@@ -32,31 +32,31 @@ class StickyClient(LLMServerClient):
         return self._servers[request_id]
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """Do nothing: request ids are assigned to servers for good."""
+        """Do nothing: request ids are assigned to servers permanently."""
 
 
 class PositionSeededClient(LLMServerClient):
-    """Derives the seed of a request from the position at which it begins.
+    """Derives the seed of a request from the position at which its response starts.
 
-    vLLM restarts the random numbers of a request from its seed: the continuation of an aborted response would be
-    sampled with those of its first tokens.
+    vLLM restarts a request's random numbers from its seed, so the continuation of an aborted response would be sampled
+    with the random numbers of its first tokens.
     """
 
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, **media: object
     ) -> TokenOutput:
-        """Return what one engine generates before it ends or is aborted."""
+        """Return the tokens that one engine generates until it finishes or the request is aborted."""
         if isinstance(seed := sampling_params.get("seed"), int):
             sampling_params = {**sampling_params, "seed": seed_at_position(seed, len(prompt_ids))}
         return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **media)
 
 
 class ResumingClient(FullyAsyncLLMServerClient, PositionSeededClient):
-    """Continues a response that an engine was made to abort."""
+    """Continues responses that were aborted."""
 
 
 class EngineClient(ResumingClient):
-    """Starts a response again on another engine, as soon as there is one, where its engine dies."""
+    """Generates a response again on another engine, when one is available, if its engine dies."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -65,7 +65,7 @@ class EngineClient(ResumingClient):
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, **media: object
     ) -> TokenOutput:
-        """Return a whole response, even if the engine that began it dies."""
+        """Return a whole response, even if the engine that started it dies."""
         while True:
             try:
                 return await super().generate(

@@ -8,7 +8,7 @@ from turnmill.tasks import Answer, Task, TaskSource
 
 
 async def compute_reward(answer: Answer, task: Task, source: TaskSource, *, episode_name: str) -> float:
-    """Return the reward that the task's source gives an answer. Raises RewardError, naming the episode."""
+    """Return the reward of an answer from the task's source. Raises RewardError with the episode's name."""
     try:
         reward = float(await asyncio.to_thread(source.reward, task, answer))
     except Exception as error:
@@ -17,7 +17,7 @@ async def compute_reward(answer: Answer, task: Task, source: TaskSource, *, epis
 
 
 def require_finite(reward: float, *, episode_name: str) -> float:
-    """Return the reward. Raises RewardError where it is not finite: its whole group could not be learned from."""
+    """Return the reward. Raises RewardError if it is not finite, as its whole group could not be trained on."""
     if not math.isfinite(reward):
         raise RewardError(f"{episode_name}: its reward is {reward}: rewards are finite numbers.")
     return reward

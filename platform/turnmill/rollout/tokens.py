@@ -1,4 +1,4 @@
-"""Token sequences with their loss mask and log-probs, and the rows that are trained on."""
+"""Token sequences with response mask and log-probs, and training rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

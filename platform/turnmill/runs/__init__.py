@@ -1,1 +1,1 @@
-"""Starting, joining and watching runs: the processes of a job from its file to its end."""
+"""Starting, joining and watching runs, from the job file to the end of all processes."""

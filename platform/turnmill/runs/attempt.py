@@ -22,24 +22,24 @@ DEFAULT_METRICS_PORT = 9464
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The job to train, the number of the attempt, its run folder, and the services that it uses."""
+    """Job, number and run folder of an attempt, and addresses of its services."""
 
     job: AgentTrainingJob
     number: int
     run_dir: Path
     metrics_port: int = DEFAULT_METRICS_PORT
     store_url: str | None = None
-    """The trajectory store, without its password."""
+    """Address of the trajectory store, without its password."""
 
     tool_server_url: str | None = None
-    """The team's tool servers, for jobs that name none."""
+    """Address of the team's tool servers, for jobs that name none."""
 
     device: str | None = None
-    """The device of the pods that train, for jobs that leave it to the cluster: this process may see no GPU itself."""
+    """Device of the pods that train, for jobs with device `auto`, as this process may see no GPU itself."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read the attempt from environment variables; raises SettingsError, or JobError for the job."""
+        """Read the attempt from environment variables. Raises SettingsError, or JobError for the job."""
         return cls(
             job=_job(_required(environment, JOB)),
             number=_number(environment, NUMBER, least=1),

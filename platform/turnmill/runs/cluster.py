@@ -1,4 +1,4 @@
-"""Trains in a Ray cluster that exists, as one attempt of those that an operator counts."""
+"""Training in an existing Ray cluster, as one attempt of several that an operator counts."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ WARM_STARTS = ".warm-starts"
 def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
     """Train a job to its last step, from its last checkpoint if there is one.
 
-    Raises RunFailedError with a cause, `stale_attempt` if this attempt or a later one has begun before. All processes
+    Raises RunFailedError with a cause, `stale_attempt` if this attempt or a later one has started before. All processes
     of the run belong to its Ray job and end with it.
     """
     report = on_progress or (lambda _: None)
@@ -84,7 +84,7 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
 
 
 def _with_free_metrics_port(attempt: Attempt) -> AgentTrainingJob:
-    """Return the job with metrics on a free port: this process passes them on at the port that is known."""
+    """Return the job with metrics on a free port; this process serves them on the port in the job."""
     metrics = attempt.job.spec.metrics.model_copy(update={"port": 0})
     return attempt.job.model_copy(update={"spec": attempt.job.spec.model_copy(update={"metrics": metrics})})
 
@@ -105,7 +105,7 @@ def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
 
 
 async def _claim_run(store_url: str, run: str, attempt: int) -> None:
-    """Claim the run in the store, which refuses writes of earlier attempts from then on."""
+    """Claim the run in the store, which from then on rejects writes of earlier attempts."""
     journal = TrajectoryJournal.from_url(with_password(store_url), run, attempt=attempt)
     try:
         await journal.claim_run(deadline=deadline_in(STORE_TIMEOUT_SECONDS))

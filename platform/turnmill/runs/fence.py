@@ -1,8 +1,8 @@
-"""One attempt at a run at a time: the folder of a run moves from attempt to attempt.
+"""Exclusive access of one attempt to a run folder.
 
-`RUN_DIR` is a link to the folder of the newest attempt, beside it as `RUN_DIR.attempt-N`. A new attempt renames the
-folder that is there to its own name, in one move: whatever an older attempt still writes by the paths that it knows
-goes nowhere, checkpoints above all.
+`RUN_DIR` is a symbolic link to the folder of the newest attempt, `RUN_DIR.attempt-N` beside it. A new attempt renames
+the existing folder to its own name in one operation, so that an older attempt can no longer write to it, in particular
+no checkpoints.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ STALE = "stale_attempt"
 
 
 def claim(run_dir: Path, attempt: int) -> Path:
-    """Take the run over, with all that it has, and return its folder; raises RunFailedError for an older attempt."""
+    """Take over the run folder with its contents, and return it. Raises RunFailedError for an older attempt."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     folder = _folder(run_dir, attempt)
     while True:
@@ -49,7 +49,7 @@ def _lead_to_newest(run_dir: Path) -> None:
 
 
 def _newest(run_dir: Path) -> int:
-    """The number of the newest attempt; 0 where there is none."""
+    """Return the number of the newest attempt; 0 if there is none."""
     pattern = re.compile(re.escape(run_dir.name) + r"\.attempt-(\d+)")
     matches = (pattern.fullmatch(path.name) for path in run_dir.parent.iterdir())
     return max((int(match[1]) for match in matches if match), default=0)

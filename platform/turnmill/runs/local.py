@@ -1,4 +1,4 @@
-"""Runs a job on this machine: a Ray cluster of its own, a watchdog over it, and nothing left behind."""
+"""A run on this machine: a Ray cluster of its own, supervision, and removal of everything it leaves."""
 
 import logging
 import os
@@ -48,7 +48,7 @@ _Handler = Callable[[int, FrameType | None], object] | int | None
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The folder and the summary of a run that has ended."""
+    """Folder and summary of a finished run."""
 
     folder: Path
     summary: dict[str, object]
@@ -59,8 +59,8 @@ def launch(
 ) -> RunResult:
     """Train a job to its last step.
 
-    Raises RunFailedError with a cause, SettingsError for what only shows on this machine, and lets KeyboardInterrupt
-    through; in every case all processes, shared memory and Ray's files of this run are gone.
+    Raises RunFailedError with a cause, SettingsError for settings that do not work on this machine, and lets
+    KeyboardInterrupt through. In every case, the run's processes, shared memory and Ray files are removed.
     """
     report = on_progress or (lambda _: None)
     folder = RunFolder(run_dir.absolute())
@@ -79,9 +79,10 @@ def launch(
 
 
 def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, owner: processes.Owner) -> None:
-    """Train; after a failure that another try may get past, go on from the last checkpoint.
+    """Train; after a failure that another attempt may get past, resume from the last checkpoint.
 
-    Ray gives a machine 30 s to start it, which a busy one may not keep: that costs the job none of its retries.
+    Ray must start within 30 s, which may be too short on a busy machine; such a failure does not count as one of the
+    job's retries.
     """
     failed = not_started = 0
     while True:
@@ -130,7 +131,7 @@ def _train(
 
 @contextmanager
 def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, folder: RunFolder) -> Iterator[None]:
-    """A Ray cluster on this machine for this run alone."""
+    """Run a Ray cluster on this machine, for this run only, while the context lasts."""
     temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-", dir=_parent_of_sockets()))
     owner.remember_folder(temp_dir)
     (temp_dir / TEMPORARY).mkdir()
@@ -152,7 +153,7 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
 
 
 def _parent_of_sockets() -> str:
-    """The temporary folder, unless what Ray puts below it would be too long for the path of a socket."""
+    """Return the temporary folder, or a shorter path if Ray's socket paths below it would be too long."""
     given = tempfile.gettempdir()
     return given if len(given) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
 
@@ -195,7 +196,7 @@ def _restore(handlers: Mapping[signal.Signals, _Handler]) -> None:
 
 
 def _keep_logs(temp_dir: Path, folder: RunFolder) -> None:
-    """Copy what Ray's workers wrote to the run folder: the session itself is deleted."""
+    """Copy the logs of Ray's workers to the run folder, as the session is deleted."""
     target = folder.logs / "ray"
     if (fork_server_log := temp_dir / "fork_server.log").exists():
         shutil.copyfile(fork_server_log, folder.logs / fork_server_log.name)

@@ -1,4 +1,4 @@
-"""Preparation and end of a run: its folder, the model to start from, the environment of its processes, the summary."""
+"""Preparation and end of a run: folder, initial model, environment variables of its processes, summary."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ from turnmill.runs.watch import Report
 
 
 def resolve_device(device: str) -> str:
-    """`auto` is CUDA where the driver shows a GPU; raises SettingsError for CUDA where there is none."""
+    """Return the device; `auto` is CUDA if the driver reports a GPU. Raises SettingsError for CUDA without a GPU."""
     has_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
     if device == "cuda" and not has_gpu:
         raise SettingsError(
@@ -30,7 +30,7 @@ def resolve_device(device: str) -> str:
 
 
 def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
-    """Make the run folder ready for an attempt."""
+    """Prepare the run folder for an attempt."""
     folder.create()
     if resume:
         rewind(folder)
@@ -38,7 +38,7 @@ def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
 
 
 def rewind(folder: RunFolder) -> None:
-    """Forget what came after the last complete checkpoint."""
+    """Delete everything recorded after the last complete checkpoint."""
     from turnmill.training import checkpoints
 
     checkpoints.discard_incomplete(folder.checkpoints)
@@ -49,7 +49,7 @@ def rewind(folder: RunFolder) -> None:
 
 
 def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, cache_dir: Path | None = None) -> Path:
-    """Return the folder of the model to start from; a warm start is made if `cache_dir` has none."""
+    """Return the folder of the initial model; a warm start is made unless `cache_dir` has it."""
     spec = job.spec
     if spec.model.path is not None:
         return Path(spec.model.path)
@@ -73,7 +73,7 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
 
 
 def process_environment(device: str) -> dict[str, str]:
-    """Return the environment variables of every process of a run."""
+    """Return the environment variables of all processes of a run."""
     common = {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -101,10 +101,10 @@ def process_environment(device: str) -> dict[str, str]:
 
 
 def runtime_env(device: str, python: Sequence[str], temporary: Path | None = None) -> dict[str, object]:
-    """Return the runtime environment of Ray's workers: variables, and the command that stands for Python, if any.
+    """Return the runtime environment of Ray's workers: variables, and the command that replaces Python, if any.
 
-    `temporary` is the folder for files that go with the run: verl and vLLM leave locks and sockets behind. What torch
-    has compiled stays.
+    `temporary` is the folder for files that are deleted with the run, such as locks and sockets of verl and vLLM. Files
+    that torch has compiled are kept.
     """
     variables = process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}
     if temporary is not None:
@@ -117,7 +117,7 @@ def runtime_env(device: str, python: Sequence[str], temporary: Path | None = Non
 
 @contextmanager
 def finalize_run(folder: RunFolder) -> Iterator[None]:
-    """Write the summary of the run at the end of the block; after a failure as far as a full disk allows."""
+    """Write the summary of the run at the end of the context; after a failure, as far as a full disk allows."""
     try:
         yield
     except BaseException:

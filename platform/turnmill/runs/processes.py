@@ -1,4 +1,4 @@
-"""The processes of a run, found and ended by the mark that all of them carry in their environment."""
+"""Processes of a run, found and terminated by a mark in their environment variables."""
 
 import fcntl
 import json
@@ -30,22 +30,22 @@ class Owner:
         self.shared_memory_before = _shared_memory()
 
     def remember_folder(self, path: Path) -> None:
-        """Have a folder outside the run folder deleted with the attempt."""
+        """Delete a folder outside the run folder at the end of the attempt."""
         self.folders.append(str(path))
         self.save()
 
     def save(self) -> None:
-        """Write down what a later attempt would have to clean up if this one is killed."""
+        """Record what a later attempt has to clean up if this one is killed."""
         record = {"mark": self.mark, "pid": os.getpid(), "folders": self.folders}
         atomic_files.write_text(self.record, json.dumps(record))
 
 
 @contextmanager
 def owned(run_dir: Path) -> Iterator[Owner]:
-    """Mark all processes started inside; at the end they are gone, with their shared memory and folders.
+    """Mark all processes started in the context; at its end, end them and delete their shared memory and folders.
 
-    Starts by cleaning up after an earlier attempt at the same run that was killed. Raises SettingsError while another
-    process trains in the folder.
+    First clean up after an earlier attempt at the same run that was killed. Raises SettingsError while another process
+    trains in the folder.
     """
     record = run_dir / "attempt.json"
     with _locked(run_dir):
@@ -65,7 +65,7 @@ def owned(run_dir: Path) -> Iterator[Owner]:
 
 @contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
-    """Hold a run folder for this process alone; the lock goes with the process, however it ends."""
+    """Lock a run folder for this process; the lock ends with the process in any case."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / "lock").open("w")
@@ -82,7 +82,7 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def clean_up_after(record: Path) -> None:
-    """End what is left of an attempt; does nothing where there was none."""
+    """Terminate processes and delete files of an attempt; do nothing if there was none."""
     try:
         attempt = json.loads(record.read_text())
     except (FileNotFoundError, ValueError):
@@ -100,7 +100,7 @@ def _clean_up(mark: str, folders: list[str]) -> None:
 
 
 def terminate_marked(mark: str) -> None:
-    """Terminate every process that carries a mark, kill those that stay, and return when all are gone."""
+    """Terminate all processes with a mark, kill those that remain, and return when all have ended."""
     deadline = time.monotonic() + GRACE_SECONDS
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         while marked := find_marked(mark):
@@ -113,7 +113,7 @@ def terminate_marked(mark: str) -> None:
 
 
 def find_marked(mark: str) -> list[int]:
-    """Return the ids of the processes that carry a mark, without this one."""
+    """Return the ids of all processes with a mark, except this one."""
     needle = f"{PROCESS_MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -135,7 +135,7 @@ def _signal(pid: int, signal_number: int) -> None:
 
 
 def _shared_memory() -> set[str]:
-    """Segments of Python's and vLLM's shared memory, and Python's semaphores."""
+    """Return segments of shared memory of Python and vLLM, and Python's semaphores."""
     return {path.name for kind in ("psm_*", "sem.mp-*", "verl_weights_*") for path in Path("/dev/shm").glob(kind)}
 
 

@@ -1,4 +1,4 @@
-"""HTTP server of a run in a cluster: its metrics for Prometheus, its progress for the operator."""
+"""HTTP server of a run in a cluster: metrics for Prometheus, and progress for the operator."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ TRAINER_SECONDS = 5.0
 
 
 class ProgressServer:
-    """`/metrics`, passed on from the trainer once there is one, and `/progress`."""
+    """Serves `/metrics`, forwarded from the trainer once it runs, and `/progress`."""
 
     def __init__(self, folder: RunFolder, *, steps: int) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class ProgressServer:
 
     @contextmanager
     def serve(self, port: int) -> Iterator[int]:
-        """Answer on every interface until the end; gives the port."""
+        """Serve on all interfaces while the context lasts; yield the port."""
         answers: dict[str, Callable[[], tuple[str, bytes]]] = {
             "/metrics": lambda: (METRICS_TYPE, self._metrics()),
             "/progress": lambda: ("application/json", self._progress()),
@@ -52,7 +52,7 @@ class ProgressServer:
             server.server_close()
 
     def end(self, phase: str, *, wait_seconds: float) -> None:
-        """Serve the last phase until it has been read once or the time is over."""
+        """Serve the last phase until it has been read once, or for a limited time."""
         self._seen.clear()
         self._ended = phase
         self._seen.wait(wait_seconds)
@@ -108,6 +108,6 @@ def _handler(answers: dict[str, Callable[[], tuple[str, bytes]]]) -> type[BaseHT
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Do not log scrapes."""
+            """Do nothing: scrapes are not logged."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""The tool server and the trajectory store of a run, started for it and ended with it."""
+"""Tool server and trajectory store of a run, started and stopped with it."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator[Mapping[str, str]]:
-    """Addresses of the tool server and the store of a run; what the user does not give is started for it."""
+    """Yield the addresses of tool server and store; those that the user does not give are started here."""
     kind = agent_kind(job.spec.agent)
     if not kind.uses_store:
         yield {}
@@ -67,7 +67,7 @@ def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
 
 
 class ToolServerProcess:
-    """`turnmill tool-server` on a free loopback port; one that ends before its time is started again."""
+    """A `turnmill tool-server` on a free loopback port, which is restarted if it ends early."""
 
     def __init__(self, tools: str, store_url: str, *, run_name: str, log_file: Path) -> None:
         self._tools = tools
@@ -85,7 +85,7 @@ class ToolServerProcess:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it and wait until it answers; raises RunFailedError where it does not."""
+        """Start the server and wait until it answers. Raises RunFailedError if it does not."""
         self._launch()
         deadline = time.monotonic() + START_SECONDS
         while not self._is_healthy():

@@ -1,4 +1,4 @@
-"""The Ray actor that holds the trainer."""
+"""Ray actor that runs the trainer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,10 @@ import ray
 
 @ray.remote
 class TurnTaskRunner:
-    """Builds the configuration, the trainer and the agent loops, and trains; one per run."""
+    """Builds configuration, trainer and agent loops, and trains; one per run."""
 
     def make_model(self, job_json: str, run_dir: str, cache_dir: str) -> str:
-        """Return the folder of the model to start from; a warm start is made here unless `cache_dir` has it."""
+        """Return the folder of the initial model; a warm start is made here unless `cache_dir` has it."""
         from turnmill.jobs import job_from_json
         from turnmill.observability.run_folder import RunFolder
         from turnmill.runs.preparation import ensure_model
@@ -21,7 +21,7 @@ class TurnTaskRunner:
         return str(ensure_model(job, RunFolder(run_dir), lambda _: None, cache_dir=Path(cache_dir)))
 
     def run(self, job_json: str, model: str, run_dir: str, device: str, addresses: Mapping[str, str]) -> None:
-        """Train to the last step; raises what went wrong."""
+        """Train to the last step. Raises the error of the training."""
         import torch
 
         torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def _agent_loops(manager_class: Any, config: Any, trainer: Any) -> Any:
 
 
 def _require_the_platform(device: str) -> None:
-    """verl only logs a plug-in that fails to load, at DEBUG: without this a run would fail much later."""
+    """Raise if the CPU platform is missing: verl logs a plug-in that fails to load only at DEBUG."""
     from verl.plugin.platform import get_platform
 
     actual = get_platform().device_name

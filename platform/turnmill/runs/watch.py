@@ -1,4 +1,4 @@
-"""Waits for the trainer of a run, reports its progress and raises its failure."""
+"""Supervision of a run's trainer: reports its progress, and raises its failure."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ Report = Callable[[Progress], None]
 
 
 def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report) -> Any:
-    """Wait for a call of the trainer's and return its value; show how the run goes, end it if nothing goes any more."""
+    """Wait for a call of the trainer and return its result; report progress, and raise RunFailedError if it stalls."""
     import ray
 
     shown: Progress | None = None

@@ -118,8 +118,7 @@ class ForkSandbox:
 
 
 class ProcessSandbox(ForkSandbox):
-    """Weaker sandbox for machines without Landlock: limits and ends processes, but does not restrict access to
-    files."""
+    """Weaker sandbox for machines without Landlock, which does not restrict access to files."""
 
     confined = False
 

@@ -107,8 +107,7 @@ def landlock_ruleset(abi: int, rules: Iterable[tuple[int, int]], *, tcp: bool, s
 
 
 def landlock_enter(ruleset: int) -> None:
-    """Put this process into a new Landlock domain, within its present one; it cannot leave it, and children inherit
-    it."""
+    """Put this process permanently into a new Landlock domain within its present one; children inherit it."""
     _checked(_syscall_of_three(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
 
 

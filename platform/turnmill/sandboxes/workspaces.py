@@ -69,8 +69,7 @@ def create(path: str, user: int | None) -> None:
 
 
 def create_reusable(path: str, user: int) -> None:
-    """Create the folder of a workspace whose contents are created again for each task; tasks may write only to
-    those."""
+    """Create the folder of a workspace for several tasks, in which they cannot write; see `create_folders`."""
     os.mkdir(path, 0o710)
     os.chown(path, -1, user)
 

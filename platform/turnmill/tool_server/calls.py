@@ -272,8 +272,7 @@ def _now() -> float:
 
 
 async def _call_with_retry(tool: Tool, call: ToolCall) -> ToolResult:
-    """Call a tool, and once more if the sandbox failed: the call had no effect, and the sandbox is likely to have
-    recovered."""
+    """Call a tool, and once more if the sandbox failed, as the call then had no effect."""
     try:
         return await tool.call(call)
     except SandboxError as error:

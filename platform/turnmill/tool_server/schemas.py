@@ -55,8 +55,7 @@ class ActionRequest(ApiModel):
         return extra_fields if extra_fields is None else _of_length(extra_fields, "extra_fields", info)
 
     def to_actions(self) -> list[Action]:
-        """Return the actions; `finish` and `is_last_step` are added to the extra fields unless the first action has
-        them."""
+        """Return the actions, with `finish` and `is_last_step` as extra fields unless the first action has them."""
         extras = self.extra_fields or [{} for _ in self.trajectory_ids]
         for name, values in ((FINISH, self.finish), (IS_LAST_STEP, self.is_last_step)):
             if values is not None and name not in extras[0]:

@@ -119,8 +119,7 @@ class ServerSettings(Settings):
 
     @property
     def num_workers(self) -> int:
-        """Worker processes: at least `uvi_workers`, and one per 256 requests at once, but no more of the latter than
-        CPUs, or two."""
+        """Worker processes: `uvi_workers`, or more for over 256 requests at once if there are CPUs for them."""
         wanted = math.ceil(self.max_concurrent_requests / REQUESTS_PER_WORKER)
         return max(self.uvi_workers, min(wanted, max(2, os.cpu_count() or 1)))
 

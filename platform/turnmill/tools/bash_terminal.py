@@ -32,8 +32,7 @@ _STATE_BYTES = MIB
 
 
 def find_forbidden(commands: str) -> list[str]:
-    """Return the first forbidden word or match of a pattern; this only helps agents, as the sandbox isolates the
-    code."""
+    """Return the first forbidden word or match of a pattern; isolation does not depend on this."""
     lowered = commands.lower()
     for word in _FORBIDDEN_WORDS:
         if word in lowered:

@@ -60,8 +60,7 @@ class Media:
         return self._read(self._given[number - 1])
 
     def change_with(self, files: Sequence[bytes]) -> Change | None:
-        """Return the change of state that adds files with the next numbers; None if the state would become too
-        large."""
+        """Return the change of state that adds files with the next numbers; None if the state would be too large."""
         num_bytes = sum(len(self._state[name]) for name in self._made) + sum(map(len, files))
         if num_bytes > self._limits.max_state_bytes:
             return None

@@ -30,7 +30,7 @@ def python_blocks(action: str) -> str | None:
 
 
 def is_blocked(source: str) -> bool:
-    """Return True if the source has a forbidden word; this only helps agents, as the sandbox isolates the code."""
+    """Return True if the source has a forbidden word; isolation does not depend on this."""
     return any(word in source for word in _BLOCKED_WORDS)
 
 

@@ -53,8 +53,7 @@ class TaskRows(_Rows):
 
 
 def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
-    """Return the rows of a batch for which `keep` is true; column names are dropped, so that readers get all
-    columns."""
+    """Return the rows of a batch for which `keep` is true, without column names: readers get all columns."""
     chosen = [i for i, kept in enumerate(keep) if kept]
     return KVBatchMeta(
         partition_id=batch.partition_id,

@@ -23,8 +23,7 @@ class FilteringBuffer(ReplayBuffer):
     """
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Return rows of tasks with different rewards; fewer than `batch_size` tasks if `max_batches` did not
-        suffice."""
+        """Return rows of tasks with different rewards; fewer tasks than `batch_size` after `max_batches` batches."""
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id == "val":
             return batch, metrics

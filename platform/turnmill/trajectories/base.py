@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 State = Mapping[str, bytes]
-"""State of one tool in one trajectory: named parts, so that a call writes only the parts that it changed."""
+"""State of one tool in one trajectory: named parts, so that a call writes only those that it changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Change:
     written: State = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     forget: bool = False
-    """Drop the tool's whole state first."""
+    """Delete the tool's whole state first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Claim:
     token: int
     state: State
     stateful: bool = True
-    """If true, other calls of the same tool and trajectory must wait."""
+    """True if other calls of the same tool and trajectory must wait."""
 
     version: int = 0
     """Fencing token of the last write of the state; 0 if it was never written."""
@@ -42,6 +42,6 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Recorded result of a call that was executed before."""
+    """Recorded result of a call that was already executed."""
 
     result: bytes

@@ -27,10 +27,10 @@ class JournaledTrajectory:
     attempt: int
     turns: tuple[Turn, ...] = ()
     metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
-    """Given to `open`."""
+    """Metadata given to `open`."""
 
     outcome: TrajectoryOutcome | None = None
-    """Given to `finish`; None while the trajectory is in flight."""
+    """Outcome given to `finish`; None while the trajectory is in flight."""
 
     updated_at: int = 0
     """Time of the last write, in seconds since 1970 by the store's clock."""

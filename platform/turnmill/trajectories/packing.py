@@ -1,4 +1,4 @@
-"""Records of the store as bytes: tokens and log-probs as arrays, everything else as msgpack."""
+"""Binary encoding of the store's records: tokens and log-probs as arrays, everything else as msgpack."""
 
 import sys
 from array import array
@@ -26,7 +26,7 @@ Record = TypeVar("Record", Turn, TrajectoryMetadata, TrajectoryOutcome)
 
 
 def pack(record: Record) -> bytes:
-    """Return a record as bytes; equal records make equal bytes."""
+    """Encode a record; equal records have equal encodings."""
     values = {name: _packable(getattr(record, name)) for name in sorted(_FIELDS[type(record)])}
     # A policy may write anything, also halves of surrogate pairs.
     packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
@@ -34,7 +34,7 @@ def pack(record: Record) -> bytes:
 
 
 def unpack(kind: type[Record], data: bytes) -> Record:
-    """Return the record that `pack` packed; fields that this version does not know are left out."""
+    """Decode a record; fields that this version does not know are dropped."""
     values = msgpack.unpackb(data, ext_hook=_numbers, unicode_errors="surrogatepass")
     names = _FIELDS[kind]
     return kind(**{name: value for name, value in values.items() if name in names})

@@ -1,4 +1,4 @@
-"""Settings of the trajectory store: sizes, leases and expiry."""
+"""Settings of the trajectory store: size limits, leases and expiry."""
 
 from dataclasses import dataclass
 
@@ -18,22 +18,22 @@ _POSITIVE = (
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Limits of one run's trajectories; the same for every server of a run."""
+    """Limits for the trajectories of one run; all servers of a run must have the same."""
 
     lease_seconds: float = 1.5
-    """How long a claim outlives its server; a living server renews its claims."""
+    """Seconds until the claim of a dead server expires; a living server renews its claims."""
 
     max_call_seconds: float = 3600.0
-    """How long a claim is renewed at most."""
+    """Seconds for which a claim is renewed at most."""
 
     expiry_seconds: float = 24 * 3600.0
-    """How long an unused trajectory is kept."""
+    """Seconds for which an unused trajectory is kept."""
 
     finished_seconds: float = 300.0
-    """How long the results of a finished trajectory's calls are kept, for late repeats."""
+    """Seconds for which results of a finished trajectory are kept, for late repeats of calls."""
 
     max_trajectory_bytes: int = 64 * MIB
-    """Limit of the state and recorded results of one trajectory; beyond it StoreFullError is raised."""
+    """Maximum size of state and recorded results of a trajectory; beyond it StoreFullError is raised."""
 
     cache_bytes: int = 64 * MIB
     """Size of a server's in-memory cache of state; 0 disables it."""

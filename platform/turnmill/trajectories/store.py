@@ -26,7 +26,7 @@ DELETE = scripts.load("delete", prelude="trajectory", allow_oom=True)
 FIRST_WAIT_SECONDS = 0.002
 MAX_WAIT_SECONDS = 0.05
 ANSWER_SECONDS = 0.05
-"""With less time left a waiting call does not ask again: a missing answer would look like a store that is down."""
+"""Remaining time below which a waiting call does not ask again, as a missing answer would look like a failed store."""
 
 _NOTHING: State = MappingProxyType({})
 _NO_CHANGE = Change()
@@ -34,7 +34,7 @@ _NO_CHANGE = Change()
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Another claim is held, for at most so long unless it is renewed."""
+    """Another claim is held, for this time at most unless it is renewed."""
 
     left_seconds: float
 

@@ -1,7 +1,7 @@
-"""Supervisor of the embedded store: runs the server and stops it when its owner ends. A program, started by `embedded`.
+"""Supervisor of the embedded store: a program that runs the server and stops it when its owner ends.
 
-It runs in a bare interpreter without site-packages, to start fast and stay small: it imports the standard library
-alone.
+It is started by `embedded` in a bare interpreter without site-packages, to start fast and stay small, so it imports the
+standard library alone.
 """
 
 import ctypes

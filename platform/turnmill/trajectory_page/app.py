@@ -1,4 +1,4 @@
-"""The web application: pages rendered on the server, with a script that colours tokens and follows a run."""
+"""Web application with pages rendered on the server, and a script that colours tokens and follows a run."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -159,7 +159,7 @@ class Pages:
         return FileResponse(path, media_type=kind)
 
     def revision(self) -> Response:
-        """Return the revision of the index and the state of the run, by which a page notices news."""
+        """Return the revision of the index and the state of the run, by which a page detects changes."""
         reading, state = self.updater.reading, self.source.state()
         return JSONResponse(
             {

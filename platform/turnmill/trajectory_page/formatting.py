@@ -22,7 +22,7 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def format_signed(value: float | None) -> str:
-    """Return a number with its sign, such as a reward."""
+    """Return a number with its sign, for rewards and advantages."""
     formatted = format_number(value)
     return f"+{formatted}" if value is not None and value > 0 else formatted
 

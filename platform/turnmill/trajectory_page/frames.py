@@ -1,4 +1,4 @@
-"""Single frames of the animated GIFs that a run keeps of episodes."""
+"""Single frames of a run's animated GIFs of episodes."""
 
 import io
 from functools import lru_cache
@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageSequence
 
 FRAME_MILLISECONDS = 400
-"""Time per turn in the GIFs of `write_gif`, which merges equal frames into one that is shown for longer."""
+"""Time per turn in GIFs of `write_gif`, which merges equal frames into a longer one."""
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""SQLite index of trajectories, in a file or in memory, updated as the run goes on.
+"""SQLite index of trajectories, in a file or in memory, updated during the run.
 
 Everything in it can be rebuilt from the run folder.
 """
@@ -46,7 +46,7 @@ class LinePosition:
 
 
 class Index:
-    """Summaries of trajectories and the positions of their turns. Threads share it; one of them writes."""
+    """Summaries of trajectories and the positions of their turns. It is shared by threads, one of which writes."""
 
     def __init__(self, path: Path | None = None) -> None:
         if path is not None:
@@ -122,7 +122,7 @@ class Index:
 
     @property
     def revision(self) -> int:
-        """A number that grows with every transaction."""
+        """Number that increases with every transaction."""
         return int(self._reader.execute("SELECT revision FROM state").fetchone()[0])
 
     def rows(self, query: str, values: Sequence[SqlValue] = ()) -> list[tuple[Any, ...]]:

@@ -25,7 +25,7 @@ class IndexUpdater:
         """Progress of the first update; None once it is done."""
 
         self.problem = ""
-        """Why the last update failed; empty if it did not."""
+        """Reason why the last update failed; empty if it did not."""
 
     def start(self) -> None:
         """Start the thread."""

@@ -17,7 +17,7 @@ KINDS = {"step": TRAINING, "validation": VALIDATION}
 
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
-    """How far a file has been read, and the last bytes read, by which a rewound file is recognized."""
+    """Position up to which a file has been read, and the bytes before it, by which a rewound file is detected."""
 
     consumed: int
     tail: bytes
@@ -190,5 +190,5 @@ class LogReader:
 
     @staticmethod
     def _episode_key(kind: str, step: int, name: str) -> tuple[str, int, str]:
-        """Return the key of an episode. Every validation may use the names of the one before."""
+        """Return the key of an episode; validations may use the same names."""
         return (kind, step if kind == VALIDATION else -1, name)

@@ -22,7 +22,7 @@ from turnmill.trajectory_page.tokens import Vocabulary
 from turnmill.trajectory_page.turn_view import Advantages, read_advantages
 
 STILL_SECONDS = 120.0
-"""Time without progress after which a run's state is `still`."""
+"""Seconds without progress after which a run's state is `still`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,21 @@ class RunState:
 
 
 class Source(Protocol):
-    """The data behind the page."""
+    """Data of the page."""
 
     @property
     def index(self) -> Index:
-        """The index of the trajectories."""
+        """Index of the trajectories."""
         ...
 
     @property
     def title(self) -> str:
-        """The title of the page."""
+        """Title of the page."""
         ...
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The text of each token."""
+        """Text of each token."""
         ...
 
     def update(self) -> Generator[ReadProgress, None, None]:
@@ -83,7 +83,7 @@ class Source(Protocol):
 
 
 class RunSource:
-    """Trajectories of a run's folder."""
+    """Trajectories in a run folder."""
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path)
@@ -98,7 +98,7 @@ class RunSource:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The text of each token; a run writes it once its model is loaded."""
+        """Text of each token, which a run writes once its model is loaded."""
         if not self._vocabulary:
             self._vocabulary = Vocabulary.read(self.folder.vocabulary)
         return self._vocabulary
@@ -124,7 +124,7 @@ class RunSource:
         self._store.update(self.index)
 
     def state(self) -> RunState:
-        """Return the state of the run, as its folder shows it."""
+        """Return the state of the run from its folder."""
         if failure := self.folder.read_failure():
             return RunState("failed", f"failed: {failure}")
         progress, still = read_progress(self.folder), self.folder.seconds_since_progress()
@@ -136,7 +136,7 @@ class RunSource:
         return RunState("going on", where)
 
     def _has_ended(self) -> bool:
-        """Return whether the last attempt has ended."""
+        """Return True if the last attempt has ended."""
         return [mark["event"] for mark in self.folder.read_marks()][-1:] == ["ended"]
 
     def turns(self, summary: Summary) -> list[TurnRecord]:
@@ -160,23 +160,23 @@ class RunSource:
         return read_advantages(self.folder.trajectories, summary.name, {turn.step for turn in turns})
 
     def animation(self, summary: Summary) -> Path | None:
-        """Return the GIF of a validation's episode; only some have one."""
+        """Return the GIF of a validation's episode; None if it has none."""
         path = self.folder.episodes / f"validation-{summary.last_step:06d}-{summary.number}.gif"
         return path if summary.kind == VALIDATION and summary.outcome != "failed" and path.is_file() else None
 
     def image(self, name: str) -> Path | None:
-        """One among the episodes of the folder."""
+        """Return the path of an image in the folder `episodes/`; None if there is none."""
         path = self.folder.episodes / name
         return path if path.parent == self.folder.episodes and path.is_file() else None
 
     def close(self) -> None:
-        """Let another process carry the index on."""
+        """Release the index, so that another process can update it."""
         self._log.close()
         self.index.close()
 
 
 class StoreSource:
-    """Every run in a trajectory store."""
+    """Trajectories of all runs in a trajectory store."""
 
     def __init__(self, url: str) -> None:
         # Without what may be a password.
@@ -186,12 +186,12 @@ class StoreSource:
         self._store = StoreReader(url, include_finished=True)
 
     def update(self) -> Generator[ReadProgress, None, None]:
-        """Look what is there."""
+        """Update the index from the store."""
         self._store.update(self.index)
         yield ReadProgress(1, 1)
 
     def state(self) -> RunState:
-        """A store has no end."""
+        """Return the state `going on`, as a store has no end."""
         return RunState("going on", "trajectory store")
 
     def turns(self, summary: Summary) -> list[TurnRecord]:
@@ -199,15 +199,15 @@ class StoreSource:
         return self._store.read(summary.run, summary.name) or []
 
     def advantages(self, summary: Summary, turns: list[TurnRecord]) -> Advantages:
-        """The store keeps none."""
+        """Return None, as the store has no advantages."""
         return None
 
     def animation(self, summary: Summary) -> Path | None:
-        """The store keeps none."""
+        """Return None, as the store has no images."""
         return None
 
     def image(self, name: str) -> Path | None:
-        """The store keeps none."""
+        """Return None, as the store has no images."""
         return None
 
     def close(self) -> None:

@@ -21,10 +21,10 @@ PREFIX = "live/"
 
 @dataclass(frozen=True, slots=True)
 class SeenTrajectory:
-    """A trajectory as of its last reading."""
+    """A trajectory when it was last read."""
 
     version: tuple[object, ...]
-    """Changes with every write."""
+    """Version that changes with every write."""
 
     finished: bool
     summary: Summary
@@ -41,7 +41,7 @@ class StoreReader:
         self._to_text: dict[tuple[str, str], SeenTrajectory] | None = None
 
     def update(self, index: Index) -> bool:
-        """Update the index; return whether anything has changed. Raises StoreUnavailableError."""
+        """Update the index; return True if anything has changed. Raises StoreUnavailableError."""
         asyncio.run(self._refresh())
         # Also write what an earlier update read before it failed, and an empty list over another reader's rows.
         if self._seen == self._to_text:

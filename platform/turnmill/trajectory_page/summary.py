@@ -9,7 +9,7 @@ from turnmill.observability import json_lines
 
 TRAINING, VALIDATION, IN_FLIGHT = "training", "validation", "in flight"
 OUTCOMES = ("solved", "unsolved", "failed", "unfinished", "in flight", "ended")
-"""The last two are outcomes of trajectories in a store, which does not know whether the task was solved."""
+"""Outcomes; the last two are those of trajectories in a store, which does not know if the task was solved."""
 
 
 class TurnLine(msgspec.Struct, gc=False):
@@ -46,7 +46,7 @@ _decode = msgspec.json.Decoder(TurnLine).decode
 
 
 def read_line(line: bytes) -> TurnLine | None:
-    """Parse a line of the log; None if it is torn or not a turn."""
+    """Parse a line of the log; None if it is incomplete or not a turn."""
     try:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -86,7 +86,7 @@ class Summary:
     outcome: str = "unfinished"
     reason: str = ""
     open: int = 1
-    """1 while further turns may follow."""
+    """1 if further turns may follow, otherwise 0."""
 
     @classmethod
     def from_first_turn(cls, turn: TurnLine, *, id: int, key: str, run: str, kind: str, environment: str) -> "Summary":

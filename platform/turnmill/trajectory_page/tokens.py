@@ -1,4 +1,4 @@
-"""Tokens as the page shows them: text, log-prob, advantage and response mask."""
+"""Tokens for the page: text, log-prob, advantage and response mask."""
 
 import codecs
 import json
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 class Vocabulary:
-    """Text of each token id; empty if the run keeps none, and then tokens are shown as numbers."""
+    """Text of each token id; if the run has none, token ids are shown instead."""
 
     def __init__(self, pieces: Sequence[str | list[int]] = ()) -> None:
         self._pieces = pieces
@@ -56,12 +56,12 @@ def expand_mask(mask: Sequence[int], num_response: int, num_observation: int) ->
 
 
 class TokenColumns(TypedDict):
-    """The tokens of a turn, column by column, as the page's script reads them."""
+    """Tokens of a turn, column by column, as read by the page's script."""
 
     ids: list[int]
     texts: list[str] | None
     num_response: int
-    """Number of tokens of the response; the others are of the observation."""
+    """Number of response tokens; the others belong to the observation."""
     log_probs: list[float | None]
     advantages: list[float | None]
     mask: list[int]

@@ -1,4 +1,4 @@
-"""Turns of a trajectory as the page shows them."""
+"""Turns of a trajectory for the page."""
 
 import contextlib
 import json
@@ -13,17 +13,17 @@ from turnmill.trajectory_page.summary import TRAINING, Summary
 from turnmill.trajectory_page.tokens import TokenColumns, Vocabulary, printable, token_columns
 
 Advantages = Mapping[int, Sequence[float | None]] | float | None
-"""Advantages of a trajectory: for each turn one per token, or one for all tokens; None if there are none."""
+"""Advantages of a trajectory: for each turn one per token, one for all tokens, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn as text, to be escaped by the template."""
+    """A turn as text, which the template escapes."""
 
     number: int
     record: TurnRecord
     is_turn: bool
-    """False for a record that only reports how the episode failed."""
+    """False for a record that only reports the failure of the episode."""
 
     prompt: str
     response: str
@@ -32,7 +32,7 @@ class TurnView:
     tokens: TokenColumns
     tool: list[tuple[str, str]]
     calls: list[dict[str, str | float | None]]
-    """The tool calls, if one response made several."""
+    """Tool calls of the response, if it made several."""
 
     gap_seconds: float | None
     """Time between the end of the previous turn and the request to the policy."""
@@ -47,7 +47,7 @@ class TurnView:
 
     @property
     def end_reason(self) -> str:
-        """Why the trajectory ends with this turn; empty if it does not."""
+        """Reason why the trajectory ends with this turn; empty if it does not."""
         record = self.record
         if not record.ends_episode:
             return ""

@@ -1,5 +1,4 @@
-"""`python -m turnmill.observability.dashboards FOLDER` writes all dashboards there, and deletes files of no
-dashboard."""
+"""`python -m turnmill.observability.dashboards FOLDER` writes all dashboards there and deletes other JSON files."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The fields of a task that verl's agent loops take as keyword arguments, as verl's own data set makes them."""
+"""Keyword arguments of verl's agent loops for a task, as verl's own data set makes them."""
 
 import copy
 import io

@@ -93,7 +93,7 @@ class MultiTurnEpisode:
     # ---- responses ----
 
     def replay_response(self, prompt_ids: Sequence[int]) -> TokenOutput | None:
-        """Return the next response of an earlier attempt; None where it has none after the very same tokens."""
+        """Return the next response of an earlier attempt; None if there is none after exactly these tokens."""
         turn = self._journaled_turns.get(len(self.generations))
         if turn is None or turn.metrics["context"] != token_checksum(prompt_ids):
             self._journaled_turns = {}
@@ -120,12 +120,12 @@ class MultiTurnEpisode:
 
     @property
     def sampled_tokens(self) -> bytes:
-        """Every token that the engine sampled, packed."""
+        """All tokens that the engine sampled, packed."""
         return b"".join(pack_tokens(generation.output.token_ids) for generation in self.generations)
 
     @property
     def policy_versions(self) -> tuple[int, int]:
-        """The oldest and the newest policy version of its tokens."""
+        """Oldest and newest policy version of its tokens."""
         versions = [version for generation in self.generations for version in policy_versions(generation.output)]
         return min(versions, default=0), max(versions, default=0)
 
@@ -148,7 +148,7 @@ class MultiTurnEpisode:
             await self._journal_turn(call.turn, unanswered=True)
 
     def fail(self, error: EpisodeError) -> None:
-        """End the episode as failed: verl's loops would take an error of a tool for its response."""
+        """Mark the episode as failed, as verl's loops would treat an exception of a tool as its response."""
         self.failure = self.failure or error
 
     def raise_if_failed(self) -> None:
@@ -195,7 +195,7 @@ class MultiTurnEpisode:
         )
 
     def observation_ids_after(self, number: int) -> tuple[int, ...]:
-        """Return the tokens between a response and the next one; the next prompt where the context was rebuilt."""
+        """Return the tokens between a response and the next one, or the next prompt if the context was rebuilt."""
         if number + 1 >= len(self.generations):
             return ()
         before, after = self.generations[number], self.generations[number + 1].prompt_ids

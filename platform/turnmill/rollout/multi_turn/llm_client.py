@@ -1,4 +1,4 @@
-"""verl's client of the inference engines, as the loop of one episode sees it."""
+"""Client of the inference engines for verl's agent loops."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class EpisodeClient:
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, **media: object
     ) -> TokenOutput:
-        """Return the next response of the current episode. Raises EpisodeError where the episode has failed."""
+        """Generate the next response of the current episode. Raises EpisodeError if the episode has failed."""
         episode = CURRENT_EPISODE.get()
         episode.raise_if_failed()
         if (output := episode.replay_response(prompt_ids)) is not None:

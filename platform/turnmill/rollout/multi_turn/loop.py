@@ -1,4 +1,4 @@
-"""verl's loop of tools, with the settings that verl documents but no longer reads."""
+"""verl's tool agent loop, with settings that verl documents but no longer reads."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class MultiTurnLoop(ToolAgentLoop):
-    """Records its stop reason, compares its tokens with the chat template, rebuilds its context as inference does."""
+    """Adds a stop reason, a check of the tokenization, and the inference chat template to verl's loop."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -31,7 +31,7 @@ class MultiTurnLoop(ToolAgentLoop):
     async def run(  # type: ignore[override]
         self, sampling_params: SamplingParams, **row: object
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Play an episode; it has several rows where its context was tokenized again."""
+        """Play an episode; it has several rows if its context was rebuilt."""
         last = await super().run(sampling_params, **row)
         if self._rows and not last.response_mask:
             # There was no room for a response after the context was tokenized again.
@@ -82,7 +82,7 @@ class MultiTurnLoop(ToolAgentLoop):
     # ---- the end ----
 
     async def _add_last_message(self, agent_data: AgentData) -> None:
-        """Add the response that a limit ended to the messages: verl leaves it out."""
+        """Add a response that a limit ended to the messages, which verl does not."""
         tools = [tool.tool_schema for tool in agent_data._active_tools.values()]
         content, agent_data.tool_calls = await self.tool_parser.extract_tool_calls(agent_data.response_ids, tools)
         agent_data.messages.append(self._build_assistant_message(content, agent_data))
@@ -106,7 +106,7 @@ class MultiTurnLoop(ToolAgentLoop):
     # ---- the context ----
 
     async def _rebuild_context(self, agent_data: AgentData) -> None:
-        """Continue from the chat template's tokens of the messages where they differ from those sampled."""
+        """Replace the context by the chat template's tokens of the messages if they differ from those sampled."""
         if not agent_data.response_mask:
             return
         template_ids = await asyncio.to_thread(
@@ -122,7 +122,7 @@ class MultiTurnLoop(ToolAgentLoop):
         agent_data.response_mask, agent_data.response_logprobs = [], []
 
     def _row(self, agent_data: AgentData) -> AgentLoopOutput:
-        """Return the row so far, up to its last response: tool results after it are trained in no row."""
+        """Return the current row up to its last response; later tool results are in no row."""
         num_trained = max(position for position, trained in enumerate(agent_data.response_mask) if trained) + 1
         start = len(agent_data.prompt_ids) - len(agent_data.response_mask)
         return AgentLoopOutput(
@@ -146,7 +146,7 @@ class MultiTurnLoop(ToolAgentLoop):
     # ---- the chat template ----
 
     def _check_tokenization(self, agent_data: AgentData) -> None:
-        """Warn where the chat template would tokenize the episode differently."""
+        """Warn if the chat template tokenizes the episode differently."""
         if self.sanity_check == "disable":
             return
         builder = self.continuous_token_builder

@@ -15,7 +15,7 @@ from turnmill.tasks import Answer
 
 
 def verl_rows(outputs: Sequence[AgentLoopOutput], episode: MultiTurnEpisode, reward: float) -> list[EpisodeRow]:
-    """Return a loop's outputs as rows of one batch, with the same columns whatever loop they come from."""
+    """Return a loop's outputs as rows of a batch, which have the same columns for all loops."""
     oldest, newest = episode.policy_versions
     more = outputs[-1].extra_fields
     common: dict[str, Any] = {
@@ -64,7 +64,7 @@ def answer_of(episode: MultiTurnEpisode, outputs: Sequence[AgentLoopOutput], tok
 
 
 def measure(episode: MultiTurnEpisode) -> None:
-    """Put the metrics of the whole episode, by the names that agents of type `tool` use."""
+    """Record the metrics of the whole episode, by the names of agents of type `tool`."""
     calls = [call for generation in episode.generations for call in generation.calls]
     num_response_tokens = sum(len(ids) for ids in episode.response_ids())
     num_turns = len(episode.generations)

@@ -1,4 +1,4 @@
-"""Comparison of a trajectory's text with what the chat template makes of its messages."""
+"""Comparison of a trajectory's text with the chat template's rendering of its messages."""
 
 from dataclasses import dataclass
 from itertools import takewhile
@@ -9,14 +9,14 @@ NUM_CONTEXT_CHARACTERS = 10
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The surroundings of the first difference of two texts, in each of them."""
+    """Surroundings of the first difference, in each of the two texts."""
 
     template: str
     tokens: str
 
 
 def find_difference(template: str, tokens: str, *, compare_whitespace: bool) -> Difference | None:
-    """Return the first difference of the texts; what the template adds after the last response is none."""
+    """Return the first difference, or None; text that the template adds after the last response is ignored."""
     if template.startswith(tokens) or (
         not compare_whitespace and _without_whitespace(template).startswith(_without_whitespace(tokens))
     ):

@@ -22,7 +22,7 @@ class ToolResult:
 
 
 def encode_results(results: Mapping[int, tuple[str, ToolResult | None]]) -> str:
-    """Return the results of one turn, by the numbers of their calls, as JSON; empty where there is none yet."""
+    """Encode the results of one turn as JSON, by the numbers of their calls; empty if there are none yet."""
     encoded = [
         {"call": number, "tool": tool, **entry}
         for number, (tool, result) in sorted(results.items())
@@ -32,7 +32,7 @@ def encode_results(results: Mapping[int, tuple[str, ToolResult | None]]) -> str:
 
 
 def decode_result(encoded: str, number: int, tool: str) -> ToolResult | None:
-    """Return the result of one call from what `encode_results` made; None where it has none."""
+    """Return the result of one call from the output of `encode_results`; None if it has none."""
     for entry in json.loads(encoded) if encoded else ():
         if (entry["call"], entry["tool"]) == (number, tool):
             images = [_decode_image(data) for data in entry["images"]]
@@ -42,7 +42,7 @@ def decode_result(encoded: str, number: int, tool: str) -> ToolResult | None:
 
 
 def _encode(result: ToolResult) -> dict[str, Any] | None:
-    """Return the entry of a result; None where it cannot be written as JSON: such a call is repeated on restart."""
+    """Return the entry of a result; None if it is not JSON: the call is then repeated after a restart."""
     attached = result.response.image or []
     images = [image for image in attached if isinstance(image, Image.Image)]
     if result.response.video or len(images) < len(attached):

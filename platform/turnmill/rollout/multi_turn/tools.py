@@ -23,7 +23,7 @@ Returned = tuple[ToolResponse, float | None, Mapping[str, object]]
 
 
 def wrap_tool(tool: BaseTool | FunctionTool, agent: MultiTurnAgent) -> BaseTool | FunctionTool:
-    """Return the tool with its calls journaled and bounded in time."""
+    """Return the tool with a timeout for its calls, whose results are journaled."""
     return _wrap_function(tool, agent) if isinstance(tool, FunctionTool) else JournaledTool(tool, agent)
 
 
@@ -40,7 +40,7 @@ class JournaledTool(BaseTool):
         self._calls: dict[str, tuple[ToolCall, str | None]] = {}
 
     async def create(self, instance_id: str | None = None, **kwargs: object) -> tuple[str, ToolResponse]:
-        """Make an instance for one call; none is made for a call whose result is replayed."""
+        """Create an instance for one call, unless its result is replayed."""
         call = CURRENT_EPISODE.get().begin_tool_call(self.name)
         tool_instance_id, response = None, ToolResponse()
         if call.result is None:
@@ -86,7 +86,7 @@ def _returned(call: ToolCall) -> Returned:
 
 
 async def _with_timeout(operation: Awaitable[T], call: ToolCall, agent: MultiTurnAgent) -> T:
-    """Return the operation's value; an infrastructure error also ends the episode, if the job says so."""
+    """Return the result of the operation; an infrastructure error also fails the episode, if the job says so."""
     episode = CURRENT_EPISODE.get()
     timeout_seconds, started = agent.tool_call_timeout, time.monotonic()
     try:
@@ -105,7 +105,7 @@ async def _with_timeout(operation: Awaitable[T], call: ToolCall, agent: MultiTur
 
 
 def _episode_error(error: Exception, call: ToolCall, expired_after: float | None) -> EpisodeError | None:
-    """Return the error as one that ends the episode; None where no infrastructure is behind it."""
+    """Return the error as one that ends the episode; None if infrastructure is not its cause."""
     where = f"tool {call.tool!r}, call {call.number} of turn {call.turn}"
     if expired_after is not None:
         return ToolCallTimeoutError(f"{where}: no answer within toolCallTimeout ({expired_after:g} s)")
@@ -120,7 +120,7 @@ def _episode_error(error: Exception, call: ToolCall, expired_after: float | None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and the errors it came from, however clients of HTTP have wrapped them."""
+    """Yield the error and its causes, in whatever way HTTP clients have wrapped them."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

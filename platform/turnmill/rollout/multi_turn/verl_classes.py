@@ -1,4 +1,4 @@
-"""verl's loop of tools and its tool classes, with static types; see `turnmill.rollout.verl_classes`."""
+"""verl's tool agent loop and tool classes, with static types; see `turnmill.rollout.verl_classes`."""
 
 from typing import TYPE_CHECKING
 

@@ -18,13 +18,13 @@ class MultiTurnWorker(MultiTurnWorkerMixin, TrajectoryWorker):
 
 
 class MultiTurnManager(TrajectoryManager):
-    """Spreads the episodes in flight over the workers."""
+    """Distributes the episodes in flight to the workers."""
 
     worker_class = MultiTurnWorker
 
 
 def manager_class(name: str | None) -> type[MultiTurnManager]:
-    """Return turnmill's manager, or the user's of that name on top of it. Raises SettingsError for other classes."""
+    """Return turnmill's manager, or a subclass of it and the user's class. Raises SettingsError for other classes."""
     if name is None:
         return MultiTurnManager
     place = f"spec.agent.agentLoopManagerClass: {name!r}"

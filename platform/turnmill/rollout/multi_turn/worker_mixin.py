@@ -1,4 +1,4 @@
-"""Episodes around the agent loops of a worker of verl's: seeds, failures, rewards, records."""
+"""Episodes of verl's agent loops: seeds, failures, rewards and records, mixed into verl's worker."""
 
 import logging
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class MultiTurnWorkerMixin(AgentLoopWorker):
-    """Plays each task in the agent loop that it names, through the dispatch of the verl worker it is mixed into."""
+    """Plays each task in the agent loop that it names, dispatched by the verl worker it is mixed into."""
 
     tools: list[BaseTool | FunctionTool]
 
@@ -91,7 +91,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         return verl_rows(episode.outputs, episode, reward)
 
     async def _run_loop(self, episode: MultiTurnEpisode, sampling_params: SamplingParams, row: BatchRow) -> None:
-        """Have verl run the loop of the task; `_agent_loop_postprocess` receives its output."""
+        """Make verl run the loop of the task; `_agent_loop_postprocess` receives its output."""
         name = episode.task.row.get("agent_name") or self.agent.default_agent_loop
         if name not in agent_loop_registry:
             raise SettingsError(
@@ -121,14 +121,14 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | Sequence[AgentLoopOutput], validate: bool, **row: Unpack[BatchRow]
     ) -> None:
-        """Keep a loop's output until the episode is over: verl takes it then, with its reward and metrics."""
+        """Keep a loop's output until the end of the episode; verl then gets it with reward and metrics."""
         if (episode := CURRENT_EPISODE.get(None)) is None:
             await super()._agent_loop_postprocess(output, validate, **row)
         else:
             episode.outputs = [output] if isinstance(output, AgentLoopOutput) else list(output)
 
     async def _reward(self, episode: MultiTurnEpisode) -> float:
-        """Return the reward that the loop gave its last output, or else the one of the task's source."""
+        """Return the reward in the loop's last output, or that of the task's source."""
         if (reward := episode.outputs[-1].reward_score) is not None:
             return require_finite(float(reward), episode_name=episode.name)
         source = self.validation_source if episode.validate else self.source

@@ -1,1 +1,1 @@
-"""The agent loop over tools: one context per trajectory, tools over HTTP, whole trajectories to learn from."""
+"""Agent loop over tools: tools over HTTP, one context per trajectory, training on whole trajectories."""

@@ -1,4 +1,4 @@
-"""Tool calls over HTTP: to any of several servers, with retries, and with an effect once."""
+"""Client of tool servers: calls go to any of several servers with retries, and take effect once."""
 
 import asyncio
 import random
@@ -27,14 +27,14 @@ MAX_INFO_CHARACTERS = 100_000
 # Temporary, as the server or a proxy before it says.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 RAISED_TOOL_FIELDS = frozenset({"error", "tool_type"})
-"""Fields that an observation has together where a tool raised; an `error` alone is a tool's own field."""
+"""Fields of an observation after a tool raised an exception; `error` alone may be a tool's own field."""
 
 # All of C0 but tab, line feed and carriage return.
 _CONTROL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 
 
 Reply = tuple[dict[str, Any], Mapping[str, str], int]
-"""The body, the headers and the size of an HTTP response."""
+"""Body, headers and size of an HTTP response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ToolRequest:
     trajectory_id: str
     action: str
     extra: Mapping[str, object] = field(default_factory=dict)
-    """Further fields for the tool; `call_id` makes a retry the same call."""
+    """Further fields for the tool; a retry has the same `call_id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ToolReply:
     valid: bool
     reward: float | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of the observation besides its text."""
+    """Fields of the observation other than its text."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Times and sizes of the call."""
@@ -208,7 +208,7 @@ def _backoff_seconds(attempt: int, error: ToolCallError) -> float:
 
 
 def _parse(reply: Reply, stages: CallStages, *, seconds: float) -> ToolReply:
-    """Return the reply to one action. Raises ToolCallError where it is not in the form of a tool server's."""
+    """Return the reply to one action. Raises ToolCallError if it does not have a tool server's format."""
     body, headers, size = reply
     try:
         (observation,), (done,), (valid,) = body["observations"], body["dones"], body["valids"]

@@ -1,4 +1,4 @@
-"""The context of an agent with tools: what the policy reads next, and the rows that it leaves."""
+"""Context of an agent with tools, and its training rows."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from turnmill.rollout.tokens import Row, Tokens
 
 
 class Context:
-    """What the policy reads next: the prompt and the turns after it, at most `budget` tokens of them."""
+    """Prompt and later turns that the policy reads, with at most `budget` tokens after the prompt."""
 
     def __init__(
         self, prompt_ids: Sequence[int], *, budget: int, cut_side: str = "left", max_start: int | None = None
@@ -21,38 +21,38 @@ class Context:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens that the policy reads next."""
+        """Tokens that the policy reads next."""
         return [*self.prompt_ids, *(token for turn in self._turns for token in turn.ids)]
 
     @property
     def room(self) -> int:
-        """Tokens that still fit."""
+        """Number of tokens that still fit."""
         return self._budget - sum(len(turn) for turn in self._turns)
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return sum(len(turn) for turn in self._turns)
 
     def begin_turn(self, tokens: Tokens) -> None:
-        """Add a response."""
+        """Add the response of a new turn."""
         self._turns.append(tokens)
 
     def add(self, tokens: Tokens) -> None:
-        """Add what follows the response."""
+        """Add tokens to the last turn."""
         if not self._turns:
             self._turns.append(Tokens())
         self._turns[-1] += tokens
 
     def roll(self) -> None:
-        """Make room by dropping the oldest turns, down to half of the budget; what was there becomes a row."""
+        """Close the row, then drop the oldest turns until half of the budget is free."""
         self._close_row()
         while self._turns and self.room < self._budget - self._budget // 2:
             self._turns.pop(0)
         self._first_of_row = len(self._turns)
 
     def rows(self) -> tuple[Row, ...]:
-        """Every row, the last one up to here; each response token is learned from in one of them."""
+        """Return all rows, including the current one; each response token is trained on in one of them."""
         self._close_row()
         self._first_of_row = len(self._turns)
         return tuple(self._rows)

@@ -83,7 +83,7 @@ class Episode:
         self.tool_info: list[Mapping[str, object]] = []
         self.prompt_ids: list[int] = []
         self.trained = False
-        """True if its tokens go into the loss."""
+        """True if its tokens are in the loss."""
 
         self.timing = Timing()
         use_tool = loop.agent.enable_agent if task.use_tool is None else task.use_tool
@@ -106,7 +106,7 @@ class Episode:
         return len(self.turns)
 
     async def play(self, prompt_ids: Sequence[int]) -> None:
-        """Play to the end, from the last turn that the journal has. Raises EpisodeError where it cannot go on."""
+        """Play to the end, from the last turn in the journal. Raises EpisodeError if the episode fails."""
         self.prompt_ids = list(prompt_ids)
         self._context = Context(
             prompt_ids,
@@ -124,7 +124,7 @@ class Episode:
         await self._loop.journal.finish(self, self._outcome)
 
     async def _resume(self, turns: Sequence[Turn]) -> None:
-        """Go on after turns that another process played."""
+        """Continue after turns that another process played."""
         self._metrics.put("turns_carried_on", float(len(turns)))
         for turn in turns:
             response = self._restore_response(turn)
@@ -157,7 +157,7 @@ class Episode:
         return room if self._agent.max_action_length is None else min(room, self._agent.max_action_length)
 
     def _make_room(self) -> None:
-        """Roll the context, if it rolls, so that a response finds its longest length or half of the context."""
+        """Roll the context, if enabled, so that the next response has half of the context, or `maxActionLength`."""
         half = self._limits.max_response_length // 2
         if self._agent.rolling_with_prompt and self._context.room < min(self._agent.max_action_length or half, half):
             self._context.roll()
@@ -268,12 +268,12 @@ class Episode:
 
     @property
     def _num_responses(self) -> int:
-        """Turns with a response, empty ones too; a tool called before the first one is a turn without."""
+        """Number of turns with a response, even an empty one; a tool call before the first response has none."""
         return sum(map(has_response, self.turns))
 
     @property
     def _first_prompt_ids(self) -> Sequence[int]:
-        """The prompt, which the first turn keeps."""
+        """The prompt, which only the first turn stores."""
         return () if self.turns else self.prompt_ids
 
     async def _add_turn(
@@ -312,7 +312,7 @@ class Episode:
             self._outcome = TOOL_SIGNALED_DONE if called else self._outcome_after(response, last=last)
 
     def _outcome_after(self, response: Response, *, last: bool) -> TrajectoryOutcome:
-        """Return why the episode ends with a response that calls no tool."""
+        """Return the outcome of an episode that ends with a response without a tool call."""
         if not self.may_call_tools:
             if response.truncated:
                 return TrajectoryOutcome("max_tokens", "no_tool-length")
@@ -327,7 +327,7 @@ class Episode:
     # ---- the result ----
 
     def mask(self, turn: Turn) -> tuple[int, ...]:
-        """Return which tokens of a turn are trained on, as the log of trajectories has it."""
+        """Return the run lengths of a turn's response mask, as `TurnRecord.mask`."""
         num_response, num_appended = len(turn.response_ids), int(turn.metrics.get("num_appended", 0))
         num_observation = len(turn.observation_ids) - num_appended
         if not self.trained:
@@ -337,14 +337,14 @@ class Episode:
         return num_response, num_appended, num_observation
 
     def answer(self) -> Answer:
-        """Return the texts that the task's reward is computed from."""
+        """Return the texts from which the task's reward is computed."""
         decode = self._loop.tokenizer.decode
         texts = [decode(turn.response_ids, skip_special_tokens=True) for turn in self.turns if turn.response_ids]
         whole = decode(self._context.ids[len(self.prompt_ids) :], skip_special_tokens=True)
         return Answer(last=texts[-1] if texts else "", responses="".join(texts), whole=whole)
 
     def result(self, reward: float) -> EpisodeResult:
-        """Return the summary and the rows of an episode that has ended."""
+        """Return the summary and the rows of a finished episode."""
         assert self._outcome is not None
         finished = self._outcome.stop_reason == "completed"
         void = not self._metrics.total("valid_action") and not any(

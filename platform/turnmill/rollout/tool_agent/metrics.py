@@ -20,7 +20,7 @@ def measure_response(metrics: EpisodeMetrics, number: int, response: Response, *
 
 
 def measure_call(metrics: EpisodeMetrics, answer: ToolReply) -> None:
-    """Add what a tool answered, and the metrics that it gives of itself."""
+    """Add the metrics of a tool call, including those that the tool reports."""
     metrics.add("tool_call_success", 1.0)
     metrics.add("valid_action", float(answer.valid))
     if answer.reward is not None:

@@ -1,4 +1,4 @@
-"""Tokenization of observations: truncated to their limit, marked, and wrapped as a turn of the chat."""
+"""Tokenization of observations: truncated, with a marker, and wrapped in a chat turn."""
 
 import copy
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ _PLACEHOLDER_ATTRIBUTES = ("image_token_id", "video_token_id", "audio_token_id")
 
 @dataclass(frozen=True, slots=True)
 class TruncatedTokens:
-    """The parts that are left of a sequence: its head, its tail, or both."""
+    """Remaining parts of a sequence: its head, its tail, or both."""
 
     head: tuple[int, ...]
     tail: tuple[int, ...]
@@ -48,13 +48,13 @@ def _step_forward(ids: Sequence[int], position: int, unsplittable: Collection[in
 
 
 def placeholder_ids(processor: Processor | None) -> frozenset[int]:
-    """Return the tokens that stand for images, videos and sounds: a run of one of them stands for one medium."""
+    """Return the placeholder tokens of images, videos and sounds; a run of one of them represents one file."""
     ids = (getattr(processor, name, None) for name in _PLACEHOLDER_ATTRIBUTES)
     return frozenset(int(token) for token in ids if token is not None)
 
 
 class ObservationTokenizer:
-    """Tokenizes observations as the context takes them."""
+    """Tokenizes observations for the context."""
 
     def __init__(self, tokenizer: Tokenizer, agent: ToolAgent, *, processor: Processor | None = None) -> None:
         self._tokenizer = tokenizer
@@ -67,11 +67,11 @@ class ObservationTokenizer:
         self._prefix, self._suffix = self.ids_of(prefix), self.ids_of(suffix)
 
     def ids_of(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a trusted text, in which special tokens are read as such."""
+        """Tokenize a trusted text, which may contain special tokens."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     def tokenize(self, text: str, *, valid: bool, response_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens that follow a response: the observation, in a chat turn where the agent uses them."""
+        """Return the tokens after a response: the observation, in a chat turn if the agent uses them."""
         if not self._agent.enable_mtrl:
             return self._body(text)
         notice = "" if valid else INVALID_ACTION_NOTICE

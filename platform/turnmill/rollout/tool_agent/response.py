@@ -1,4 +1,4 @@
-"""Responses of the policy: their tokens, their text, and the action parsed from it."""
+"""Responses of the policy: tokens, text, and the action parsed from it."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ class Response:
     """Tokens of a stop token that the policy did not generate; `tokens` ends with them."""
 
     policy_versions: tuple[int, int] = (0, 0)
-    """The oldest and the newest policy that generated it."""
+    """Oldest and newest version of the policy that generated it."""
 
     truncated: bool = False
-    """True if the limit of tokens ended it; an action may end at the limit by itself."""
+    """True if the token limit ended it."""
 
     generated: bool = True
     """False if a tool is called before the first response, so that the policy generated nothing."""
 
     asked_at: float = 0.0
-    """When the policy was asked, in seconds since 1970."""
+    """Start of the generation, in seconds since 1970."""
 
     seconds: float = 0.0
-    """Time that the policy took."""
+    """Seconds that the generation took."""
 
     @classmethod
     def from_turn(cls, turn: Turn) -> "Response":
-        """Return the response of a turn that the journal has."""
+        """Return the response of a turn in the journal."""
         appended_ids = turn.observation_ids[: int(turn.metrics.get("num_appended", 0))]
         return cls(
             Tokens.sampled(turn.response_ids, turn.log_probs) + Tokens.given(appended_ids),
@@ -64,7 +64,7 @@ class Response:
         done: bool = False,
         unanswered: bool = False,
     ) -> Turn:
-        """Return the turn that begins with this response; `answer` is that of the tool it called."""
+        """Return the turn of this response; `answer` is the reply of the tool that it called."""
         num_sampled = len(self.tokens) - len(self.appended_ids)
         return Turn(
             prompt_ids=tuple(prompt_ids),
@@ -92,12 +92,12 @@ class Response:
 
 
 def has_response(turn: Turn) -> bool:
-    """Return whether the policy generated a response, be it empty, before the turn's tool was called."""
+    """Return True if the policy generated a response in this turn, even an empty one."""
     return bool(turn.metrics.get("spoken", True))
 
 
 class ResponseParser:
-    """Finds where a response ends and which action it holds."""
+    """Finds the end of a response and the action in it."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ResponseParser:
         self._observation_tokenizer = observation_tokenizer
 
     def length_to_stop(self, ids: Sequence[int]) -> int:
-        """Return the tokens up to the first stop token, which an interrupted engine may have generated past."""
+        """Return the number of tokens up to the first stop token, which an interrupted engine may exceed."""
 
         def has_stop_token(length: int) -> bool:
             text = self._tokenizer.decode(ids[:length], skip_special_tokens=True)
@@ -125,7 +125,7 @@ class ResponseParser:
         return bisect_left(range(len(ids)), True, key=has_stop_token)
 
     def find_action(self, text: str) -> str | None:
-        """Return the action in a response; None if it holds none."""
+        """Return the action in a response; None if there is none."""
         if self._stop_tokens:
             return find_action(text, self._stop_tokens)
         return self.without_turn_end(text) if self._agent.enable_mtrl else None
@@ -159,6 +159,6 @@ class ResponseParser:
         )
 
     def retokenize(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of a response's text as the tokenizer encodes it."""
+        """Return the tokenizer's encoding of a response's text."""
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

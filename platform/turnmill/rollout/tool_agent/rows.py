@@ -1,4 +1,4 @@
-"""What an episode with tools leaves: its summary and the rows that are trained on."""
+"""Result of an episode with tools: its summary and its training rows."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from turnmill.rollout.tokens import Row
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """An episode that ended and did not fail."""
+    """Result of an episode that did not fail."""
 
     summary: EpisodeSummary
     rows: tuple[Row, ...]
     detail: str
-    """The stop reason in verl-tool's words."""
+    """Stop reason by verl-tool's name."""
 
     trained: bool
     """False if its tokens are masked out of the loss."""

@@ -1,4 +1,4 @@
-"""Stop tokens, which end an action, and the action in a response."""
+"""Stop tokens, which end an action, and extraction of the action from a response."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def load_stop_tokens(agent: ToolAgent) -> tuple[str, ...]:
 
 
 def find_action(text: str, stop_tokens: Sequence[str]) -> str | None:
-    """Return the text up to the first of the stop tokens, in their order, that occurs in it; None if none does."""
+    """Return the text up to the first stop token in the list that occurs in it; None if none does."""
     for token in stop_tokens:
         head, found, _ = text.partition(token)
         if found:

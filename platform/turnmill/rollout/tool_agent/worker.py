@@ -38,6 +38,6 @@ class ToolLoopWorker(TrajectoryWorker):
 
 
 class ToolLoopManager(TrajectoryManager):
-    """Spreads the episodes in flight over the workers."""
+    """Distributes the episodes in flight to the workers."""
 
     worker_class = ToolLoopWorker

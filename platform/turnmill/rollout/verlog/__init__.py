@@ -1,1 +1,1 @@
-"""Agents of the kind `verlog`: environments played turn by turn, one row per turn."""
+"""Agent loops of kind `verlog`: environments played turn by turn, with one row per turn."""

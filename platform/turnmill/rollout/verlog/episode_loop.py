@@ -1,4 +1,4 @@
-"""The agent loop over whole episodes: groups that begin in the same state, and each turn a row of its own."""
+"""Agent loop over whole episodes, in groups with the same initial state; each turn is a row of its own."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ from turnmill.rollout.verlog.turn_loop import TurnLoop
 
 
 class EpisodeLoop(TurnLoop):
-    """Plays each episode from its beginning to its end, within one step."""
+    """Plays each episode as a whole within one step."""
 
     async def run(  # type: ignore[override]
         self,
@@ -24,7 +24,7 @@ class EpisodeLoop(TurnLoop):
         validate: bool = False,
         **_: object,
     ) -> EpisodeFailure | list[TurnRow]:
-        """Play one episode; return a row for each of its turns, or its failure; one row in a validation."""
+        """Play one episode; return a row for each turn, or its failure; in a validation, one row."""
         position, sample, step = int(index), int(session_id), int(global_steps)
         if validate:
             return [await self._validate(position, sampling_params, step)]

@@ -28,6 +28,6 @@ class EpisodeLoopWorker(TrajectoryWorker):
 
 
 class EpisodeLoopManager(TrajectoryManager):
-    """Spreads the episodes in flight over the workers."""
+    """Distributes the episodes in flight to the workers."""
 
     worker_class = EpisodeLoopWorker

@@ -9,13 +9,13 @@ class RememberedTurn:
     """A turn in the agent's memory."""
 
     observation: str
-    """The observation before it."""
+    """Observation before the response."""
 
     response: str
-    """The response, in full."""
+    """Response in full."""
 
     action: str
-    """The action executed: the default action where the response held none."""
+    """Executed action; the default action if the response contained none."""
 
 
 class Memory:
@@ -25,7 +25,7 @@ class Memory:
         self.text_turns = text_turns
         self.thought_turns = thought_turns
         self.observation = ""
-        """The observation that the agent responds to next."""
+        """Observation that the agent responds to next."""
 
         self._turns: deque[RememberedTurn] = deque(maxlen=text_turns)
 

@@ -5,7 +5,7 @@ from typing import Literal
 from turnmill.rollout.verlog.memory import Memory
 
 PromptTemplate = Literal["cot", "naive", "compact"]
-"""`cot` asks for a thought and an action, `naive` for an action alone, `compact` asks nothing."""
+"""`cot` asks for a thought and an action, `naive` for an action alone, `compact` gives no instructions."""
 
 Message = dict[str, str]
 """`role` and `content`, as chat templates take them."""
@@ -21,7 +21,7 @@ _SUFFIXES: dict[PromptTemplate, str] = {
 
 
 def requires_marker(template: PromptTemplate) -> bool:
-    """Return whether the action must follow `ACTION:`; a template that asks for the action alone needs no marker."""
+    """Return True if the action must follow `ACTION:`; a template that asks only for the action needs no marker."""
     return template != "naive"
 
 

@@ -1,4 +1,4 @@
-"""Rows for verl, one per turn, with the metadata of the turn that learning needs."""
+"""Rows for verl, one per turn, with the turn's metadata for training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from turnmill.rollout.verlog.slot import Slot
 
 
 class TurnRow(AgentLoopOutput):
-    """A turn as verl's agent loops return it; its reward is its own and is not overwritten by a later turn's."""
+    """A turn as verl's agent loops return it, with a reward of its own that later turns do not overwrite."""
 
     metadata: TurnMetadata | SegmentMetadata = Field(exclude=True)
     episode_summary: bytes = b""
@@ -60,7 +60,7 @@ def turn_row(turn: Turn, *, slot: Slot) -> TurnRow:
 def bootstrap_row(
     prompt_ids: list[int], filler_id: int, *, failure_causes: Sequence[str], seconds: Mapping[str, float]
 ) -> TurnRow:
-    """Return the row of the prompt after a segment's last turn; `filler_id` stands where a response would.
+    """Return the row of the prompt after a segment's last turn; `filler_id` replaces the response.
 
     `failure_causes` and `seconds` are those of the whole segment.
     """
@@ -81,7 +81,7 @@ def episode_summary(
 ) -> EpisodeSummary:
     """Return the summary of an episode whose turns are rows of their own.
 
-    `num_failures` counts how often a validation had to play the episode again.
+    `num_failures` is the number of times that a validation had to repeat the episode.
     """
     stop_reason = slot.stop_reason(turns[-1])
     assert stop_reason is not None

@@ -25,16 +25,16 @@ MAX_SEED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class EpisodePlan:
-    """The episodes that a slot plays: every seed follows from the run's seed, the slot and the episode's number."""
+    """Episodes of a slot, whose seeds are derived from the run's seed, the slot and the number of the episode."""
 
     stream: str
     run_seed: int
     slot: int
     task: int | None = None
-    """The task whose episodes all have one seed; None where each episode has a seed of its own."""
+    """Task whose episodes all have the same seed; None if each episode has a seed of its own."""
 
     episode_name: str = ""
-    """The name of its one episode; empty where it has several."""
+    """Name of the only episode; empty if there are several."""
 
     @classmethod
     def training(cls, run_seed: int, slot: int) -> "EpisodePlan":
@@ -60,19 +60,19 @@ class EpisodePlan:
         return VALIDATION_SEEDS + int.from_bytes(digest, "big") % (MAX_SEED - VALIDATION_SEEDS)
 
     def next_seed(self, episode: int) -> int | None:
-        """Return the seed of the next episode; None where there is none."""
+        """Return the seed of the next episode; None if there is none."""
         return self.seed(episode + 1) if self.stream == "training" else None
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """The state that restores a slot in another process: an environment repeats itself under the same seed."""
+    """State from which a slot is restored in another process, as environments are deterministic."""
 
     index: int
     episode: int
     turns_played: int
     responses: tuple[str, ...]
-    """Of the episode in progress."""
+    """Responses in the current episode."""
 
 
 def episode_name(stream: str, slot: int, episode: int) -> str:
@@ -91,7 +91,7 @@ class Slot:
         self.lock = asyncio.Lock()
         self.episode = 0
         self.turns_played = 0
-        """Over all episodes; gives every turn its own sampling seed."""
+        """Number of turns in all episodes, from which the sampling seed of each turn is derived."""
 
         self.reward = 0.0
         self._responses: list[str] = []
@@ -101,13 +101,13 @@ class Slot:
         self._turn_in_progress = self._truncated = False
         self._instruction_prompt = self._compact_prompt = ""
         self.state_key = ""
-        """The state before the next turn, for algorithms that compare turns of the same state."""
+        """State before the next turn, for algorithms that compare turns by state."""
 
         memory = spec.verlog.memory
         self._memory = Memory(text_turns=memory.text_turns, thought_turns=memory.thought_turns)
         environment = spec.environment
         self.timing = Timing()
-        """Of the segment in progress."""
+        """Times of the current segment."""
 
         self._process = EnvironmentProcess(
             WorkerSettings(
@@ -127,17 +127,17 @@ class Slot:
 
     @property
     def turn(self) -> int:
-        """Number of the turn to play, or just played, in its episode; from 0."""
+        """Number in its episode of the turn to play or just played, from 0."""
         return len(self._responses) - self._turn_in_progress
 
     @property
     def episode_name(self) -> str:
-        """The name of the episode, unique within the run."""
+        """Name of the episode, unique within the run."""
         return self.plan.episode_name or episode_name(self.plan.stream, self.index, self.episode)
 
     @property
     def seed(self) -> int:
-        """The environment's seed of the episode."""
+        """Seed of the environment in this episode."""
         return self.plan.seed(self.episode)
 
     async def ensure_episode(self) -> None:
@@ -165,9 +165,9 @@ class Slot:
         return result
 
     def finish_turn(self, *, keep_episode: bool = False) -> None:
-        """Go on to the next turn, in the next episode where this one is over.
+        """Continue with the next turn, or the next episode if this one is over.
 
-        With `keep_episode`, an episode that is over stays readable.
+        With `keep_episode`, a finished episode stays readable.
         """
         self._turn_in_progress = False
         self.turns_played += 1
@@ -175,7 +175,7 @@ class Slot:
             self._next_episode()
 
     async def drop_episode(self, *, repeat: bool = False) -> None:
-        """End the episode in progress and its process; with `repeat`, the same one is played next."""
+        """End the current episode and its process; with `repeat`, the same episode is played next."""
         self._turn_in_progress = False
         self._next_episode()
         if repeat:
@@ -191,19 +191,19 @@ class Slot:
         await self._process.close()
 
     def stop_reason(self, turn: Turn) -> StopReason | None:
-        """Return why the episode ended with this turn; None while it goes on."""
+        """Return the stop reason of the episode; None while it goes on."""
         if not turn.done:
             return None
         return "max_turns" if self._truncated else "completed"
 
     def begin_segment(self, step: int) -> None:
-        """Begin the turns of a step, and keep the state at its beginning while a checkpoint may still need it."""
+        """Begin the turns of a step, and keep the state before them while a checkpoint may need it."""
         self._segment_starts[step] = self._state()
         for old in sorted(self._segment_starts)[: -(self.spec.training.max_staleness + 1)]:
             del self._segment_starts[old]
 
     def snapshot(self, after: int) -> SlotState:
-        """Return the state after all turns of a step, and before those of later ones."""
+        """Return the state after all turns of a step and before those of later ones."""
         later = [step for step in self._segment_starts if step > after]
         return self._segment_starts[min(later)] if later else self._state()
 
@@ -211,9 +211,9 @@ class Slot:
         return SlotState(self.index, self.episode, self.turns_played, tuple(self._responses))
 
     async def restore(self, state: SlotState) -> None:
-        """Restore a snapshot, replaying the episode in progress up to its last response.
+        """Restore a snapshot, replaying the current episode up to its last response.
 
-        An episode that cannot be replayed is dropped, and the next begins.
+        An episode that cannot be replayed is dropped, and the next one begins.
         """
         self.episode, self.turns_played = state.episode, state.turns_played
         if not state.responses:

@@ -51,7 +51,7 @@ class TurnLoop(AgentLoopBase):
         return await self._play_segment(self.slot(int(slot)), sampling_params, int(global_steps))
 
     def slot(self, index: int) -> Slot:
-        """Return the slot of that index; its environment starts with its first turn."""
+        """Return the slot with that index; its environment starts with its first turn."""
         if index not in self.slots:
             self.slots[index] = Slot(index, self.job.spec, EpisodePlan.training(self.job.spec.training.seed, index))
         return self.slots[index]
@@ -63,7 +63,7 @@ class TurnLoop(AgentLoopBase):
     async def _play_segment(self, slot: Slot, sampling_params: SamplingParams, step: int) -> list[TurnRow]:
         """Return the rows of a fixed number of turns, and the bootstrap row.
 
-        Turns of an episode that failed are dropped, and others are played in their place.
+        Turns of a failed episode are dropped and replaced by others.
         """
         async with slot.lock:
             slot.begin_segment(step)
@@ -99,7 +99,7 @@ class TurnLoop(AgentLoopBase):
             ]
 
     async def _bootstrap_prompt(self, slot: Slot, step: int, failures: list[str]) -> list[int]:
-        """Return the prompt after the last turn, whose value by the critic stands for the rewards still to come."""
+        """Return the prompt after the last turn, for which the critic estimates the value of later rewards."""
         failed_in_a_row = 0
         while True:
             try:
@@ -213,7 +213,7 @@ class TurnLoop(AgentLoopBase):
     def _record_failure(
         self, slot: Slot, step: int, error: EpisodeError, *, turns: Sequence[Turn] = (), validation: bool = False
     ) -> None:
-        """Log the failure of an episode, after those of its turns that are not in the log yet."""
+        """Log the failure of an episode, after those of its turns that are not yet logged."""
         end = TurnRecord.of_failure(error.cause, str(error), self._position(slot, slot.turn, step))
         self.log.append([*self._turn_records(slot, turns, step), end], validation=validation)
 

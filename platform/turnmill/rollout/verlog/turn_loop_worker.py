@@ -17,7 +17,7 @@ MAX_VALIDATION_EPISODES = 128
 
 
 class TurnLoopWorker(LoopWorker):
-    """Runs the agent loops of its slots and keeps their environments between steps."""
+    """Runs the agent loops of its slots, whose environments it keeps between steps."""
 
     def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
@@ -25,7 +25,7 @@ class TurnLoopWorker(LoopWorker):
         self.turn_loop = TurnLoop(**self.loop_arguments(config))
 
     async def run_row(self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]) -> None:
-        """Play the slot's turns of a step, or an episode of validation, and hand over the rows."""
+        """Play a slot's turns of a step, or an episode of a validation, and put its rows into the queue."""
         async with self.validation_limit if validate else nullcontext():
             rows = await self.turn_loop.run(sampling_params, validate=validate, **row)
         await self._agent_loop_postprocess(rows, validate, **row)
@@ -46,12 +46,12 @@ class TurnLoopWorker(LoopWorker):
 
 
 class TurnLoopManager(LoopManager):
-    """Sends every slot to the worker that holds its environment."""
+    """Sends each slot to the worker that has its environment."""
 
     worker_class = TurnLoopWorker
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start the agent loops of these rows and return; their rows go to the TransferQueue."""
+        """Start the agent loops of a batch and return; rows are put into the TransferQueue."""
         slots = [int(slot) for slot in prompts["slot"]]
         by_worker: dict[int, list[int]] = {}
         for position, slot in enumerate(slots):
@@ -69,7 +69,7 @@ class TurnLoopManager(LoopManager):
         return sorted((state for part in parts for state in part), key=lambda state: state.index)
 
     def restore(self, states: list[SlotState]) -> None:
-        """Restore every slot from a snapshot, in the worker that it belongs to."""
+        """Restore all slots from a snapshot, each in its worker."""
         workers = self.agent_loop_workers
         parts = [[state for state in states if state.index % len(workers) == i] for i in range(len(workers))]
         ray.get([worker.restore.remote(part) for worker, part in zip(workers, parts, strict=True)], timeout=600)

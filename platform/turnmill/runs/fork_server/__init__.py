@@ -1,10 +1,9 @@
-"""Forks the Python processes of a run from one that has imported torch, vLLM and verl already.
+"""Forks the Python processes of a run from a process that has already imported torch, vLLM and verl.
 
-A run on one machine takes about ten processes, each of which would import the same seconds and hundreds of
-megabytes of libraries. The fork server imports them once, while Ray starts, and forks itself for each: its pages are
-shared. An executable of its own stands for the Python interpreter, for Ray by the field `py_executable` of the runtime
-environment, for vLLM by multiprocessing.set_executable; neither knows of it. If no server answers, a process starts as
-it always does.
+A run on one machine has about ten processes, each of which would import hundreds of megabytes of libraries for several
+seconds. The fork server imports them once, while Ray starts, and forks itself for each process, so that memory pages
+are shared. Ray and vLLM start an executable that replaces the Python interpreter: Ray by the field `py_executable` of
+the runtime environment, vLLM by multiprocessing.set_executable. If no server answers, a process starts as usual.
 """
 
 from turnmill.runs.fork_server.launcher import PythonForkServer

@@ -1,7 +1,7 @@
-"""Stands for `python`: has the fork server run what the interpreter would run, and ends as that process ends.
+"""Replaces `python`: lets the fork server run what the interpreter would run, and ends as that process ends.
 
-Run as a script, by a bare interpreter without site-packages: it takes milliseconds. The process that waits here passes
-on the signals it gets; when it is killed, the fork server kills the process behind it.
+It is run as a script by a bare interpreter without site-packages, which takes milliseconds. It forwards signals to the
+forked process; when it is killed, the fork server kills that process.
 """
 
 import json
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _send_request(connection: socket.socket, arguments: "list[str]") -> bool:
-    """Send the request; return True if the fork server runs it."""
+    """Send the request; return True if the fork server executes it."""
     descriptors = _open_descriptors(connection.fileno())
     folder = os.getcwd()  # noqa: PTH109
     request = json.dumps(
@@ -80,7 +80,7 @@ def _open_descriptors(own: int) -> "list[int]":
 
 
 def _end_with(code: int) -> None:
-    """End as the process behind did; `code` is negative for the signal that ended it."""
+    """End as the forked process did; a negative `code` is the signal that ended it."""
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)

@@ -1,4 +1,4 @@
-"""Starts a fork server and writes the executable that stands for Python."""
+"""Start of a fork server, and of the executable that replaces Python."""
 
 import shlex
 import subprocess
@@ -11,9 +11,9 @@ OUTLIVES = "--outlives-parent"
 
 
 class PythonForkServer:
-    """A fork server with its files in `folder`; `python` is the executable to give to others as their interpreter.
+    """A fork server with its files in `folder`; `python` is the executable to use as the interpreter.
 
-    It ends with the process that starts it, unless that is to be outlived.
+    It ends with the process that starts it, unless it is to outlive it.
     """
 
     def __init__(
@@ -38,6 +38,6 @@ class PythonForkServer:
         self.python.chmod(0o755)
 
     def close(self) -> None:
-        """End the fork server, and with it every process that it forked."""
+        """End the fork server and all processes that it forked."""
         self.process.kill()
         self.process.wait()

@@ -1,4 +1,4 @@
-"""The modules that are imported before processes of a run are forked; on a GPU none is forked, as CUDA forbids it."""
+"""Modules to import before processes of a run are forked; not used with GPUs, as CUDA does not support forks."""
 
 EARLY = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
 # With Ray, which reads some variables when it is imported.

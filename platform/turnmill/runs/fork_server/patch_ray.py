@@ -1,4 +1,4 @@
-"""Patches Ray when it is imported: the first of the modules that import Ray and are forked."""
+"""Patches Ray when it is imported; this is the first of the imported modules that import Ray."""
 
 from turnmill.training.verl.patches import actor_class_ids
 

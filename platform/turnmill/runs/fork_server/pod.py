@@ -1,4 +1,4 @@
-"""The fork server of a pod: one for all processes that Ray starts there, whatever run they belong to.
+"""Fork server of a pod, for all processes that Ray starts there, whatever their run.
 
 `python -m turnmill.runs.fork_server` starts it in the background, before `ray start`.
 """
@@ -13,7 +13,7 @@ FOLDER = Path("/tmp/turnmill-fork-server")
 
 
 def start() -> None:
-    """Start the pod's fork server, once; it stays when this process ends."""
+    """Start the pod's fork server, once; it outlives this process."""
     try:
         FOLDER.mkdir()
     except FileExistsError:
@@ -22,5 +22,5 @@ def start() -> None:
 
 
 def python() -> tuple[str, ...]:
-    """Return the command that stands for Python in every pod of a cluster; without a fork server it runs Python."""
+    """Return the command that replaces Python in all pods of a cluster; without a fork server it runs Python."""
     return (sys.executable, "-I", "-S", str(CLIENT), str(FOLDER / "fork_server.sock"))

@@ -1,7 +1,7 @@
-"""The fork server: imports, then forks a process for every client that asks.
+"""The fork server: imports modules, then forks a process for every request of a client.
 
 `python -m turnmill.runs.fork_server.server [--outlives-parent] SOCKET PYTHON MODULE... -- MODULE...`: the modules after
-`--` are imported when the first client has come, with the variables of PINNED as it has them.
+`--` are imported at the first request, with its values of the variables in PINNED.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call of `python` that a client sends."""
+    """A call of `python`, sent by a client."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A forked process, and the client that stands for it."""
+    """A forked process, and the client that waits for it."""
 
     pid: int
     connection: socket.socket
@@ -57,7 +57,7 @@ class Child:
 
 
 def main(path: str, python: str, early: list[str], late: list[str]) -> None:
-    """Serve until this process is killed; in a forked child, run what was asked for."""
+    """Serve until this process is killed; in a forked child, run the request."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(128)
@@ -69,7 +69,7 @@ def main(path: str, python: str, early: list[str], late: list[str]) -> None:
 
 
 class Server:
-    """The loop of the fork server; `serve` returns in a forked child, and in the fork server if it cannot fork."""
+    """Main loop of the fork server; `serve` returns in a forked child, and in the fork server if it cannot fork."""
 
     def __init__(self, listener: socket.socket, late: list[str]) -> None:
         self._listener = listener
@@ -79,7 +79,7 @@ class Server:
         self._children: dict[int, Child] = {}
 
     def serve(self) -> Request | None:
-        """Fork for every request; returns the request in the child, None if imports made forks unsafe."""
+        """Fork for every request; return the request in the child, None if imports made forks unsafe."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
@@ -101,7 +101,7 @@ class Server:
             return None
 
     def _import_late(self, request: Request) -> bool:
-        """Import what reads the pinned variables; whether forks are safe after it."""
+        """Import the modules that read the pinned variables; return True if forks are safe after that."""
         self._pinned = {name: request.environment.get(name) for name in PINNED}
         os.environ.update({name: value for name, value in self._pinned.items() if value is not None})
         for module in self._late:
@@ -117,8 +117,11 @@ class Server:
         return True
 
     def _fork(self, request: Request) -> bool:
-        """Fork; True in the child. A request that wants other values of what is pinned is left to its client, and so is
-        one for which there is no room."""
+        """Fork, and return True in the child.
+
+        A request with other values of pinned variables is left to its client, as is one for which no process can be
+        forked.
+        """
         pinned = {name: request.environment.get(name) for name in PINNED}
         what = " ".join(request.arguments)[:200]
         if pinned == self._pinned:
@@ -150,7 +153,7 @@ class Server:
             child.connection.send(ACCEPTED)
 
     def _close_server_files(self, request: Request) -> None:
-        """Close what belongs to the fork server."""
+        """Close the fork server's files."""
         self._selector.close()
         self._listener.close()
         request.connection.close()
@@ -181,7 +184,7 @@ class Server:
 
 
 def _other_threads() -> list[str]:
-    """Threads of this process by name; those that start anew in a fork by themselves left out."""
+    """Return the names of this process's threads, except those that start again in a fork by themselves."""
     others = (task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid())
     names = [(task / "comm").read_text().strip() for task in others]
     return [name for name in names if name not in _FORK_SAFE_THREADS]
@@ -194,12 +197,12 @@ def _ray_ids_differ_in_forks() -> bool:
 
 
 def _log(text: str) -> None:
-    """A line for fork_server.log; logging would be set up in every fork as well."""
+    """Write a line to fork_server.log; logging would be configured in every fork as well."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _receive(connection: socket.socket) -> Request:
-    """Raises ValueError for a request that is not whole."""
+    """Receive a request. Raises ValueError if it is incomplete."""
     header, received, _, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
     length = struct.unpack("!I", header)[0] if len(header) == 4 else 0
     if not 0 < length <= _LIMIT_REQUEST_BYTES:
@@ -218,7 +221,7 @@ def _receive(connection: socket.socket) -> Request:
 
 
 def _signal_from(connection: socket.socket) -> int:
-    """Return the signal that the client passes on; SIGKILL if the client has ended."""
+    """Return the signal that the client forwards; SIGKILL if the client has ended."""
     try:
         content = connection.recv(1)
     except OSError:
@@ -227,7 +230,7 @@ def _signal_from(connection: socket.socket) -> int:
 
 
 def _set_up_process(request: Request) -> None:
-    """Turn this fork into the process that was asked for: descriptors, environment, folder, seeds."""
+    """Turn this fork into the requested process: descriptors, environment, folder, seeds."""
     forking.die_with_parent()
     # Ray kills the process group of a worker that ends: in the fork server's own it would take all others along.
     os.setpgid(0, 0)

@@ -146,8 +146,7 @@ def _flush_files(module: ModuleType) -> None:
 
 
 def _pickled(variables: Mapping[str, Any], max_bytes: int) -> tuple[dict[str, bytes], list[str]]:
-    """Pickle each variable as a part, and variables that share an object as one; also return those that cannot be
-    pickled, and why."""
+    """Pickle variables, those that share an object as one part; also return reasons for those that fail."""
     forgotten: list[str] = []
     picklers: dict[str, _SessionPickler] = {}
     for name in sorted(variables):

@@ -11,8 +11,7 @@ _MAX_CHECKS = 300
 
 
 def join_lines(lines: Sequence[str]) -> list[str]:
-    """Return commands of one or more lines; a command without an end is left as single lines, and empty lines are
-    dropped."""
+    """Return commands of one or more lines, without empty ones; a command without an end is left as single lines."""
     commands: list[str] = []
     start, checks_left = 0, _MAX_CHECKS
     while start < len(lines):

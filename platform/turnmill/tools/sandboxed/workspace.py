@@ -94,8 +94,7 @@ def _size(status: os.stat_result) -> int:
 
 
 def _walk(folder: str, left_out: list[str], skip: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield everything in a folder; one that cannot be read is added to `left_out`, without `skip` characters of its
-    path."""
+    """Yield everything in a folder; folders that cannot be read are added to `left_out`, with the reason."""
     try:
         try:
             found = _list(folder)

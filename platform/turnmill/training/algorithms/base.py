@@ -116,8 +116,7 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
     # ---- what goes with it ----
 
     def penalties(self, lengths_R: Tensor, limit: int) -> Tensor:
-        """Return the penalty for each row's length, added to its reward, shape (rows,); `limit` is the maximum
-        length."""
+        """Return what is added to each row's reward for its length, shape (rows,); `limit` is the maximum length."""
         return torch.zeros_like(lengths_R, dtype=torch.float32)
 
     def metrics(self, rows: Rows, penalties_R: Tensor) -> dict[str, float]:

@@ -25,8 +25,7 @@ class ReinforcePlusPlusAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlus]):
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the result of verl's `compute_reinforce_plus_plus_outcome_advantage`, both of shape (trajectories,
-        tokens)."""
+        """Return verl's `compute_reinforce_plus_plus_outcome_advantage`: shapes (trajectories, tokens)."""
         from verl.trainer.config import AlgoConfig
         from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_outcome_advantage
 
@@ -49,8 +48,7 @@ class ReinforcePlusPlusBaselineAlgorithm(TrajectoryAlgorithm[ReinforcePlusPlusBa
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return verl's `compute_reinforce_plus_plus_baseline_outcome_advantage`, both of shape (trajectories,
-        tokens)."""
+        """Return verl's `compute_reinforce_plus_plus_baseline_outcome_advantage`: shapes (trajectories, tokens)."""
         from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_baseline_outcome_advantage
 
         index = np.array(groups_K, dtype=object)

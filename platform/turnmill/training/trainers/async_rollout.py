@@ -71,8 +71,7 @@ class AsyncRolloutMixin(PPOTrainer):
         return computed
 
     def _compare_on_policy_rows(self, batch: KVBatchMeta, metrics: Metrics) -> None:
-        """Compare the log-probs of rollout and trainer on rows of the current policy only, as other policies differ
-        anyway."""
+        """Compare log-probs of rollout and trainer, on rows of the current policy: others differ anyway."""
         for name in [name for name in metrics if name.startswith(PROBABILITY_DIFFERENCES)]:
             del metrics[name]
         version = max(0, self.global_steps - 1)

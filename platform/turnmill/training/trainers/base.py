@@ -151,8 +151,7 @@ class RunTrainer(PPOTrainer):
     # ---- validation ----
 
     def _validate(self, before_first_step: bool = False) -> dict[str, float]:
-        """Play whole episodes and return the means of their metrics; `before_first_step` is true for the initial
-        policy."""
+        """Play whole episodes and return the means of their metrics; `before_first_step` marks the initial policy."""
         started = time.monotonic()
         with self.recorder.phase("validation"):
             rows = self._validation_rows()

@@ -91,8 +91,7 @@ class TrajectoryTrainer(RunTrainer):
         return survivors
 
     def _size_minibatches(self, num_rows: int) -> None:
-        """Split the rows into as many updates as the job has mini-batches of tasks; tasks differ in their number of
-        rows."""
+        """Split the rows into as many updates as the job has mini-batches of tasks, which differ in rows."""
         spec, num_processes = self.job.spec, self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
         updates = max(1, spec.tasks_per_step // (spec.trajectory_algorithm.minibatch_tasks or spec.tasks_per_step))
         # verl multiplies by the trajectories of a task; all processes take as many rows.

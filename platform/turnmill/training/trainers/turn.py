@@ -219,8 +219,7 @@ class TurnTrainer(RunTrainer):
         return batch
 
     def _warmup_turns(self, gathered: int) -> int:
-        """Return the turns per update of the warm-up, in whole mini-batches: the job's number, or one tenth of
-        `gathered`."""
+        """Return the turns per warm-up update, in whole mini-batches: the job's number, or a tenth of `gathered`."""
         wanted = self.job.spec.turn_ppo.critic_warmup.turns_per_step or -(-gathered // 10)
         minibatch = self.job.spec.turn_ppo.minibatch_turns
         return min(gathered, max(minibatch, wanted // minibatch * minibatch))

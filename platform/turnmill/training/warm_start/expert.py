@@ -11,8 +11,7 @@ class Expert(Protocol):
     """Gives a good action in every state of its environment's current episode."""
 
     def advise(self, last_action: str | None) -> str | None:
-        """Return the best action after `last_action`, which is None at the start of an episode; None if there is
-        none."""
+        """Return the best action after `last_action`, None at the start of an episode; None if there is none."""
 
     def thought(self) -> str:
         """Return a true sentence about the current observation."""
