@@ -26,7 +26,7 @@ TEAMS = Row(
         ),
         number(
             "GPU hours of pods",
-            "GPU hours that the pods of each team reserved in the time shown; beyond those of its runs, idle ones.",
+            "GPU hours that the pods of each team reserved in the time shown; those beyond its runs were idle.",
             "h",
             (hours(REQUESTED, "namespace"), "{{namespace}}"),
             width=12,
@@ -90,7 +90,7 @@ RUNS = Row(
 BOARD = Board(
     "cost",
     "Turnmill / Cost",
-    "What teams and runs cost in GPU hours, and how much of it brought them on.",
+    "GPU hours of teams and runs, and how much of them generated or learned.",
     (RUN, CLUSTER),
     (TEAMS, RUNS),
 )

@@ -27,9 +27,9 @@ GPUS = Row(
         ),
         lines(
             "GPU memory",
-            "GPU memory that is taken and that is free, by kind.",
+            "Used and free GPU memory, by kind.",
             "mbytes",
-            (f"sum by (GpuDeviceName) ({GPU_MEMORY})", "{{GpuDeviceName}}: taken"),
+            (f"sum by (GpuDeviceName) ({GPU_MEMORY})", "{{GpuDeviceName}}: used"),
             (f"sum by (GpuDeviceName) ({GPU_MEMORY_FREE})", "{{GpuDeviceName}}: free"),
         ),
         lines(
@@ -46,7 +46,7 @@ ENGINES = Row(
     (
         lines(
             "Requests",
-            "Turns that are being generated, and turns that wait for a place in an engine.",
+            "Turns that are being generated, and turns that wait for an engine.",
             "none",
             (f"sum({RAY('ray_vllm_num_requests_running')})", "running"),
             (f"sum({RAY('ray_vllm_num_requests_waiting')})", "waiting"),
@@ -60,7 +60,7 @@ ENGINES = Row(
         ),
         lines(
             "Key-value cache",
-            "Share of the key-value cache that is taken, mean and fullest engine; full, turns are preempted.",
+            "Share of the key-value cache that is used, mean and fullest engine; a full one preempts turns.",
             "percentunit",
             (f"avg({RAY('ray_vllm_kv_cache_usage_perc')})", "mean"),
             (f"max({RAY('ray_vllm_kv_cache_usage_perc')})", "fullest"),
@@ -68,14 +68,14 @@ ENGINES = Row(
         ),
         lines(
             "Prefix cache hits",
-            "Share of prompt tokens whose keys and values were there from an earlier turn.",
+            "Share of prompt tokens whose keys and values were cached by an earlier turn.",
             "percentunit",
             (f"{rate_or_none('ray_vllm_prefix_cache_hits_total', CACHE_QUERIES)} / {CACHE_QUERIES}", "hits"),
             max=1,
         ),
         lines(
             "Preemptions",
-            "Turns per second that lose their place in an engine and are computed again.",
+            "Turns per second that an engine preempts and computes again.",
             "suffix: /s",
             (rate_or_none("ray_vllm_num_preemptions_total", ANY_ENGINE), "preemptions"),
         ),
@@ -101,14 +101,14 @@ MACHINES = Row(
         ),
         lines(
             "Memory",
-            "Share of the memory of each node that is taken.",
+            "Share of the memory of each node that is used.",
             "percentunit",
             (f"max by (instance) ({RAY('ray_node_mem_used')} / {RAY('ray_node_mem_total')})", "{{instance}}"),
             max=1,
         ),
         stacked(
             "Object store",
-            "Bytes in Ray's object store, by where they lie; what is spilled to disk slows everything.",
+            "Bytes in Ray's object store, by location; objects that are spilled to disk slow the run down.",
             "bytes",
             (f"sum by (Location) ({RAY('ray_object_store_memory')})", "{{Location}}"),
         ),
@@ -126,7 +126,7 @@ MACHINES = Row(
         ),
         lines(
             "Workers lost",
-            "Workers per hour that Ray killed for want of memory, and that ended unexpectedly.",
+            "Workers per hour that Ray killed for lack of memory, and that ended unexpectedly.",
             "none",
             (f"3600 * {rate_or_none('ray_memory_manager_worker_eviction_total', ANY_NODE)}", "out of memory"),
             (f"3600 * {rate_or_none('ray_node_manager_unexpected_worker_failure_total', ANY_NODE)}", "unexpected"),
@@ -137,7 +137,7 @@ MACHINES = Row(
 BOARD = Board(
     "hardware",
     "Turnmill / Hardware",
-    "What GPUs, inference engines and machines do.",
+    "Load of GPUs, inference engines and machines.",
     (RAY,),
     (GPUS, ENGINES, MACHINES),
 )

@@ -22,7 +22,7 @@ CURVE = Row(
         ),
         lines(
             "Reward",
-            "Mean reward of a trajectory; what infrastructure broke is left out.",
+            "Mean reward of a trajectory; trajectories that failed because of infrastructure are left out.",
             "none",
             (RUN("turnmill_reward_mean"), "{{namespace}} {{training_job}}: training"),
             (RUN("turnmill_validation_reward_mean"), "{{namespace}} {{training_job}}: validation"),
@@ -36,7 +36,7 @@ CURVE = Row(
         ),
         lines(
             "Groups without a signal",
-            "Share of groups in which all trajectories have one reward, so that nothing is learned from them; "
+            "Share of groups in which all trajectories have the same reward, so that nothing is learned from them; "
             "with agents of type `tool`.",
             "percentunit",
             of_run("turnmill_uniform_groups_ratio"),
@@ -99,8 +99,8 @@ TRUST = Row(
     "Can it be trusted?",
     (
         number(
-            "Trained tokens that nobody sampled",
-            "Tokens that were learned from and that the policy did not sample; anything but 0 is a fault.",
+            "Trained tokens that were not sampled",
+            "Tokens that were learned from although the policy did not sample them; anything but 0 is a fault.",
             "none",
             (
                 f"sum by (namespace, training_job) ({RUN('turnmill_token_mismatches_total')})",
@@ -111,7 +111,7 @@ TRUST = Row(
         ),
         number(
             "Weight updates",
-            "Updates behind the policy that acts.",
+            "Updates of the policy that generates.",
             "none",
             of_run("turnmill_policy_version"),
             width=12,

@@ -41,21 +41,21 @@ NOW = Row(
         ),
         number(
             "Oldest waiting",
-            "How long the job has waited that waits longest to be reconciled.",
+            "Longest time that a job has been waiting to be reconciled.",
             "s",
             (f"max({OPERATOR('turnmill_operator_queue_age_seconds')})", "oldest"),
             alarming_from=60,
         ),
         number(
             "Since the last event",
-            "Time since the API server last told anything, bookmarks included; it grows where a watch is dead.",
+            "Time since the last event from the API server, bookmarks included; it grows if a watch is dead.",
             "s",
             (f"max({OPERATOR('turnmill_operator_last_event_age_seconds')})", "age"),
             alarming_from=600,
         ),
         number(
             "Time to reconcile",
-            "99th percentile of the time that one look at a job takes.",
+            "99th percentile of the time that reconciling a job takes.",
             "s",
             (quantile(0.99, BUCKETS), "p99"),
             alarming_from=5,
@@ -74,13 +74,13 @@ WORK = Row(
         ),
         lines(
             "Reconciled",
-            "Looks at a job per second, by how they ended.",
+            "Reconciliations per second, by outcome.",
             "ops",
             (f"sum by (outcome) (rate({RECONCILES}[{RECENT}]))", "{{outcome}}"),
         ),
         lines(
             "Time to reconcile",
-            "Median and 99th percentile of the time that one look at a job takes.",
+            "Median and 99th percentile of the time that reconciling a job takes.",
             "s",
             *percentiles(BUCKETS),
         ),
@@ -99,13 +99,13 @@ WORK = Row(
         ),
         lines(
             "Jobs that wait",
-            "Jobs that wait to be reconciled; a queue that only grows is an operator that stands still.",
+            "Jobs that wait to be reconciled; a queue that only grows means that the operator is stuck.",
             "none",
             (f"max({OPERATOR('turnmill_operator_queue_length')})", "waiting"),
         ),
         lines(
             "Attempts that ended",
-            "Attempts per hour that ended in each namespace, by how.",
+            "Attempts per hour that ended in each namespace, by outcome.",
             "none",
             (
                 f"sum by (namespace, outcome) (rate({OPERATOR('turnmill_operator_attempts_total')}[{WINDOW}])) * 3600",
@@ -114,7 +114,7 @@ WORK = Row(
         ),
         lines(
             "Missed changes",
-            "Changes per hour that a listing found and no watch had told; above 0 the watch is dead.",
+            "Changes per hour that a listing found and no watch had reported; above 0 the watch is dead.",
             "none",
             (
                 f"sum by (resource) (rate({OPERATOR('turnmill_operator_missed_events_total')}[{RECENT}])) * 3600",
@@ -141,7 +141,7 @@ KUBERAY = Row(
     (
         lines(
             "RayJobs by state",
-            "RayJobs by what KubeRay says of their deployment.",
+            "RayJobs by the deployment status that KubeRay reports.",
             "none",
             (f"sum by (deployment_status) ({CLUSTER('kuberay_job_deployment_status')})", "{{deployment_status}}"),
             width=12,

@@ -14,7 +14,7 @@ PROGRESS = Row(
     (
         number(
             "Step",
-            "The step that each run has finished last.",
+            "The last step that each run has finished.",
             "none",
             (f"max by (namespace, training_job) ({RUN('turnmill_step')})", "{{namespace}} {{training_job}}"),
         ),
@@ -31,7 +31,7 @@ PROGRESS = Row(
         ),
         number(
             "Attempt",
-            "How often each run was started; more than 1 means that it failed and went on from its last checkpoint.",
+            "How often each run was started; more than 1 means that it failed and resumed from its last checkpoint.",
             "none",
             (
                 f"max by (namespace, training_job) ({RUN('turnmill_attempt')})",
@@ -39,7 +39,7 @@ PROGRESS = Row(
             ),
         ),
         number(
-            "Since anything progressed",
+            "Since the last progress",
             "Time since the last turn or phase of a step; it grows while a run hangs.",
             "s",
             (
@@ -50,7 +50,7 @@ PROGRESS = Row(
         ),
         number(
             "Since the last checkpoint",
-            "What a crash would cost at this moment.",
+            "Time since the last checkpoint: the work that a crash would lose.",
             "s",
             (
                 f"min by (namespace, training_job) ({RUN('turnmill_checkpoint_age_seconds')})",
@@ -59,7 +59,7 @@ PROGRESS = Row(
         ),
         number(
             "Failed by infrastructure",
-            "Share of trajectories that something around them broke; they reach neither reward nor loss.",
+            "Share of trajectories that failed because of infrastructure; they are left out of mean reward and loss.",
             "percentunit",
             (f"sum(rate({FAILED}[{WINDOW}])) / sum(rate({EPISODES}[{WINDOW}]))", "failed"),
             max=1,
@@ -73,19 +73,19 @@ FLOW = Row(
     (
         stacked(
             "Trajectories by stop reason",
-            "Trajectories that the agent or a limit ended, by why; those that infrastructure ended are beside.",
+            "Trajectories that the agent or a limit ended, by stop reason; the next panel has failed ones.",
             "suffix: /s",
             (f"sum by (stop_reason) (rate({ENDED}[{WINDOW}]))", "{{stop_reason}}"),
         ),
         stacked(
             "Trajectories failed by infrastructure",
-            "Trajectories that something around them broke, by what; anything that stays above zero deserves a look.",
+            "Trajectories that failed because of infrastructure, by cause; investigate anything that stays above zero.",
             "suffix: /s",
             (f"sum by (cause) (rate({RUN('turnmill_episode_failures_total')}[{WINDOW}]))", "{{cause}}"),
         ),
         lines(
             "Failed share and its limit",
-            "Share of trajectories that infrastructure ended, and the share at which a run gives up.",
+            "Share of trajectories that failed because of infrastructure, and the share above which a run fails.",
             "percentunit",
             (
                 f"sum by (namespace, training_job) (rate({FAILED}[{WINDOW}]))"
@@ -113,7 +113,7 @@ FLOW = Row(
         ),
         lines(
             "Generated tokens per GPU",
-            "Generated tokens per second and GPU that the run holds, training ones included.",
+            "Generated tokens per second and GPU of the run, GPUs that only train included.",
             "suffix: /s",
             (
                 f"sum by (namespace, training_job) (rate({RESPONSE_TOKENS}[{WINDOW}]))"
@@ -158,13 +158,13 @@ SHAPE = Row(
         ),
         lines(
             "Wait for a tool call",
-            "Mean time that a trajectory waits for a tool call with all its tries; with agents of type `tool`.",
+            "Mean time that a trajectory waits for a tool call, retries included; with agents of type `tool`.",
             "s",
             (RUN("turnmill_tool_call_wait_seconds"), "{{namespace}} {{training_job}}"),
         ),
         lines(
-            "Turns carried on",
-            "Mean turns of a trajectory that an attempt before has played; with agents of type `tool`.",
+            "Resumed turns",
+            "Mean turns of a trajectory that an earlier attempt has played; with agents of type `tool`.",
             "none",
             (RUN("turnmill_turns_carried_on"), "{{namespace}} {{training_job}}"),
         ),
@@ -174,7 +174,7 @@ SHAPE = Row(
 BOARD = Board(
     "rollout",
     "Turnmill / Rollout",
-    "How fast trajectories are gathered, how they end, and what breaks them.",
+    "How fast trajectories are gathered, how they end, and why they fail.",
     (RUN,),
     (PROGRESS, FLOW, SHAPE),
 )

@@ -5,7 +5,7 @@ from turnmill.observability.dashboards.board import RUN, WINDOW, Board, Row, lin
 UPDATES = RUN("turnmill_phase_seconds_count", 'phase="update_weights"')
 
 AGE = Row(
-    "Age of what is learned from",
+    "Age of trajectories",
     (
         lines(
             "Staleness",
@@ -17,7 +17,7 @@ AGE = Row(
         ),
         lines(
             "Dropped for their age",
-            "Trajectories per second that were dropped because they were too stale: work for nothing.",
+            "Trajectories per second that were dropped because they were too stale: wasted work.",
             "suffix: /s",
             (
                 f"sum by (namespace, training_job) (rate({RUN('turnmill_evicted_trajectories_total')}[{WINDOW}]))",
@@ -40,7 +40,7 @@ AGE = Row(
         ),
         lines(
             "Weight updates",
-            "Weight updates per hour that reach the policy that acts.",
+            "Weight updates per hour that reach the engines.",
             "none",
             (
                 f"sum by (namespace, training_job) (rate({UPDATES}[{WINDOW}])) * 3600",
@@ -53,7 +53,7 @@ AGE = Row(
 BOARD = Board(
     "staleness",
     "Turnmill / Staleness",
-    "How old the policy is that trajectories come from, and what that does to learning.",
+    "Age of the policy that trajectories come from, and its effect on learning.",
     (RUN,),
     (AGE,),
 )

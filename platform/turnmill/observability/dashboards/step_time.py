@@ -22,25 +22,25 @@ IDLE = Row(
     (
         share_of_steps(
             "Neither generating nor learning",
-            "Share of the steps in which the GPUs of a run do nothing that brings it on.",
+            "Share of the steps in which the GPUs of a run neither generate nor learn.",
             (f"1 - {share(USEFUL)}", "idle"),
             alarming_from=0.5,
         ),
         share_of_steps(
             "Waiting for tools",
-            "Share of the steps that passed while tools or environments acted.",
+            "Share of the steps in which trajectories waited for tools or environments.",
             (share('part="tools"'), "tools"),
             alarming_from=0.3,
         ),
         share_of_steps(
             "Waiting for stragglers",
-            "Share of the steps that places for trajectories stood idle until the last one ended.",
+            "Share of the steps in which rollout was partly idle until the last trajectory ended.",
             (share('part="stragglers"'), "stragglers"),
             alarming_from=0.3,
         ),
         share_of_steps(
             "Weight sync",
-            "Share of the steps that handing over the weights took.",
+            "Share of the steps that weight sync took.",
             (share('part="weight_sync"'), "weight sync"),
             alarming_from=0.1,
         ),

@@ -31,7 +31,7 @@ NOW = Row(
         ),
         number(
             "Memory taken",
-            "Share of its memory limit that the store has taken; at 100 % calls fail with the cause `store_full`.",
+            "Share of its memory limit that the store uses; at 100 % calls fail with the cause `store_full`.",
             "percentunit",
             (f"max by (namespace) ({MEMORY} / ({LIMIT} > 0))", "{{namespace}}"),
             max=1,
@@ -39,14 +39,14 @@ NOW = Row(
         ),
         number(
             "Evicted keys",
-            "Keys that the store has thrown away to make room; anything but 0 has lost trajectories.",
+            "Keys that the store has evicted to free memory; anything but 0 means that trajectories were lost.",
             "none",
             (f"max by (namespace) ({EVICTED})", "{{namespace}}"),
             alarming_from=1,
         ),
         number(
             "Keys",
-            "Keys in the store: trajectories in flight, or finished a short while ago.",
+            "Keys in the store: trajectories in flight, or finished recently.",
             "none",
             (f"max by (namespace) ({TOOL_SERVER('turnmill_store_keys')})", "{{namespace}}"),
         ),
@@ -103,7 +103,7 @@ LOAD = Row(
         ),
         lines(
             "Keys",
-            "Keys in the store; they grow without end where trajectories are never finished.",
+            "Keys in the store; their number grows without limit if trajectories are never finished.",
             "none",
             (f"max by (namespace) ({TOOL_SERVER('turnmill_store_keys')})", "{{namespace}}"),
         ),
@@ -111,18 +111,18 @@ LOAD = Row(
 )
 
 KEEPING = Row(
-    "Does it keep everything?",
+    "Is the data kept?",
     (
         lines(
             "Memory",
-            "Memory that the store has taken, and its limit.",
+            "Memory that the store uses, and its limit.",
             "bytes",
-            (f"max by (namespace) ({MEMORY})", "{{namespace}}: taken"),
+            (f"max by (namespace) ({MEMORY})", "{{namespace}}: used"),
             (f"max by (namespace) ({LIMIT})", "{{namespace}}: limit"),
         ),
         lines(
             "Evicted keys",
-            "Keys per second that the store throws away to make room; must be 0.",
+            "Keys per second that the store evicts to free memory; must be 0.",
             "suffix: /s",
             (f"max by (namespace) (rate({EVICTED}[{RECENT}]))", "{{namespace}}"),
         ),
@@ -142,7 +142,7 @@ KEEPING = Row(
 BOARD = Board(
     "store",
     "Turnmill / Trajectory store",
-    "Whether the trajectory store keeps up and keeps everything.",
+    "Load and durability of the trajectory store.",
     (TOOL_SERVER,),
     (NOW, LOAD, KEEPING),
 )

@@ -43,7 +43,7 @@ NOW = Row(
         ),
         number(
             "Sandboxes busy",
-            "Runs in the sandbox by the places for them; above 100 % runs wait.",
+            "Runs in the sandbox relative to how many may run at once; above 100 % runs wait.",
             "percentunit",
             (f"sum({BUSY}) / sum({PLACES})", "busy"),
             alarming_from=0.9,
@@ -57,7 +57,7 @@ NOW = Row(
         ),
         number(
             "Failed calls",
-            "Share of calls that infrastructure broke; their trajectories are left out of the loss.",
+            "Share of calls that failed because of infrastructure; their trajectories are left out of the loss.",
             "percentunit",
             (f"sum(rate({FAILED}[{RECENT}])) / sum(rate({CALLS}[{RECENT}]))", "failed"),
             max=1,
@@ -85,14 +85,14 @@ CALLS_ROW = Row(
         ),
         stacked(
             "Calls by outcome",
-            "Calls per second by how they ended: `invalid` is the agent's doing, `tool_error` a fault of the tool, "
+            "Calls per second by outcome: `invalid` is a mistake of the agent, `tool_error` a fault of the tool, "
             "`failed` infrastructure.",
             "reqps",
             (f"sum by (outcome) (rate({CALLS}[{RECENT}]))", "{{outcome}}"),
         ),
         stacked(
             "Failed calls by cause",
-            "Calls per second that infrastructure broke, by what broke.",
+            "Calls per second that failed because of infrastructure, by cause.",
             "reqps",
             (f"sum by (cause) (rate({TOOL_SERVER('turnmill_tool_failures_total')}[{RECENT}]))", "{{cause}}"),
         ),
@@ -124,7 +124,7 @@ SATURATION = Row(
     (
         lines(
             "Calls in flight by replica",
-            "Calls that have arrived at each replica and are not answered; far apart, the load is uneven.",
+            "Calls that have arrived at each replica and are not answered; large differences mean uneven load.",
             "none",
             (IN_FLIGHT, "{{pod}}{{instance}}"),
         ),
@@ -136,7 +136,7 @@ SATURATION = Row(
         ),
         lines(
             "Replicas",
-            "Replicas that answer, and what the autoscaler has and wants.",
+            "Replicas that answer Prometheus, and those that the autoscaler has and wants.",
             "none",
             (f"count by (namespace) ({IN_FLIGHT})", "{{namespace}}: answer"),
             (CLUSTER("kube_horizontalpodautoscaler_status_current_replicas", HPA), "{{namespace}}: there"),
@@ -173,7 +173,7 @@ SANDBOX = Row(
 BOARD = Board(
     "tool-servers",
     "Turnmill / Tool servers",
-    "Whether the tool servers keep up, and what they refuse, break or kill.",
+    "Load of the tool servers, and calls that are invalid, fail or are killed.",
     (TOOL_SERVER, CLUSTER),
     (NOW, CALLS_ROW, SATURATION, SANDBOX),
 )
