@@ -130,7 +130,6 @@ def test_a_killed_worker_is_replaced_and_the_others_continue(contained: None, ne
     assert answers == [f"count {number}" for number in range(1, 6)]
 
 
-@pytest.mark.feature("verl-tool", "graceful stop")
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_killed_server_leaves_no_processes(contained: None, new_server: NewServer, workers: str):
     server = new_server("--tool_type", "trial,python_code", "--uvi_workers", workers)

@@ -150,6 +150,20 @@ async def test_surplus_values_of_finish_are_ignored(client: Client):
     assert (await client.post(["t"], ["echo a"], finish=[False, True])).json()["observations"] == ["a"]
 
 
+@pytest.mark.feature("verl-tool", "lists of finish and last step of any length")
+async def test_a_short_list_of_last_steps_leaves_the_other_items_unchanged(client: Client):
+    for _ in range(2):
+        await client.post(["t", "u"], ["count", "count"], is_last_step=[True])
+
+    assert (await client.post(["t", "u"], ["count", "count"])).json()["observations"] == ["1", "3"]
+
+
+@pytest.mark.feature("verl-tool", "lists of finish and last step of any length")
+async def test_surplus_values_of_the_last_step_are_ignored(client: Client):
+    assert (await client.post(["t"], ["count"], is_last_step=[False, True])).json()["observations"] == ["1"]
+    assert (await client.post(["t"], ["count"])).json()["observations"] == ["2"]
+
+
 @pytest.mark.feature("verl-tool", "finish among the extra fields")
 async def test_finish_in_the_extra_fields_finishes(client: Client):
     body = (await client.post(["t"], ["echo a"], extra_fields=[{"finish": True}], finish=[False])).json()

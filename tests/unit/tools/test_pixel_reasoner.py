@@ -74,6 +74,7 @@ async def test_a_crop_can_be_cropped_again_on_any_replica():
     assert talk.result.valid
 
 
+@pytest.mark.feature("verl-tool", "crops of images, frames and sound")
 async def test_selected_frames_are_returned_together_and_numbered():
     talk = dialogue(picture(), picture(color="blue"))
     call = {"name": "select_frames", "arguments": {"target_frames": [2, 1]}}
