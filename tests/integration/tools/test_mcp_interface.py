@@ -50,7 +50,7 @@ def weather() -> MCPServer:
 
     @server.tool()
     def forecast(city: str) -> str:
-        """Tells the weather."""
+        """Returns the weather."""
         return f"{city}: fine"
 
     @server.tool()

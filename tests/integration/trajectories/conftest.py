@@ -25,7 +25,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 async def new_server(redis_url: str) -> AsyncIterator[NewServer]:
-    """Servers of one run, each with connections and a cache of its own."""
+    """Servers of one run, each with its own connections and cache."""
     run = uuid4().hex
     async with AsyncExitStack() as stack:
 

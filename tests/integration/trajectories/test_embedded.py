@@ -176,7 +176,7 @@ def test_a_machine_without_a_writable_folder_is_an_error_with_a_way_out(tmp_path
         EmbeddedStore().start()
 
 
-def test_a_missing_server_is_an_error_that_names_what_to_install(monkeypatch):
+def test_a_missing_server_is_an_error_that_names_the_package_to_install(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
     with pytest.raises(ToolUnavailableError, match="install the Python package no-such-package"):

@@ -19,7 +19,7 @@ from turnmill.environments.parsing import backtrack_length, final_answer, has_ma
         ("  Toggle\n", "Toggle"),
     ],
 )
-def test_the_answer_is_what_follows_the_last_marker(text, answer):
+def test_the_answer_is_the_text_after_the_last_marker(text, answer):
     assert final_answer(text) == answer
 
 

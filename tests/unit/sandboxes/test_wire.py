@@ -54,7 +54,7 @@ def test_a_result_arrives_as_it_was_sent(result):
 
 
 @pytest.mark.parametrize("part", [0, 5, 12, 40])
-def test_a_message_that_ends_early_is_none(part):
+def test_an_incomplete_message_is_none(part):
     message = wire.pack_result(SandboxResult(exit_code=0, stdout=b"x" * 100))
 
     assert wire.receive(io.BytesIO(message[:part]).read) is None

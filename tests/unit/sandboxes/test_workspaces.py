@@ -98,14 +98,14 @@ def test_measuring_leaves_the_modes_of_folders_unchanged(workspace, mode):
     assert folder.stat().st_mode & 0o7777 == mode
 
 
-def test_too_many_levels_are_too_large(workspace):
+def test_a_workspace_with_too_many_levels_is_too_large(workspace):
     nest(workspace / "home", workspaces.MAX_DEPTH + 2)
 
     with pytest.raises(TooLargeError):
         measure_disk_usage(str(workspace))
 
 
-def test_too_many_entries_are_too_large(workspace, monkeypatch):
+def test_a_workspace_with_too_many_entries_is_too_large(workspace, monkeypatch):
     monkeypatch.setattr(workspaces, "MAX_ENTRIES", 10)
     for number in range(11):
         (workspace / "home" / str(number)).touch()

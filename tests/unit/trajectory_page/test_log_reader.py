@@ -116,7 +116,7 @@ def test_no_line_is_read_twice(log, reader):
     assert again.index.revision == revision
 
 
-def test_another_process_carries_on_where_the_first_one_ended(log, reader):
+def test_another_process_continues_where_the_first_one_ended(log, reader):
     log.append([TURN])
     first = reader()
     first.read()
