@@ -1,8 +1,8 @@
-"""GRL's trainer from Python: agents of your own, and runs of them.
+"""Python interface to GRL's trainer: agents of your own, and runs of them.
 
     from turnmill.grl import AgentTrainer, BaseAgent, EnvOutput, register_agent
 
-An agent's own processes import this module too, so it brings no more than agents need until a trainer is used.
+Processes of agents import this module too, so it imports only what agents need until a trainer is created.
 """
 
 import os
@@ -45,7 +45,7 @@ _UNUSED = frozenset(
 
 
 class AgentTrainer:
-    """Trains agents as a configuration of GRL's says, or as a job does."""
+    """Trains agents by a GRL configuration, or by a job."""
 
     def __init__(
         self,
@@ -61,10 +61,12 @@ class AgentTrainer:
         on_progress: "Report | None" = None,
         **unused: object,
     ) -> None:
-        """`config`: a mapping, OmegaConf's own, or the path of a YAML file. `overrides`: such as
-        `resources.device=cpu`, as `--set` takes them. `output`: the run folder; left out, a free one in runs/.
+        """Read a configuration, and parse it as a job.
 
-        What GRL's scripts hand over besides is taken and not used: turnmill makes tokenizer, workers and pools itself.
+        `config` is a mapping, an OmegaConf configuration, or the path of a YAML file. `overrides` are settings such as
+        `resources.device=cpu`, as for `--set`. `output` is the run folder, by default a new one in runs/. Other
+        arguments of GRL's scripts are accepted without effect, as turnmill creates tokenizer, workers and pools itself.
+        Raises TypeError for unknown arguments, SettingsError for an invalid configuration.
         """
         if strangers := sorted(unused.keys() - _UNUSED):
             raise TypeError(f"AgentTrainer takes no {strangers[0]}")
@@ -77,7 +79,7 @@ class AgentTrainer:
         self._checked = False
 
     def init_workers(self) -> None:
-        """Check everything that can be checked before the run; its processes start with it."""
+        """Check everything that can be checked before the run; the processes start in `fit`. Raises JobError."""
         from turnmill.cli import checks
         from turnmill.jobs import check_job
         from turnmill.jobs.load import model_folder
@@ -86,13 +88,13 @@ class AgentTrainer:
         self._checked = True
 
     def fit(self) -> "RunResult":
-        """Train to the last step; its result has the run folder and a summary. Raises RunFailedError with a cause."""
+        """Train to the last step; return the run folder and a summary. Raises RunFailedError with a cause."""
         if not self._checked:
             self.init_workers()
         from turnmill.cli.run_dirs import choose_run_dir
         from turnmill.runs.local import launch
 
-        _let_others_import_what_this_process_can()
+        _share_script_folder()
         run_dir = choose_run_dir(self.job, self.output, resume=self.resume)
         return launch(self.job, run_dir, resume=self.resume, on_progress=self._on_progress)
 
@@ -108,8 +110,8 @@ def _job_of(config: "Configuration", overrides: Sequence[str]) -> "AgentTraining
     return parse_job(data)
 
 
-def _let_others_import_what_this_process_can() -> None:
-    """The folder of the script, so that the processes of a run find the agents in it."""
+def _share_script_folder() -> None:
+    """Add the script's folder to PYTHONPATH, so that the processes of a run can import the agents in it."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     folders = [str(Path(file).parent.absolute())] if file else []
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -97,25 +97,25 @@ class JobSpec(Settings):
 
     @property
     def verlog(self) -> VerlogAgent:
-        """The agent of a job that learns from turns."""
+        """The agent of a job of type `verlog`."""
         assert isinstance(self.agent, VerlogAgent)
         return self.agent
 
     @property
     def tool_agent(self) -> ToolAgent:
-        """The agent of a job that learns from trajectories with tools."""
+        """The agent of a job of type `tool`."""
         assert isinstance(self.agent, ToolAgent)
         return self.agent
 
     @property
     def multi_turn_agent(self) -> MultiTurnAgent:
-        """The agent of a job whose trajectories are those of verl's agent loops."""
+        """The agent of a job of type `multi_turn`."""
         assert isinstance(self.agent, MultiTurnAgent)
         return self.agent
 
     @property
     def grl_agent(self) -> GrlAgent:
-        """The agent of a job with groups of several kinds of agents."""
+        """The agent of a job of type `grl`."""
         assert isinstance(self.agent, GrlAgent)
         return self.agent
 
@@ -170,7 +170,7 @@ class JobSpec(Settings):
 
     @property
     def gpus_per_engine(self) -> int:
-        """GPUs that one inference engine spans."""
+        """GPUs of one inference engine."""
         return int(setting(self.verl, TENSOR_PARALLEL, 1))
 
     @property

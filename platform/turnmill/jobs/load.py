@@ -30,7 +30,7 @@ def load_job(path: FilePath | str, overrides: Sequence[str] = (), *, checks: Seq
 
 @lru_cache(maxsize=4)
 def job_from_json(text: str) -> AgentTrainingJob:
-    """Return the job that `model_dump_json(by_alias=True)` wrote; the same object to all who ask in this process."""
+    """Parse the output of `model_dump_json(by_alias=True)`; equal texts give the same object in a process."""
     return AgentTrainingJob.model_validate_json(text)
 
 

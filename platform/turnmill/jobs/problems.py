@@ -46,7 +46,7 @@ class JobError(SettingsError):
 
 
 def problems_of(error: SettingsError) -> Iterator[Problem]:
-    """Yield one problem per line of an error that says `environment.task: what is wrong. The way out.`"""
+    """Yield one problem per line of an error, such as `environment.task: is unknown. Choose another one.`"""
     for line in str(error).splitlines():
         place, _, sentence = line.partition(": ")
         rule, _, way_out = sentence.partition(". ")

@@ -1,4 +1,4 @@
-"""A rule across fields, once in Python and once, as CEL, for the API server."""
+"""Rules across fields, each in Python and, for the API server, in CEL."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z.]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition on several fields; `{path}` in the sentence stands for a value, paths start below `spec`."""
+    """A condition on several fields; `{path}` in the sentence is replaced by a value, and paths begin below `spec`."""
 
     path: str
     holds: Callable[[Values], bool]
@@ -21,10 +21,10 @@ class Rule:
     sentence: str
     way_out: Callable[[Values], str]
     only: tuple[tuple[str, str | tuple[str, ...]], ...] = ()
-    """Fields and their values, one of several, with which the rule applies."""
+    """Fields and their values for which the rule applies."""
 
     def check(self, values: Values) -> Problem | None:
-        """Return the problem if the rule is broken, or None, also if a value that it needs is broken itself."""
+        """Return the problem if the rule is broken; None if it holds or a value that it needs is invalid itself."""
         try:
             if not self._is_judged(values) or self.holds(values):
                 return None
@@ -46,7 +46,7 @@ class Rule:
 
     @property
     def message(self) -> str:
-        """The sentence without values."""
+        """The sentence, without values."""
         return re.sub(r" ?\(?\{[A-Za-z.]+\}\)?", "", self.sentence)
 
 
@@ -55,7 +55,7 @@ def _words(wanted: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_other(path: str, words: tuple[str, ...]) -> str:
-    """Return the condition, in CEL, that a field says none of the words."""
+    """Return the condition, in CEL, that a field has none of the values."""
     named = [word for word in words if word != PLUGIN]
     if len(words) == 1 and named:
         return f"self.{path} != '{named[0]}'"

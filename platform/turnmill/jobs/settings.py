@@ -24,12 +24,12 @@ class Settings(BaseModel):
 
 
 class TypedSection(Settings):
-    """A section of which there are several types: an agent loop or an algorithm."""
+    """A section with several types: an agent loop or an algorithm."""
 
     implementation: ClassVar[str]
-    """Class in `turnmill.training` that does what the section says, as `package.module:Class`.
+    """Class in `turnmill.training` that implements the section, as `package.module:Class`.
 
-    By name, so that a job is parsed without torch. Sections of type PLUGIN have none: their `type` is the class.
+    It is a name, so that a job is parsed without torch. Sections of type PLUGIN have none: their `type` is the class.
     """
 
     type: str
@@ -43,7 +43,7 @@ Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 PLUGIN = "package.module:Class"
-"""Stands for all types that are classes from outside this package."""
+"""Represents all types that are classes from outside this package."""
 
 PluginPath = Annotated[
     str, Field(min_length=3, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")
@@ -62,5 +62,5 @@ def type_of(section: object, default: type[Settings]) -> str:
 
 
 def kind_of(named: str) -> str:
-    """Return what tells the sections of a union apart: a type's own name, or PLUGIN for a class from outside."""
+    """Return the tag that selects a section of a union: the type's name, or PLUGIN for a class from outside."""
     return PLUGIN if ":" in named else named

@@ -1,4 +1,4 @@
-"""Validation of the data of a job: it returns the job, or all of its problems."""
+"""Validation of a job's data: the result is the job, or all of its problems."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,7 +112,7 @@ class Place:
 
 
 def locate(location: Path) -> Place:
-    """Translate a location of pydantic to one in the file."""
+    """Translate a location in pydantic's model to one in the file."""
     path: list[str | int] = []
     section: type[Settings] | None = AgentTrainingJob
     field: FieldInfo | None = None

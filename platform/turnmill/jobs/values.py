@@ -1,4 +1,4 @@
-"""Values of a job file that may still contain errors elsewhere."""
+"""Values of a job file that may contain errors elsewhere."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
@@ -10,11 +10,11 @@ from turnmill.jobs.yaml_file import Path
 
 
 class BrokenValueError(Exception):
-    """The value has a problem of its own, so that no rule can be checked with it."""
+    """The value itself is invalid, so that no rule can be checked with it."""
 
 
 class Values:
-    """A job's values by their path in the file, with defaults filled in; reading a broken value raises."""
+    """A job's values by their path in the file, with defaults filled in."""
 
     def __init__(self, data: object, model: type[Settings], broken: Iterable[Path] = ()) -> None:
         self._data = data
@@ -40,7 +40,7 @@ class Values:
         return node
 
     def within(self, path: str) -> bool:
-        """Return whether everything at and below a path is valid."""
+        """Return True if everything at and below a path is valid."""
         parts = tuple(path.split("."))
         return not any(broken[: len(parts)] == parts or parts[: len(broken)] == broken for broken in self._broken)
 
@@ -51,20 +51,20 @@ def fields_by_alias(model: type[Settings]) -> dict[str, FieldInfo]:
 
 
 def variants_of(field: FieldInfo) -> tuple[type[Settings], ...]:
-    """Return the sections that a field may hold, the default first; none for a field with a plain value."""
+    """Return the sections that a field may contain, the default first; none for a field with a plain value."""
     return tuple(sections_in(field.annotation))
 
 
 def tag_of(variant: type[Settings]) -> str:
-    """Return the `type` of one of the sections that a field may hold."""
+    """Return the `type` of one of the sections that a field may contain."""
     field = variant.model_fields["type"]
     return PLUGIN if field.is_required() else str(field.default)
 
 
 def section_of(field: FieldInfo, value: object = None) -> type[Settings] | None:
-    """Return the section that a field holds, by the `type` of its value if there are several; None for a plain value.
+    """Return the section of a field, by the `type` of its value if there are several; None for a plain value.
 
-    Raises BrokenValueError if the value's `type` is none of them.
+    Raises BrokenValueError if there is no such type.
     """
     variants = variants_of(field)
     if len(variants) < 2:

@@ -24,7 +24,7 @@ def setting(settings: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def broken_settings(values: Values) -> Iterator[Problem]:
-    """Yield problems of settings that are needed before verl starts: the GPUs per engine decide the placement."""
+    """Yield problems of settings that turnmill needs itself: the GPUs per engine decide the placement."""
     size, place = setting(values["spec.verl"], TENSOR_PARALLEL, 1), f"spec.verl.{TENSOR_PARALLEL}"
     if type(size) is not int or size < 1:
         yield Problem(place, size, "must be a whole number, at least 1", "Try 1.")

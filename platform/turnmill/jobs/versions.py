@@ -1,4 +1,4 @@
-"""Jobs between versions of turnmill: a newer CRD fills in fields that an older program does not know."""
+"""Compatibility of jobs between versions of turnmill: a newer CRD may add fields that an older program lacks."""
 
 import copy
 from collections.abc import Mapping

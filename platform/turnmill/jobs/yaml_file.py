@@ -31,7 +31,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Value of a YAML text, the line of each of its parts, and its problems."""
+    """Value of a YAML text, with the line of each of its parts, and its problems."""
 
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)

@@ -6,22 +6,19 @@ from typing import TypeVar
 Payload = TypeVar("Payload")
 
 EPISODE_SUMMARY = "episode_summary"
-"""Column of the rows of whole episodes: an `EpisodeSummary`; empty where the episode's last row alone has it."""
+"""Column of the rows of whole episodes: an `EpisodeSummary`; empty if only the episode's last row has it."""
 
 TURN_METADATA = "turn_metadata"
 """Column of rows that are turns: a `TurnMetadata`, or the `SegmentMetadata` of a bootstrap row."""
 
 
 def encode(payload: object) -> bytes:
-    """Return a payload as the queue carries it.
-
-    As bytes, since the queue's own msgpack would turn a dataclass into a dictionary.
-    """
+    """Encode a payload for the queue, as bytes: the queue's own msgpack would turn a dataclass into a dictionary."""
     return pickle.dumps(payload, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode(value: object, kind: type[Payload]) -> Payload:
-    """Return the payload of a column's value, which tensordict may have wrapped. Raises TypeError for another kind."""
+    """Decode a column's value, which tensordict may have wrapped. Raises TypeError for a payload of another type."""
     data = getattr(value, "data", value)
     payload = pickle.loads(data) if isinstance(data, bytes) else data
     if not isinstance(payload, kind):

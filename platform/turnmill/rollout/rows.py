@@ -9,7 +9,7 @@ from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 
 
 class EpisodeRow(AgentLoopOutput):
-    """A row with the summary of its episode, which becomes a column of the queue."""
+    """A row with the summary of its episode, which is put into a column of the queue."""
 
     episode_summary: bytes
 
@@ -17,7 +17,7 @@ class EpisodeRow(AgentLoopOutput):
 def episode_rows(
     rows: Sequence[Row], summary: EpisodeSummary, *, trained: bool = True, log_probs: bool = True
 ) -> list[EpisodeRow]:
-    """Return the rows of an episode; all of them have its reward. Nothing is learned unless `trained`."""
+    """Return the rows of an episode, which all have its reward; without `trained`, they are masked out of the loss."""
     encoded = encode(summary)
     oldest, newest = summary.policy_versions
     return [

@@ -9,7 +9,7 @@ Part = Literal["generation", "tools"]
 
 
 class Timing:
-    """Seconds per part of an episode, counted from the moment this is made."""
+    """Seconds per part of an episode, since this object was created."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -18,7 +18,7 @@ class Timing:
 
     @contextmanager
     def measure(self, part: Part) -> Iterator[None]:
-        """Add the time spent in the block to a part."""
+        """Add the time spent in the context to a part."""
         started = self._clock()
         try:
             yield

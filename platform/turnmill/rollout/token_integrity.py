@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 TOKEN_TYPECODE = "i"
-"""How a token is packed: four bytes, so that a trajectory's tokens travel as one string."""
+"""Type of a packed token: four bytes."""
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
-    """Return token ids, four bytes each, as one string that travels beside the rows made of them."""
+    """Return token ids as a byte string, four bytes each."""
     return array(TOKEN_TYPECODE, token_ids).tobytes()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens that follow each other, each with its mask (1: learned from) and the log-prob it was sampled with."""
+    """A sequence of tokens, each with its response mask and the log-prob with which it was sampled."""
 
     ids: tuple[int, ...] = ()
     mask: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row to learn from: what the policy read, and what followed."""
+    """A training row: prompt and response."""
 
     prompt_ids: tuple[int, ...]
     response: Tokens

@@ -1,4 +1,4 @@
-"""Agent loop workers that play whole episodes, as many at once as the job allows."""
+"""Agent loop workers that play whole episodes, limited in number by the job."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ from turnmill.rollout.worker import LoopManager, LoopWorker, job_of
 
 
 class TrajectoryWorker(LoopWorker):
-    """Plays episodes, as many at once as the manager allows."""
+    """Plays episodes, at most as many at once as the manager allows."""
 
     def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
@@ -28,14 +28,14 @@ class TrajectoryWorker(LoopWorker):
     async def play(
         self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
     ) -> EpisodeFailure | Sequence[AgentLoopOutput]:
-        """Play one episode; return its rows, or its failure. An error that it raises ends the run."""
+        """Play one episode; return its rows, or its failure. Any other exception ends the run."""
 
     async def set_limit(self, max_episodes: int) -> None:
-        """Limit how many episodes are played at once."""
+        """Limit the number of episodes that are played at once."""
         self.limit = asyncio.Semaphore(max_episodes)
 
     async def run_row(self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]) -> None:
-        """Play an episode, once the limit allows it, and hand over its rows or its failure."""
+        """Play an episode when the limit allows it, and put its rows or its failure into the queue."""
         async with self.limit:
             played = await self.play(sampling_params, validate=validate, **row)
         if isinstance(played, EpisodeFailure):
@@ -45,18 +45,18 @@ class TrajectoryWorker(LoopWorker):
 
 
 class TrajectoryManager(LoopManager):
-    """Spreads the episodes in flight over the workers."""
+    """Distributes the episodes in flight to the workers."""
 
     _limits_set = False
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start the agent loops of these tasks and return; their rows go to the TransferQueue."""
+        """Start the agent loops of a batch and return; rows are put into the TransferQueue."""
         workers = self._workers_in_use()
         chunks = prompts.split(math.ceil(len(prompts) / len(workers)))
         ray.get([worker.generate_sequences.remote(chunk) for worker, chunk in zip(workers, chunks, strict=False)])
 
     def _workers_in_use(self) -> Sequence[ActorHandle]:
-        """Return the workers that may play anything, after setting the limit of each once."""
+        """Return the workers that may play episodes, after setting the limit of each once."""
         workers = self.agent_loop_workers
         limits = split_limit(job_of(self.config).spec.max_concurrency, len(workers))
         if limits is None:
@@ -68,7 +68,7 @@ class TrajectoryManager(LoopManager):
 
 
 def split_limit(limit: int | None, num_workers: int) -> list[int] | None:
-    """Return each worker's share of a limit, without workers for which nothing is left; None for no limit."""
+    """Return each worker's share of a limit, without workers whose share is 0; None for no limit."""
     if limit is None:
         return None
     share, remainder = divmod(limit, num_workers)

@@ -1,4 +1,4 @@
-"""verl's classes that agent loops build on, with static types: verl ships none.
+"""verl's classes that agent loops build on, with static types, which verl lacks.
 
 At run time these are verl's own. For type checkers, the members that this package uses are declared here.
 """

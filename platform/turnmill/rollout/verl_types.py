@@ -1,4 +1,4 @@
-"""Protocols of the verl, Hugging Face and Ray objects that agent loops are given, none of which has static types."""
+"""Protocols of verl's, Hugging Face's and Ray's objects in agent loops, none of which have static types."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Protocol, TypedDict, overload
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from turnmill.rollout.token_output import TokenOutput
 
 Message = Mapping[str, Any]
-"""A chat message: `role`, `content` (a text, or a list of parts) and what else a chat template reads."""
+"""A chat message: `role`, `content` (a text, or a list of parts) and other fields of the chat template."""
 
 SamplingParams = Mapping[str, object]
 """vLLM's sampling parameters."""
@@ -25,11 +25,11 @@ class BatchRow(TypedDict):
 
     global_steps: int
     slot: NotRequired[int]
-    """The environment slot, where turns are trained."""
+    """The environment slot, if turns are trained on."""
 
 
 class TrajectoryInfo(TypedDict):
-    """What verl passes to a loop beside its row."""
+    """Further arguments that verl passes to a loop with its row."""
 
     step: int
     sample_index: int
@@ -61,7 +61,7 @@ class ChatTemplate(Protocol):
 
 
 class Processor(ChatTemplate, Protocol):
-    """A processor of `transformers`: reads images beside text."""
+    """A processor of `transformers`, which accepts images and text."""
 
 
 class Tokenizer(ChatTemplate, Protocol):
@@ -81,7 +81,7 @@ class Tokenizer(ChatTemplate, Protocol):
 
 
 class MergeResult(Protocol):
-    """A context after messages were added to it."""
+    """A context with messages appended."""
 
     token_ids: list[int]
     appended_token_count: int
@@ -89,7 +89,7 @@ class MergeResult(Protocol):
 
 
 class TokenBuilder(Protocol):
-    """verl's continuous token builder: it makes prompts and adds messages to them."""
+    """verl's continuous token builder: tokenizes prompts and appends messages to them."""
 
     def build_initial_tokens(
         self,
@@ -150,14 +150,14 @@ class RemoteMethod(Protocol):
     """A method of a Ray actor."""
 
     def remote(self, *args: object, **kwargs: object) -> Awaitable[object]:
-        """Call it; return a reference to the result."""
+        """Call the method; return a reference to the result."""
 
 
 class ActorId(Protocol):
     """The id of a Ray actor."""
 
     def hex(self) -> str:
-        """Return it in hexadecimal."""
+        """Return the id in hexadecimal."""
 
 
 class ActorHandle(Protocol):

@@ -1,4 +1,4 @@
-"""Agent loop workers and their managers: what every kind of agent adds to verl's."""
+"""Base classes of agent loop workers and their managers, which extend verl's."""
 
 import asyncio
 import logging
@@ -31,7 +31,8 @@ def job_of(config: RunConfig) -> AgentTrainingJob:
 
 
 def actor_class(worker: type["LoopWorker"], config: RunConfig) -> object:
-    """Return the worker as a Ray actor class for training machines: an environment slot outlives rollout machines."""
+    """Return the worker as a Ray actor class for training machines, as environment slots must outlive rollout
+    machines."""
     accelerator = job_of(config).spec.resources.train.accelerator
     if accelerator is None:
         return ray.remote(worker)
@@ -39,7 +40,7 @@ def actor_class(worker: type["LoopWorker"], config: RunConfig) -> object:
 
 
 class LoopWorker(AgentLoopWorkerTQ):
-    """A worker with one thread and logs in the run folder, whose errors end the run."""
+    """A worker with one thread and logs in the run folder, whose exceptions end the run."""
 
     def __init__(self, config: RunConfig, *args: object, **kwargs: object) -> None:
         super().__init__(config, *args, **kwargs)
@@ -49,7 +50,7 @@ class LoopWorker(AgentLoopWorkerTQ):
         self.job = job_of(config)
 
     def loop_arguments(self, config: RunConfig) -> dict[str, Any]:
-        """Return the arguments that every agent loop of a run takes."""
+        """Return the arguments of every agent loop of a run."""
         return {
             "trainer_config": DictConfigWrap(config),
             "server_manager": self.llm_client,
@@ -64,7 +65,7 @@ class LoopWorker(AgentLoopWorkerTQ):
 
     @abstractmethod
     async def run_row(self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]) -> None:
-        """Play what a row of the batch asks for and hand over the result. An error that it raises ends the run."""
+        """Play the episode or segment of a row, and put the result into the queue. Exceptions end the run."""
 
     async def _run_agent_loop(
         self,
@@ -89,12 +90,12 @@ class LoopWorker(AgentLoopWorkerTQ):
         """Do nothing: environments and tasks give the rewards."""
 
     async def wait_forever(self) -> None:
-        """Never return: the call ends with the process."""
+        """Wait until the process ends."""
         await asyncio.Event().wait()
 
 
 class LoopManager(AgentLoopManagerTQ):
-    """A manager that ends the run when one of its workers dies: verl would wait for the rows of the dead one."""
+    """A manager that ends the run when a worker dies, as verl would wait for that worker's rows."""
 
     worker_class: ClassVar[type[LoopWorker]]
 

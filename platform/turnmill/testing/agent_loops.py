@@ -1,4 +1,4 @@
-"""Harnesses that run an agent loop without a trainer, on a scripted policy, and read what it logs."""
+"""Harnesses that run an agent loop without a trainer, with a scripted policy, and read its logs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +51,7 @@ class AgentLoopHarness:
 
     @property
     def prompts(self) -> list[str]:
-        """The prompts of all requests to the policy, in their order."""
+        """Prompts of all requests to the policy, in order."""
         return [request.prompt for request in self.policy.requests]
 
     def logged(self, *, validation: bool = False) -> list[TurnRecord]:
@@ -60,7 +60,7 @@ class AgentLoopHarness:
 
 
 class TurnLoopHarness(AgentLoopHarness):
-    """A harness of the loop that gathers turns in environments, in the manner of Verlog."""
+    """Harness of the loop over turns of environments."""
 
     def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob) -> None:
         super().__init__(TurnLoop, run_dir, script, job)
@@ -72,7 +72,7 @@ class TurnLoopHarness(AgentLoopHarness):
 
 
 class ToolLoopHarness(AgentLoopHarness):
-    """A harness of the loop that calls tools."""
+    """Harness of the loop that calls tools."""
 
     def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob, url: str | None, **more: object) -> None:
         super().__init__(ToolLoop, run_dir, script, job, tool_server_url=url, **more)
@@ -83,7 +83,7 @@ class ToolLoopHarness(AgentLoopHarness):
 
 
 class GrlLoopHarness(AgentLoopHarness):
-    """A harness of the loop that runs groups of GRL's agents."""
+    """Harness of the loop for groups of GRL's agents."""
 
     def __init__(self, run_dir: Path, script: Script, job: AgentTrainingJob, **more: object) -> None:
         super().__init__(GrlLoop, run_dir, script, job, **more)
@@ -91,7 +91,7 @@ class GrlLoopHarness(AgentLoopHarness):
     async def play(
         self, *, group: int = 0, member: int = 0, step: int = 1, validate: bool = False, lockstep: Any = None
     ) -> Any:
-        """Return one episode that was played, or its EpisodeFailure."""
+        """Return an episode, or its EpisodeFailure."""
         return await self.loop.run(
             SAMPLING, index=group, session_id=member, global_steps=step, validate=validate, lockstep=lockstep
         )

@@ -1,4 +1,4 @@
-"""A harness that runs verl's agent loops by verl's own worker, without a trainer and on a scripted policy."""
+"""Harness that runs verl's agent loops in verl's own worker, without a trainer and with a scripted policy."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -43,10 +43,10 @@ THINKS = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
-"""A chat template in the manner of Qwen3: reasoning before the last question is left out, tools answer as the user."""
+"""Chat template like Qwen3's: reasoning before the last question is left out, and tool results are user messages."""
 
 FORGETS = THINKS.replace("loop.index0 < asked.last and", "not loop.last and")
-"""One that leaves the reasoning of all but the last message out, in the manner of QwQ and DeepSeek-R1."""
+"""Chat template like those of QwQ and DeepSeek-R1, which leaves out the reasoning of all but the last message."""
 
 
 def summary_of(row: EpisodeRow) -> EpisodeSummary:
@@ -55,11 +55,11 @@ def summary_of(row: EpisodeRow) -> EpisodeSummary:
 
 
 class _Worker(MultiTurnWorkerMixin, AgentLoopWorker):
-    """verl's worker, which hands out what it would put into the queue."""
+    """verl's worker, which returns the rows that it would put into the queue."""
 
 
 class ConversationHarness:
-    """A harness of verl's agent loop worker with a scripted policy and a run folder."""
+    """Harness of verl's agent loop worker with a scripted policy and a run folder."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ConversationHarness:
         journal: Journal | None = None,
         model: Any = None,
     ) -> None:
-        """Take a folder for the model and the run, and a model that reads images if the policy is to see them."""
+        """Take a folder for model and run, and a multi-modal model if the policy is to read images."""
         self.tokenizer = model.tokenizer if model else character_tokenizer()
         self.tokenizer.chat_template = template
         self.policy = model.policy(script) if model else ScriptedPolicy(self.tokenizer, script)
@@ -92,7 +92,7 @@ class ConversationHarness:
 
     @property
     def prompts(self) -> list[str]:
-        """The prompts of all requests to the policy, in their order."""
+        """Prompts of all requests to the policy, in order."""
         return [request.prompt for request in self.policy.requests]
 
     def logged(self) -> list[TurnRecord]:
@@ -126,7 +126,7 @@ def _tiny(tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
 def _config(
     folder: Path, job: AgentTrainingJob, tokenizer: PreTrainedTokenizerFast, model_config: PretrainedConfig
 ) -> Any:
-    """verl's configuration of the job, with a model that has no weights."""
+    """Return verl's configuration of the job, with a model without weights."""
     model = folder / "model"
     model_config.save_pretrained(model)
     tokenizer.save_pretrained(model)

@@ -1,4 +1,4 @@
-"""Property tests of environments: any text at all as a response."""
+"""Property tests of environments, with arbitrary text as responses."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ def make(kind: Kind) -> TurnEnvironment:
 
 
 def give(episode: TurnEnvironment, seed: int, texts: Iterable[str]) -> None:
-    """Give responses one after the other, reset after the end of each episode, and assert on every result."""
+    """Execute responses one after the other, with a reset after the end of each episode, and check every result."""
     episode.reset(seed)
     for text in texts:
         result = episode.act(text)

@@ -25,11 +25,11 @@ class Request:
 
 
 Script = Iterable[str] | Callable[[Request], str]
-"""The responses of a policy one after the other, or a function that returns the response to a request."""
+"""Responses of a policy in order, or a function that returns the response to a request."""
 
 
 class ScriptedPolicy:
-    """Stand-in for verl's client of the inference engine: generates scripted responses and keeps every request."""
+    """Fake of verl's client of the inference engine: returns scripted responses and records every request."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script) -> None:
         """Take a tokenizer and a script; an empty response has no token."""

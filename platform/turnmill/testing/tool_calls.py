@@ -1,4 +1,4 @@
-"""Calls of one tool without a server: a scripted sandbox, and a trajectory that keeps the state of its tool."""
+"""Calls of one tool without a server: a scripted sandbox, and a trajectory that stores the tool's state."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +8,7 @@ from turnmill.tools.registry import create
 
 
 class ScriptedSandbox:
-    """Gives its outcomes one by one, and keeps the tasks that it was given."""
+    """Returns its outcomes in order, and records its tasks."""
 
     def __init__(self, *outcomes: SandboxResult) -> None:
         self.outcomes = list(outcomes)
@@ -24,7 +24,7 @@ class ScriptedSandbox:
 
 
 class Dialogue:
-    """Calls of one tool by one trajectory, each on the state that the call before left."""
+    """Calls of one tool in one trajectory, each with the state after the previous call."""
 
     def __init__(self, tool: Tool, extra: Mapping[str, object] | None = None, trajectory_id: str = "t") -> None:
         self.tool = tool
@@ -48,9 +48,9 @@ class Dialogue:
 
 
 def make_tool(name: str, sandbox: Sandbox | None = None, **settings: str) -> Tool:
-    """Return a tool with these settings; the sandbox that it gets unless one is given expects no task."""
+    """Return a tool with these settings; without a given sandbox, it gets one that expects no task."""
     return create(name, ToolContext(sandbox or ScriptedSandbox(), settings))
 
 
 NewDialogue = Callable[..., Dialogue]
-"""Type of a fixture that returns a dialogue with a tool, by the name of the tool, extra fields and settings."""
+"""Type of a fixture that creates a dialogue from a tool's name, extra fields and settings."""

@@ -1,1 +1,1 @@
-"""Everything that plugs into verl: configuration, plug-ins, placement, engines, weight transfer and patches."""
+"""Extensions of verl: configuration, plug-ins, placement, engines, weight transfer and patches."""

@@ -8,7 +8,7 @@ from turnmill.training.verl.patches import pinned_memory
 
 
 class _UnpinnedMemoryMixin:
-    """Builds modules whose weights stay in ordinary memory."""
+    """Builds modules with weights in ordinary memory."""
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         with pinned_memory.applied():
@@ -18,9 +18,9 @@ class _UnpinnedMemoryMixin:
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
 class CpuPolicyEngine(_UnpinnedMemoryMixin, FSDPEngineWithLMHead):
-    """The policy and the reference model."""
+    """Engine of the policy and the reference model."""
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
 class CpuValueEngine(_UnpinnedMemoryMixin, FSDPEngineWithValueHead):
-    """The critic."""
+    """Engine of the critic."""

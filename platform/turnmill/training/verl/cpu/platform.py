@@ -1,4 +1,4 @@
-"""The platform `cpu` for verl 0.9.1: gloo, no devices to count, GPUs as a logical Ray resource."""
+"""Platform `cpu` for verl 0.9.1: gloo, no devices, GPUs as a logical Ray resource."""
 
 import types
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 class CpuDevice(types.ModuleType):
-    """torch.cpu, answering what verl otherwise asks of torch.cuda."""
+    """torch.cpu with the functions of torch.cuda that verl calls."""
 
     def __init__(self) -> None:
         super().__init__("turnmill_cpu_device")

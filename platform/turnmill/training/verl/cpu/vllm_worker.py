@@ -6,7 +6,7 @@ from turnmill.training.verl.patches import linear_weights
 
 
 class CpuWorkerExtension(vLLMColocateWorkerExtension):
-    """Set by `actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls`."""
+    """Extension named by `actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
     def __new__(cls, **kwargs: object) -> "CpuWorkerExtension":
         linear_weights.apply()

@@ -1,4 +1,4 @@
-"""verl's training workers for the CPU: where they go, the CPU engines are registered."""
+"""verl's training workers for the CPU; importing this module registers the CPU engines."""
 
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
@@ -6,8 +6,8 @@ from turnmill.training.verl.cpu import engines  # noqa: F401  (registered on imp
 
 
 class CpuActorRolloutRefWorker(ActorRolloutRefWorker):
-    """The policy, its rollout and the reference model."""
+    """Worker of the policy, its rollout and the reference model."""
 
 
 class CpuTrainingWorker(TrainingWorker):
-    """The critic."""
+    """Worker of the critic."""

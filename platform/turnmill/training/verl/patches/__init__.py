@@ -16,16 +16,16 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A change that this project makes to other people's code while it runs."""
+    """A change that this project makes to another project's code at run time."""
 
     target: str
-    """The full name of the function or class that is replaced."""
+    """Full name of the replaced function or class."""
 
     change: str
     reason: str
     distribution: str
     version: str
-    """The one version of the distribution that the patch is made for."""
+    """Only version of the distribution that the patch is made for."""
 
     source: str
     """Permanent link to the line that makes the patch necessary."""
@@ -34,11 +34,11 @@ class Patch:
     """Text of that line."""
 
     issue: str | None = None
-    """The upstream issue, where there is one."""
+    """Upstream issue, if there is one."""
 
 
 def replace_once(owner: object, name: str, make: Callable[[F], F]) -> None:
-    """Replace an attribute of a module or class by `make(original)`, unless that has been done in this process."""
+    """Replace an attribute of a module or class by `make(original)`, at most once in this process."""
     original = getattr(owner, name)
     if not getattr(original, "is_turnmill_patch", False):
         replacement = make(original)
@@ -48,7 +48,7 @@ def replace_once(owner: object, name: str, make: Callable[[F], F]) -> None:
 
 @contextmanager
 def replaced(owner: object, name: str, replacement: object) -> Iterator[None]:
-    """Replace an attribute of a module or class for as long as the block takes."""
+    """Replace an attribute of a module or class while the context lasts."""
     original = getattr(owner, name)
     setattr(owner, name, replacement)
     try:

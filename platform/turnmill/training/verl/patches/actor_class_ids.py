@@ -1,8 +1,8 @@
-"""Ids of Ray's actor classes from the system, so that forks of a process draw ids of their own.
+"""Random ids of Ray's actor classes that differ between forks of a process.
 
-Ray draws ids of tasks and objects from a generator whose seed a process takes from the system when it first draws. A
-fork of a process that has drawn goes on with its numbers: two agent-loop workers then send tasks with the same ids, and
-the actor that gets both ends with "Check failed: erased == 1".
+Ray draws ids of tasks and objects from a generator that a process seeds when it first uses it. A fork of a process that
+has drawn an id continues with the same numbers: two agent-loop workers then send tasks with the same ids, and the actor
+that gets both ends with "Check failed: erased == 1".
 """
 
 import os
@@ -25,21 +25,21 @@ PATCH = Patch(
 
 
 class _SystemClassIds:
-    """In place of `ActorClassID`, as far as Ray uses the name."""
+    """Replacement of `ActorClassID`, with the only method that Ray uses by this name."""
 
     @staticmethod
     def from_random() -> ray.ActorClassID:
-        """An id from the system's random numbers."""
+        """Return an id from the operating system's random numbers."""
         return ray.ActorClassID(os.urandom(ray.ActorClassID.size()))
 
 
 def apply() -> None:
-    """Patch this process, before any module is imported that declares an actor class."""
+    """Apply the patch in this process, before importing any module that declares an actor class."""
     replace_once(ray.actor, "ActorClassID", lambda _: _SystemClassIds)
 
 
 def differ_in_forks() -> bool:
-    """True if Ray has not drawn an id yet, so that every fork of this process gets ids of its own."""
+    """Return True if Ray has not drawn an id yet, so that each fork of this process draws different ids."""
     return _id_drawn_in_fork() != _id_drawn_in_fork()
 
 

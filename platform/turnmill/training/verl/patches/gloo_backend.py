@@ -1,4 +1,4 @@
-"""One backend for the CPU where verl joins its processes."""
+"""A valid backend name for verl's process group on the CPU."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ Initialize = Callable[[int | None, str | None], object]
 
 
 def apply() -> None:
-    """Patch this process; once is enough, again does no harm."""
+    """Apply the patch in this process; further calls have no effect."""
     import verl.utils.distributed as distributed
 
     def with_gloo(original: Initialize) -> Initialize:

@@ -1,4 +1,4 @@
-"""Linear layers of vLLM on the CPU that keep their weights, so that they can be loaded again."""
+"""Weights of vLLM's linear layers on the CPU, kept so that they can be loaded again."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ Dispatch = Callable[[torch.nn.Module, bool], None]
 
 
 def apply() -> None:
-    """Patch this process; once is enough, again does no harm."""
+    """Apply the patch in this process; further calls have no effect."""
     import vllm.model_executor.layers.utils as layers
 
     def keeping_weights(original: Dispatch) -> Dispatch:

@@ -1,4 +1,4 @@
-"""A reference model that keeps its weights in ordinary memory, where there is no accelerator to pin memory for."""
+"""A reference model in ordinary memory, as torch pins memory only with an accelerator."""
 
 from contextlib import AbstractContextManager
 
@@ -16,11 +16,11 @@ PATCH = Patch(
 
 
 def applied() -> AbstractContextManager[None]:
-    """Patch this process for as long as the block takes."""
+    """Apply the patch in this process while the context lasts."""
     from verl.workers.engine.fsdp import transformer_impl
 
     return replaced(transformer_impl, "CPUOffloadPolicy", _no_policy)
 
 
 def _no_policy(*, pin_memory: bool) -> None:
-    """In place of the policy's class: None leaves the weights where they are."""
+    """Replace the class of the offload policy; None leaves the weights in place."""

@@ -1,4 +1,4 @@
-"""The controller of verl's queue on the node of the process that trains."""
+"""Placement of the controller of verl's queue on the trainer's node."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -25,7 +25,7 @@ class _ActorClass(Protocol):
 
 
 class _OnThisNode:
-    """An actor class whose actors run on this node, even if all its CPUs are taken."""
+    """An actor class whose actors run on this node, even if all its CPUs are in use."""
 
     def __init__(self, actor_class: _ActorClass) -> None:
         self._actor_class = actor_class
@@ -35,5 +35,5 @@ class _OnThisNode:
 
 
 def applied() -> AbstractContextManager[None]:
-    """Patch this process for as long as the block takes."""
+    """Apply the patch in this process while the context lasts."""
     return replaced(interface, "TransferQueueController", _OnThisNode(interface.TransferQueueController))

@@ -1,4 +1,4 @@
-"""All patches, and the table of them in docs/development.md: `python -m turnmill.training.verl.patches.table`."""
+"""All patches, and their table in docs/development.md: `python -m turnmill.training.verl.patches.table`."""
 
 from turnmill.training.verl.patches import (
     Patch,
@@ -23,11 +23,11 @@ ALL: dict[str, Patch] = {
         linear_weights,
     )
 }
-"""The patches by the names of their modules."""
+"""Patches by the names of their modules."""
 
 
 def markdown() -> str:
-    """Return the table of patches as docs/development.md has it."""
+    """Return the table of patches for docs/development.md."""
     lines = ["| patch | replaces | so that | because | made for | upstream |", "| --- | --- | --- | --- | --- | --- |"]
     for name, patch in ALL.items():
         upstream = f"[line]({patch.source})" + (f", [issue]({patch.issue})" if patch.issue else "")

@@ -1,4 +1,4 @@
-"""Critics that load with the attention that is configured."""
+"""Critics with the configured attention implementation."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ Load = Callable[[str, "torch.dtype", "PretrainedConfig", bool], "PreTrainedModel
 
 
 def apply() -> None:
-    """Patch this process; once is enough, again does no harm."""
+    """Apply the patch in this process; further calls have no effect."""
     import verl.utils.model as model
 
     def with_configured_attention(_: Load) -> Load:

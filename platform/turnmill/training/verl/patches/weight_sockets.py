@@ -1,4 +1,4 @@
-"""Sockets through which a trainer hands weights to the engines of its machine, with names that no two runs share."""
+"""Unique names of the sockets through which a trainer sends weights to engines on its machine."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ GetJobId = Callable[["RuntimeContext"], str]
 
 
 def apply() -> None:
-    """Patch this process; once is enough, again does no harm."""
+    """Apply the patch in this process; further calls have no effect."""
     from ray.runtime_context import RuntimeContext
 
     def with_mark(original: GetJobId) -> GetJobId:
