@@ -75,7 +75,7 @@ GRL_RULES: tuple[Rule, ...] = (
         path="agent.agents",
         holds=lambda v: len(set(_agents(v))) == len(_agents(v)),
         cel="has(self.agent.agents) && self.agent.agents.all(a, self.agent.agents.exists_one(b, b.name == a.name))",
-        sentence="must have names of their own: lists and metrics know agents by them",
+        sentence="must have different names: lists and metrics refer to agents by name",
         way_out=lambda v: "Rename one of them.",
         only=(GRL,),
     ),
@@ -99,7 +99,7 @@ GRL_RULES: tuple[Rule, ...] = (
         "(has(self.algorithm.baseline) && self.algorithm.baseline == 'step') || "
         "!has(self.agent.agentGroupSize) || self.agent.agentGroupSize.all(size, size > 1)",
         sentence="must be more than 1 with spec.algorithm.type ({algorithm.type}), which compares the episodes of a "
-        "group: one has nothing to be compared with",
+        "group: a single one has no baseline",
         way_out=lambda v: "Try 8, or set spec.algorithm.type to reinforce_plus_plus or ppo.",
         only=(GRL,),
     ),

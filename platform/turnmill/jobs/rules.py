@@ -1,6 +1,6 @@
 """Rules across fields, in Python for the job file and in CEL for the API server.
 
-They stay in one file: the list is the order in which problems are reported, and in which docs/jobs.md names them.
+One file, since its list is the order in which problems are reported, and in which docs/jobs.md names them.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def _is_separate(values: Values) -> bool:
 
 
 def _given(values: Values, path: str) -> int:
-    """A number that may be left out; another rule says so where it must not."""
+    """Return a number that may be left out; another rule says if it must be set. Raises BrokenValueError without it."""
     if (number := values[path]) is None:
         raise BrokenValueError(path)
     return int(number)
@@ -135,7 +135,7 @@ FIXED = (
 VERLOG, TOOL = ("agent.type", "verlog"), ("agent.type", "tool")
 TURN_PPO = ("algorithm.type", "turn_ppo")
 ONE_ROW_PER_TURN = ("turn_ppo", "gigpo")
-"""Algorithms that only agents learn with whose turns are rows of their own."""
+"""Algorithms for agents that have one row per turn."""
 COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline", "dapo", "gigpo")
 """Algorithms that compare a trajectory with its group."""
 TRAJECTORIES = (
@@ -169,7 +169,7 @@ RULES: tuple[Rule, ...] = (
         ),
         cel="!has(self.model.warmStart) || self.model.warmStart.hiddenSize % (2 * self.model.warmStart.heads) == 0",
         sentence="must be a multiple of twice spec.model.warmStart.heads ({model.warmStart.heads}): "
-        "heads share the width, in pairs of numbers",
+        "attention heads share the hidden size, in pairs of numbers",
         way_out=lambda v: (
             f"Try {_nearest_multiple(v['spec.model.warmStart.hiddenSize'], 2 * v['spec.model.warmStart.heads'])}."
         ),
@@ -205,7 +205,8 @@ RULES: tuple[Rule, ...] = (
         holds=lambda v: _turns(v) % v["spec.algorithm.minibatchTurns"] == 0,
         cel=f"!has(self.training.turnsPerStep) || self.training.turnsPerStep % {_MINIBATCH_TURNS} == 0",
         only=(VERLOG, TURN_PPO),
-        sentence="must divide spec.training.turnsPerStep ({training.turnsPerStep}): every update takes as many turns",
+        sentence="must divide spec.training.turnsPerStep ({training.turnsPerStep}): "
+        "every update takes the same number of turns",
         way_out=lambda v: (
             f"Try {_nearest_divisor(v['spec.algorithm.minibatchTurns'], v['spec.training.turnsPerStep'])}."
         ),
@@ -216,7 +217,7 @@ RULES: tuple[Rule, ...] = (
         cel=f"{_MINIBATCH_TURNS} % {_PROCESSES} == 0",
         only=(TURN_PPO,),
         sentence="must be a multiple of spec.resources.train.nodes ({resources.train.nodes}) times gpusPerNode "
-        "({resources.train.gpusPerNode}): all that train together take as many turns",
+        "({resources.train.gpusPerNode}): all training processes take the same number of turns",
         way_out=lambda v: f"Try {_nearest_multiple(v['spec.algorithm.minibatchTurns'], _processes(v))}.",
     ),
     Rule(
@@ -265,7 +266,7 @@ RULES: tuple[Rule, ...] = (
         path="queue",
         holds=lambda v: v["spec.queue"] is None or v["spec.cluster"] == "own",
         cel="!has(self.queue) || self.cluster == 'own'",
-        sentence="must be left out with spec.cluster shared: Kueue admits Ray clusters, and the team's runs already",
+        sentence="must be left out with spec.cluster shared: Kueue admits whole Ray clusters, not single runs",
         way_out=lambda v: "Take it out, or set spec.cluster to own.",
     ),
     Rule(
@@ -289,23 +290,24 @@ RULES: tuple[Rule, ...] = (
         path="algorithm.type",
         holds=lambda v: v["spec.agent.type"] == "verlog" or v["spec.algorithm.type"] not in ONE_ROW_PER_TURN,
         cel=f"self.agent.type == 'verlog' || !(self.algorithm.type in {list(ONE_ROW_PER_TURN)})",
-        sentence="does not go with spec.agent.type ({agent.type}): turn_ppo and gigpo learn from single turns, which "
-        "verlog alone gives",
+        sentence="cannot be used with spec.agent.type ({agent.type}): turn_ppo and gigpo learn from single turns, "
+        "which only verlog has",
         way_out=lambda v: "Set it to grpo, or another that learns from whole trajectories.",
     ),
     Rule(
         path="training.turnsPerStep",
         holds=lambda v: _learns_from_turns(v) == (v["spec.training.turnsPerStep"] is not None),
         cel=f"{_LEARNS_FROM_TURNS} == has(self.training.turnsPerStep)",
-        sentence="is for spec.algorithm.type turn_ppo, which needs it: its steps are as many turns",
+        sentence="must be set with spec.algorithm.type turn_ppo, and left out with others: "
+        "only its steps consist of turns",
         way_out=lambda v: "Add it." if _learns_from_turns(v) else "Give training.tasksPerStep instead.",
     ),
     Rule(
         path="training.tasksPerStep",
         holds=lambda v: _has_tasks(v) == (v["spec.training.tasksPerStep"] is not None),
         cel=f"({_LEARNS_FROM_TURNS} || {_IS_GRL}) != has(self.training.tasksPerStep)",
-        sentence="is for every spec.algorithm.type but turn_ppo and every spec.agent.type but grl, which need it: "
-        "their steps are as many tasks",
+        sentence="must be left out with spec.algorithm.type turn_ppo or spec.agent.type grl, and set with others: "
+        "steps of turn_ppo consist of turns, and those of grl of groups",
         way_out=_what_instead_of_tasks,
     ),
     Rule(
@@ -315,7 +317,8 @@ RULES: tuple[Rule, ...] = (
         ),
         cel="!has(self.algorithm.minibatchTasks) || !has(self.training.tasksPerStep) || "
         "self.training.tasksPerStep % self.algorithm.minibatchTasks == 0",
-        sentence="must divide spec.training.tasksPerStep ({training.tasksPerStep}): every update takes as many tasks",
+        sentence="must divide spec.training.tasksPerStep ({training.tasksPerStep}): "
+        "every update takes the same number of tasks",
         way_out=lambda v: f"Try {_nearest_divisor(v['spec.algorithm.minibatchTasks'], _tasks(v))}.",
         only=(TRAJECTORIES,),
     ),
@@ -326,7 +329,7 @@ RULES: tuple[Rule, ...] = (
         "(has(self.algorithm.baseline) && self.algorithm.baseline == 'step') || "
         "!has(self.agent.groupSize) || self.agent.groupSize > 1",
         sentence="must be more than 1 with spec.algorithm.type ({algorithm.type}), which compares the trajectories of "
-        "a task: one has nothing to be compared with",
+        "a task: a single one has no baseline",
         way_out=lambda v: "Try 8, or set spec.algorithm.type to reinforce_plus_plus or ppo.",
     ),
     Rule(
@@ -335,8 +338,8 @@ RULES: tuple[Rule, ...] = (
         cel="!has(self.algorithm.overlong) || !has(self.algorithm.overlong.tokens) || self.algorithm.overlong.tokens <="
         " (self.agent.type == 'verlog' ? (has(self.agent.maxResponseTokens) ? self.agent.maxResponseTokens : 512)"
         " : has(self.agent.maxResponseLength) ? self.agent.maxResponseLength : self.agent.type == 'grl' ? 400 : 1024)",
-        sentence="must be at most what a response may have, spec.agent.maxResponseTokens or maxResponseLength: "
-        "the penalty grows within that room",
+        sentence="must be at most the limit of a response, spec.agent.maxResponseTokens or maxResponseLength: "
+        "the penalty grows below that limit",
         way_out=lambda v: f"Try {max(1, _room(v) // 4)}.",
         only=(("algorithm.type", "dapo"),),
     ),
@@ -344,7 +347,7 @@ RULES: tuple[Rule, ...] = (
         path="agent.minTurns",
         holds=lambda v: v["spec.agent.minTurns"] <= v["spec.agent.maxTurns"],
         cel="!has(self.agent.minTurns) || self.agent.minTurns <= (has(self.agent.maxTurns) ? self.agent.maxTurns : 1)",
-        sentence="must be at most spec.agent.maxTurns ({agent.maxTurns}): no more tools are called",
+        sentence="must be at most spec.agent.maxTurns ({agent.maxTurns}): later turns call no tools",
         way_out=lambda v: f"Try {v['spec.agent.maxTurns']}.",
         only=(TOOL,),
     ),
@@ -381,7 +384,8 @@ RULES: tuple[Rule, ...] = (
         path="environment.name",
         holds=lambda v: (v["spec.environment.name"] != "") == (v["spec.agent.type"] != "grl"),
         cel=f"(self.environment.name != '') != ({_IS_GRL})",
-        sentence="is for every spec.agent.type but grl, which need it: agents of type grl bring their environments",
+        sentence="must be left out with spec.agent.type grl, and set with others: "
+        "agents of type grl have environments of their own",
         way_out=lambda v: "Take it out." if v["spec.environment.name"] else "Add it, for example babyai.",
     ),
     *GRL_RULES,
