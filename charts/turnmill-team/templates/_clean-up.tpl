@@ -1,4 +1,4 @@
-{{/* A pod that deletes what a run left in the store; the operator sets its arguments. */}}
+{{/* A pod that deletes a run's data in the store; the operator sets its arguments. */}}
 {{- define "turnmill-team.cleanUpTemplate" -}}
 metadata:
   labels:

@@ -1,4 +1,4 @@
-{{/* Beginning of all names; leaves room for the longest ending and for the pods' own. */}}
+{{/* Prefix of all names, short enough for the longest suffix and for those of pods. */}}
 {{- define "turnmill-team.fullname" -}}
 {{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
@@ -10,7 +10,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: turnmill
 {{- end -}}
 
-{{/* What tells one component's pods from all others: (list $ "tool-server"). */}}
+{{/* Labels that select the pods of one component: (list $ "tool-server"). */}}
 {{- define "turnmill-team.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
@@ -18,7 +18,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* An image by its settings: (list $ .Values.toolServer.image "own"); only our own images have the common registry and tag. */}}
+{{/* An image by its settings: (list $ .Values.toolServer.image "own"); only turnmill's own images have the common registry and tag. */}}
 {{- define "turnmill-team.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
@@ -40,7 +40,7 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* What `restricted` asks of a pod; every image of ours has this user, and the others take it. */}}
+{{/* Security context of a pod under `restricted`; turnmill's images have this user, and the others accept it. */}}
 {{- define "turnmill-team.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -50,7 +50,7 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* ... and of a container. */}}
+{{/* Security context of a container under `restricted`. */}}
 {{- define "turnmill-team.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -59,7 +59,7 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* Pods of one component over zones and nodes, as far as there are any: (list $ "tool-server"). */}}
+{{/* Spread the pods of one component over zones and nodes if there are several: (list $ "tool-server"). */}}
 {{- define "turnmill-team.spread" -}}
 {{- $selector := include "turnmill-team.selector" . -}}
 {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
@@ -100,7 +100,7 @@ http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5
 {{- .Values.store.password.existingSecret | default (include "turnmill-team.store" .) -}}
 {{- end -}}
 
-{{/* What a process needs to find the store; clients put the password into the URL themselves. */}}
+{{/* Environment variables with the store's URL and password; clients put the password into the URL. */}}
 {{- define "turnmill-team.storeEnv" -}}
 - name: TURNMILL_STORE_URL
   value: {{ include "turnmill-team.storeUrl" . | quote }}
@@ -111,7 +111,7 @@ http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5
       key: {{ .Values.store.password.key }}
 {{- end -}}
 
-{{/* The store's URL with the password, by way of TURNMILL_STORE_PASSWORD. */}}
+{{/* The store's URL with the password from TURNMILL_STORE_PASSWORD. */}}
 {{- define "turnmill-team.storeUrlWithPassword" -}}
 {{- $url := include "turnmill-team.storeUrl" . -}}
 {{- $scheme := index (splitList "://" $url) 0 -}}

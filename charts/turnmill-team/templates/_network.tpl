@@ -1,4 +1,4 @@
-{{/* A rule that leads to the store, the team's own or one that is run elsewhere. */}}
+{{/* A rule for traffic to the store, the release's own or an external one. */}}
 {{- define "turnmill-team.egressToStore" -}}
 {{- if .Values.store.external.url -}}
 {{- if .Values.store.external.cidrs -}}

@@ -1,4 +1,4 @@
-{{/* The password that is in the cluster, or a new one: upgrades keep it. Without a cluster it is new with every rendering. */}}
+{{/* The existing password in the cluster, which upgrades keep, or a new one. Without a cluster every rendering has a new one. */}}
 {{- define "turnmill-team.password" -}}
 {{- $secret := lookup "v1" "Secret" .Release.Namespace (include "turnmill-team.store" .) -}}
 {{- if and $secret (hasKey (default dict $secret.data) .Values.store.password.key) -}}

@@ -1,4 +1,4 @@
-{{/* Parameters of `ray start` for a worker group: (list NAME GROUP). Ray's autoscaler knows a group without pods by them. */}}
+{{/* Parameters of `ray start` for a worker group: (list NAME GROUP). Ray's autoscaler needs them for a group without pods. */}}
 {{- define "turnmill-team.rayStartParams" -}}
 {{- $group := index . 1 -}}
 {{- $params := dict "resources" (printf `"{\"accelerator_type:%s\": 1}"` $group.accelerator) -}}
@@ -126,7 +126,7 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* The head; `token` is for the one with an autoscaler beside it. */}}
+{{/* The head; `token` is set for a head with an autoscaler. */}}
 {{- define "turnmill-team.headTemplate" -}}
 {{- $root := index . 0 -}}
 {{- $trainer := $root.Values.trainer -}}

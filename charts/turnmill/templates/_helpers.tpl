@@ -1,4 +1,4 @@
-{{/* Beginning of all names. */}}
+{{/* Prefix of all names. */}}
 {{- define "turnmill.fullname" -}}
 {{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
@@ -10,7 +10,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: turnmill
 {{- end -}}
 
-{{/* What tells one component's pods from all others: (list $ "operator"). */}}
+{{/* Labels that select the pods of one component: (list $ "operator"). */}}
 {{- define "turnmill.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
@@ -39,7 +39,7 @@ app.kubernetes.io/component: {{ index . 1 }}
     - {port: 53, protocol: TCP}
 {{- end -}}
 
-{{/* What `restricted` asks of a container. */}}
+{{/* Security context of a container under `restricted`. */}}
 {{- define "turnmill.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -56,7 +56,7 @@ fsGroup: 10001
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* What the operator may do to jobs and what belongs to them; secrets are not among it. */}}
+{{/* Rights of the operator on jobs and their objects; it has none on secrets. */}}
 {{- define "turnmill.operatorRules" -}}
 - apiGroups: [turnmill.dev]
   resources: [agenttrainingjobs]
