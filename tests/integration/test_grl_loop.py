@@ -322,7 +322,7 @@ async def test_finished_episodes_are_not_awaited(new_harness):
     assert turns == [1, 1, 1, 2, 2, 3]
 
 
-@pytest.mark.feature("GRL", "prompts and environments side by side")
+@pytest.mark.feature("GRL", "concurrent prompts and environment steps")
 @pytest.mark.parametrize("limits", [{"numPromptThreads": 1, "numEnvThreads": 1}, {"numPromptThreads": 2}])
 async def test_serial_and_concurrent_rollouts_have_the_same_results(new_harness, limits: dict[str, int]):
     def script(request: Any) -> str:
@@ -357,7 +357,7 @@ class ConcurrencyCounter:
         return counted
 
 
-@pytest.mark.feature("GRL", "prompts and environments side by side")
+@pytest.mark.feature("GRL", "concurrent prompts and environment steps")
 @pytest.mark.parametrize(("prompts", "environments"), [(1, 1), (2, 3), (3, 2), (0, 0)])
 async def test_the_job_limits_concurrent_generations_and_environment_steps(
     new_harness, monkeypatch, prompts: int, environments: int

@@ -83,7 +83,7 @@ async def test_tools_of_a_yaml_file_are_created_with_their_settings_and_listed_i
     assert "<tool_response>\n3 lb\n</tool_response>" in harness.prompts[1]
 
 
-@pytest.mark.feature("verl's multi-turn", "life of a tool")
+@pytest.mark.feature("verl's multi-turn", "life cycle of a tool")
 async def test_a_tool_is_created_executed_and_released_once_for_every_call(new_harness: Make):
     await new_harness([call("weigh", weight=3) + END, call("weigh", weight=4) + END, DONE]).play()
 
@@ -91,7 +91,7 @@ async def test_a_tool_is_created_executed_and_released_once_for_every_call(new_h
     assert Scales.notes == [note.replace("%d", weight) for weight in "34" for note in once]
 
 
-@pytest.mark.feature("verl's multi-turn", "life of a tool")
+@pytest.mark.feature("verl's multi-turn", "life cycle of a tool")
 async def test_a_tool_that_raises_is_released(new_harness: Make):
     await new_harness([call("weigh", weight=-1) + END, DONE]).play()
 
@@ -120,7 +120,7 @@ async def test_sync_and_async_functions_are_tools_with_or_without_a_given_name(n
     assert summary_of(row).metrics["tool_avg_loud"] == 1
 
 
-@pytest.mark.feature("verl's multi-turn", "names that collide")
+@pytest.mark.feature("verl's multi-turn", "name collisions")
 def test_two_tools_of_one_name_are_refused(new_harness: Make, tmp_path: Path):
     (tmp_path / "colliding.py").write_text(FUNCTIONS_FILE.replace('"later"', '"weigh"'))
 
@@ -140,7 +140,7 @@ async def test_calls_beyond_the_limit_of_a_response_are_dropped(new_harness: Mak
     assert summary_of(row).metrics["num_tool_calls"] == 2
 
 
-@pytest.mark.feature("verl's multi-turn", "long texts of tools")
+@pytest.mark.feature("verl's multi-turn", "truncation of long tool responses")
 @pytest.mark.parametrize(
     ("side", "shown"),
     [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
@@ -166,7 +166,7 @@ async def test_a_task_may_choose_among_the_tools(new_harness: Make):
     assert "Unknown function 'weigh'. Available tools: ['shout']" in harness.prompts[1]
 
 
-@pytest.mark.feature("verl's multi-turn", "texts for mistakes")
+@pytest.mark.feature("verl's multi-turn", "error texts")
 @pytest.mark.parametrize(
     ("response", "observation"),
     [
@@ -185,7 +185,7 @@ async def test_errors_of_calls_and_of_tools_are_observations(new_harness: Make, 
     assert row.extra_fields["tool_rewards"] == [0.0]
 
 
-@pytest.mark.feature("verl's multi-turn", "texts for mistakes")
+@pytest.mark.feature("verl's multi-turn", "error texts")
 async def test_arguments_that_are_not_json_are_an_observation(new_harness: Make):
     response = "<|start|>assistant<|channel|>commentary to=functions.weigh <|constrain|>json<|message|>{oops<|call|>"
     harness = new_harness([response, DONE], format="gpt-oss")
@@ -327,7 +327,7 @@ async def test_tokens_that_differ_from_the_template_log_a_warning(
     assert trained_text(harness, row) == response + END + DONE
 
 
-@pytest.mark.feature("verl's multi-turn", "the template of inference")
+@pytest.mark.feature("verl's multi-turn", "the inference template")
 async def test_the_policy_can_read_and_learn_from_the_template_of_inference(new_harness: Make):
     response = "<think>scales</think>Now." + call("weigh", weight=3)
     answer = "<think>fine</think>It is done"
@@ -356,7 +356,7 @@ async def test_sampled_responses_are_kept_when_the_retokenized_context_leaves_no
     assert "".join(trained_text(harness, row) for row in rows).startswith(response + END)
 
 
-@pytest.mark.feature("verl's multi-turn", "the template of inference")
+@pytest.mark.feature("verl's multi-turn", "the inference template")
 async def test_without_the_template_of_inference_the_policy_reads_its_earlier_reasoning(new_harness: Make):
     response = "<think>scales</think>Now." + call("weigh", weight=3)
     harness = new_harness([response + END, DONE], template=FORGETS, tokenizationSanityCheckMode="disable")
@@ -396,7 +396,7 @@ async def test_the_default_loop_is_that_of_the_job(new_harness: Make):
     assert len(harness.policy.requests) == summary_of(row).metrics["num_turns"] == 1
 
 
-@pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
+@pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
 @pytest.mark.feature("verl's multi-turn", "several outputs of a trajectory")
 async def test_user_defined_loops_come_from_a_file_and_may_return_several_outputs(new_harness: Make, tmp_path: Path):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
@@ -475,7 +475,7 @@ async def test_a_tool_that_never_answers_fails_the_trajectory(new_harness: Make,
 # ---- managers ----
 
 
-@pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
+@pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
 @pytest.mark.parametrize("name", ["support.trial_loops.Sorted", "support.trial_loops.SortedOfVerl"])
 def test_a_user_defined_manager_is_found_by_its_import_path(name: str):
     manager = manager_class(name)
@@ -485,7 +485,7 @@ def test_a_user_defined_manager_is_found_by_its_import_path(name: str):
     assert manager.worker_class is MultiTurnWorker
 
 
-@pytest.mark.feature("verl's multi-turn", "loops and managers of one's own")
+@pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
 def test_the_job_selects_the_manager_class(tmp_path: Path):
     named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.trial_loops.Sorted")
 

@@ -59,7 +59,7 @@ def prompt_of(row: Any) -> str:
     return TOKENIZER.decode(row.prompt_ids)
 
 
-@pytest.mark.feature("Verlog", "so many turns of each environment in a step")
+@pytest.mark.feature("Verlog", "a fixed number of turns of each environment per step")
 async def test_a_segment_has_the_turns_of_a_step_and_one_bootstrap_row(new_harness):
     harness = new_harness([LOOK, "ACTION: fly", LOOK])
 
@@ -107,7 +107,7 @@ async def test_a_turn_is_logged_with_its_environment_and_its_time(new_harness):
     assert turns(rows, "turn") == [0, 1, 0]
 
 
-@pytest.mark.feature("Verlog", "episodes go on in the next step")
+@pytest.mark.feature("Verlog", "episodes continue in the next step")
 async def test_a_slot_continues_its_episode_in_the_next_segment(new_harness):
     harness = new_harness([LOOK] * 6)
 
@@ -119,7 +119,7 @@ async def test_a_slot_continues_its_episode_in_the_next_segment(new_harness):
     assert {turn.episode for turn in harness.logged()} == {"t0-0"}
 
 
-@pytest.mark.feature("Verlog", "an episode that ended is followed by a fresh one")
+@pytest.mark.feature("Verlog", "an ended episode is followed by a new one")
 async def test_an_ended_episode_is_followed_by_a_new_one(new_harness):
     harness = new_harness([LOOK, WIN, LOOK])
 

@@ -69,7 +69,7 @@ async def new_browser(sandbox: ForkSandbox, site: WebSite):
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.mark.feature("verl-tool", "a browser of texts")
+@pytest.mark.feature("verl-tool", "a text browser")
 async def test_an_empty_action_shows_the_first_page_with_numbers_to_click_on(new_browser, site):
     browser = await new_browser()
 
@@ -83,7 +83,7 @@ async def test_an_empty_action_shows_the_first_page_with_numbers_to_click_on(new
     assert (browser.result.done, browser.result.valid) == (False, True)
 
 
-@pytest.mark.feature("verl-tool", "a browser of texts")
+@pytest.mark.feature("verl-tool", "a text browser")
 async def test_links_are_followed_and_the_history_is_known_to_every_replica(new_browser):
     browser = await new_browser()
 

@@ -134,7 +134,7 @@ def test_a_game_is_truncated_at_its_length_and_terminated_by_death():
     assert mortal.step("noop").terminated
 
 
-@pytest.mark.feature("Verlog", "reading the action")
+@pytest.mark.feature("Verlog", "parsing of the action")
 @pytest.mark.parametrize(
     ("answer", "action"),
     [

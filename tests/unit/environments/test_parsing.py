@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from turnmill.environments.parsing import backtrack_length, final_answer, has_marker, plan_length
 
 
-@pytest.mark.feature("Verlog", "reading the action")
+@pytest.mark.feature("Verlog", "parsing of the action")
 @pytest.mark.parametrize(
     ("text", "answer"),
     [

@@ -52,7 +52,7 @@ def test_an_invalid_field_is_refused_with_a_suggestion(change: dict[str, Any], m
     assert problem.startswith(message)
 
 
-@pytest.mark.feature("Verlog", "so many turns of each environment in a step")
+@pytest.mark.feature("Verlog", "a fixed number of turns of each environment per step")
 @pytest.mark.parametrize("change", RULE_BREAKERS.values(), ids=RULE_BREAKERS)
 def test_a_rule_across_fields_is_enforced(change: dict[str, Any]):
     (problem,) = problems_of(job(**change))

@@ -105,7 +105,7 @@ def test_another_function_of_the_same_name_is_refused():
         function_tool("weather", schema=SCHEMA)(without_docstring)
 
 
-@pytest.mark.feature("verl's multi-turn", "what functions return")
+@pytest.mark.feature("verl's multi-turn", "return values of functions")
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
@@ -125,7 +125,7 @@ def test_results_of_functions_are_normalised(returned, expected):
     assert (response.text, reward, metrics) == expected
 
 
-@pytest.mark.feature("verl's multi-turn", "what functions return")
+@pytest.mark.feature("verl's multi-turn", "return values of functions")
 @pytest.mark.parametrize("returned", [(), ("sun", 1, {}, "more")])
 def test_a_tuple_of_the_wrong_length_is_refused(returned):
     with pytest.raises(TypeError):

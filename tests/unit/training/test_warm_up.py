@@ -130,7 +130,7 @@ def test_critic_warm_up_gathers_turns_once_and_updates_only_the_critic(monkeypat
     assert learner.global_steps == 7
 
 
-@pytest.mark.feature("Verlog", "what the warm-up draws")
+@pytest.mark.feature("Verlog", "sampling of the warm-up")
 def test_a_warm_up_update_samples_turns_without_bootstrap_rows(monkeypatch):
     learner = run_critic_warm_up(monkeypatch, batches=3, steps=2, turnsPerStep=40)
 
@@ -140,7 +140,7 @@ def test_a_warm_up_update_samples_turns_without_bootstrap_rows(monkeypatch):
     assert learner.learned[0].keys != learner.learned[1].keys
 
 
-@pytest.mark.feature("Verlog", "what the warm-up draws")
+@pytest.mark.feature("Verlog", "sampling of the warm-up")
 @pytest.mark.parametrize(
     ("batches", "wanted", "drawn"), [(40, None, 128), (20, None, 64), (1, None, 8), (3, 96, 96), (1, 30, 24)]
 )

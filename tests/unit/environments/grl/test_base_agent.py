@@ -31,7 +31,7 @@ def test_the_first_prompt_contains_task_state_action_budget_and_format():
     assert "100 tokens" in user["content"]
 
 
-@pytest.mark.feature("GRL", "tag of the thought")
+@pytest.mark.feature("GRL", "opening tag of the response")
 @pytest.mark.parametrize(
     ("config", "prefix"),
     [
@@ -54,7 +54,7 @@ def test_the_prompt_of_a_later_turn_begins_with_the_previous_reward():
     assert user["content"].startswith("Reward: \n1\n Turn 2:\nState:\nat 0\nYou have 2 actions remaining.")
 
 
-@pytest.mark.feature("GRL", "reading actions")
+@pytest.mark.feature("GRL", "parsing of actions")
 @pytest.mark.parametrize(
     ("response", "actions", "text"),
     [
@@ -79,7 +79,7 @@ def test_a_response_without_thinking_consists_of_the_answer():
     assert (answer.actions, answer.text) == (("1", "2"), "<answer>1 ; 2</answer>")
 
 
-@pytest.mark.feature("GRL", "reading actions")
+@pytest.mark.feature("GRL", "parsing of actions")
 def test_actions_beyond_the_limit_per_turn_are_dropped():
     counter, (output,) = play(say("1", "1", "2"))
 
@@ -116,7 +116,7 @@ def test_an_episode_ends_when_the_environment_terminates_it():
         counter.get_env_outputs(say("1"))
 
 
-@pytest.mark.feature("GRL", "penalty of form")
+@pytest.mark.feature("GRL", "format penalty")
 @pytest.mark.parametrize(
     ("responses", "penalty"),
     [

@@ -75,7 +75,7 @@ def test_inductive_grouping_normalises_each_kind_of_agent_separately():
     assert scores.sums_K.tolist() == pytest.approx([-1.0, 1.0, -2.0, 2.0])
 
 
-@pytest.mark.feature("GRL", "penalty of form")
+@pytest.mark.feature("GRL", "format penalty")
 def test_penalties_are_added_after_normalisation():
     episodes = [episode(1.0, 2.0, penalties=(-0.5, -0.5)), episode(1.0)]
 
@@ -98,7 +98,7 @@ def test_turn_scores_sum_to_the_score_of_the_trajectory(method: str):
     assert second - first == pytest.approx(8.9 * scale)
 
 
-@pytest.mark.feature("GRL", "where scores stand")
+@pytest.mark.feature("GRL", "position of scores")
 def test_trajectory_scores_are_placed_at_the_end_and_turn_scores_at_the_ends_of_turns():
     episodes = [episode(1.0, 2.0), episode(4.0)]
     scores = Scores.of(episodes, RewardNormalization())
