@@ -8,7 +8,7 @@ import json
 import statistics
 import time
 
-from support.kubernetes import Namespace, fresh_namespace, wait_for
+from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.team_release import TOOL_SERVER, Caller, TeamRelease, team_release
 
 URL = f"http://{TOOL_SERVER}:5000"
@@ -37,7 +37,7 @@ def main() -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     print("| what | measured |\n| --- | --- |")
     if options.only != "gvisor":
-        with fresh_namespace(options.prefix, labels=labels) as namespace, team_release(namespace) as release:
+        with temporary_namespace(options.prefix, labels=labels) as namespace, team_release(namespace) as release:
             caller = Caller(namespace)
             caller.start()
             burst(release, caller)
@@ -45,7 +45,7 @@ def main() -> None:
             upgrade(release, caller)
     if options.only != "scaling":
         for runtime in ("", "gvisor"):
-            with fresh_namespace(options.prefix, labels=labels) as namespace:
+            with temporary_namespace(options.prefix, labels=labels) as namespace:
                 latency(namespace, runtime, options.seconds)
 
 
@@ -82,7 +82,7 @@ def drain(release: TeamRelease, caller: Caller) -> None:
     (replica,) = release.tool_server_pods()
     pod = replica["metadata"]["name"]
     url = f"http://{replica['status']['podIP']}:5000"
-    caller.wait_for_way_to(replica["status"]["podIP"])
+    caller.wait_until_reachable(replica["status"]["podIP"])
     running = caller.begin(url=url, trajectories=1, calls=1, sleep=15, patience=20)
     wait_for("running call", lambda: release.calls_in_flight().get(pod), seconds=60)
     release.namespace.kubectl("delete", "pod", pod, "--wait=false")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from runs import Measured, measure, table
 
+from support.failed_trajectories import RunTrajectories
 from support.faulty_proxy import ERROR_TEXT, FaultyProxy
 from support.server_process import ServerProcess
-from support.survivors import Played
 
 EXAMPLE = Path("manifests/examples/tool-arithmetic-cpu.yaml")
 # What turnmill and verl-tool tell of calls that fail.
@@ -25,7 +25,7 @@ class Trained:
     """A run and what was done to it."""
 
     run: Measured
-    played: Played
+    played: RunTrajectories
     num_calls: int
     num_failed_calls: int
 
@@ -61,17 +61,17 @@ def train(job: Path, run_dir: Path, share: float, steps: int) -> Trained:
                 )
         finally:
             server.close()
-    return Trained(run, Played.read(run_dir), len(proxy.calls), len(proxy.failed))
+    return Trained(run, RunTrajectories.read(run_dir), len(proxy.calls), len(proxy.failed))
 
 
 def show(calm: Trained, forced: Trained) -> None:
-    rewards = {name: episode.reward for name, episode in calm.played.survivors.items() if name.startswith("t1-")}
+    rewards = {name: episode.reward for name, episode in calm.played.learned.items() if name.startswith("t1-")}
     both = (calm, forced)
     rows = [
         ["exit code", *(trained.run.exit_code for trained in both)],
         ["calls", *(trained.num_calls for trained in both)],
         ["made to fail", *(f"{t.num_failed_calls} ({t.num_failed_calls / t.num_calls:.1%})" for t in both)],
-        ["trajectories learned from", *(len(trained.played.survivors) for trained in both)],
+        ["trajectories learned from", *(len(trained.played.learned) for trained in both)],
         ["failed", *(len(trained.played.failed) for trained in both)],
         [
             "largest difference of an advantage from that of a group without the failed",
@@ -85,10 +85,10 @@ def show(calm: Trained, forced: Trained) -> None:
     print(table(["", "undisturbed", "forced"], rows))
 
 
-def step_one(forced: Played, rewards: dict[str, float]) -> str:
+def step_one(forced: RunTrajectories, rewards: dict[str, float]) -> str:
     """Policies are the same in step 1 alone."""
-    shared = [name for name in forced.survivors if name in rewards]
-    alike = sum(forced.survivors[name].reward == rewards[name] for name in shared)
+    shared = [name for name in forced.learned if name in rewards]
+    alike = sum(forced.learned[name].reward == rewards[name] for name in shared)
     return f"{forced.largest_difference(rewards):.1e} ({alike} of {len(shared)} rewards alike)"
 
 

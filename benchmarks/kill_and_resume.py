@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runs import EXAMPLE, measure, table
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/benchmarks/kill_and_resume"))
     options = parser.parse_args()
     moments = random.Random(options.seed)
-    run = WholeRun(options.job, options.output / str(int(time.time())))
+    run = TrainingRun(options.job, options.output / str(int(time.time())))
     settings = ("--set", "training.checkpointEvery=1")
     rows = []
     for number in range(options.kills):

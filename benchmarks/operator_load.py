@@ -14,7 +14,7 @@ from typing import Any
 from runs import table
 
 from support.jobs import job
-from support.kubernetes import Namespace, fresh_namespace
+from support.kubernetes import Namespace, temporary_namespace
 from support.operator_process import OperatorProcess, operator_process
 from support.ray_jobs import raw_team
 from turnmill_operator.api import JOBS, ApiClient
@@ -92,7 +92,7 @@ def main() -> None:
     team = raw_team()
     rows: list[list[Any]] = []
     for measure in (crowd, backlog):
-        with fresh_namespace(given.prefix) as namespace, tempfile.TemporaryDirectory() as folder:
+        with temporary_namespace(given.prefix) as namespace, tempfile.TemporaryDirectory() as folder:
             namespace.apply({**team, "metadata": {"name": team["metadata"]["name"]}})
             if measure is backlog:
                 create(namespace, given.jobs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 
 EXAMPLE = Path("manifests/examples/babyai-goto-cpu.yaml")
 SAMPLE_SECONDS = 3.0
@@ -29,7 +29,7 @@ class Measured:
 def measure(job: Path, run_dir: Path, *arguments: str) -> Measured:
     """Run a job to its end."""
     started = time.monotonic()
-    with WholeRun(job, run_dir) as run:
+    with TrainingRun(job, run_dir) as run:
         process = run.start(*arguments).process
         watch = Watch(process.pid, run)
         code = process.wait()
@@ -46,7 +46,7 @@ class Watch:
     Of a process's end, up to `SAMPLE_SECONDS` of its time are not seen.
     """
 
-    def __init__(self, pid: int, run: WholeRun) -> None:
+    def __init__(self, pid: int, run: TrainingRun) -> None:
         self._pid, self._run = pid, run
         self.peak_bytes = 0
         self._cpu_seconds: dict[int, float] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.kubernetes import Namespace, fresh_namespace, why_no_cluster
+from support.kubernetes import Namespace, temporary_namespace, why_no_cluster
 from support.team_jobs import Team, operated_team
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ def prefix() -> str:
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
     """A fresh namespace that admits restricted pods only."""
-    with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh:
+    with temporary_namespace(PREFIX, labels=RESTRICTED) as fresh:
         yield fresh
 
 
@@ -40,5 +40,5 @@ def namespace() -> Iterator[Namespace]:
 def team() -> Iterator[Team]:
     """An operator and a team's namespace for the jobs of one module; engines report metrics to Ray, as on GPUs."""
     values = {"trainer.env": [{"name": "VLLM_PLUGINS", "value": "ray"}]}
-    with fresh_namespace(PREFIX, labels=RESTRICTED) as fresh, operated_team(fresh, values) as team:
+    with temporary_namespace(PREFIX, labels=RESTRICTED) as fresh, operated_team(fresh, values) as team:
         yield team

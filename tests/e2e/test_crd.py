@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.jobs import RULE_BREAKERS, TOOL_RULE_BREAKERS, job, tool_job
-from support.kubernetes import Namespace, fresh_namespace
+from support.jobs import RULE_VIOLATIONS, TOOL_RULE_VIOLATIONS, job, tool_job
+from support.kubernetes import Namespace, temporary_namespace
 from support.team_jobs import install_definition
 from turnmill.jobs import JobError, Problem, parse_job
 from turnmill.jobs.rules import FIXED, RULES, Rule
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def namespace(prefix: str) -> Iterator[Namespace]:
     """A namespace for the module, and the definition as it is committed."""
-    with fresh_namespace(prefix) as fresh:
+    with temporary_namespace(prefix) as fresh:
         install_definition(fresh)
         yield fresh
 
@@ -51,9 +51,9 @@ def short_names(breakers: Mapping[str, Any], prefix: str) -> dict[str, str]:
 
 
 def test_the_api_server_and_the_command_line_report_the_same_messages(namespace: Namespace):
-    jobs = {short: job(**RULE_BREAKERS[name]) for short, name in short_names(RULE_BREAKERS, "v").items()}
+    jobs = {short: job(**RULE_VIOLATIONS[name]) for short, name in short_names(RULE_VIOLATIONS, "v").items()}
     jobs |= {
-        short: tool_job(**TOOL_RULE_BREAKERS[name]) for short, name in short_names(TOOL_RULE_BREAKERS, "t").items()
+        short: tool_job(**TOOL_RULE_VIOLATIONS[name]) for short, name in short_names(TOOL_RULE_VIOLATIONS, "t").items()
     }
     jobs["both-algorithm"] = job(algorithm={"type": "grpo"})
 

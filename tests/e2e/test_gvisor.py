@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.kubernetes import Namespace, fresh_namespace
+from support.kubernetes import Namespace, temporary_namespace
 from support.programs import why_no_program
 from support.team_release import TeamRelease, pod, team_release
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 @pytest.fixture(scope="module")
 def namespace(prefix: str) -> Iterator[Namespace]:
-    with fresh_namespace(prefix, labels={"pod-security.kubernetes.io/enforce": "restricted"}) as fresh:
+    with temporary_namespace(prefix, labels={"pod-security.kubernetes.io/enforce": "restricted"}) as fresh:
         if fresh.get("runtimeclass", "gvisor") is None:
             pytest.skip("needs the RuntimeClass gvisor")
         yield fresh

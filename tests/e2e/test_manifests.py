@@ -9,7 +9,7 @@ import pytest
 
 from support.charts import CHARTS, OPERATOR, PROMETHEUS_API, TEAM, pod_templates, render, values_files
 from support.kubeconform import find_invalid, write_schemas
-from support.kubernetes import Namespace, fresh_namespace
+from support.kubernetes import Namespace, temporary_namespace
 from support.programs import why_no_program
 from support.team_jobs import install_definition
 
@@ -31,7 +31,7 @@ each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.rel
 def namespace(prefix: str) -> Iterator[Namespace]:
     """A namespace that refuses unrestricted pods and warns of objects that would create them."""
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in MODES}
-    with fresh_namespace(prefix, labels=labels) as fresh:
+    with temporary_namespace(prefix, labels=labels) as fresh:
         install_definition(fresh)
         yield fresh
 

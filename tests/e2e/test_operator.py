@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from support.jobs import job
-from support.kubernetes import Namespace, fresh_namespace, wait_for
+from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.operator_process import OperatorProcess, operator_process
 from support.ray_jobs import pod_template, raw_team
 from support.team_jobs import install_definition
@@ -49,7 +49,7 @@ def named_job(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def namespace(prefix: str) -> Iterator[Namespace]:
     """A namespace in which KubeRay creates no clusters."""
-    with fresh_namespace(prefix) as fresh:
+    with temporary_namespace(prefix) as fresh:
         install_definition(fresh)
         fresh.apply(NO_CLUSTERS)
         yield fresh

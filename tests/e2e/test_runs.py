@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support.boards import needs_gpus, queries_of_operator, queries_of_ray, unseen
 from support.charts import OPERATOR, TEAM, helm
+from support.dashboard_queries import needs_gpus, queries_of_operator, queries_of_ray, queries_without_data
 from support.kubernetes import is_ready, wait_for
 from support.prometheus import prometheus_of_cluster
 from support.team_jobs import OPERATOR_PODS, RELEASE_OF_OPERATOR, SubmittedJob, Team
@@ -77,7 +77,7 @@ def test_dashboard_queries_return_the_series_of_the_run_its_engines_and_the_oper
     with prometheus_of_cluster(since=babyai.submitted_at) as prometheus:
         if prometheus is None:
             pytest.skip("needs Prometheus as the service prometheus in the namespace monitoring")
-        missing = unseen(prometheus, wanted, namespace=team.namespace.name, **RANGES)
+        missing = queries_without_data(prometheus, wanted, namespace=team.namespace.name, **RANGES)
         step = f'turnmill_step{{namespace="{team.namespace.name}", training_job="{babyai.job.name}"}}'
         assert prometheus.has_seen(step)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.kubernetes import fresh_namespace, wait_for
+from support.kubernetes import temporary_namespace, wait_for
 from support.programs import why_no_program
 from support.prometheus import prometheus_of_cluster
 from support.team_release import (
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(why_no_program("helm") is not None, reason=why_n
 @pytest.fixture(scope="module")
 def release(prefix: str) -> Iterator[TeamRelease]:
     """One release for all tests; each leaves it as it found it."""
-    with fresh_namespace(prefix, labels=RESTRICTED) as namespace, team_release(namespace) as installed:
+    with temporary_namespace(prefix, labels=RESTRICTED) as namespace, team_release(namespace) as installed:
         yield installed
 
 
@@ -80,7 +80,7 @@ def test_a_terminating_replica_answers_its_running_calls_first(release: TeamRele
     (replica,) = release.tool_server_pods()
     url = f"http://{replica['status']['podIP']}:5000"
 
-    caller.wait_for_way_to(replica["status"]["podIP"])
+    caller.wait_until_reachable(replica["status"]["podIP"])
     running = caller.begin(url=url, trajectories=1, calls=1, sleep=15, patience=20)
     wait_for("running call", lambda: release.calls_in_flight().get(name(replica)), seconds=30)
     release.namespace.kubectl("delete", "pod", name(replica), "--wait=false")
@@ -127,7 +127,7 @@ def test_pods_of_another_team_reach_neither_store_nor_tool_servers_nor_metrics(
     ]
     assert all(can_connect(release.namespace, caller.name, host, port) for host, port in targets)
 
-    with fresh_namespace(prefix, labels=RESTRICTED) as other:
+    with temporary_namespace(prefix, labels=RESTRICTED) as other:
         for stranger, labels in (("stranger", {}), ("pretender", RAY_LABELS)):
             other.apply(pod(stranger, labels))
             other.kubectl("wait", "--for=condition=Ready", f"pod/{stranger}", "--timeout=60s", timeout=70)

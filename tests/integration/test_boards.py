@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.boards import needs_gpus, queries_of_tool_servers, queries_on_runs, unseen
+from support.dashboard_queries import needs_gpus, queries_of_runs, queries_of_tool_servers, queries_without_data
 from support.programs import find_program, why_no_program
 from support.prometheus import Prometheus
 from support.server_process import ServerProcess, eventually
 from support.toxiproxy import free_port
-from support.whole_runs import TOOL_JOB, WholeRun
+from support.training_runs import TOOL_JOB, TrainingRun
 
 pytestmark = pytest.mark.skipif(why_no_program("prometheus") is not None, reason=why_no_program("prometheus") or "")
 
@@ -55,7 +55,7 @@ def test_every_query_on_tool_servers_and_the_store_returns_a_series(server: Serv
         def all_seen() -> bool:
             # A call with an id is recorded in the store.
             server.observe("<python>print(6 * 7)</python>", "t", call_id=f"call-{next(numbers)}")
-            return not unseen(prometheus, wanted, **RANGES)
+            return not queries_without_data(prometheus, wanted, **RANGES)
 
         eventually(all_seen, seconds=60)
         answered = prometheus.history('sum(turnmill_tool_calls_total{outcome="done"})')[0]["values"][-1][1]
@@ -68,19 +68,19 @@ def test_every_query_on_tool_servers_and_the_store_returns_a_series(server: Serv
 def test_every_query_on_runs_returns_a_series(server: ServerProcess, tmp_path: Path):
     program = find_program("prometheus")
     assert program is not None
-    wanted = [query for query in queries_on_runs() if not needs_gpus(query)]
+    wanted = [query for query in queries_of_runs() if not needs_gpus(query)]
     assert len(wanted) > 40
     job, port = tmp_path / "job.yaml", free_port()
     job.write_text(TOOL_JOB)
 
     with (
-        WholeRun(job, tmp_path / "run") as run,
+        TrainingRun(job, tmp_path / "run") as run,
         Prometheus(program, tmp_path, {"run": port, "tool-server": port_of(server)}) as prometheus,
     ):
         run.train("--set", f"metrics.port={port}", "--set", f"agent.toolServerUrl={server.http.base_url}")
 
-        assert unseen(prometheus, wanted, **RANGES) == []
-        assert unseen(prometheus, queries_of_tool_servers(), **RANGES) == []
+        assert queries_without_data(prometheus, wanted, **RANGES) == []
+        assert queries_without_data(prometheus, queries_of_tool_servers(), **RANGES) == []
         assert not prometheus.has_seen("turnmill_token_mismatches_total > 0")
         parts = prometheus.history("sum(turnmill_step_part_seconds_total) / sum(turnmill_step_seconds_sum)")
         assert float(parts[0]["values"][-1][1]) == pytest.approx(1.0)

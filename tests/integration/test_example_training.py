@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,7 +30,7 @@ TASKS = ("training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSi
 def test_an_example_trains_until_its_first_update(name, size, tmp_path):
     overrides = [word for override in (*SMALL, *size) for word in ("--set", override)]
 
-    with WholeRun(EXAMPLES / f"{name}.yaml", tmp_path / "run") as run:
+    with TrainingRun(EXAMPLES / f"{name}.yaml", tmp_path / "run") as run:
         run.train(*overrides)
 
     before, after = run.metrics

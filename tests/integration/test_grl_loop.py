@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.agents import counting, say
+from support.agents import counter_agent, response_text
 from support.grl_jobs import grl_job
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
@@ -23,7 +23,7 @@ from turnmill.testing.policies import LOG_PROB
 from turnmill.trajectories.embedded import EmbeddedStore
 from turnmill.trajectories.journal import TrajectoryJournal
 
-ONE, TWO, THREE = say("1") + END, say("2") + END, say("3") + END
+ONE, TWO, THREE = response_text("1") + END, response_text("2") + END, response_text("3") + END
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ async def test_the_loss_mask_of_grl_covers_everything_after_the_system_message(n
 
 
 async def test_scores_are_placed_on_the_last_tokens_of_turns(new_harness):
-    harness = new_harness([say("1", "fly") + END, THREE])
+    harness = new_harness([response_text("1", "fly") + END, THREE])
 
     episode = await harness.play()
 
@@ -116,7 +116,7 @@ async def test_scores_are_placed_on_the_last_tokens_of_turns(new_harness):
         TOKENIZER.decode(row.response_ids[place.end + 1 - place.num_tokens : place.end + 1])
         for place in summary.responses
     ]
-    assert texts == [say("1", "fly") + END, THREE]
+    assert texts == [response_text("1", "fly") + END, THREE]
 
 
 async def test_the_summary_has_the_group_the_tag_and_the_metrics_of_the_agent(new_harness):
@@ -168,7 +168,7 @@ async def test_validations_repeat_their_states_and_training_does_not(new_harness
 
 async def test_an_episode_ends_at_its_limits_of_turns_and_actions(new_harness):
     harness = new_harness(lambda request: ONE)
-    more = new_harness(lambda request: say("1", "1") + END)
+    more = new_harness(lambda request: response_text("1", "1") + END)
 
     assert ((await harness.play()).num_turns, (await harness.play()).stop_reason) == (3, "max_turns")
     assert (await more.play()).num_turns == 2
@@ -224,11 +224,11 @@ async def test_a_truncated_first_prompt_is_the_prompt_of_its_row_with_any_loss_m
 
 @pytest.mark.parametrize("mask", ["assistant", "after_system"])
 async def test_a_later_prompt_that_is_too_long_by_itself_ends_the_episode(new_harness, mask):
-    forgetful = counting() | {"agentType": "support.agents:Forgetful"}
+    forgetful = counter_agent() | {"agentType": "support.agents:LastTurnCounter"}
     first = new_harness([THREE], forgetful)
     limit = len((await first.play()).turns[0].prompt_ids)
     harness = new_harness(
-        [say("1" * 60) + END, THREE], forgetful, maxPromptLength=limit, truncation="error", lossMask=mask
+        [response_text("1" * 60) + END, THREE], forgetful, maxPromptLength=limit, truncation="error", lossMask=mask
     )
 
     episode = await harness.play()
@@ -237,7 +237,7 @@ async def test_a_later_prompt_that_is_too_long_by_itself_ends_the_episode(new_ha
 
 
 async def test_an_agent_without_history_has_a_row_for_every_turn(new_harness):
-    harness = new_harness([ONE, THREE], counting() | {"agentType": "support.agents:Forgetful"})
+    harness = new_harness([ONE, THREE], counter_agent() | {"agentType": "support.agents:LastTurnCounter"})
 
     episode = await harness.play()
 
@@ -248,7 +248,7 @@ async def test_an_agent_without_history_has_a_row_for_every_turn(new_harness):
 
 @pytest.mark.parametrize("how", ["exit", "raise"])
 async def test_an_agent_that_raises_fails_only_its_own_episode(new_harness, how: str):
-    harness = new_harness(lambda request: say(how) + END if "seed" in request.prompt else ONE)
+    harness = new_harness(lambda request: response_text(how) + END if "seed" in request.prompt else ONE)
 
     failure = await harness.play()
 
@@ -259,7 +259,7 @@ async def test_an_agent_that_raises_fails_only_its_own_episode(new_harness, how:
 
 
 async def test_the_turns_of_an_episode_are_logged(new_harness):
-    harness = new_harness([say("1", "fly") + END, THREE])
+    harness = new_harness([response_text("1", "fly") + END, THREE])
 
     episode = await harness.play()
 
@@ -307,7 +307,7 @@ async def test_finished_episodes_are_not_awaited(new_harness):
         return ONE
 
     lengths = (3, 1, 2)
-    agents = [counting(maxTurns=length) | {"name": f"counter{length}"} for length in lengths]
+    agents = [counter_agent(maxTurns=length) | {"name": f"counter{length}"} for length in lengths]
     harness = new_harness(script, *agents, agentGroupNum=[1] * 3, agentGroupSize=[1] * 3)
     lockstep = Lockstep(3)
 
@@ -401,7 +401,7 @@ class Crash(BaseException):
 @pytest.mark.parametrize("turn", [1, 2, 3])
 async def test_an_episode_resumes_from_its_last_turn_in_another_process(new_harness, turn: int):
     def script(request: Any) -> str:
-        return {1: ONE, 2: say("1", "fly") + END, 3: TWO}[request.prompt.count("State:")]
+        return {1: ONE, 2: response_text("1", "fly") + END, 3: TWO}[request.prompt.count("State:")]
 
     def crashes(request: Any) -> str:
         if request.prompt.count("State:") == turn:

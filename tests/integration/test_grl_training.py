@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -87,10 +87,10 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[WholeRun]:
+def run(tmp_path: Path) -> Iterator[TrainingRun]:
     job = tmp_path / "job.yaml"
     job.write_text(MIXED)
-    with WholeRun(job, tmp_path / "run") as run:
+    with TrainingRun(job, tmp_path / "run") as run:
         yield run
 
 
@@ -104,7 +104,7 @@ def num_updates(run_dir: Path, part: str, *, step: int) -> int:
 @pytest.mark.feature("GRL", "a trainer without a data set")
 @pytest.mark.feature("GRL", "checkpoints")
 def test_the_example_trains_without_a_data_set_and_resumes_from_its_checkpoint(tmp_path):
-    with WholeRun(EXAMPLE, tmp_path / "run") as run:
+    with TrainingRun(EXAMPLE, tmp_path / "run") as run:
         run.train(*FEW, "--set", "training.steps=1")
         assert run.checkpoints() == [1]
         run.train(*FEW, "--set", "training.steps=2", "--resume")

@@ -12,8 +12,8 @@ import transfer_queue
 from verl.tools import function_tool
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-from support import trial_loops
-from support.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
+from support import verl_loops
+from support.verl_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.multi_turn.worker import MultiTurnManager, MultiTurnWorker, manager_class
@@ -41,7 +41,7 @@ def new_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     # verl loads a file of functions once per process.
     monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
     monkeypatch.setattr(function_tool, "_LOADED_FUNCTION_TOOL_PATHS", {})
-    monkeypatch.setattr(Scales, "notes", [])
+    monkeypatch.setattr(Scales, "calls", [])
     (tmp_path / "tools.yaml").write_text(SCALES_FILE)
     (tmp_path / "functions.py").write_text(FUNCTIONS_FILE)
 
@@ -88,14 +88,14 @@ async def test_a_tool_is_created_executed_and_released_once_for_every_call(new_h
     await new_harness([call("weigh", weight=3) + END, call("weigh", weight=4) + END, DONE]).play()
 
     once = ["create lb", "execute {'weight': %d}", "release lb"]
-    assert Scales.notes == [note.replace("%d", weight) for weight in "34" for note in once]
+    assert Scales.calls == [note.replace("%d", weight) for weight in "34" for note in once]
 
 
 @pytest.mark.feature("verl's multi-turn", "life cycle of a tool")
 async def test_a_tool_that_raises_is_released(new_harness: Make):
     await new_harness([call("weigh", weight=-1) + END, DONE]).play()
 
-    assert Scales.notes == ["create lb", "execute {'weight': -1}", "release lb"]
+    assert Scales.calls == ["create lb", "execute {'weight': -1}", "release lb"]
 
 
 @pytest.mark.feature("verl's multi-turn", "settings from the data")
@@ -105,7 +105,7 @@ async def test_a_tool_is_created_with_the_settings_of_the_data_row(new_harness: 
 
     await harness.play()
 
-    assert Scales.notes[0] == "create stone"
+    assert Scales.calls[0] == "create stone"
     assert "3 stone" in harness.prompts[1]
 
 
@@ -371,8 +371,8 @@ async def test_without_the_template_of_inference_the_policy_reads_its_earlier_re
 
 
 OWN_LOOPS = """
-- {name: twice, _target_: support.trial_loops.Twice, word: again}
-- {name: breaks, _target_: support.trial_loops.Breaks}
+- {name: twice, _target_: support.verl_loops.TwoResponses, word: again}
+- {name: breaks, _target_: support.verl_loops.FailingLoop}
 """
 
 
@@ -415,7 +415,7 @@ async def test_a_loop_with_a_reward_that_is_not_finite_fails_the_trajectory(
     new_harness: Make, tmp_path: Path, monkeypatch: Any
 ):
     (tmp_path / "loops.yaml").write_text(OWN_LOOPS)
-    monkeypatch.setattr(trial_loops.Twice, "worth", math.nan)
+    monkeypatch.setattr(verl_loops.TwoResponses, "reward", math.nan)
     harness = new_harness(lambda _: DONE, agentLoopConfigPath=str(tmp_path / "loops.yaml"), defaultAgentLoop="twice")
 
     failure = await harness.play()
@@ -458,7 +458,7 @@ async def test_a_tool_that_cannot_connect_fails_the_trajectory_or_is_an_observat
         assert outcome.cause == "tool_connection"
         assert harness.logged()[-1].failed_cause == "tool_connection"
     else:
-        assert "Error executing tool 'weigh': the scales are away" in harness.prompts[1]
+        assert "Error executing tool 'weigh': the scales are unavailable" in harness.prompts[1]
 
 
 async def test_a_tool_that_never_answers_fails_the_trajectory(new_harness: Make, tmp_path: Path):
@@ -476,30 +476,30 @@ async def test_a_tool_that_never_answers_fails_the_trajectory(new_harness: Make,
 
 
 @pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
-@pytest.mark.parametrize("name", ["support.trial_loops.Sorted", "support.trial_loops.SortedOfVerl"])
+@pytest.mark.parametrize("name", ["support.verl_loops.ReversingManager", "support.verl_loops.ReversingVerlManager"])
 def test_a_user_defined_manager_is_found_by_its_import_path(name: str):
     manager = manager_class(name)
 
     assert issubclass(manager, MultiTurnManager)
-    assert manager.generate_sequences is getattr(trial_loops, name.rpartition(".")[2]).generate_sequences
+    assert manager.generate_sequences is getattr(verl_loops, name.rpartition(".")[2]).generate_sequences
     assert manager.worker_class is MultiTurnWorker
 
 
 @pytest.mark.feature("verl's multi-turn", "user-defined loops and managers")
 def test_the_job_selects_the_manager_class(tmp_path: Path):
-    named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.trial_loops.Sorted")
+    named = conversation_job(tmp_path / "tasks.jsonl", agentLoopManagerClass="support.verl_loops.ReversingManager")
 
     default = conversation_job(tmp_path / "tasks.jsonl")
 
-    assert agent_kind(named.spec.agent).manager_class(named) is trial_loops.Sorted
+    assert agent_kind(named.spec.agent).manager_class(named) is verl_loops.ReversingManager
     assert agent_kind(default.spec.agent).manager_class(default) is MultiTurnManager
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("support.trial_loops.Twice", "is no manager of verl's"),
-        ("support.trial_loops.Gone", "names no class"),
+        ("support.verl_loops.TwoResponses", "is no manager of verl's"),
+        ("support.verl_loops.Missing", "names no class"),
     ],
 )
 def test_an_import_path_without_a_manager_is_a_settings_error(name: str, message: str):

@@ -11,7 +11,7 @@ import transfer_queue
 from PIL import Image
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-from support.trial_tools import CAMERA_FILE
+from support.verl_tools import CAMERA_FILE
 from support.vision import VisionModel, tiny_vision_model
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.testing.agent_loops import END

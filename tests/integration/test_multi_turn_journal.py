@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.trial_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
+from support.verl_tools import CAMERA_FILE, SCALES_FILE, Camera, Scales
 from support.vision import tiny_vision_model
 from turnmill.rollout.journal import StoreJournal
 from turnmill.testing.agent_loops import END
@@ -50,7 +50,7 @@ def store():
 @pytest.fixture
 def attempt(store: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
     """Create a worker as in a new process of the run."""
-    monkeypatch.setattr(Scales, "notes", [])
+    monkeypatch.setattr(Scales, "calls", [])
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "Weigh it."}))
 
     def begin(script: Any, tools: str = SCALES_FILE, model: Any = None, **agent: Any) -> ConversationHarness:
@@ -74,7 +74,7 @@ async def test_journaled_responses_and_tool_results_are_replayed(attempt: Attemp
     await second.worker.close()
     assert len(first.policy.requests) == turn + 1
     assert len(second.policy.requests) == 3 - turn
-    assert [note for note in Scales.notes if note.startswith("execute")] == [
+    assert [note for note in Scales.calls if note.startswith("execute")] == [
         f"execute {{'weight': {weight}}}" for weight in WEIGHTS
     ]
     metrics = summary_of(row).metrics
@@ -97,14 +97,14 @@ async def test_parallel_tool_results_of_one_response_are_all_journaled(attempt: 
 
     with pytest.raises(Crash):
         await attempt(crash, maxParallelCalls=2).play()
-    executed = [note for note in Scales.notes if note.startswith("execute")]
+    executed = [note for note in Scales.calls if note.startswith("execute")]
     second = attempt(both, maxParallelCalls=2)
 
     (row,) = await second.play()
 
     await second.worker.close()
     assert len(executed) == 2
-    assert [note for note in Scales.notes if note.startswith("execute")] == executed
+    assert [note for note in Scales.calls if note.startswith("execute")] == executed
     assert summary_of(row).metrics["num_tool_calls"] == 2
 
 
@@ -123,7 +123,7 @@ async def test_a_tool_call_without_a_journaled_result_is_repeated(attempt: Attem
     await second.worker.close()
     # The response is in the journal; only its call is repeated.
     assert len(second.policy.requests) == 2
-    assert "execute {'weight': 3}" in Scales.notes
+    assert "execute {'weight': 3}" in Scales.calls
 
 
 async def test_images_of_tool_results_are_restored_from_the_journal(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 
@@ -22,7 +22,7 @@ SMALL = (
 def test_the_example_reaches_its_first_update_and_calls_its_function(tmp_path):
     overrides = [word for override in SMALL for word in ("--set", override)]
 
-    with WholeRun(EXAMPLE, tmp_path / "run") as run:
+    with TrainingRun(EXAMPLE, tmp_path / "run") as run:
         run.train(*overrides)
 
     before, after = run.metrics

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 from turnmill.cli import checks
 from turnmill.jobs import JobError, load_job
 from turnmill.training.agent_kinds import agent_kind
@@ -19,9 +19,9 @@ metadata: {name: plugins}
 spec:
   model: {warmStart: {turns: 100, gradientSteps: 10, maxLoss: 10}}
   agent:
-    {type: "outside:OneAnswer", groupSize: 2, maxPromptLength: 32, maxResponseLength: 16, options: {stopToken: "!"}}
+    {type: "user_plugin:OneAnswer", groupSize: 2, maxPromptLength: 32, maxResponseLength: 16, options: {stopToken: "!"}}
   environment: {name: arithmetic}
-  algorithm: {type: "outside:FixedBaseline", kl: {coefficient: 0}, options: {baseline: 0.25}}
+  algorithm: {type: "user_plugin:FixedBaseline", kl: {coefficient: 0}, options: {baseline: 0.25}}
   training: {steps: 1, tasksPerStep: 2}
   resources: {device: cpu}
 """
@@ -50,8 +50,8 @@ def problems(job_file: Path, *overrides: str) -> list[str]:
 def test_a_job_without_its_plugins_is_parsed_as_the_operator_does(job_file):
     spec = load_job(job_file).spec
 
-    assert (spec.agent.type, spec.group_size, spec.max_concurrency) == ("outside:OneAnswer", 2, 1024)
-    assert (spec.algorithm.type, spec.kl.coefficient) == ("outside:FixedBaseline", 0)
+    assert (spec.agent.type, spec.group_size, spec.max_concurrency) == ("user_plugin:OneAnswer", 2, 1024)
+    assert (spec.algorithm.type, spec.kl.coefficient) == ("user_plugin:FixedBaseline", 0)
 
 
 def test_a_check_reports_classes_that_cannot_be_imported(job_file):
@@ -89,8 +89,8 @@ def test_plugins_are_created_with_their_settings_and_options(job_file, importabl
 def test_a_step_is_trained_with_an_agent_kind_and_an_algorithm_from_another_package(job_file, tmp_path):
     path = os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    with WholeRun(job_file, tmp_path / "run", {"PYTHONPATH": path}) as run:
+    with TrainingRun(job_file, tmp_path / "run", {"PYTHONPATH": path}) as run:
         run.train()
 
         (step,) = [row for row in run.metrics if row["step"] == 1]
-        assert step["outside/baseline"] == 0.25
+        assert step["user_plugin/baseline"] == 0.25

@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 from turnmill.jobs import load_job
 from turnmill.observability.run_folder import RunFolder
 
@@ -40,10 +40,10 @@ spec:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[WholeRun]:
+def run(tmp_path: Path) -> Iterator[TrainingRun]:
     job = tmp_path / "job.yaml"
     job.write_text(JOB)
-    with WholeRun(job, tmp_path / "run") as run:
+    with TrainingRun(job, tmp_path / "run") as run:
         yield run
 
 

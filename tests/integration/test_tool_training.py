@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from support.failed_trajectories import RunTrajectories
 from support.faulty_proxy import ERROR_TEXT, FaultyProxy
 from support.server_process import ServerProcess, descendants, kill_now
-from support.survivors import Played
-from support.whole_runs import TOOL_JOB, Attempt, WholeRun
+from support.training_runs import TOOL_JOB, Attempt, TrainingRun
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeRecord, TrajectoryLog
 from turnmill.runs import processes
@@ -16,40 +16,40 @@ from turnmill.runs import processes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TURNS = 4
-TALLIED = f"""{{type: tool, toolType: "support.tool_server:Tally", stopTokens: ["</python>"], groupSize: 4,
+COUNTING_AGENT = f"""{{type: tool, toolType: "support.tool_server:SlowCounter", stopTokens: ["</python>"], groupSize: 4,
   minTurns: {TURNS}, maxTurns: {TURNS}, maxPromptLength: 32, maxResponseLength: 112, maxActionLength: 8,
   maxObsLength: 8, toolCallMaxRetries: 20}}"""
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[WholeRun]:
+def run(tmp_path: Path) -> Iterator[TrainingRun]:
     job = tmp_path / "job.yaml"
     job.write_text(TOOL_JOB)
-    with WholeRun(job, tmp_path / "run", {"TALLY_FILE": str(tmp_path / "tally")}) as run:
+    with TrainingRun(job, tmp_path / "run", {"CALLS_FILE": str(tmp_path / "calls")}) as run:
         yield run
 
 
-def episodes(run: WholeRun) -> list[EpisodeRecord]:
+def episodes(run: TrainingRun) -> list[EpisodeRecord]:
     return list(TrajectoryLog(RunFolder(run.folder)).read_episodes())
 
 
-def in_mid_step(run: WholeRun, step: int) -> Callable[[], bool]:
+def in_mid_step(run: TrainingRun, step: int) -> Callable[[], bool]:
     """Whether some calls of this step's trajectories, and not all, have been made."""
-    tally = Path(run.environment["TALLY_FILE"])
+    calls_file = Path(run.environment["CALLS_FILE"])
 
     def holds() -> bool:
-        made = tally.read_text().splitlines() if tally.exists() else []
+        made = calls_file.read_text().splitlines() if calls_file.exists() else []
         return sum(f"-t{step}-" in trajectory for trajectory in made) >= 20
 
     return holds
 
 
-def break_in_mid_step(run: WholeRun, attempt: Attempt, step: int, word: str) -> None:
+def break_in_mid_step(run: TrainingRun, attempt: Attempt, step: int, word: str) -> None:
     attempt.wait_for(in_mid_step(run, step))
-    attempt.kill_some(word)
+    attempt.kill_processes(word)
 
 
-def require_each_step_once_and_each_effect_once(run: WholeRun, steps: int) -> None:
+def require_each_step_once_and_each_effect_once(run: TrainingRun, steps: int) -> None:
     assert [row["step"] for row in run.metrics] == list(range(steps + 1))
     assert all(row.get("training/rollout_probs_diff_mean", 0) < 1e-4 for row in run.metrics)
     played = episodes(run)
@@ -59,18 +59,18 @@ def require_each_step_once_and_each_effect_once(run: WholeRun, steps: int) -> No
         assert [turn.observation for turn in episode.turns[:-1]] == [str(turn + 1) for turn in range(TURNS)]
 
 
-def carried_on(run: WholeRun, step: int) -> float:
+def carried_on(run: TrainingRun, step: int) -> float:
     (row,) = (row for row in run.metrics if row["step"] == step)
     return float(row["turnmill/tool/turns_carried_on/max"])
 
 
 def test_a_run_that_is_killed_as_a_whole_carries_its_trajectories_on(run):
-    attempt = run.start("--set", f"agent={TALLIED}")
+    attempt = run.start("--set", f"agent={COUNTING_AGENT}")
     attempt.wait_for(in_mid_step(run, 2))
     mark, folders = run.mark(), run.folders()
     attempt.kill()
 
-    run.train("--resume", "--set", f"agent={TALLIED}")
+    run.train("--resume", "--set", f"agent={COUNTING_AGENT}")
 
     require_each_step_once_and_each_effect_once(run, steps=3)
     assert carried_on(run, 2) >= 1
@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_as_a_whole_carries_its_trajectories_on(run):
 
 
 def test_a_run_that_is_tried_again_carries_its_trajectories_on(run):
-    attempt = run.start("--set", f"agent={TALLIED}", "--set", "retries=2", "--set", "training.checkpointEvery=1")
+    attempt = run.start("--set", f"agent={COUNTING_AGENT}", "--set", "retries=2", "--set", "training.checkpointEvery=1")
     mark = ""
 
     break_in_mid_step(run, attempt, 1, "TurnTaskRunner")
@@ -97,7 +97,7 @@ def test_a_run_that_is_tried_again_carries_its_trajectories_on(run):
 
 
 def test_a_run_goes_on_when_its_tool_server_and_its_store_are_killed(run):
-    attempt = run.start("--set", f"agent={TALLIED}")
+    attempt = run.start("--set", f"agent={COUNTING_AGENT}")
 
     break_in_mid_step(run, attempt, 1, "tool-server")
     attempt.wait_for(in_mid_step(run, 2))
@@ -128,12 +128,12 @@ def test_calls_that_fail_by_force_change_no_advantage_and_are_in_no_context(run,
         *("--set", "agent.groupSize=8", "--set", "training.tasksPerStep=8", "--set", "algorithm.kl.coefficient=0"),
     )
 
-    played = Played.read(run.folder)
+    played = RunTrajectories.read(run.folder)
     failed_calls = {trajectory for trajectory, _ in proxy.failed if trajectory.startswith("t")}
     assert set(played.failed) == failed_calls
     assert 0.08 < len(played.failed) / (3 * 64) < 0.22
     assert len(set(played.advantages.values())) > 10
-    assert played.advantages.keys() == played.survivors.keys()
+    assert played.advantages.keys() == played.learned.keys()
     assert played.largest_difference() < 1e-6
     assert played.error_tokens((ERROR_TEXT, "Tool call error", "Tool server connection error")) == 0
     assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 from turnmill.runs import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -44,8 +44,8 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture
-def run(job: Path, tmp_path: Path, temporary: Path) -> Iterator[WholeRun]:
-    with WholeRun(job, tmp_path / "run", {"TMPDIR": str(temporary)}) as run:
+def run(job: Path, tmp_path: Path, temporary: Path) -> Iterator[TrainingRun]:
+    with TrainingRun(job, tmp_path / "run", {"TMPDIR": str(temporary)}) as run:
         yield run
 
 
@@ -54,7 +54,7 @@ def left_in(temporary: Path) -> list[str]:
     return [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
-def lines(run: WholeRun, file: str) -> list[dict[str, Any]]:
+def lines(run: TrainingRun, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "trajectories" / file).read_text().splitlines()]
 
 
@@ -62,7 +62,7 @@ def tokens_of_turns(turns: list[dict[str, Any]], tokens: str) -> dict[tuple[str,
     return {(turn["episode"], turn["turn"]): len(turn[tokens]) for turn in turns}
 
 
-def first_step(run: WholeRun) -> list[tuple[object, ...]]:
+def first_step(run: TrainingRun) -> list[tuple[object, ...]]:
     turns = lines(run, "step-000001.jsonl")
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
@@ -70,7 +70,7 @@ def first_step(run: WholeRun) -> list[tuple[object, ...]]:
 def test_a_run_trains_writes_its_run_folder_and_is_reproducible_from_its_seed(run, job, tmp_path, temporary):
     run.train()
     assert left_in(temporary) == []
-    with WholeRun(job, tmp_path / "second") as second:
+    with TrainingRun(job, tmp_path / "second") as second:
         second.train("--set", "training.steps=1")
 
     assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_a_run_and_leaves_no_processes_or_temporary_files(run, tempo
 def test_a_colocate_async_run_and_another_run_train_concurrently_with_separate_weights(run, job, tmp_path):
     # A learning rate so high that the policies of the two runs disagree about every token.
     fast = ("--set", "algorithm.actorLearningRate=5e-3")
-    with WholeRun(job, tmp_path / "other") as other:
+    with TrainingRun(job, tmp_path / "other") as other:
         attempts = [
             run.start("--set", "training.mode=colocate_async"),
             other.start("--set", "training.seed=1", *fast),

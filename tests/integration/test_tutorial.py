@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.whole_runs import WholeRun
+from support.training_runs import TrainingRun
 from turnmill.cli.main import main
 from turnmill.environments import create
 
@@ -56,7 +56,7 @@ def test_the_job_trains_until_its_first_update(folder):
     small = ("model.warmStart={turns: 600, gradientSteps: 60, maxLoss: 10}", "training.steps=1", "environment.count=8")
     small += ("training.turnsPerStep=32", "algorithm.minibatchTurns=16", "training.validation.episodes=16")
     small += ("algorithm.criticWarmup={batches: 1, steps: 1, turnsPerStep: 32}",)
-    with WholeRun(folder / "hunt.yaml", folder / "run", {"PYTHONPATH": str(folder)}) as run:
+    with TrainingRun(folder / "hunt.yaml", folder / "run", {"PYTHONPATH": str(folder)}) as run:
         run.train(*(word for setting in small for word in ("--set", setting)))
 
     assert [row["step"] for row in run.metrics] == [0, 1]

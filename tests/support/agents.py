@@ -1,4 +1,4 @@
-"""An agent in GRL's manner for tests: what it does is plain, and it breaks when it is told to."""
+"""Agents in GRL's interface that count, and fail on request."""
 
 import os
 from typing import Any
@@ -7,22 +7,22 @@ from turnmill.environments.grl import BaseAgent, EnvOutput
 
 
 class Counter(BaseAgent):
-    """Counts up to three, and every number is worth itself; `exit` ends its process, `raise` raises."""
+    """Counts up to three, with each number as its reward; `exit` ends the process, `raise` raises an error."""
 
     system_prompt = "You count."
     prompt = "Count to 3."
 
     def reset_env(self, seed: int) -> str:
-        """Begin at 0."""
+        """Start at 0."""
         self.number = 0
         return f"at {self.number} of seed {seed}"
 
     def step_env(self, action: str) -> EnvOutput | None:
-        """Say a number; 3 is the end."""
+        """Set the number; 3 ends the episode."""
         if action == "exit":
             os._exit(3)
         if action == "raise":
-            raise RuntimeError("told to")
+            raise RuntimeError("raised on request")
         if not action.isdigit():
             return None
         self.number = int(action)
@@ -30,20 +30,20 @@ class Counter(BaseAgent):
         return EnvOutput(f"at {self.number}", float(self.number), terminated=self.number == 3, info=info)
 
 
-class Forgetful(Counter):
-    """Shows the policy the last turn alone."""
+class LastTurnCounter(Counter):
+    """A counter whose prompts have only the last turn."""
 
     def get_llm_prompts(self, env_out: EnvOutput) -> list[dict[str, str]]:
-        """A chat that begins anew with every turn."""
+        """Return a chat with only the current turn."""
         return [{"role": "user", "content": self.turn_text(env_out)}]
 
 
-def counting(**config: Any) -> dict[str, Any]:
-    """What a job says of an agent that counts."""
+def counter_agent(**config: Any) -> dict[str, Any]:
+    """Return the section of a job for an agent that counts."""
     settings = {"maxTurns": 3, "maxActionsAllTurns": 4, "maxActionsPerTurn": 2} | config
     return {"name": "counter", "agentType": "support.agents:Counter", "agentConfig": settings}
 
 
-def say(*actions: str, thought: str = "hm") -> str:
-    """A response of the form that agents want, after the tag that its prompt ends with."""
+def response_text(*actions: str, thought: str = "hm") -> str:
+    """Return a response in the format of agents, without the tag that the prompt ends with."""
     return f"{thought}</think><answer>{'||'.join(actions)}</answer>"

@@ -1,12 +1,12 @@
-"""Small environments with gymnasium's interface."""
+"""Small environments in gymnasium's interface."""
 
 from typing import Any
 
 import gymnasium
 
 
-class Echo(gymnasium.Env[str, str]):
-    """Asks for a city."""
+class CityQuestion(gymnasium.Env[str, str]):
+    """Asks for a city until the answer is right."""
 
     observation_space = gymnasium.spaces.Text(200)
     action_space = gymnasium.spaces.Text(20)
@@ -16,13 +16,13 @@ class Echo(gymnasium.Env[str, str]):
         self.num_tries = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Ask."""
+        """Return the question."""
         super().reset(seed=seed)
         self.num_tries = 0
         return f"seed {seed}: which city?", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Compare."""
+        """Compare the action with the answer."""
         self.num_tries += 1
         right = action == self.answer
         return (
@@ -34,8 +34,8 @@ class Echo(gymnasium.Env[str, str]):
         )
 
 
-class Parts(gymnasium.Env[dict[str, Any], int]):
-    """Tells text and a number."""
+class DictObservations(gymnasium.Env[dict[str, Any], int]):
+    """Observations that are dictionaries of a text and a number."""
 
     observation_space = gymnasium.spaces.Dict({})
     action_space = gymnasium.spaces.Discrete(2)
@@ -43,10 +43,10 @@ class Parts(gymnasium.Env[dict[str, Any], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Say hello."""
+        """Return the first observation."""
         super().reset(seed=seed)
         return {"text": "hello", "number": 1}, {}
 
     def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Say it again."""
+        """Return the text and the action."""
         return {"text": "hello", "number": action}, 0.0, False, False, {}

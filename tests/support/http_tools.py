@@ -21,7 +21,7 @@ class HttpTools(LoopbackSite):
         self.calls: list[dict[str, Any]] = []
         self.finished: list[str] = []
         self.bodies: list[str] = []
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.max_in_flight = 0
         self.done, self.valid = done, valid
         self._answer = answer
 
@@ -38,7 +38,7 @@ class HttpTools(LoopbackSite):
         call = {**extra, "action": action, "trajectory": trajectory}
         self.calls.append(call)
         self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             await self.may_answer.wait()
             return self._respond(request, self._answer(call))

@@ -67,7 +67,7 @@ def grl_job(**changes: Any) -> dict[str, Any]:
     return job(GRL_JOB, **changes)
 
 
-RULE_BREAKERS: dict[str, dict[str, Any]] = {
+RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "both models": {"model": {"path": "/m", "warmStart": {}}},
     "no model": {"model": {}},
     "odd heads": {"model__warmStart__heads": 3},
@@ -87,7 +87,7 @@ RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "a queue for what runs already": {"queue": "team-a", "cluster": "shared"},
 }
 
-TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
+TOOL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "turns for trajectories": {"training__turnsPerStep": 256},
     "no tasks": {"training__tasksPerStep": None},
     "tasks left over": {"algorithm__minibatchTasks": 5},
@@ -101,7 +101,7 @@ TOOL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
     "idle workers": {"resources__agentLoopWorkers": 17},
 }
 
-GRL_RULE_BREAKERS: dict[str, dict[str, Any]] = {
+GRL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "two agents of one name": {"agent__agents": [{"name": "simple", "agentType": "a"}] * 2, "agent__validation": []},
     "two lists of those that learn": {"agent__train": ["simple"]},
     "a stranger that learns": {"agent__training": ["medium"]},

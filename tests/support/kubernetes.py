@@ -99,7 +99,7 @@ def wait_for(what: str, look: Callable[[], Fact | None], *, seconds: float) -> F
 
 
 @contextmanager
-def fresh_namespace(prefix: str, *, labels: Mapping[str, str] | None = None) -> Iterator[Namespace]:
+def temporary_namespace(prefix: str, *, labels: Mapping[str, str] | None = None) -> Iterator[Namespace]:
     """A namespace of its own, deleted with all that is in it."""
     namespace = Namespace(f"{prefix}-{uuid.uuid4().hex[:8]}")
     manifest = {

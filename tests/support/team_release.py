@@ -143,9 +143,9 @@ class Caller:
         """Return when the pod may reach the tool servers."""
         self.namespace.apply(pod(self.name, RAY_LABELS))
         self.namespace.kubectl("wait", "--for=condition=Ready", f"pod/{self.name}", "--timeout=60s", timeout=70)
-        self.wait_for_way_to(TOOL_SERVER)
+        self.wait_until_reachable(TOOL_SERVER)
 
-    def wait_for_way_to(self, host: str) -> None:
+    def wait_until_reachable(self, host: str) -> None:
         """Return when policies let calls through; they need a moment to know a pod."""
         wait_for(f"way to {host}", lambda: can_connect(self.namespace, self.name, host, 5000) or None, seconds=90)
 

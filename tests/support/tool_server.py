@@ -1,4 +1,4 @@
-"""A trajectory store in memory, and tools to try a tool server with."""
+"""A trajectory store in memory and tools for tests of the tool server."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 
 
 class MemoryStore:
-    """The trajectory store of one process; `errors` are raised one by one, by the operations that follow."""
+    """A trajectory store in memory; `errors` has the errors that the next calls of an operation raise."""
 
     def __init__(self) -> None:
         self.states: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -22,7 +22,7 @@ class MemoryStore:
         self._token = 0
 
     async def begin(self, key: CallKey, tool: str, *, stateful: bool, deadline: float) -> Claim | Recorded:
-        """Claim a call or tell its result."""
+        """Claim a call, or return its recorded result."""
         self._operate("begin")
         if key.call_id is not None and key in self.records:
             return Recorded(self.records[key])
@@ -47,13 +47,13 @@ class MemoryStore:
             self._forget(claim.key.trajectory_id)
 
     async def release(self, claim: Claim, *, deadline: float) -> None:
-        """Give a claim back."""
+        """Release a claim."""
         self._operate("release")
         if self.claims.get(claim.key) is claim:
             del self.claims[claim.key]
 
     async def finish(self, trajectory_id: str, *, deadline: float) -> None:
-        """Drop all state."""
+        """Drop all state of a trajectory."""
         self._operate("finish")
         self._forget(trajectory_id)
 
@@ -78,23 +78,23 @@ class MemoryStore:
 
 
 class NoSandbox:
-    """Runs nothing: for tools that need no sandbox."""
+    """A sandbox that refuses every task: for tools that need none."""
 
     async def run(self, task: SandboxTask) -> SandboxResult:
         """Refuse."""
-        raise AssertionError("this tool was to run without a sandbox")
+        raise AssertionError("this tool must run without a sandbox")
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing."""
 
 
 def tool_context() -> ToolContext:
-    """The context of tools that ask for nothing."""
+    """Return a context for tools without a sandbox."""
     return ToolContext(NoSandbox())
 
 
 class Echo(Tool):
-    """`echo TEXT` answers TEXT; `echo` alone is refused."""
+    """`echo TEXT` returns TEXT; `echo` without a text is invalid."""
 
     name: ClassVar[str] = "echo"
 
@@ -103,16 +103,16 @@ class Echo(Tool):
         return "echo TEXT"
 
     def parse(self, action: str) -> str | None:
-        """What follows `echo`."""
+        """Return the text after `echo`."""
         return action.removeprefix("echo").strip() if action.startswith("echo") else None
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Answer it."""
+        """Return the text."""
         return ToolResult(call.parsed, valid=bool(call.parsed))
 
 
 class Count(Tool):
-    """`count` answers how often it was called in its trajectory."""
+    """`count` returns how often it was called in its trajectory."""
 
     name: ClassVar[str] = "count"
     stateful: ClassVar[bool] = True
@@ -128,18 +128,18 @@ class Count(Tool):
     async def call(self, call: ToolCall) -> ToolResult:
         """Count."""
         number = int(call.state.get("number", b"0")) + 1
-        # Without a lock, calls of one trajectory would meet here.
+        # Without a lock, concurrent calls of one trajectory would interleave here.
         await asyncio.sleep(0)
         return ToolResult(str(number), change=Change(written={"number": str(number).encode()}))
 
 
-class Tally(Tool):
-    """Answers any action, in its time, with how many calls of the trajectory took effect.
+class SlowCounter(Tool):
+    """Returns for any action, after a delay, how many calls of the trajectory took effect.
 
-    Setting TALLY_FILE: where each call leaves its trajectory, so that others see what is under way.
+    Each call appends its trajectory's id to the file of the setting CALLS_FILE.
     """
 
-    name: ClassVar[str] = "support.tool_server:Tally"
+    name: ClassVar[str] = "support.tool_server:SlowCounter"
     stateful: ClassVar[bool] = True
     seconds = 0.4
 
@@ -148,23 +148,23 @@ class Tally(Tool):
         return "anything"
 
     def parse(self, action: str) -> str | None:
-        """All of it."""
+        """Return the whole action."""
         return action
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Count."""
-        self._note(call.trajectory_id)
+        self._record(call.trajectory_id)
         await asyncio.sleep(self.seconds)
         number = int(call.state.get("number", b"0")) + 1
         return ToolResult(str(number), change=Change(written={"number": str(number).encode()}))
 
-    def _note(self, trajectory_id: str) -> None:
-        with Path(self.context.settings["TALLY_FILE"]).open("a") as file:
+    def _record(self, trajectory_id: str) -> None:
+        with Path(self.context.settings["CALLS_FILE"]).open("a") as file:
             file.write(f"{trajectory_id}\n")
 
 
 class Gate(Tool):
-    """`gate` answers once it is opened; it knows how many calls wait."""
+    """`gate` waits until it is opened, and counts the calls that wait."""
 
     name: ClassVar[str] = "gate"
 
@@ -172,7 +172,7 @@ class Gate(Tool):
         super().__init__(context)
         self.opened = asyncio.Event()
         self.num_waiting = 0
-        self.most_waiting = 0
+        self.max_waiting = 0
 
     def usage(self) -> str:
         """One line."""
@@ -185,7 +185,7 @@ class Gate(Tool):
     async def call(self, call: ToolCall) -> ToolResult:
         """Wait."""
         self.num_waiting += 1
-        self.most_waiting = max(self.most_waiting, self.num_waiting)
+        self.max_waiting = max(self.max_waiting, self.num_waiting)
         try:
             await self.opened.wait()
         finally:
@@ -194,7 +194,7 @@ class Gate(Tool):
 
 
 class Raising(Tool):
-    """`raise` raises what it was given, call after call, and then answers."""
+    """`raise` raises the given errors, one per call, and then succeeds."""
 
     name: ClassVar[str] = "raising"
 

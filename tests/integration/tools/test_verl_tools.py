@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from support.trial_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
+from support.verl_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.testing.tool_calls import Dialogue, make_tool
 
@@ -18,7 +18,7 @@ async def dialogue(tmp_path_factory) -> AsyncIterator[Dialogue]:
     (folder / "tools.yaml").write_text(SCALES_FILE)
     (folder / "functions.py").write_text(FUNCTIONS_FILE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scales, "notes", [])
+        patch.setattr(Scales, "calls", [])
         config, functions = str(folder / "tools.yaml"), str(folder / "functions.py")
         tool = make_tool("verl", VERL_TOOL_CONFIG_PATH=config, VERL_FUNCTION_TOOL_PATH=functions)
         await tool.start()
@@ -32,13 +32,13 @@ def call(name: str, arguments: str) -> str:
 
 async def test_a_class_is_created_executed_and_released_around_every_call(dialogue: Dialogue):
     dialogue.extra = {"tools_kwargs": {"weigh": {"create_kwargs": {"unit": "st"}}}}
-    Scales.notes.clear()
+    Scales.calls.clear()
 
     for _ in range(2):
         observation = await dialogue.say(call("weigh", '{"weight": 3}'))
 
         assert observation == "\n<tool_response>\n3 st\n</tool_response>\n"
-    assert Scales.notes == ["create st", "execute {'weight': 3}", "release st"] * 2
+    assert Scales.calls == ["create st", "execute {'weight': 3}", "release st"] * 2
     assert dialogue.result.observation == {"obs": observation, "reward": 0.5, "metrics": {"n": 1}}
 
 
@@ -48,7 +48,7 @@ async def test_an_exception_of_a_class_is_an_observation_and_the_instance_is_rel
     observation = await dialogue.say(call("weigh", '{"weight": -1}'))
 
     assert observation == "\n<tool_response>\nError executing tool 'weigh': too light\n</tool_response>\n"
-    assert Scales.notes[-1] == "release lb"
+    assert Scales.calls[-1] == "release lb"
     assert "\n3 lb\n" in await dialogue.say(call("weigh", '{"weight": 3}'))
 
 

@@ -14,7 +14,7 @@ def create(task: str | None, **options: object) -> environments.Environment:
 
 
 def test_a_text_environment_receives_the_text_of_the_response():
-    environment = create(f"{MODULE}:Echo", arguments={"answer": "Rome"})
+    environment = create(f"{MODULE}:CityQuestion", arguments={"answer": "Rome"})
 
     opening = environment.reset(seed=4)
     wrong = environment.step(environment.match_action(" Paris "))
@@ -26,7 +26,7 @@ def test_a_text_environment_receives_the_text_of_the_response():
 
 
 def test_text_outside_the_action_space_is_not_passed_to_the_environment():
-    environment = create(f"{MODULE}:Echo")
+    environment = create(f"{MODULE}:CityQuestion")
     opening = environment.reset(seed=0)
 
     assert environment.match_action("x" * 100) is None
@@ -53,11 +53,11 @@ def test_discrete_actions_without_names_are_named_by_their_numbers():
 
 
 def test_one_key_of_an_observation_can_be_selected():
-    environment = create(f"{MODULE}:Parts", observationKey="text")
+    environment = create(f"{MODULE}:DictObservations", observationKey="text")
 
     assert environment.reset(seed=0) == "hello"
     with pytest.raises(SettingsError, match=r"has no key 'words'\. It has: text, number"):
-        create(f"{MODULE}:Parts", observationKey="words").reset(seed=0)
+        create(f"{MODULE}:DictObservations", observationKey="words").reset(seed=0)
 
 
 def test_a_picture_is_rendered_if_the_environment_renders_one():
@@ -65,7 +65,7 @@ def test_a_picture_is_rendered_if_the_environment_renders_one():
     environment.reset(seed=0)
 
     assert environment.render().dtype == np.uint8
-    undrawn = create(f"{MODULE}:Parts")
+    undrawn = create(f"{MODULE}:DictObservations")
     undrawn.reset(seed=0)
     with pytest.raises(NotImplementedError, match="does not implement render"):
         undrawn.render()
@@ -84,7 +84,7 @@ def test_a_picture_is_rendered_if_the_environment_renders_one():
             "2 different names are given",
         ),
         ("CliffWalking-v1", {"defaultAction": "jump"}, "'jump' is not an action"),
-        (f"{MODULE}:Echo", {"arguments": {"no": 1}}, "options.arguments"),
+        (f"{MODULE}:CityQuestion", {"arguments": {"no": 1}}, "options.arguments"),
     ],
 )
 def test_an_environment_that_cannot_be_created_is_refused(task: str | None, options: dict[str, Any], message: str):

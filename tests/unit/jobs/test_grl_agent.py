@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs import GRL_RULE_BREAKERS, grl_job
+from support.jobs import GRL_RULE_VIOLATIONS, grl_job
 from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.grl_agent import GrlAgent
 from turnmill.jobs.rules import RULES
@@ -24,7 +24,7 @@ def layout(agent: GrlAgent) -> list[tuple[int, str, int]]:
     return [(group.number, group.agent.name, group.size) for group in agent.training_groups]
 
 
-@pytest.mark.parametrize("change", GRL_RULE_BREAKERS.values(), ids=GRL_RULE_BREAKERS)
+@pytest.mark.parametrize("change", GRL_RULE_VIOLATIONS.values(), ids=GRL_RULE_VIOLATIONS)
 def test_a_rule_across_fields_is_enforced(change: dict[str, Any]):
     (problem,) = problems_of(grl_job(**change))
 

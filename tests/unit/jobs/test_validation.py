@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from support.jobs import (
-    GRL_RULE_BREAKERS,
+    GRL_RULE_VIOLATIONS,
     JOB,
-    RULE_BREAKERS,
-    TOOL_RULE_BREAKERS,
+    RULE_VIOLATIONS,
+    TOOL_RULE_VIOLATIONS,
     grl_job,
     job,
     tool_job,
@@ -53,7 +53,7 @@ def test_an_invalid_field_is_refused_with_a_suggestion(change: dict[str, Any], m
 
 
 @pytest.mark.feature("Verlog", "a fixed number of turns of each environment per step")
-@pytest.mark.parametrize("change", RULE_BREAKERS.values(), ids=RULE_BREAKERS)
+@pytest.mark.parametrize("change", RULE_VIOLATIONS.values(), ids=RULE_VIOLATIONS)
 def test_a_rule_across_fields_is_enforced(change: dict[str, Any]):
     (problem,) = problems_of(job(**change))
 
@@ -61,7 +61,7 @@ def test_a_rule_across_fields_is_enforced(change: dict[str, Any]):
     assert "{" not in problem.replace("`warmStart: {}`", "")
 
 
-@pytest.mark.parametrize("change", TOOL_RULE_BREAKERS.values(), ids=TOOL_RULE_BREAKERS)
+@pytest.mark.parametrize("change", TOOL_RULE_VIOLATIONS.values(), ids=TOOL_RULE_VIOLATIONS)
 def test_a_rule_across_fields_of_a_tool_agent_is_enforced(change: dict[str, Any]):
     (problem,) = problems_of(tool_job(**change))
 
@@ -97,9 +97,9 @@ def test_rollout_can_have_its_own_machines(resources: dict[str, Any]):
 
 
 def test_every_rule_has_a_job_that_breaks_it():
-    broken = [problems_of(job(**change)) for change in RULE_BREAKERS.values()]
-    broken += [problems_of(tool_job(**change)) for change in TOOL_RULE_BREAKERS.values()]
-    broken += [problems_of(grl_job(**change)) for change in GRL_RULE_BREAKERS.values()]
+    broken = [problems_of(job(**change)) for change in RULE_VIOLATIONS.values()]
+    broken += [problems_of(tool_job(**change)) for change in TOOL_RULE_VIOLATIONS.values()]
+    broken += [problems_of(grl_job(**change)) for change in GRL_RULE_VIOLATIONS.values()]
 
     assert {problem.split(":")[0] for problems in broken for problem in problems} == {
         f"spec.{rule.path}" for rule in RULES

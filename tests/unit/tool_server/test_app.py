@@ -248,7 +248,7 @@ async def test_requests_beyond_the_limit_wait_and_report_their_queue_time():
         answers = [(await first).json(), (await second).json()]
 
     assert (health["concurrent_requests"], health["active_tasks"]) == (1, 2)
-    assert gate.most_waiting == 1
+    assert gate.max_waiting == 1
     assert answers[1]["queue_time_ms"] > answers[0]["queue_time_ms"]
 
 

@@ -83,7 +83,7 @@ async def test_no_more_calls_of_a_request_run_at_once_than_workers_per_tool():
     gate.opened.set()
     await request
 
-    assert gate.most_waiting == 2
+    assert gate.max_waiting == 2
 
 
 @pytest.mark.feature("verl-tool", "state of each trajectory")
@@ -134,7 +134,7 @@ async def test_concurrent_repeats_of_a_call_execute_it_once():
     first, second = await asyncio.gather(*twice)
 
     assert first == second
-    assert gate.most_waiting == 1
+    assert gate.max_waiting == 1
     assert server.value("turnmill_tool_replays_total", tool="gate") == 1
 
 

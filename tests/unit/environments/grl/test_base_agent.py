@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.agents import Counter, say
+from support.agents import Counter, response_text
 from turnmill.environments.grl import EnvOutput
 from turnmill.environments.grl.response_parser import parse_response
 
@@ -46,7 +46,7 @@ def test_the_prompt_ends_with_the_opening_tag_of_the_response(config: dict[str, 
 
 @pytest.mark.feature("GRL", "reward in the prompt")
 def test_the_prompt_of_a_later_turn_begins_with_the_previous_reward():
-    counter, (output,) = play(say("1", "0"))
+    counter, (output,) = play(response_text("1", "0"))
 
     *_, assistant, user = counter.get_llm_prompts(output)
 
@@ -81,20 +81,20 @@ def test_a_response_without_thinking_consists_of_the_answer():
 
 @pytest.mark.feature("GRL", "parsing of actions")
 def test_actions_beyond_the_limit_per_turn_are_dropped():
-    counter, (output,) = play(say("1", "1", "2"))
+    counter, (output,) = play(response_text("1", "1", "2"))
 
     assert (output.reward, counter.num_actions, output.state) == (2.0, 2, "at 1")
 
 
 def test_invalid_actions_are_skipped_and_not_counted():
-    counter, (output,) = play(say("jump", "2"))
+    counter, (output,) = play(response_text("jump", "2"))
 
     assert (output.reward, counter.num_actions, output.done) == (2.0, 1, False)
 
 
 @pytest.mark.feature("GRL", "budget of actions")
 def test_an_episode_is_truncated_when_its_action_budget_is_used_up():
-    counter, outputs = play(say("1", "1"), say("1"), say("1", "2"))
+    counter, outputs = play(response_text("1", "1"), response_text("1"), response_text("1", "2"))
 
     assert [output.done for output in outputs] == [False, False, True]
     assert outputs[-1].truncated
@@ -103,27 +103,27 @@ def test_an_episode_is_truncated_when_its_action_budget_is_used_up():
 
 
 def test_an_episode_is_truncated_after_its_last_turn():
-    _, outputs = play(say("1"), say("1"), say("1"))
+    _, outputs = play(response_text("1"), response_text("1"), response_text("1"))
 
     assert [(output.truncated, output.terminated) for output in outputs] == [(False, False)] * 2 + [(True, False)]
 
 
 def test_an_episode_ends_when_the_environment_terminates_it():
-    counter, (output,) = play(say("3", "1"))
+    counter, (output,) = play(response_text("3", "1"))
 
     assert (output.terminated, output.truncated, counter.num_actions) == (True, False, 1)
     with pytest.raises(RuntimeError, match="reset it first"):
-        counter.get_env_outputs(say("1"))
+        counter.get_env_outputs(response_text("1"))
 
 
 @pytest.mark.feature("GRL", "format penalty")
 @pytest.mark.parametrize(
     ("responses", "penalty"),
     [
-        ([say("1")], 0.0),
-        ([say("jump", "fly")], -0.5),
-        ([say("1", "fly"), say("1")], -0.5),
-        (["no form at all", say()], -1.0),
+        ([response_text("1")], 0.0),
+        ([response_text("jump", "fly")], -0.5),
+        ([response_text("1", "fly"), response_text("1")], -0.5),
+        (["no form at all", response_text()], -1.0),
     ],
 )
 def test_a_turn_with_format_errors_is_penalized_once(responses: list[str], penalty: float):
@@ -133,7 +133,7 @@ def test_a_turn_with_format_errors_is_penalized_once(responses: list[str], penal
 
 
 def test_the_final_state_has_the_messages_and_the_metrics_by_tag():
-    counter, _ = play(say("1", "0"), "nothing", say("2", "3"))
+    counter, _ = play(response_text("1", "0"), "nothing", response_text("2", "3"))
 
     final = counter.get_final_rollout_states()
 
@@ -155,7 +155,7 @@ def test_the_final_state_has_the_messages_and_the_metrics_by_tag():
 
 
 def test_a_reset_clears_the_previous_episode():
-    counter, _ = play("nothing", say("3"))
+    counter, _ = play("nothing", response_text("3"))
 
     counter.get_llm_prompts(counter.reset(8))
 

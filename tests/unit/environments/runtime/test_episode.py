@@ -32,11 +32,11 @@ def test_an_invalid_response_executes_the_default_action_and_costs_the_penalty()
 
 
 def test_the_state_key_is_the_observation_unless_the_environment_overrides_it():
-    class Forgetful(Hostile):
+    class LastTurnCounter(Hostile):
         def state_key(self, observation: str) -> str:
             return observation.partition(" step")[0]
 
-    made = TurnEnvironment(Forgetful(None, 10, HostileOptions()), invalid_penalty=0.1, binary_reward=True)
+    made = TurnEnvironment(LastTurnCounter(None, 10, HostileOptions()), invalid_penalty=0.1, binary_reward=True)
 
     assert (made.reset(3).state_key, made.act("ACTION: look").state_key) == ("seed 3", "seed 3")
     assert episode().act("ACTION: look").state_key == "seed 0 step 1"

@@ -1,4 +1,4 @@
-"""Whole runs as a user starts them: real processes, watched and killed from outside."""
+"""Runs started by `turnmill run` as real processes, which tests watch and kill."""
 
 import json
 import os
@@ -20,7 +20,7 @@ apiVersion: turnmill.dev/v1alpha1
 kind: AgentTrainingJob
 metadata: {name: small-tools}
 spec:
-  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+  # Made in a few seconds: the run needs a policy, not a good one.
   model: {warmStart: {turns: 600, gradientSteps: 60, maxLoss: 10}}
   agent:
     {type: tool, stopTokens: ["</python>"], groupSize: 4, minTurns: 1, maxPromptLength: 32, maxResponseLength: 64,
@@ -30,12 +30,12 @@ spec:
   training: {steps: 3, tasksPerStep: 4, checkpointEvery: 1, validation: {episodes: 8}}
   resources: {device: cpu}
 """
-"""A job of a minute whose agent calls a tool."""
+"""A job of about a minute whose agent calls a tool."""
 
 
 @dataclass(frozen=True)
-class WholeRun:
-    """A job and its run folder; it may be started again after it ended or was killed. `with` ends what still runs."""
+class TrainingRun:
+    """A job and its run folder; each start is an attempt. `with` kills the attempts that still run."""
 
     job: Path
     folder: Path
@@ -52,7 +52,7 @@ class WholeRun:
             attempt.kill()
 
     def start(self, *arguments: str) -> "Attempt":
-        """`turnmill run`; what it says goes to FOLDER.out."""
+        """Start `turnmill run`, with its output in FOLDER.out."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "turnmill.cli.main", "run", str(self.job), "--output", str(self.folder)]
         with self.output.open("ab") as output:
@@ -68,34 +68,34 @@ class WholeRun:
         return self.attempts[-1]
 
     def train(self, *arguments: str, seconds: float = 900) -> None:
-        """Run it to its end, which must be a good one."""
+        """Start an attempt and wait until it succeeds."""
         self.start(*arguments).wait(seconds)
 
     @property
     def output(self) -> Path:
-        """What all attempts said."""
+        """The file with the output of all attempts."""
         return Path(f"{self.folder}.out")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Those of the steps so far, in the order in which they were written."""
+        """The metrics of the steps so far, in the order in which they were written."""
         return list(RunFolder(self.folder).read_metrics())
 
     def checkpoints(self) -> list[int]:
-        """The steps with a complete checkpoint."""
+        """Return the steps with a complete checkpoint."""
         complete = self.folder.glob("checkpoints/global_step_*/complete.json")
         return sorted(int(path.parent.name.rpartition("_")[2]) for path in complete)
 
     def mark(self) -> str:
-        """What the processes of the attempt under way carry; empty where there is none."""
+        """Return the mark of the processes of the running attempt; empty if none runs."""
         return str(self._record().get("mark", ""))
 
     def folders(self) -> list[Path]:
-        """What goes with the attempt under way, outside the run's folder."""
+        """Return the temporary folders of the running attempt, outside the run folder."""
         return [Path(folder) for folder in self._record().get("folders", ())]
 
     def processes(self, word: str = "") -> list[int]:
-        """Processes of the attempt under way, those with this word in their command line."""
+        """Return the processes of the running attempt with this word in their command line."""
         mark = self.mark()
         return [pid for pid in processes.find_marked(mark) if word in _command_line(pid)] if mark else []
 
@@ -110,28 +110,28 @@ class WholeRun:
 class Attempt:
     """One start of a run."""
 
-    run: WholeRun
+    run: TrainingRun
     process: subprocess.Popen[bytes]
 
-    def wait_for(self, fact: Callable[[], Any], seconds: float = 600) -> None:
-        """Return once a fact holds; the run must not end before."""
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 600) -> None:
+        """Wait until a condition holds; the run must not end before."""
         deadline = time.monotonic() + seconds
-        while not fact():
-            assert self.process.poll() is None, f"the run ended before it got there:\n{self._said()}"
-            assert time.monotonic() < deadline, f"the run did not get there:\n{self._said()}"
+        while not condition():
+            assert self.process.poll() is None, f"the run ended before the condition held:\n{self._output_tail()}"
+            assert time.monotonic() < deadline, f"the condition did not hold in time:\n{self._output_tail()}"
             time.sleep(0.02)
 
     def wait(self, seconds: float = 900, *, code: int = 0) -> None:
-        """Return when it has ended with this exit code."""
+        """Wait until the attempt has ended with this exit code."""
         try:
             ended = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
-        assert ended == code, f"exit code {ended} instead of {code}:\n{self._said()}"
+        assert ended == code, f"exit code {ended} instead of {code}:\n{self._output_tail()}"
 
     def kill(self) -> None:
-        """Kill every process of the run at once, as a machine that goes down does."""
+        """Kill every process of the run at once, as when a machine fails."""
         mark = self.run.mark()
         self.process.kill()
         self.process.wait()
@@ -139,14 +139,14 @@ class Attempt:
             kill_now(left)
             time.sleep(0.02)
 
-    def kill_some(self, word: str) -> Sequence[int]:
-        """Kill the processes of the run with this word in their command line; there must be one."""
+    def kill_processes(self, word: str) -> Sequence[int]:
+        """Kill the processes of the run with this word in their command line; there must be at least one."""
         found = self.run.processes(word)
         assert found, f"no process of the run has {word!r} in its command line"
         kill_now(found)
         return found
 
-    def _said(self) -> str:
+    def _output_tail(self) -> str:
         return self.run.output.read_text(errors="replace")[-5000:]
 
 

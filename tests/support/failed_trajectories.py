@@ -1,4 +1,4 @@
-"""What failed trajectories did to the others of their run, read from its folder."""
+"""The effect of failed trajectories on the advantages of the others, read from a run folder."""
 
 import statistics
 from collections import defaultdict
@@ -14,47 +14,47 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class Played:
-    """The trajectories that a run learned from, and those that it left out; of runs without a KL penalty."""
+class RunTrajectories:
+    """The trajectories that a run learned from, those that failed, and the trainer's advantages; no KL penalty."""
 
-    survivors: Mapping[str, EpisodeRecord]
+    learned: Mapping[str, EpisodeRecord]
     failed: Mapping[str, EpisodeRecord]
     advantages: Mapping[str, float]
-    """As the trainer had them."""
+    """The advantages that the trainer computed."""
 
     @classmethod
-    def read(cls, run_dir: Path) -> "Played":
-        """All steps of a run."""
+    def read(cls, run_dir: Path) -> "RunTrajectories":
+        """Read all steps of a run."""
         log = TrajectoryLog(RunFolder(run_dir))
         training = {episode.name: episode for episode in log.read_episodes() if not episode.validation}
         steps = {turn.step for episode in training.values() for turn in episode.turns}
         return cls(
-            survivors={name: episode for name, episode in training.items() if episode.failed_cause is None},
+            learned={name: episode for name, episode in training.items() if episode.failed_cause is None},
             failed={name: episode for name, episode in training.items() if episode.failed_cause is not None},
             advantages={name: value for step in steps for name, value in log.read_advantages(step).items()},
         )
 
     def largest_difference(self, rewards: Mapping[str, float] | None = None) -> float:
-        """Between the trainer's advantages and those of a group that never had the failed ones.
+        """Return the largest difference from the advantages of groups without the failed trajectories.
 
-        `rewards` are those of another run, in which none of these failed; left out, they are the run's own.
+        `rewards` are those of another run in which none of them failed; by default, the rewards of this run.
         """
-        rewards = rewards or {name: episode.reward for name, episode in self.survivors.items()}
-        wanted = grpo({name: rewards[name] for name in self.survivors if name in rewards})
-        return max(abs(value - self.advantages[name]) for name, value in wanted.items())
+        rewards = rewards or {name: episode.reward for name, episode in self.learned.items()}
+        expected = grpo({name: rewards[name] for name in self.learned if name in rewards})
+        return max(abs(value - self.advantages[name]) for name, value in expected.items())
 
     def error_tokens(self, texts: Iterable[str]) -> int:
-        """Tokens in contexts that follow a text of this kind."""
+        """Return the number of observation tokens in turns that contain one of the texts."""
         return sum(
             len(turn.observation_ids)
-            for episode in (*self.survivors.values(), *self.failed.values())
+            for episode in (*self.learned.values(), *self.failed.values())
             for turn in episode.turns
             if any(text in part for text in texts for part in (turn.observation, turn.prompt, turn.response))
         )
 
 
 def grpo(rewards: Mapping[str, float]) -> dict[str, float]:
-    """The advantage of each trajectory in its group, from the rewards alone; names read t{step}-{task}-{sample}."""
+    """Return each trajectory's advantage in its group from the rewards; names are t{step}-{task}-{sample}."""
     groups: dict[str, list[float]] = defaultdict(list)
     for name, reward in rewards.items():
         groups[_group(name)].append(reward)

@@ -1,4 +1,4 @@
-"""Tools of verl's for tests: they note what is done with them."""
+"""Tools in verl's interface that record how they are called."""
 
 from typing import Any, ClassVar
 
@@ -8,7 +8,7 @@ from verl.tools.schemas import ToolResponse
 
 SCALES_FILE = """
 tools:
-  - class_name: support.trial_tools.Scales
+  - class_name: support.verl_tools.Scales
     config: {type: native, unit: lb}
     tool_schema:
       type: function
@@ -24,7 +24,7 @@ tools:
 
 CAMERA_FILE = """
 tools:
-  - class_name: support.trial_tools.Camera
+  - class_name: support.verl_tools.Camera
     config: {type: native}
     tool_schema:
       type: function
@@ -64,35 +64,35 @@ def four() -> str:
     """Returns too much."""
     return "one", 2, {}, 4
 '''
-"""A file of functions; the last one returns what it may not."""
+"""A file of functions; the last one returns a tuple of the wrong length."""
 
 
 class Scales(BaseTool):
-    """Weighs, in the unit that it was made with; `notes` tells of every instance."""
+    """Weighs in the unit that it was created with; `calls` records the calls of all instances."""
 
-    notes: ClassVar[list[str]] = []
+    calls: ClassVar[list[str]] = []
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """An instance."""
+        """Create an instance."""
         unit = kwargs["create_kwargs"].get("unit", self.config.get("unit", "kg"))
-        self.notes.append(f"create {unit}")
+        self.calls.append(f"create {unit}")
         return unit, ToolResponse(text="dropped")
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[Any, float, dict[str, Any]]:
-        """The weight; what is lighter than nothing breaks it, `text` is said back."""
-        self.notes.append(f"execute {parameters}")
+        """Return the weight, or `text`; a negative weight is a bug and zero a failed connection."""
+        self.calls.append(f"execute {parameters}")
         if parameters.get("weight", 0) < 0:
             raise ValueError("too light")
         if parameters.get("weight") == 0:
-            raise ConnectionRefusedError("the scales are away")
+            raise ConnectionRefusedError("the scales are unavailable")
         text = parameters.get("text") or f"{parameters['weight']} {instance_id}"
         return ToolResponse(text=text), 0.5, {"n": 1}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Let it go."""
-        self.notes.append(f"release {instance_id}")
+        """Release the instance."""
+        self.calls.append(f"release {instance_id}")
 
 
 class Camera(BaseTool):
@@ -101,7 +101,7 @@ class Camera(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[Any, float, dict[str, Any]]:
-        """A picture; a colour that is none breaks the rules of images, `film` those of videos."""
+        """Return a picture; the colours `none` and `film` return an invalid image and an invalid video."""
         colour = parameters["colour"]
         if colour == "none":
             return ToolResponse(image="no list"), 0.0, {}

@@ -1,4 +1,4 @@
-"""The queries of the boards, put to a Prometheus."""
+"""The queries of the dashboards, sent to a Prometheus."""
 
 from collections.abc import Sequence
 
@@ -9,42 +9,42 @@ from turnmill.observability.dashboards.boards import BOARDS
 from turnmill.observability.dashboards.foreign import RAY
 
 
-def queries_on_runs() -> list[Query]:
-    """Those whose series all come from runs."""
-    return _chosen_by("training_job")
+def queries_of_runs() -> list[Query]:
+    """Return the queries whose series all come from runs."""
+    return _selected_by("training_job")
 
 
 def queries_of_tool_servers() -> list[Query]:
-    """Those whose series all come from tool servers."""
+    """Return the queries whose series all come from tool servers."""
     of_operator = queries_of_operator()
-    return [query for query in _chosen_by("job") if query not in of_operator]
+    return [query for query in _selected_by("job") if query not in of_operator]
 
 
 def queries_of_operator() -> list[Query]:
-    """Those whose series all come from our operator."""
-    # Those of tool servers are chosen by the same label.
+    """Return the queries whose series all come from turnmill's operator."""
+    # Queries of tool servers select by the same label.
     boards = [board for board in BOARDS if OPERATOR in board.sources]
-    found = _chosen_by("job")
+    found = _selected_by("job")
     return [query for board in boards for panel in board.panels for query in panel.queries if query in found]
 
 
 def queries_of_ray() -> list[Query]:
-    """Those whose series all come from Ray, and from vLLM by way of it."""
-    return _chosen_by("ray_io_cluster")
+    """Return the queries whose series all come from Ray, including those of vLLM."""
+    return _selected_by("ray_io_cluster")
 
 
 def needs_gpus(query: Query) -> bool:
-    """Whether there is nothing to find without GPUs: what is told of them, and what is divided by their number."""
+    """Return True if a query has no data without GPUs: it reads their metrics or divides by their number."""
     of_gpus = {"turnmill_gpus", *(name for name, labels in RAY.items() if "GpuDeviceName" in labels)}
     return not promql.reads(query.expression).names.isdisjoint(of_gpus)
 
 
-def unseen(prometheus: PrometheusApi, queries: Sequence[Query], **variables: str) -> list[str]:
-    """The queries that have found nothing, with these values of the boards' variables."""
+def queries_without_data(prometheus: PrometheusApi, queries: Sequence[Query], **variables: str) -> list[str]:
+    """Return the queries without data, with these values of the dashboards' variables."""
     expressions = [promql.with_values(query.expression, **variables) for query in queries]
     return [expression for expression in expressions if not prometheus.has_seen(expression)]
 
 
-def _chosen_by(label: str) -> list[Query]:
+def _selected_by(label: str) -> list[Query]:
     found = [query for board in BOARDS for panel in board.panels for query in panel.queries]
     return [query for query in found if all(label in labels for _, labels in promql.reads(query.expression).selectors)]

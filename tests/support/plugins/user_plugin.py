@@ -1,4 +1,4 @@
-"""An agent kind and an algorithm as a user writes them, outside the package; tests put this folder on PYTHONPATH."""
+"""An agent kind and an algorithm as a user writes them; tests put this folder on PYTHONPATH."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ class FixedBaseline(TrajectoryAlgorithm[Any]):
 
     def metrics(self, rows: Rows, penalties_R: Tensor) -> dict[str, float]:
         """Return the baseline, as a metric of every step."""
-        return {"outside/baseline": self.options.baseline}
+        return {"user_plugin/baseline": self.options.baseline}
 
 
 class AnswerOptions(Settings):
@@ -50,7 +50,7 @@ class AnswerOptions(Settings):
 class OneAnswer(PluginKind):
     """Tasks that are answered in one response."""
 
-    manager = "outside:OneAnswerManager"
+    manager = "user_plugin:OneAnswerManager"
     warm_start_recipe = "turnmill.training.warm_start.recipes:TaskRecipe"
     options_model = AnswerOptions
     options: AnswerOptions
