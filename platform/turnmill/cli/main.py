@@ -250,7 +250,10 @@ def _result_text(run_dir: Path) -> str:
     summary = RunFolder(run_dir).read_summary()
     first, final, seconds = (summary.get(key) for key in ("success_first", "success_final", "seconds_total"))
     took = f" in {duration(seconds)}" if seconds is not None else ""
-    success = f"success {first:.2f} before, {final:.2f} after" if first is not None and final is not None else "done"
+    success = "done"
+    if first is not None and final is not None:
+        before, after = (_interval_text(summary.get(f"success_{when}_interval")) for when in ("first", "final"))
+        success = f"success {first:.2f}{before} before, {final:.2f}{after} after"
     folder = shlex.quote(str(run_dir))
     return (
         f"Done{took}: {success}. Everything is in {folder}\n"
@@ -258,6 +261,11 @@ def _result_text(run_dir: Path) -> str:
         f"  turnmill trajectories {folder}\n"
         f"  turnmill view {folder}"
     )
+
+
+def _interval_text(interval: Sequence[float] | None) -> str:
+    """Format a 95 % interval, such as ` (0.31 to 0.43)`; empty if there is none."""
+    return f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
 
 
 def _say(text: str, *, to: Console | None = None) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import yaml
 
 from turnmill.observability import atomic_files
+from turnmill.observability.proportions import Interval
 from turnmill.observability.run_folder import MetricsRow, RunFolder
+from turnmill.observability.summary import validations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,6 +75,11 @@ def points(rows: Sequence[MetricsRow], key: str) -> list[Point]:
     return [(row["step"], float(row[key])) for row in rows if row.get(key) is not None]
 
 
+def intervals(rows: Sequence[MetricsRow]) -> list[tuple[int, Interval]]:
+    """Return the steps of validations with a known number of episodes, with the 95 % intervals of their success."""
+    return [(each.step, each.interval) for each in validations(rows) if each.interval is not None]
+
+
 def moving_average(series: Sequence[Point], window: int) -> list[Point]:
     """Return the moving average: each value is the mean of the last `window` values."""
     means: list[Point] = []
@@ -103,7 +110,11 @@ def _draw_panel(axes: "Axes", panel: Panel, rows: Sequence[MetricsRow], last_ste
         label = "training" if window == 1 else f"training, mean of {window} steps"
         axes.plot(*zip(*moving_average(training, window), strict=True), color=panel.colour, linewidth=2.2, label=label)
     if validation:
-        _mark_validation(axes, panel, validation)
+        of_share = intervals(rows) if panel.share else []
+        for step, (low, high) in of_share:
+            axes.vlines(step, low, high, color=panel.colour, linewidth=1.6, zorder=4, clip_on=False)
+        label = "validation, 95 % interval" if of_share else "validation"
+        _mark_validation(axes, panel, validation, label)
     if training or validation:
         axes.legend(
             loc="lower left",
@@ -120,7 +131,7 @@ def _draw_panel(axes: "Axes", panel: Panel, rows: Sequence[MetricsRow], last_ste
         axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color=FAINT)
 
 
-def _mark_validation(axes: "Axes", panel: Panel, validation: Sequence[Point]) -> None:
+def _mark_validation(axes: "Axes", panel: Panel, validation: Sequence[Point], label: str) -> None:
     axes.plot(
         *zip(*validation, strict=True),
         linestyle="",
@@ -131,7 +142,7 @@ def _mark_validation(axes: "Axes", panel: Panel, validation: Sequence[Point]) ->
         markeredgewidth=2,
         zorder=5,
         clip_on=False,
-        label="validation",
+        label=label,
     )
     first, last = validation[0], validation[-1]
     # Labels are below the line, unless it starts downwards.

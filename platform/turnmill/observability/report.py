@@ -10,6 +10,7 @@ from rich.text import Text
 
 from turnmill.observability import summary as sums
 from turnmill.observability.curve import draw_curve
+from turnmill.observability.proportions import Interval
 from turnmill.observability.run_folder import MetricsRow, RunFolder
 from turnmill.observability.summary import PhaseTimes, summarise
 
@@ -37,8 +38,8 @@ def _summary_table(summary: Mapping[str, Any], rows: list[MetricsRow]) -> Table:
     table = _table("Run", show_header=False)
     table.add_column()
     table.add_column()
-    table.add_row("success before", _percent(summary["success_first"]))
-    table.add_row("success after", _percent(summary["success_final"]))
+    table.add_row("success before", _success(summary, "first"))
+    table.add_row("success after", _success(summary, "final"))
     table.add_row("steps", str(summary["steps"]))
     table.add_row("turns, episodes", f"{summary['turns']}, {summary['episodes']}")
     table.add_row("time", _duration(summary["seconds_total"]))
@@ -101,6 +102,18 @@ def _table(title: str, *, show_header: bool = True) -> Table:
         header_style="dim",
         show_header=show_header,
     )
+
+
+def _success(summary: Mapping[str, Any], when: str) -> str:
+    """Format a success: `41% (95 % interval 35% to 47%, 256 episodes)`."""
+    share = _percent(summary[f"success_{when}"])
+    interval, episodes = summary[f"success_{when}_interval"], summary[f"success_{when}_episodes"]
+    return f"{share} (95 % interval {_range(interval)}, {episodes} episodes)" if interval else share
+
+
+def _range(interval: Interval) -> str:
+    low, high = interval
+    return f"{_percent(low)} to {_percent(high)}"
 
 
 def _percent(share: float | None, *, decimals: int = 0) -> str:

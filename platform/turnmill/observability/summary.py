@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from turnmill.observability.proportions import Interval, interval_of_share
 from turnmill.observability.run_folder import MetricsRow, RunFolder
 
 GENERATING = ("gen",)
@@ -43,15 +44,30 @@ class PhaseTimes:
         return max(0.0, 1 - busy / self.steps)
 
 
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Success of one validation."""
+
+    step: int
+    success: float
+    episodes: int | None = None
+    """Number of episodes; None if the run did not record it."""
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval of the success (Wilson score); None if the number of episodes is unknown."""
+        return interval_of_share(self.success, self.episodes)
+
+
 def summarise(run_dir: Path | str) -> dict[str, Any]:
     """Return the content of `summary.json`; values that were not measured are None."""
     folder = RunFolder(run_dir)
     rows = list(folder.read_metrics())
     marks = folder.read_marks()
-    validations = [row["validation/success"] for row in rows if row.get("validation/success") is not None]
+    found = validations(rows)
     return {
-        "success_first": validations[0] if validations else None,
-        "success_final": validations[-1] if len(validations) > 1 else None,
+        **_success("first", found[0] if found else None),
+        **_success("final", found[-1] if len(found) > 1 else None),
         "seconds_total": _seconds_total(folder, marks),
         "seconds_to_first_step": _seconds_to_first_step(marks, rows),
         "steps": max((row["step"] for row in rows), default=0),
@@ -62,6 +78,15 @@ def summarise(run_dir: Path | str) -> dict[str, Any]:
         "attempts": sum(mark["event"] == "started" for mark in marks),
         "versions": versions(),
     }
+
+
+def validations(rows: Sequence[MetricsRow]) -> list[Validation]:
+    """Return the validations of a run, in order."""
+    return [
+        Validation(row["step"], row["validation/success"], _episodes(row))
+        for row in rows
+        if row.get("validation/success") is not None
+    ]
 
 
 def phase_times(rows: Sequence[MetricsRow]) -> PhaseTimes:
@@ -90,6 +115,20 @@ def versions() -> dict[str, str | None]:
     """Return the versions of a run's libraries without importing them; None for those that are not installed."""
     found = {library: _version(distributions) for library, distributions in LIBRARIES.items()}
     return {**found, "python": platform.python_version()}
+
+
+def _episodes(row: MetricsRow) -> int | None:
+    episodes = row.get("validation/episodes")
+    return int(episodes) if episodes else None
+
+
+def _success(when: str, validation: Validation | None) -> dict[str, Any]:
+    interval = validation.interval if validation else None
+    return {
+        f"success_{when}": validation.success if validation else None,
+        f"success_{when}_interval": list(interval) if interval else None,
+        f"success_{when}_episodes": validation.episodes if validation else None,
+    }
 
 
 def _version(distributions: Sequence[str]) -> str | None:

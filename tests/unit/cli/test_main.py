@@ -75,6 +75,20 @@ def test_a_run_prints_its_steps_and_its_results(use_launch, capsys):
     assert "turnmill report runs/small" in output
 
 
+def test_a_run_prints_the_intervals_of_its_success(use_launch, capsys):
+    def finish_with_intervals(job: Any, run_dir: Path, **options: Any) -> None:
+        finish(job, run_dir, **options)
+        folder = RunFolder(run_dir)
+        intervals = {"success_first_interval": [0.31, 0.434], "success_final_interval": [0.9, 0.98]}
+        folder.write_summary(folder.read_summary() | intervals)
+
+    use_launch(finish_with_intervals)
+
+    main(["run", "job.yaml"])
+
+    assert "success 0.37 (0.31 to 0.43) before, 0.95 (0.90 to 0.98) after." in capsys.readouterr().out
+
+
 def test_repeated_runs_get_numbered_folders(use_launch):
     use_launch(finish)
 

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from turnmill.observability.curve import moving_average, points
+from turnmill.observability.curve import intervals, moving_average, points
+from turnmill.observability.proportions import wilson_interval
 from turnmill.observability.report import draw_curve, report_text, summarise
 from turnmill.observability.run_folder import RunFolder
 
@@ -60,6 +61,16 @@ def test_the_report_shows_results_time_per_phase_and_failures(folder: RunFolder)
     assert f"curve {folder.curve}" in shown
 
 
+def test_the_report_shows_success_with_its_interval(folder: RunFolder):
+    folder.append_metrics(0, {"validation/success": 0.5, "validation/episodes": 64.0})
+    folder.append_metrics(2, {"validation/success": 1.0, "validation/episodes": 64.0})
+
+    shown = lines(folder)
+
+    assert "success before 50% (95 % interval 38% to 62%, 64 episodes)" in shown
+    assert "success after 100% (95 % interval 94% to 100%, 64 episodes)" in shown
+
+
 def test_the_report_of_a_finished_run_has_its_versions(folder: RunFolder):
     folder.write_summary({**summarise(folder.path), "versions": {"turnmill": "0.0.7", "vllm": None}})
 
@@ -86,6 +97,26 @@ def test_a_curve_skips_missing_values():
     rows = [{"step": 0}, {"step": 1, "a": None}, {"step": 2, "a": 0.5}]
 
     assert points(rows, "a") == [(2, 0.5)]
+
+
+def test_a_curve_has_an_interval_for_each_validation_of_known_size():
+    rows = [
+        {"step": 0, "validation/success": 0.5, "validation/episodes": 64.0},
+        {"step": 1, "turnmill/success": 0.5},
+        {"step": 2, "validation/success": 0.5},
+    ]
+
+    assert intervals(rows) == [(0, wilson_interval(32, 64))]
+
+
+def test_a_validation_of_the_curve_is_drawn_with_its_interval(folder: RunFolder):
+    pictures = []
+    for episodes in (16.0, 256.0):
+        folder.truncate_after(-1)
+        folder.append_metrics(0, {"validation/success": 0.5, "validation/episodes": episodes})
+        pictures.append(draw_curve(folder.path).read_bytes())
+
+    assert pictures[0] != pictures[1]
 
 
 def test_the_moving_average_is_the_mean_of_the_last_values():

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from turnmill.observability import json_lines
+from turnmill.observability.proportions import wilson_interval
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.summary import PhaseTimes, phase_times, summarise
 
@@ -40,6 +41,26 @@ def test_final_success_is_unknown_before_a_second_validation(folder: RunFolder):
     folder.append_metrics(0, {"validation/success": 0.4})
 
     assert summarise(folder.path)["success_final"] is None
+
+
+def test_the_success_of_a_validation_has_its_wilson_interval(folder: RunFolder):
+    folder.append_metrics(0, {"validation/success": 0.25, "validation/episodes": 64.0})
+    folder.append_metrics(2, {"validation/success": 1.0, "validation/episodes": 64.0})
+
+    summary = summarise(folder.path)
+
+    assert summary["success_first_interval"] == pytest.approx(wilson_interval(16, 64))
+    assert summary["success_final_interval"] == pytest.approx(wilson_interval(64, 64))
+    assert (summary["success_first_episodes"], summary["success_final_episodes"]) == (64, 64)
+
+
+def test_success_of_an_unknown_number_of_episodes_has_no_interval(folder: RunFolder):
+    folder.append_metrics(0, {"validation/success": 0.4})
+
+    summary = summarise(folder.path)
+
+    assert (summary["success_first"], summary["success_first_interval"]) == (0.4, None)
+    assert summary["success_first_episodes"] is None
 
 
 def test_turns_episodes_and_failures_are_summed(folder: RunFolder):
