@@ -68,8 +68,8 @@ class AgentTrainer:
         arguments of GRL's scripts are accepted without effect, as turnmill creates tokenizer, workers and pools itself.
         Raises TypeError for unknown arguments, SettingsError for an invalid configuration.
         """
-        if strangers := sorted(unused.keys() - _UNUSED):
-            raise TypeError(f"AgentTrainer takes no {strangers[0]}")
+        if unknown := sorted(unused.keys() - _UNUSED):
+            raise TypeError(f"AgentTrainer has no argument {unknown[0]!r}. Remove it.")
         if given := [name for name in ("train_dataset", "val_dataset") if unused.get(name) is not None]:
             raise SettingsError(f"{given[0]}: agents bring their own tasks. Give None.")
         self.job: AgentTrainingJob = _job_of(config, overrides)

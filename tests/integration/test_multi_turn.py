@@ -577,7 +577,7 @@ def test_files_can_be_in_a_package():
 
 @pytest.mark.parametrize("path", ["/nowhere/tools.yaml", "pkg://turnmill/nowhere.yaml", "pkg://no_such_package/a.yaml"])
 def test_a_missing_file_is_a_settings_error(path: str):
-    with pytest.raises(SettingsError, match=r"spec.agent.toolConfigPath: .* (is no file|there is no package)"):
+    with pytest.raises(SettingsError, match=r"spec.agent.toolConfigPath: .* (is not a file|there is no package)"):
         existing_file("toolConfigPath", path)
 
 

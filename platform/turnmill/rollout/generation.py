@@ -50,9 +50,9 @@ async def generate(
                 request_id=f"slot-{routing_key}", prompt_ids=prompt_ids, sampling_params=params, **media
             )
     except TimeoutError as error:
-        raise InferenceError(f"{requester}: the policy did not answer in time") from error
+        raise InferenceError(f"{requester}: the policy generated no response within {timeout_seconds:g} s") from error
     if not output.token_ids:
-        raise InferenceError(f"{requester}: the policy answered with no token ({output.stop_reason})")
+        raise InferenceError(f"{requester}: the policy generated no token ({output.stop_reason})")
     return output
 
 

@@ -179,7 +179,7 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, fork_server: 
     except Exception as error:
         # A bare one where the machine is too busy for Ray to start in time.
         raise RunFailedError(
-            f"Ray did not start: {str(error).strip()} Try again; if it stays so, memory, disk or ports may be short.",
+            f"Ray did not start: {str(error).strip()} Try again; if it fails again, free memory, disk or ports.",
             RAY,
         ) from error
     finally:

@@ -43,7 +43,7 @@ def build_messages(task: Task, processor: Processor | None) -> list[Message]:
     row = {name: copy.deepcopy(task.row.get(name)) for name in MEDIA_FIELDS.values()}
     row["prompt"] = copy.deepcopy([dict(message) for message in task.messages])
     if processor is None and any(row[name] for name in MEDIA_FIELDS.values()):
-        raise AgentLoopError(f"task {task.number} has images, and the model takes text alone: use a model for images")
+        raise AgentLoopError(f"task {task.number} has images, but the model accepts only text: use a multi-modal model")
     messages: list[Message] = RLHFDataset._build_messages(
         SimpleNamespace(processor=processor, **MEDIA_FIELDS), row, key="prompt"
     )
@@ -63,7 +63,7 @@ def _parts(messages: Iterable[Message]) -> Iterator[Mapping[str, object]]:
 
 def _is_image(part: Mapping[str, object]) -> bool:
     if part["type"] in ("video", "audio"):
-        raise AgentLoopError(f"a prompt holds a {part['type']}: of media, agent loops take images alone")
+        raise AgentLoopError(f"a prompt contains a {part['type']}, but agent loops support no media but images")
     return part["type"] == "image"
 
 

@@ -96,7 +96,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         if name not in agent_loop_registry:
             raise SettingsError(
                 f"agent_name: there is no agent loop {name!r}. {suggestion(name, sorted(agent_loop_registry))} "
-                "Loops of yours are listed in spec.agent.agentLoopConfigPath."
+                "Loops of your own are listed in spec.agent.agentLoopConfigPath."
             )
         fields = cast(BatchRow, {**row, **dataset_fields(episode.task, self.processor, self.agent)})
         trajectory: TrajectoryInfo = {
@@ -116,7 +116,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
             log.exception("Agent loop failed", extra={"trajectory": episode.name, "agent_loop": name})
             raise AgentLoopError(f"{episode.name}: the agent loop {name!r} broke: {error!r}") from error
         if not episode.outputs:
-            raise AgentLoopError(f"{episode.name}: the agent loop {name!r} returned nothing to learn from")
+            raise AgentLoopError(f"{episode.name}: the agent loop {name!r} returned no response tokens")
 
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | Sequence[AgentLoopOutput], validate: bool, **row: Unpack[BatchRow]

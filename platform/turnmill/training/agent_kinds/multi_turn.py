@@ -83,5 +83,5 @@ def existing_file(field: str, path: str | None) -> str | None:
         except ModuleNotFoundError as error:
             raise SettingsError(f"{place}: there is no package {package!r}. Install it, or give a path.") from error
     if not Path(path).is_file():
-        raise SettingsError(f"{place} is no file. Give the path that it has where the run goes on.")
+        raise SettingsError(f"{place} is not a file. Give its path on the machine where the job runs.")
     return path

@@ -161,7 +161,9 @@ def _training(training: Block, flat: Mapping[str, Any]) -> Block:
     # Without a data set an epoch is one step.
     steps = training.setdefault("steps", flat.get("trainer.total_epochs"))
     if steps is None:
-        raise SettingsError("trainer.total_training_steps: is missing, and no data set tells it. Say how many steps.")
+        raise SettingsError(
+            "trainer.total_training_steps: is missing, and no data set determines it. Set it to the number of steps."
+        )
     save, test = flat.get("trainer.save_freq"), flat.get("trainer.test_freq")
     if save is not None:
         training["checkpointEvery"] = save if save > 0 else steps

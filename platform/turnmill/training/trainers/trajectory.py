@@ -103,8 +103,8 @@ class TrajectoryTrainer(RunTrainer):
     def _require_whole(self, parts: Split, expected: int) -> None:
         if parts.num_trajectories < expected:
             raise RunFolder(self.run_dir).read_failure() or RunFailedError(
-                f"Step {self.global_steps} got {parts.num_trajectories} trajectories of {expected}: agent loops gave "
-                f"up. See {self.run_dir / 'logs'}.",
+                f"Step {self.global_steps} got {parts.num_trajectories} trajectories of {expected}: agent loops ended "
+                f"early. See {self.run_dir / 'logs'}.",
                 "rollout",
             )
 

@@ -100,7 +100,7 @@ class TurnTrainer(RunTrainer):
         expected = spec.turns_per_step + spec.environment.count
         if len(batch.keys) < expected:
             raise RunFolder(self.run_dir).read_failure() or RunFailedError(
-                f"Step {self.global_steps} got {len(batch.keys)} rows of {expected}: agent loops gave up. "
+                f"Step {self.global_steps} got {len(batch.keys)} rows of {expected}: agent loops ended early. "
                 f"See {self.run_dir / 'logs'}.",
                 "rollout",
             )

@@ -67,8 +67,8 @@ def _player(named: NamedAgent) -> EnvironmentAgent:
     agent = agent_of(named)
     if not isinstance(agent, EnvironmentAgent) or agent.prefix != "<think>":
         raise SettingsError(
-            f"model.warmStart: the agent {named.name!r} has nobody to imitate. Give model.path a folder with a model, "
-            "or take an agent that thinks, in an environment with an expert."
+            f"model.warmStart: the agent {named.name!r} has no expert to imitate. Give model.path a folder with a "
+            "model, or choose an agent with enableThink in an environment with an expert."
         )
     return agent
 
