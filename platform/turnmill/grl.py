@@ -37,7 +37,7 @@ __all__ = [
     "register_agent",
 ]
 
-# What GRL's scripts hand over, and what has nothing to do here: agents bring tasks and rewards.
+# Arguments of GRL's scripts without effect here, as agents have tasks and rewards of their own.
 _UNUSED = frozenset(
     {"reward_fn", "val_reward_fn", "train_dataset", "val_dataset", "collate_fn", "train_sampler", "device_name"}
     | {"ray_worker_group_cls"}

@@ -27,7 +27,7 @@ def plugins(values: Values) -> Iterator[Problem]:
 
 
 def _algorithm_class(algorithm_type: str) -> type[Any]:
-    # Algorithms take torch along, which takes seconds to import.
+    # Algorithms import torch, which takes seconds.
     from turnmill.training.algorithms import algorithm_class
 
     return algorithm_class(algorithm_type)

@@ -38,7 +38,7 @@ async def generate(
     Raises InferenceError, naming the requester, where no token comes within the timeout.
     """
     params = {
-        # The tokens are wanted at the end, and as tokens: what vLLM does per token by default costs as much again.
+        # Only the final tokens are needed: vLLM's work per token, on by default, would double the cost.
         "detokenize": False,
         **sampling_params,
         "output_kind": RequestOutputKind.FINAL_ONLY,

@@ -86,7 +86,7 @@ class EngineClient(ResumingClient):
             try:
                 address, engine = await super()._acquire_server(request_id, **extra)
             except ray.exceptions.RayTaskError as error:
-                # The balancer has none: the trainer has one started, or gives the run up.
+                # The load balancer has no engine: the trainer starts one, or ends the run.
                 if not isinstance(error.cause, RuntimeError):
                     raise
                 await asyncio.sleep(RETRY_SECONDS)

@@ -81,7 +81,7 @@ class LoopWorker(AgentLoopWorkerTQ):
         except (Exception, asyncio.CancelledError) as error:
             if is_cancelled():
                 raise
-            # verl logs it and goes on, with other rows in place of these or without them.
+            # verl logs it and continues, with other rows or without these.
             log.exception("Agent loop broke", extra={"row": row.get("index"), "session": row.get("session_id")})
             self.folder.write_failure(as_run_failure(error))
             raise
@@ -112,7 +112,7 @@ class LoopManager(AgentLoopManagerTQ):
         try:
             ray.get([worker.__ray_ready__.remote() for worker in workers])
         except ray.exceptions.RayError:
-            # The trainer's first call raises what was wrong with it.
+            # The trainer's first call raises the error.
             return
         (ended, *_), _ = ray.wait([worker.wait_forever.remote() for worker in workers])
         try:

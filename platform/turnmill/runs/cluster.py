@@ -26,9 +26,9 @@ from turnmill.trajectories.journal import TrajectoryJournal
 COMPLETE, FAILED = "complete", "failed"
 # Ray's own name for the node.
 HEAD_NODE = {"node:__internal_head__": 0.001}
-# The operator asks every 10 s.
+# The operator polls every 10 s.
 LAST_SCRAPE_SECONDS = 15.0
-# A store whose pod is on its way back.
+# Time for the store's pod to be restarted.
 STORE_TIMEOUT_SECONDS = 60.0
 WARM_STARTS = ".warm-starts"
 
@@ -68,14 +68,14 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
 
         from turnmill.runs.task_runner import TurnTaskRunner
 
-        # On the head, as this process, which passes its metrics on; it trains nothing itself.
+        # On the head, like this process, which forwards its metrics; the actor itself does not train.
         runner = TurnTaskRunner.options(num_cpus=0, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
         text = _with_free_metrics_port(attempt).model_dump_json(by_alias=True)
-        # Other pods read the model: it lies on the shared claim, for all jobs of the namespace.
+        # On the shared volume, as other pods and other jobs of the namespace read the model.
         warm_starts = attempt.run_dir.parent / WARM_STARTS
         model = watch(runner.make_model.remote(text, str(folder.path), str(warm_starts)), job, folder, report)
         write_progress(folder, Progress(phase="starting"))
-        # Pods may still be on their way, of a group that scales from zero above all.
+        # Pods may still be starting, in particular of a group that scales from zero.
         accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
         folder.beat()
         future = runner.run.remote(text, model, str(folder.path), device, _addresses(attempt, folder))

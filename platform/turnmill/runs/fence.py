@@ -26,13 +26,13 @@ def claim(run_dir: Path, attempt: int) -> Path:
                 f"Attempt {attempt} at {run_dir} is stale: attempt {newest} has begun, and one alone may write there.",
                 STALE,
             )
-        # Where another attempt is faster, look again.
+        # If another attempt renames it first, look again.
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             _folder(run_dir, newest).rename(folder) if newest else folder.mkdir()
             break
     _lead_to_newest(run_dir)
     for older in range(1, attempt):
-        # What older attempts have made anew by the paths that they know.
+        # Folders that older attempts have created again.
         shutil.rmtree(_folder(run_dir, older), ignore_errors=True)
     return folder
 

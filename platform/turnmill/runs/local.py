@@ -34,12 +34,12 @@ from turnmill.runs.watch import Report, watch
 from turnmill.training import accelerators
 from turnmill.training.recorder import ATTEMPT
 
-# What this machine lacks does not come; what it has, Ray may take a moment to hand out.
+# Ray may take a moment to offer this machine's resources; missing ones never appear.
 LOCAL_DEVICES_SECONDS = 10.0
 RAY = "ray"
 RAY_RETRIES = 3
 TEMPORARY = "tmp"
-# A socket's path has 107; 89 are `/turnmill-ray-...`, `/session_...` and `/sockets/plasma_store`.
+# A socket's path has at most 107; `/turnmill-ray-...`, `/session_...` and `/sockets/plasma_store` take 89.
 MAX_TEMPORARY_CHARACTERS = 18
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, ow
     """
     failed = not_started = 0
     while True:
-        # The trainer's process has it from here, as it has it from the operator in a cluster.
+        # The trainer's process inherits it; in a cluster the operator sets it.
         os.environ[ATTEMPT] = str(failed + not_started + 1)
         try:
             train()
@@ -112,11 +112,11 @@ def _train(
     report: Report,
 ) -> None:
     folder.beat()
-    # In the file too: the end of the warm start would be read from it, and shown, once more.
+    # Also in the file, from which the end of the warm start would otherwise be shown again.
     starting = Progress(phase="starting")
     write_progress(folder, starting)
     report(starting)
-    # Of this attempt alone: the next one begins by ending whatever is left of it.
+    # For this attempt only: the next one first removes everything that is left of it.
     with services(job, folder, owner) as addresses, _ray_cluster(job, device, owner, folder):
         import ray
 
@@ -161,13 +161,13 @@ def _parent_of_sockets() -> str:
 def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, fork_server: PythonForkServer | None) -> None:
     import ray
 
-    # It tells that this cluster wants a token, which is as it should be.
+    # It reports that this cluster requires a token, as intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
             address="local",
-            # Without GPUs verl's placement still counts them: a logical resource, one per process that stands for one.
+            # Without GPUs, verl still counts them for placement: a logical resource, one per training process.
             **accelerators.local_resources(job, logical_gpus=device == "cpu", cpus=os.cpu_count() or 1),
             include_dashboard=False,
             log_to_driver=False,
@@ -177,20 +177,20 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, fork_server: 
             runtime_env=runtime_env(device, [str(fork_server.python)] if fork_server else [], temp_dir / TEMPORARY),
         )
     except Exception as error:
-        # A bare one where the machine is too busy for Ray to start in time.
+        # A plain Exception if the machine is too busy for Ray to start in time.
         raise RunFailedError(
             f"Ray did not start: {str(error).strip()} Try again; if it fails again, free memory, disk or ports.",
             RAY,
         ) from error
     finally:
-        # Ray takes SIGTERM for itself, to print where it hit.
+        # Ray installs a handler of SIGTERM that prints a traceback.
         if threading.current_thread() is threading.main_thread():
             _restore(handlers)
 
 
 def _restore(handlers: Mapping[signal.Signals, _Handler]) -> None:
     for number, handler in handlers.items():
-        # One that is ignored by now has ended the run: what clears up must not be disturbed.
+        # A signal that is now ignored has ended the run, and must not disturb the clean-up.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 

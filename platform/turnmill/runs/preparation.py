@@ -88,11 +88,11 @@ def process_environment(device: str) -> dict[str, str]:
         return common
     return common | {
         "VERL_PLATFORM": "cpu",
-        # vLLM reads it for the CPU as: the executor may be in the engine's process.
+        # On the CPU, vLLM reads this as: the executor may be in the engine's process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # Unless it is asked for, no plug-in tells Ray the engine's metrics: a small model's steps are too short for it.
+        # By default without the plug-in that reports metrics to Ray, which would slow down a small model's short steps.
         "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", ""),
-        # Without it vLLM compiles a small function, which takes a C++ compiler and seconds.
+        # Otherwise vLLM compiles a small function, which requires a C++ compiler and takes seconds.
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",

@@ -16,7 +16,7 @@ from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.observability import atomic_files
 
 GRACE_SECONDS = 3.0
-# Where verl has the sockets that `weight_sockets` names.
+# verl's folder of the sockets that `weight_sockets` names.
 WEIGHT_SOCKETS = Path("/tmp")
 
 

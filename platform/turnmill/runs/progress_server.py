@@ -70,7 +70,7 @@ class ProgressServer:
             with urllib.request.urlopen(url, timeout=TRAINER_SECONDS) as response:
                 return bytes(response.read())
         except (OSError, urllib.error.URLError):
-            # There is no trainer before Ray has started it: a target that is up, without a series.
+            # Before Ray has started the trainer, the target is up without any series.
             return b""
 
 

@@ -91,7 +91,7 @@ class ToolServerProcess:
         while not self._is_healthy():
             if self._process is not None and (exit_code := self._process.poll()) is not None:
                 said = self._log_tail()
-                # Killed, or another program was faster: the next attempt may do better.
+                # Killed, or its port was taken: the next attempt may succeed.
                 passing = exit_code < 0 or f"--port {self._port} cannot be served" in said
                 cause = "tool_server" if passing else "settings"
                 raise RunFailedError(f"The tool server did not start (exit code {exit_code}):\n{said}", cause)
@@ -121,14 +121,14 @@ class ToolServerProcess:
                 [
                     *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", self._tools),
                     *("--host", "127.0.0.1", "--port", str(self._port), "--run_name", self._run_name),
-                    # One process: the cores are the trainer's, and calls wait for sandboxes most of their time.
+                    # One process: the trainer needs the cores, and calls mostly wait for sandboxes.
                     *("--max_concurrent_requests", "256", "--log_interval", "0", "--log_level", "warning"),
                 ],
                 env=os.environ | {STORE_VARIABLE: self._store_url},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # The terminal's Ctrl-C is for the run, which ends the server when nobody calls it any more.
+                # The terminal's Ctrl-C is for the run, which stops the server after its last call.
                 start_new_session=True,
             )
 
@@ -139,7 +139,7 @@ class ToolServerProcess:
                 try:
                     self._launch()
                 except OSError as error:
-                    # No memory or room on the disk at present, as when the server was killed for want of it.
+                    # Memory or disk may be short at present, as when the server was killed for it.
                     log.warning("Tool server cannot be started", extra={"error": str(error)})
 
     def _is_healthy(self) -> bool:

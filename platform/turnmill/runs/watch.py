@@ -22,7 +22,7 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
 
     shown: Progress | None = None
     stall_timeout = job.spec.training.stall_timeout_seconds
-    # By a clock that stands still while the machine sleeps, and that nobody sets.
+    # By the monotonic clock, which stops while the machine sleeps and is never set.
     beat, beaten_at = folder.last_beat(), time.monotonic()
     while True:
         ready, _ = ray.wait([future], timeout=POLL_SECONDS)

@@ -154,7 +154,7 @@ def _files_hold(environment: _Environment) -> bool:
 
 
 def _processes_hold(environment: _Environment) -> bool:
-    # In a pid namespace of its own, the number of the server may be its own.
+    # In a pid namespace of its own, it may have the same pid as the server.
     targets = {environment["server"], os.getppid()} - {0, os.getpid()}
     return all(
         _fails(lambda pid=pid: os.kill(pid, 0)) and _fails(Path(f"/proc/{pid}/environ").read_bytes)  # type: ignore[misc]

@@ -69,7 +69,7 @@ class GoogleSearch(Tool):
         query = call.parsed.replace('"', "")
         status, answer = await self._service.post("search", {"q": query, "num": self._num_results, **self._locale})
         if status != 200:
-            # A query is text, and any text can be searched for: credit or key is what it lacks.
+            # Any text is a valid query, so the key or the credit must be at fault.
             raise ToolFailedError(f"google_search: the service answered {status}: {answer.get('message')}.")
         found = _format_results(answer.get("organic") or [], self._num_results)
         return ToolResult(encodable(f"<result>Search results for '{call.parsed}':\n\n{found}</result>"))

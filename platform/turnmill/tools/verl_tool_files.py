@@ -126,7 +126,7 @@ class _AdaptedTool(Tool):
         try:
             parsed, is_valid = self._tool.parse_action(action)
         except Exception:
-            # A parser that fails does not take the action.
+            # An exception of the parser means that it does not accept the action.
             return None
         return str(parsed) if is_valid else None
 

@@ -99,7 +99,7 @@ class VerlTools(Tool):
         given = call.extra.get("tools_kwargs")
         options = given.get(name) if isinstance(given, dict) else None
         options = options if isinstance(options, dict) else {}
-        # What of verl's own agent_data is known outside its loop.
+        # Fields of verl's agent_data that are known outside its loop.
         agent_data = SimpleNamespace(request_id=call.trajectory_id, tools_kwargs=given, extra_fields=dict(call.extra))
         instance, _ = await tool.create(create_kwargs=options.get("create_kwargs", {}))
         try:
@@ -115,7 +115,7 @@ def _load(config: str | None, functions: str | None) -> list[Any]:
     for path in filter(None, (config, functions)):
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file {path}")
-    # By name, as verl brings torch and Ray along, which no other tool needs.
+    # Imported by name, as verl imports torch and Ray, which no other tool needs.
     tools: list[Any] = import_module("verl.tools.tool_registry").load_all_tools(config, functions)
     return tools
 

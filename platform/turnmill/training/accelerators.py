@@ -101,7 +101,7 @@ def wait_for_room(demand: Demand) -> None:
         ray.get(group.ready())
     finally:
         ray.util.remove_placement_group(group)
-    # verl asks what is free, and Ray says so some time after it is.
+    # verl checks the free resources, which Ray updates with a delay.
     deadline = time.monotonic() + FREED_SECONDS
     while ray.available_resources().get("GPU", 0) < demand.gpus and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -39,7 +39,7 @@ def complete(root: Path, state: RunState, *, keep: int) -> None:
     marker = folder_of(root, state.step) / MARKER
     atomic_files.write_text(marker, json.dumps(asdict(state)))
     for old in list(_newest_first(root))[keep:]:
-        # Not complete any more before it is gone: a half-deleted one must not be resumed from.
+        # The marker is deleted first, so that no run resumes from a half-deleted checkpoint.
         (old.path / MARKER).unlink()
         shutil.rmtree(old.path)
 

@@ -36,7 +36,7 @@ class FilteringBuffer(ReplayBuffer):
             kept, dropped, filled = concatenate(kept, found), concatenate(dropped, uniform), filled + 1
         metrics |= {FILLED: float(filled), DROPPED_TASKS: float(num_tasks(dropped))}
         if not num_tasks(kept):
-            # All groups are uniform: learning from them changes no weights.
+            # All groups are uniform, so training on them does not change the weights.
             return concatenate(kept, dropped), metrics
         if dropped.keys:
             kept.extra_info[DROPPED] = Dropped(num_tasks(dropped), fetch_summaries(dropped, EpisodeSummary))

@@ -132,7 +132,7 @@ def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
         checkpoint_every=job.spec.training.checkpoint_every,
         max_failed_ratio=job.spec.training.max_failed_ratio,
         stall_timeout_seconds=job.spec.training.stall_timeout_seconds,
-        # What holds none on a machine without GPUs is a process.
+        # Without GPUs, the number counts processes.
         gpus={key: count if device == "cuda" else 0 for key, count in counts.items()},
     )
 

@@ -23,7 +23,7 @@ def save_vocabulary(tokenizer: Tokenizer, folder: RunFolder) -> None:
 
 def token_pieces(tokenizer: Tokenizer) -> list[Piece]:
     """Return the text that each token adds to the text before it, in the order of token ids."""
-    # Some tokenizers drop the blank that a text begins with: every token is read after another one.
+    # Some tokenizers drop a leading blank, so each token is decoded after another one.
     (before,) = tokenizer.encode("a", add_special_tokens=False)[:1] or (tokenizer.eos_token_id,)
     start = len(tokenizer.decode([before]))
     texts = tokenizer.batch_decode([[before, token] for token in range(len(tokenizer))])

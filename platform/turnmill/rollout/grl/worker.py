@@ -53,7 +53,7 @@ class GrlLoopWorker(TrajectoryWorker):
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         finally:
             if (group := self._groups.pop(uid, None)) is not None:
-                # Where verl gives up before it begins, the others must not wait for it.
+                # Episodes that verl does not start must not be waited for.
                 group.lockstep.leave(group.num_waiting)
 
     async def play(

@@ -161,7 +161,7 @@ class MultiTurnEpisode:
     # ---- records ----
 
     async def _journal_turn(self, number: int, *, unanswered: bool) -> None:
-        # Tools of one response may return at once, and the journal takes one turn after the other.
+        # Tools of one response may return at the same time, but the journal accepts one turn at a time.
         async with self._journal_lock:
             try:
                 await self._journal.append(self, replace(self.turn(number), unanswered=unanswered))

@@ -51,7 +51,7 @@ class EpisodeClient:
                 self._client,
                 routing_key(episode.name),
                 prompt_ids,
-                # Text is needed where it is looked into while it grows, and nowhere else.
+                # vLLM needs the text only to find stop strings.
                 {**sampling_params, "detokenize": bool(sampling_params.get("stop"))},
                 seed=sampling_seed(training.seed, episode.sampling_stream, 0, len(episode.generations)),
                 timeout_seconds=training.stall_timeout_seconds,
@@ -64,6 +64,6 @@ class EpisodeClient:
         except EpisodeError:
             raise
         except Exception as error:
-            # No loop of a user's may take a dead engine for an answer.
+            # A user's loop must not treat the failure of an engine as a response.
             episode.run_error = error
             raise

@@ -68,7 +68,7 @@ class MultiTurnLoop(ToolAgentLoop):
         num_messages = len(agent_data.messages)
         state = await super()._handle_processing_tools_state(agent_data)
         if state is AgentState.TERMINATED:
-            # The policy reads nothing of a result that does not fit.
+            # The policy does not read results that do not fit.
             del agent_data.messages[num_messages:]
             self._set_stop_reason("max_tokens", "no room for what the tools answered")
             self._check_tokenization(agent_data)
@@ -89,7 +89,7 @@ class MultiTurnLoop(ToolAgentLoop):
 
     def _record_end(self, agent_data: AgentData, room: int) -> None:
         ids, ends = agent_data.response_ids, {self.tokenizer.eos_token_id}
-        # A call that fills the response finds no room for its answer.
+        # A tool call at the limit leaves no room for its result.
         if is_truncated(ids, max_tokens=room, stop_token_ids=() if agent_data.tool_calls else ends):
             self._set_stop_reason("max_tokens", "max_response_length")
         elif agent_data.tool_calls and agent_data.assistant_turns == self.max_assistant_turns:

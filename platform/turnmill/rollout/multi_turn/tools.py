@@ -31,7 +31,7 @@ class JournaledTool(BaseTool):
     """A tool whose calls have a timeout, and whose results are journaled."""
 
     def __init__(self, tool: BaseTool, agent: MultiTurnAgent) -> None:
-        # verl's own prints the schema.
+        # verl's own constructor prints the schema.
         self.config = tool.config
         self.tool_schema = tool.tool_schema
         self.name = tool.name

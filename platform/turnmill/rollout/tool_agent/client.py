@@ -24,7 +24,7 @@ INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 CONNECT_SECONDS = 5.0
 FINISH_SECONDS = 5.0
 MAX_INFO_CHARACTERS = 100_000
-# Temporary, as the server or a proxy before it says.
+# Statuses of temporary errors of the server or a proxy.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 RAISED_TOOL_FIELDS = frozenset({"error", "tool_type"})
 """Fields of an observation after a tool raised an exception; `error` alone may be a tool's own field."""

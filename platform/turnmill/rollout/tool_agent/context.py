@@ -65,7 +65,7 @@ class Context:
         prompt = [*self.prompt_ids, *read]
         room = self._budget - len(read)
         if len(response) > room and self._cut_side == "right":
-            # The first tokens were read, so they go on being read; they are learned from no more.
+            # The policy read the first tokens, so they stay in the row, but are no longer trained on.
             surplus = len(response) - room
             prompt, response = [*prompt, *response.ids[:surplus]], response[surplus:]
         response = response[:room]

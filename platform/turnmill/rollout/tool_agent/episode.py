@@ -76,7 +76,7 @@ class Episode:
         self.step = name.step
         self.validate = name.validate
         self.sampling_stream = name.sampling_stream
-        # Of this playing alone: the state that tools keep of one that nobody resumes belongs to no other.
+        # Unique, so that no other attempt at the episode gets its tools' state, unless it resumes this one.
         self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(4)}"
         self.task = task
         self.turns: list[Turn] = []
@@ -205,7 +205,7 @@ class Episode:
     async def _execute(self, response: Response) -> None:
         """Call the tool with a response's action and add the observation."""
         assert response.action is not None
-        # Generated again after a restart it might be another action, beside what this one did.
+        # Stored before the call, as the policy might generate another action after a restart.
         await self._loop.journal.append(self, response.as_turn(prompt_ids=self._first_prompt_ids, unanswered=True))
         answer = await self._call(response.action)
         self._context.begin_turn(response.tokens)

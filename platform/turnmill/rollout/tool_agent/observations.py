@@ -58,7 +58,7 @@ class ObservationTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, agent: ToolAgent, *, processor: Processor | None = None) -> None:
         self._tokenizer = tokenizer
-        # Reading special tokens as text is a state of the tokenizer, and others render prompts with theirs meanwhile.
+        # A copy, as splitting special tokens changes the tokenizer's state, and other threads use it for prompts.
         self._text_tokenizer = copy.deepcopy(tokenizer)
         self._agent = agent
         self._unsplittable = placeholder_ids(processor)

@@ -56,7 +56,7 @@ class EpisodeLoop(TurnLoop):
             rows.append(turn_row(turn, slot=slot))
             slot.finish_turn(keep_episode=True)
         self.log.append(self._turn_records(slot, turns, step))
-        # The last row alone has the summary: others would carry all of its tokens once more.
+        # Only the last row has the summary, which contains all tokens of the episode.
         for row in rows[:-1]:
             row.episode_summary = b""
         rows[-1].episode_summary = encode(episode_summary(turns, slot=slot, row_states=states))

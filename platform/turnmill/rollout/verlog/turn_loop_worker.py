@@ -12,7 +12,7 @@ from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.verlog.turn_loop import TurnLoop
 from turnmill.rollout.worker import LoopManager, LoopWorker
 
-# Played at once: more fill the engine's batches better, and each takes a process of 7 MB.
+# Validation episodes at once: more fill the engine's batches better, and each has a process of 7 MB.
 MAX_VALIDATION_EPISODES = 128
 
 

@@ -5,7 +5,7 @@ import os
 from turnmill.runs.fork_server import pod
 from turnmill.runs.preparation import process_environment
 
-# As Ray gives it to its workers, so that Ray itself comes first: its start has 30 s.
+# The priority of Ray's workers, so that Ray itself, which must start within 30 s, runs first.
 NICENESS = 15
 
 os.environ.update(process_environment("cpu"))

@@ -56,7 +56,7 @@ def _connect(path: str) -> "socket.socket | None":
         except FileNotFoundError:
             if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
                 return None
-            # It binds its socket first thing: it is on its way.
+            # The server binds its socket first, so it is starting.
             time.sleep(0.05)
         except OSError:
             return None

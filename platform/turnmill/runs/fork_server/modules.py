@@ -1,7 +1,7 @@
 """Modules to import before processes of a run are forked; not used with GPUs, as CUDA does not support forks."""
 
 EARLY = ("torch", "transformers", "tensordict", "vllm.entrypoints.openai.api_server")
-# With Ray, which reads some variables when it is imported.
+# Imported with Ray, which reads some variables at import.
 LATE = (
     "turnmill.runs.fork_server.patch_ray",
     "turnmill.training.trainers.turn",

@@ -29,7 +29,7 @@ _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
 _FIRST_FREE_DESCRIPTOR = 400
 ACCEPTED = b"y"
-# Ray reads these once, when it is imported, and gives its workers the same ones: they hold for a cluster and a job.
+# Ray reads these at import, and passes them to its workers: they are the same for a whole cluster and job.
 PINNED = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 # pyarrow's allocator handles forks.
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
@@ -148,7 +148,7 @@ class Server:
         self._children[child.pid] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child.pid, "ended"))
         self._selector.register(child.connection, selectors.EVENT_READ, (child.pid, "signal"))
-        # A client that has gone meanwhile shows by the end of its connection.
+        # If the client has ended meanwhile, its connection is closed.
         with contextlib.suppress(OSError):
             child.connection.send(ACCEPTED)
 
@@ -232,7 +232,7 @@ def _signal_from(connection: socket.socket) -> int:
 def _set_up_process(request: Request) -> None:
     """Turn this fork into the requested process: descriptors, environment, folder, seeds."""
     forking.die_with_parent()
-    # Ray kills the process group of a worker that ends: in the fork server's own it would take all others along.
+    # Ray kills the process group of a worker that ends; in the fork server's group, that would kill all others.
     os.setpgid(0, 0)
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR) for descriptor in request.received]
     for descriptor in request.received:
@@ -242,7 +242,7 @@ def _set_up_process(request: Request) -> None:
         os.close(source)
     os.environ.clear()
     os.environ.update(request.environment)
-    # Something imported has asked where that is, from another environment.
+    # An imported module may have cached the folder of another environment.
     tempfile.tempdir = None
     os.chdir(request.folder)
     random.seed()

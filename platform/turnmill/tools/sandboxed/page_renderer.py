@@ -9,7 +9,7 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 
 from turnmill.tools.sandboxed.packing import unpack
 
-# Where they are missing, the tool says so when the server starts.
+# If they are missing, the tool reports it when the server starts.
 with contextlib.suppress(ImportError):
     import lxml.html
     from inscriptis import Inscriptis
@@ -49,7 +49,7 @@ def render(html: bytes, url: str, charset: str | None) -> dict[str, Any]:
     page["forms"] = [_form(form, base) for form in forms]
     places = {form: number for number, form in enumerate(forms)}
     for node in list(tree.iter("a", "input", "textarea", "select", "button")):
-        # What stood inside of another element has gone with it.
+        # Elements inside another replaced element no longer exist.
         around = list(node.iterancestors())
         found = _element(node, base, url) if tree in around else None
         if found is not None and len(page["elements"]) < _MAX_ELEMENTS:

@@ -60,7 +60,7 @@ def _empty_module() -> ModuleType:
     return module
 
 
-# Filled in the process that is forked; one process runs one program, so that each finds it as it is here.
+# Filled before the fork; each process runs one program, so that each program finds the same content.
 _READY = _empty_module()
 exec(_PRELUDE, _READY.__dict__)
 

@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.05
 _SAVED_BYTES = 4 << 20
 """Bytes to read of exports and functions; more than the maximum size of a state."""
 
-# Where bash leaves what it did, and where it finds what it is to do if that is longer than a variable can be.
+# Files for bash's saved state, and for its input if that is longer than a variable can be.
 _SAVED, _INPUT = 199, 198
 _MAX_VARIABLE_BYTES = 100_000
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
@@ -163,7 +163,7 @@ class _Shell:
 
     def _watch(self, process: int, shown: int, saved: int) -> tuple[bytes, bytes] | None:
         """Return its output and saved state when it has ended; None if it was killed."""
-        # What is read beyond the room is dropped, so that the writer goes on and memory does not fill.
+        # Output beyond the limit is read and dropped, so that the writer continues and memory does not fill.
         kept = {shown: bytearray(), saved: bytearray()}
         room = {shown: 4 * self._limit, saved: _SAVED_BYTES}
         shell_exit = processes.ExitWatcher(process)
@@ -182,7 +182,7 @@ class _Shell:
                         shows = shows and descriptor != shown
                 if not ended and shell_exit.descriptor in ready and shell_exit.has_exited():
                     poll.unregister(shell_exit.descriptor)
-                    # What it has started in the background may hold the pipes.
+                    # Background processes may keep the pipes open.
                     ended, deadline = True, time.monotonic() + _DRAIN_SECONDS
                 if not ready and _is_first_process():
                     processes.reap()

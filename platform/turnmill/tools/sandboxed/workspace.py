@@ -24,7 +24,7 @@ def restore(parts: Mapping[str, bytes], root: str) -> None:
         else:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             _restore(path, part)
-    # After what is in them, which needs rights to them and changes their times.
+    # After their contents, whose restoration needs rights to them and changes their times.
     for path, part in sorted(folders, reverse=True):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:

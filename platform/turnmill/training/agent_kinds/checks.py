@@ -10,9 +10,9 @@ from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.jobs.problems import MISSING, Problem, problems_of
 from turnmill.jobs.values import BrokenValueError, Values
 
-# Imports of environments stand in functions: they bring libraries of their own, and most commands need none.
+# Environments are imported in functions: they import libraries of their own, which most commands do not need.
 
-# The warm start imitates an expert, and only these environments bring one.
+# Environments and task sources with an expert, which a warm start imitates.
 EXPERTS = ("babaisai", "babyai", "blocksworld", "sokoban", "tetris")
 TEACHERS = ("arithmetic", "calculator")
 

@@ -99,7 +99,7 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
         if self.drops_singletons:
             mask_KL = mask_KL * ~singleton_groups(groups_K)[:, None]
         if self.normalizes_over_step and mask_KL.sum() < 2:
-            # One number has no deviation, and verl would raise.
+            # A single number has no standard deviation, and verl would raise an exception.
             return torch.zeros_like(rewards_KL), torch.zeros_like(rewards_KL) if values_KL is None else values_KL
         advantages_KL, returns_KL = self.estimate_tokens(rewards_KL, mask_KL, groups_K, values_KL)
         return advantages_KL * mask_KL, returns_KL * mask_KL

@@ -74,7 +74,7 @@ def validation_metrics(summaries: Sequence[EpisodeSummary], *, num_failed: int =
         "validation/success": _mean(summary.success for summary in summaries),
         "validation/reward": _mean(summary.reward for summary in summaries),
         "validation/episode_length": _mean(summary.num_turns for summary in summaries),
-        # Those that were played again, and those that were not.
+        # Failures after which the episode was repeated, and others.
         "validation/failures": sum(each.get("failures", 0.0) for each in found) + float(num_failed),
     }
     if any("num_tool_calls" in each for each in found):

@@ -93,7 +93,7 @@ class GrlTrainer(TrajectoryTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
-        # Of all episodes that were played, not of those alone that are learned from.
+        # Metrics of all episodes, including those that are not trained on.
         metrics.update(self._step_metrics)
         self._keep_advantages_of_turns(self._rows_of(batch))
         return batch

@@ -139,7 +139,7 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
         metrics["turnmill/engines"] = float(len(self._engines))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
-        # All updates of a step start from the same weights: nothing is to be put aside for later ones.
+        # All updates of a step start from the same weights, so no weights are saved for later ones.
         computed = PPOTrainer._compute_old_log_prob(self, batch, metrics)
         self._compare_on_policy_rows(batch, metrics)
         return computed

@@ -29,7 +29,7 @@ from turnmill.training.verl.placement import PlacedPools
 from turnmill.training.verl.types import Metrics, Row, ServerManager, Tracking
 from turnmill.training.vocabulary import save_vocabulary
 
-# verl's 2 s would be most of a small step.
+# verl's default of 2 s would be most of a small step.
 POLL_INTERVAL_SECONDS = 0.02
 
 
@@ -107,7 +107,7 @@ class RunTrainer(PPOTrainer):
         super().on_step_end()
         self.recorder.beat()
         if self.global_steps >= self.total_training_steps:
-            # verl validates every so many steps; the last step is always one of them.
+            # verl validates at multiples of test_freq; this makes the last step one.
             self.config.trainer.test_freq = self.total_training_steps if self._validates else -1
 
     @property

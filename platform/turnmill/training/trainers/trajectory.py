@@ -51,7 +51,7 @@ class TrajectoryTrainer(RunTrainer):
         self.config.data.train_max_samples = self.job.spec.tasks_per_step
         super()._init_dataloader()
         if critic_only_steps := self.algorithm.critic_only_steps:
-            # The policy's learning rate falls over the steps in which it learns.
+            # The policy's learning rate schedule covers only the steps in which it is trained.
             schedule = self.config.actor_rollout_ref.actor.optim
             schedule.total_training_steps = max(1, schedule.total_training_steps - critic_only_steps)
 
@@ -94,7 +94,7 @@ class TrajectoryTrainer(RunTrainer):
         """Split the rows into as many updates as the job has mini-batches of tasks, which differ in rows."""
         spec, num_processes = self.job.spec, self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
         updates = max(1, spec.tasks_per_step // (spec.trajectory_algorithm.minibatch_tasks or spec.tasks_per_step))
-        # verl multiplies by the trajectories of a task; all processes take as many rows.
+        # verl multiplies this by the trajectories per task; all processes get the same number of rows.
         size = math.ceil(num_rows / (updates * spec.group_size))
         factor = num_processes // math.gcd(num_processes, spec.group_size)
         size = math.ceil(size / factor) * factor
@@ -129,7 +129,7 @@ class TrajectoryTrainer(RunTrainer):
         self._fill_padding(batch)
         metrics.update(self.algorithm.metrics(rewarded, penalties_R))
         metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
-        # A batch that names its columns is handed to the update without those that were added since.
+        # Without column names, so that the update reads the columns added here, too.
         return select(batch, [True] * len(batch.keys))
 
     def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:

@@ -31,7 +31,7 @@ from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsyn
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.verl.types import Metrics, Tag
 
-# Of fewer episodes one failure would be a large share.
+# With fewer episodes, a single failure would be a large share.
 MIN_EPISODES_FOR_RATIO = 20
 
 
@@ -63,12 +63,12 @@ class TurnTrainer(RunTrainer):
     def _init_dataloader(self) -> None:
         self.config.data.train_max_samples = self.job.spec.environment.count
         super()._init_dataloader()
-        # The critic's learning rate falls over its warm-up as well: every update of it counts.
+        # The critic's learning rate schedule includes the updates of its warm-up.
         warmup = self.job.spec.turn_ppo.critic_warmup
         self.config.critic.optim.total_training_steps += warmup.steps if warmup.batches else 0
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        # Rows are only padded for inference; what updates take is a multiple of the mini-batch already.
+        # Rows are padded only for inference; the turns of updates already are a multiple of the mini-batch.
         return dp_size
 
     # ---- the run ----

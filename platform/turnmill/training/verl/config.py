@@ -17,7 +17,7 @@ from turnmill.training.verl.algorithm_config import learning_settings, sampler_s
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
 
 NEVER = 10**9
-# The checkpoint engine that carries weights to engines on devices of their own.
+# Checkpoint engine that transfers weights to engines on separate devices.
 WEIGHT_TRANSFER = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -26,7 +26,7 @@ def compose_defaults() -> DictConfig:
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer")
     with open_dict(config):
-        # What verl leaves to the queue's own configuration, in which its own is merged later on.
+        # Defaults of the queue's own configuration, into which verl merges its settings later.
         config.transfer_queue = OmegaConf.merge(_queue_defaults(), config.transfer_queue)
     OmegaConf.set_struct(config, True)
     return config
@@ -103,7 +103,7 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
         "trainer.total_training_steps": spec.training.steps,
         "trainer.total_epochs": NEVER,
         "trainer.save_freq": spec.training.checkpoint_every,
-        # The trainer validates before the first step and after the last by itself.
+        # turnmill's trainer itself validates before the first step and after the last.
         "trainer.test_freq": (spec.training.validation.every if spec.training.validation.episodes else None) or -1,
         "trainer.val_before_train": False,
         "trainer.default_local_dir": str((run_dir / "checkpoints").absolute()),
@@ -111,9 +111,9 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
         "trainer.nnodes": spec.resources.train.nodes,
         "trainer.n_gpus_per_node": spec.resources.train.gpus_per_node,
         "trainer.use_v1": True,
-        # Not on a head that takes no work: a storage unit that is put there would never start.
+        # Not on a head without CPUs for work, where a storage unit would never start.
         "transfer_queue.backend.SimpleStorage.required_node_resource": _resource_of_training(job),
-        # Environments give the rewards.
+        # Environments and tasks give the rewards.
         "reward.num_workers": 0,
     }
 
@@ -131,7 +131,7 @@ def _data(job: AgentTrainingJob) -> VerlSettings:
         "data.val_files": [],
         "data.custom_cls.path": "pkg://turnmill.training.dataset",
         "data.dataloader_num_workers": 0,
-        # A step takes all rows, in order: what they stand for follows from the step and the seed.
+        # A step uses all rows in order; their contents are derived from the step and the seed.
         "data.shuffle": False,
         "data.seed": spec.training.seed,
     }
@@ -141,7 +141,7 @@ def _model(job: AgentTrainingJob, model: Path) -> VerlSettings:
     settings: VerlSettings = {"actor_rollout_ref.model.path": str(model), "critic.model.path": str(model)}
     if (lora := job.spec.model.lora) is not None:
         modules: Any = list(lora.target_modules)
-        # The critic keeps all its weights: verl builds adapters for language models alone.
+        # The critic trains all its weights: verl supports adapters for language models only.
         settings |= {
             "actor_rollout_ref.model.lora_rank": lora.rank,
             "actor_rollout_ref.model.lora_alpha": lora.alpha,
@@ -197,20 +197,20 @@ def _mode(job: AgentTrainingJob, device: str) -> VerlSettings:
     if spec.training.mode == "sync":
         return settings
     settings |= {
-        # A step takes its own rows and no others: how old they may be follows from when they are asked for.
+        # A step uses only its own rows, whose staleness is limited by when they are requested.
         f"{v1}.sampler.max_off_policy_threshold": None,
     }
     if spec.training.mode == "colocate_async":
         return settings
     return settings | {
-        # No engine on the devices that learn.
+        # No engines on the training devices.
         "actor_rollout_ref.hybrid_engine": False,
         f"{rollout}.nnodes": spec.resources.rollout.replicas,
         f"{rollout}.n_gpus_per_node": spec.gpus_per_engine,
         f"{v1}.separate_async.parameter_sync_step": 1,
         f"{rollout}.checkpoint_engine.backend": WEIGHT_TRANSFER[device],
         f"{rollout}.checkpoint_engine.custom_backend_module": "turnmill.training.verl.weight_transfer",
-        # Anew for each sync, as gloo does by itself: an engine that has died since is not waited for.
+        # The group is created for each sync, as with gloo, so that dead engines are not waited for.
         f"{rollout}.checkpoint_engine.engine_kwargs.nccl.rebuild_group": True,
     }
 
@@ -241,7 +241,7 @@ def _cpu() -> VerlSettings:
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
             "turnmill.training.verl.cpu.vllm_worker.CpuWorkerExtension"
         ),
-        # The model runs in the engine's own process: between two, vLLM spins on a core while it waits.
+        # The model runs in the engine's process; between two processes, vLLM would wait in a busy loop.
         f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
         f"{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes": 256 * 1024**2,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,

@@ -34,7 +34,7 @@ def register_placed_replica(accelerator: str | None) -> None:
 
         @resource_pool.setter
         def resource_pool(self, pool: RayResourcePool | None) -> None:
-            # Between making a pool and reserving its bundles verl leaves no other place to say where.
+            # verl has no other hook between creating a pool and reserving its bundles.
             if pool is not None:
                 _restrict_to_accelerator(pool, accelerator)
             self._resource_pool = pool

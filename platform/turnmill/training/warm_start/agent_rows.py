@@ -21,7 +21,7 @@ from turnmill.training.warm_start.rows import next_token_distributions
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 Message = dict[str, str]
-# Words that no demonstration has are made of these.
+# Single characters, for words that occur in no demonstration.
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 
 
