@@ -155,7 +155,7 @@ def test_runs_of_the_same_name_in_several_teams_are_distinguished(board: Board, 
 @every_panel
 def test_a_panel_has_a_unit_and_a_description_of_one_sentence(panel: Panel):
     assert panel.title
-    assert re.fullmatch(r"[A-Z0-9].+\.", panel.says)
+    assert re.fullmatch(r"[A-Z0-9].+\.", panel.description)
     assert panel.unit in UNITS or panel.unit.startswith("suffix: ")
 
 

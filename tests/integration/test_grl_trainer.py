@@ -111,7 +111,7 @@ def test_advantages_are_kept_by_turn(queue, tmp_path):
     made = trainer()
     made.global_steps, made.trajectory_log = 1, TrajectoryLog(folder)
 
-    made._keep_advantages_of_turns(queue.meta())
+    made._log_turn_advantages(queue.meta())
 
     (file,) = folder.trajectories.glob("advantages*")
     assert [json.loads(line) for line in file.read_text().splitlines()] == [

@@ -52,7 +52,7 @@ def _is_separate(values: Values) -> bool:
     return bool(values["spec.training.mode"] == "separate_async")
 
 
-def _given(values: Values, path: str) -> int:
+def _required(values: Values, path: str) -> int:
     """Return a number that may be left out; another rule says if it must be set. Raises BrokenValueError without it."""
     if (number := values[path]) is None:
         raise BrokenValueError(path)
@@ -60,14 +60,14 @@ def _given(values: Values, path: str) -> int:
 
 
 def _turns(values: Values) -> int:
-    return _given(values, "spec.training.turnsPerStep")
+    return _required(values, "spec.training.turnsPerStep")
 
 
 def _tasks(values: Values) -> int:
-    return _given(values, "spec.training.tasksPerStep")
+    return _required(values, "spec.training.tasksPerStep")
 
 
-def _side_by_side(values: Values) -> int:
+def _max_workers(values: Values) -> int:
     return int(values["spec.environment.count"]) if values["spec.agent.type"] == "verlog" else _tasks(values)
 
 
@@ -94,10 +94,10 @@ def _tools_are_called(values: Values) -> bool:
         for name in ("enableAgent", "maxTurns", "minTurns", "enableMtrl", "callToolFirst")
     }
     may_call = agent["minTurns"] or agent["enableMtrl"] or agent["callToolFirst"]
-    return not agent["enableAgent"] or not agent["maxTurns"] or bool(may_call) or _stop_tokens_given(values)
+    return not agent["enableAgent"] or not agent["maxTurns"] or bool(may_call) or _has_stop_tokens(values)
 
 
-def _stop_tokens_given(values: Values) -> bool:
+def _has_stop_tokens(values: Values) -> bool:
     return bool(values["spec.agent.stopTokens"]) or values["spec.agent.actionStopTokens"] is not None
 
 
@@ -107,17 +107,17 @@ def _warmup_fits(values: Values) -> bool:
     return drawn is None or gathered == 0 or bool(drawn <= gathered)
 
 
-def _room(values: Values) -> int:
+def _response_limit(values: Values) -> int:
     verlog = values["spec.agent.type"] == "verlog"
     return int(values["spec.agent.maxResponseTokens" if verlog else "spec.agent.maxResponseLength"])
 
 
 def _overlong_fits(values: Values) -> bool:
     tokens = values["spec.algorithm.overlong.tokens"]
-    return tokens is None or bool(tokens <= _room(values))
+    return tokens is None or bool(tokens <= _response_limit(values))
 
 
-def _what_instead_of_tasks(values: Values) -> str:
+def _instead_of_tasks(values: Values) -> str:
     if _has_tasks(values):
         return "Add it."
     return f"Give {'training.turnsPerStep' if _learns_from_turns(values) else 'agent.agentGroupNum'} instead."
@@ -279,12 +279,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="resources.agentLoopWorkers",
-        holds=lambda v: v["spec.resources.agentLoopWorkers"] <= _side_by_side(v),
+        holds=lambda v: v["spec.resources.agentLoopWorkers"] <= _max_workers(v),
         cel="self.agent.type == 'verlog' ? self.resources.agentLoopWorkers <= self.environment.count : "
         "!has(self.training.tasksPerStep) || self.resources.agentLoopWorkers <= self.training.tasksPerStep",
         sentence="must be at most spec.environment.count, or spec.training.tasksPerStep with tools: "
         "a worker without an environment has nothing to do",
-        way_out=lambda v: f"Try {_side_by_side(v)}.",
+        way_out=lambda v: f"Try {_max_workers(v)}.",
     ),
     Rule(
         path="algorithm.type",
@@ -308,7 +308,7 @@ RULES: tuple[Rule, ...] = (
         cel=f"({_LEARNS_FROM_TURNS} || {_IS_GRL}) != has(self.training.tasksPerStep)",
         sentence="must be left out with spec.algorithm.type turn_ppo or spec.agent.type grl, and set with others: "
         "steps of turn_ppo consist of turns, and those of grl of groups",
-        way_out=_what_instead_of_tasks,
+        way_out=_instead_of_tasks,
     ),
     Rule(
         path="algorithm.minibatchTasks",
@@ -340,7 +340,7 @@ RULES: tuple[Rule, ...] = (
         " : has(self.agent.maxResponseLength) ? self.agent.maxResponseLength : self.agent.type == 'grl' ? 400 : 1024)",
         sentence="must be at most the limit of a response, spec.agent.maxResponseTokens or maxResponseLength: "
         "the penalty grows below that limit",
-        way_out=lambda v: f"Try {max(1, _room(v) // 4)}.",
+        way_out=lambda v: f"Try {max(1, _response_limit(v) // 4)}.",
         only=(("algorithm.type", "dapo"),),
     ),
     Rule(

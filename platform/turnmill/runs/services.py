@@ -90,11 +90,11 @@ class ToolServerProcess:
         deadline = time.monotonic() + START_SECONDS
         while not self._is_healthy():
             if self._process is not None and (exit_code := self._process.poll()) is not None:
-                said = self._log_tail()
+                output = self._log_tail()
                 # Killed, or its port was taken: the next attempt may succeed.
-                passing = exit_code < 0 or f"--port {self._port} cannot be served" in said
+                passing = exit_code < 0 or f"--port {self._port} cannot be served" in output
                 cause = "tool_server" if passing else "settings"
-                raise RunFailedError(f"The tool server did not start (exit code {exit_code}):\n{said}", cause)
+                raise RunFailedError(f"The tool server did not start (exit code {exit_code}):\n{output}", cause)
             if time.monotonic() > deadline:
                 self.stop()
                 raise RunFailedError(

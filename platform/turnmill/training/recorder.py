@@ -27,10 +27,10 @@ class RunRecorder:
         self.job = job
         self.folder = RunFolder(run_dir)
         self.steps = job.spec.training.steps
-        facts = facts_of_run(job, device)
+        info = run_info(job, device)
         self.prometheus = RunMetrics(
-            facts,
-            labels={"training_job": job.metadata.name, "attempt": str(facts.attempt)},
+            info,
+            labels={"training_job": job.metadata.name, "attempt": str(info.attempt)},
             seconds_since_progress=self.folder.seconds_since_progress,
         )
         if job.spec.metrics.port is not None:
@@ -119,7 +119,7 @@ class RunRecorder:
         )
 
 
-def facts_of_run(job: AgentTrainingJob, device: str) -> RunInfo:
+def run_info(job: AgentTrainingJob, device: str) -> RunInfo:
     """Return the labels and limits of an attempt, from its job and its environment variables."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     counts = {("train", train.accelerator or "any"): train.nodes * train.gpus_per_node}

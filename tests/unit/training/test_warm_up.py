@@ -116,7 +116,7 @@ def run_critic_warm_up(monkeypatch: pytest.MonkeyPatch, **warmup: int) -> Warmin
     settings = job(environment__count=4, training__turnsPerStep=32, algorithm__minibatchTurns=8)
     settings["spec"]["algorithm"]["criticWarmup"] = warmup
     learner = WarmingUp(AgentTrainingJob.model_validate(settings).spec)
-    learner._warm_critic_up()
+    learner._warm_up_critic()
     return learner
 
 

@@ -46,7 +46,7 @@ class Panel:
     """A chart: a number or lines over time."""
 
     title: str
-    says: str
+    description: str
     """One sentence on how to read the panel."""
 
     unit: str
@@ -78,7 +78,7 @@ class Board:
     """Name of the file and, after a prefix, uid of the dashboard."""
 
     title: str
-    says: str
+    description: str
     sources: tuple[Source, ...]
     """Sources; the variables of the first come first."""
 
@@ -90,21 +90,23 @@ class Board:
         return tuple(panel for row in self.rows for panel in row.panels)
 
 
-def lines(title: str, says: str, unit: str, *queries: tuple[str, str], **options: float) -> Panel:
+def lines(title: str, description: str, unit: str, *queries: tuple[str, str], **options: float) -> Panel:
     """Return a panel with lines."""
-    return Panel(title, says, unit, tuple(Query(*query) for query in queries), **options)  # type: ignore[arg-type]
+    return Panel(title, description, unit, tuple(Query(*query) for query in queries), **options)  # type: ignore[arg-type]
 
 
-def stacked(title: str, says: str, unit: str, *queries: tuple[str, str], **options: float) -> Panel:
+def stacked(title: str, description: str, unit: str, *queries: tuple[str, str], **options: float) -> Panel:
     """Return a panel with stacked areas."""
     made = tuple(Query(*query) for query in queries)
-    return Panel(title, says, unit, made, kind="stacked", **options)  # type: ignore[arg-type]
+    return Panel(title, description, unit, made, kind="stacked", **options)  # type: ignore[arg-type]
 
 
-def number(title: str, says: str, unit: str, *queries: tuple[str, str], width: int = 4, **options: float) -> Panel:
+def number(
+    title: str, description: str, unit: str, *queries: tuple[str, str], width: int = 4, **options: float
+) -> Panel:
     """Return a panel with the last value as a large number."""
     made = tuple(Query(*query) for query in queries)
-    return Panel(title, says, unit, made, kind="number", width=width, **options)
+    return Panel(title, description, unit, made, kind="number", width=width, **options)
 
 
 def quantile(share: float, buckets: str, *, by: str = "", window: str = RECENT) -> str:

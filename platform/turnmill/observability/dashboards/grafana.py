@@ -31,7 +31,7 @@ def build(board: Board) -> models.Dashboard:
     built = (
         dashboard.Dashboard(board.title)
         .uid(f"{PREFIX}{board.name}")
-        .description(board.says)
+        .description(board.description)
         .tags(["turnmill"])
         .readonly()
         .refresh("30s")
@@ -124,7 +124,7 @@ def _window_variable() -> dashboard.CustomVariable:
 def _panel(panel: Panel) -> timeseries.Panel | stat.Panel:
     built = stat.Panel() if panel.kind == "number" else _lines(panel)
     height = NUMBER_HEIGHT if panel.kind == "number" else HEIGHT
-    built = built.title(panel.title).description(panel.says).unit(panel.unit).datasource(DATASOURCE)
+    built = built.title(panel.title).description(panel.description).unit(panel.unit).datasource(DATASOURCE)
     built = built.span(panel.width).height(height)
     if panel.max is not None:
         built = built.min(0).max(panel.max)

@@ -12,9 +12,9 @@ def share(matchers: str) -> str:
     return f"sum(rate({RUN('turnmill_step_part_seconds_total', matchers)}[{WINDOW}])) / sum(rate({PARTS}[{WINDOW}]))"
 
 
-def share_of_steps(title: str, says: str, query: tuple[str, str], *, alarming_from: float) -> Panel:
+def share_of_steps(title: str, description: str, query: tuple[str, str], *, alarming_from: float) -> Panel:
     """Return a panel with a share of the steps' time as a large number."""
-    return number(title, says, "percentunit", query, width=6, max=1, alarming_from=alarming_from)
+    return number(title, description, "percentunit", query, width=6, max=1, alarming_from=alarming_from)
 
 
 IDLE = Row(

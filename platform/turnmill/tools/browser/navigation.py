@@ -77,9 +77,11 @@ def _type(page: Page, state: NavigationState, command: Command) -> tuple[Navigat
     number, text = command.element, command.text
     element = _element(page, number)
     if element.kind == "combobox":
-        values = [value for value, said in element.options if text in (said, value)]
+        values = [value for value, label in element.options if text in (label, value)]
         if not values:
-            raise CommandNotPossibleError(f"[{number}] offers {', '.join(repr(said) for _, said in element.options)}.")
+            raise CommandNotPossibleError(
+                f"[{number}] offers {', '.join(repr(label) for _, label in element.options)}."
+            )
         return state.model_copy(update={"filled": state.filled | {number: values[0]}}), None
     if element.kind != "textbox":
         raise CommandNotPossibleError(f"[{number}] is a {element.kind}: nothing can be typed there.")

@@ -94,8 +94,8 @@ def _element(node: Any, base: str, url: str) -> dict[str, Any] | None:
         return given | {"kind": "textbox", "value": node.text_content()}
     kind = (node.get("type") or ("submit" if node.tag == "button" else "text")).lower()
     if kind in _BUTTON_TYPES:
-        said = _label(node.text_content()) if node.tag == "button" else ""
-        return given | {"kind": "button", "label": said or given["value"] or given["label"] or "submit"}
+        text = _label(node.text_content()) if node.tag == "button" else ""
+        return given | {"kind": "button", "label": text or given["value"] or given["label"] or "submit"}
     if node.tag == "button":
         return None
     if kind in ("checkbox", "radio"):
@@ -146,11 +146,11 @@ def _replace(node: Any, element: dict[str, Any], number: int) -> None:
     node.clear()
     node.tag, node.tail = "span", tail
     if element["kind"] != "hidden":
-        said = " ".join(_said(element, number))
-        node.text = said if element["kind"] == "link" else f" {said} "
+        text = " ".join(_text_of(element, number))
+        node.text = text if element["kind"] == "link" else f" {text} "
 
 
-def _said(element: dict[str, Any], number: int) -> Iterator[str]:
+def _text_of(element: dict[str, Any], number: int) -> Iterator[str]:
     yield f"[{number}] {element['kind']} '{element['label']}'"
     if element["kind"] == "combobox":
         yield "options: " + ", ".join(repr(text) for _, text in element["options"][:50])

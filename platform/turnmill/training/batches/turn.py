@@ -67,7 +67,7 @@ class TurnBatch:
     @classmethod
     def read(cls, batch: KVBatchMeta, job: AgentTrainingJob) -> "TurnBatch":
         """Fetch a step's rows from the queue, in order of time."""
-        meta, num_segments = in_order_of_time(batch)
+        meta, num_segments = sort_by_time(batch)
         turns_per_segment = len(meta.keys) // num_segments - 1
         num_turns = num_segments * turns_per_segment
         common = tq.kv_batch_get(
@@ -129,7 +129,7 @@ class TurnBatch:
         )
 
 
-def in_order_of_time(batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
+def sort_by_time(batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
     """Return the rows by time, then by segment, and the number of segments; keys are {segment}_{session}_{time}."""
     parsed = [(int(key.rsplit("_", 2)[2]), key.rsplit("_", 2)[0], i) for i, key in enumerate(batch.keys)]
     order = [i for _, _, i in sorted(parsed)]

@@ -97,14 +97,14 @@ def _scales(sums_K: Tensor, groups_K: Sequence[Hashable], method: str) -> Tensor
 
 
 @dataclass(frozen=True)
-class Choice:
+class GroupSelection:
     """Groups of a step to train on, and metrics of the filter."""
 
     kept: frozenset[int]
     metrics: Mapping[str, float]
 
     @classmethod
-    def of(cls, raw_K: Tensor, groups_K: Sequence[int], *, ratio: float, kind: str) -> "Choice":
+    def of(cls, raw_K: Tensor, groups_K: Sequence[int], *, ratio: float, kind: str) -> "GroupSelection":
         """Choose the share `ratio` of the groups, one at least, by the standard deviation of their rewards.
 
         `kind` `std` takes the largest deviations, as RAGEN's uncertainty-based filtering does (arXiv:2504.20073),
@@ -132,7 +132,7 @@ def _group_metrics(name: str, values: Sequence[Tensor]) -> dict[str, float]:
     }
 
 
-def place(
+def place_scores(
     turns_K: Sequence[Tensor], episodes: Sequence[GrlEpisodeSummary], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
     shape: tuple[int, int], lengths_R: Sequence[int],
 ) -> Tensor:  # fmt: skip

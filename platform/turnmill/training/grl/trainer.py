@@ -20,7 +20,7 @@ from turnmill.training.batches.trajectory import fetch_summaries, put_ragged, re
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.dataset import select
 from turnmill.training.grl.metrics import environment_metrics, step_metrics
-from turnmill.training.grl.scores import Choice, Scores, place
+from turnmill.training.grl.scores import GroupSelection, Scores, place_scores
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.trajectory import TrajectoryTrainer
 from turnmill.training.verl.types import Metrics, Row
@@ -62,7 +62,7 @@ class GrlTrainer(TrajectoryTrainer):
         )
         episodes = read_summaries(survivors.keys, data[EPISODE_SUMMARY], GrlEpisodeSummary)
         scores = Scores.of(episodes, agent.reward_normalization)
-        choice = Choice.of(
+        selection = GroupSelection.of(
             scores.raw_K,
             [episode.group for episode in episodes],
             ratio=agent.rollout_filter_ratio,
@@ -71,21 +71,25 @@ class GrlTrainer(TrajectoryTrainer):
         lengths_R = data["responses"].offsets().diff()
         rows = TrajectoryIndex.of(survivors.keys, lengths_R)
         shape = (len(survivors.keys), int(lengths_R.max()))
-        placed_RG = place(
+        placed_RG = place_scores(
             scores.turns_K, episodes, rows.rows_K, by_turn=agent.use_turn_scores, shape=shape,
             lengths_R=rows.lengths_R,
         )  # fmt: skip
         put_ragged(survivors, {"rm_scores": placed_RG}, lengths_R)
-        self._step_metrics = {**choice.metrics, **step_metrics(episodes)}
-        return self._keep(survivors, episodes, rows, choice)
+        self._step_metrics = {**selection.metrics, **step_metrics(episodes)}
+        return self._keep(survivors, episodes, rows, selection)
 
     def _keep(
-        self, survivors: KVBatchMeta, episodes: Sequence[GrlEpisodeSummary], rows: TrajectoryIndex, choice: Choice
+        self,
+        survivors: KVBatchMeta,
+        episodes: Sequence[GrlEpisodeSummary],
+        rows: TrajectoryIndex,
+        selection: GroupSelection,
     ) -> KVBatchMeta:
         kept = [False] * len(survivors.keys)
         for episode, rows_of_it in zip(episodes, rows.rows_K, strict=True):
             for row in rows_of_it:
-                kept[row] = episode.group in choice.kept
+                kept[row] = episode.group in selection.kept
         dropped = select(survivors, [not keep for keep in kept])
         if dropped.keys:
             tq.kv_clear(keys=dropped.keys, partition_id=dropped.partition_id)
@@ -95,10 +99,10 @@ class GrlTrainer(TrajectoryTrainer):
         batch = super()._compute_advantage(batch, metrics)
         # Metrics of all episodes, including those that are not trained on.
         metrics.update(self._step_metrics)
-        self._keep_advantages_of_turns(self._rows_of(batch))
+        self._log_turn_advantages(self._rows_of(batch))
         return batch
 
-    def _keep_advantages_of_turns(self, batch: KVBatchMeta) -> None:
+    def _log_turn_advantages(self, batch: KVBatchMeta) -> None:
         """Write the advantages of each response's tokens to the trajectory log."""
         fields = ["advantages", EPISODE_SUMMARY]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
@@ -125,7 +129,9 @@ class GrlTrainer(TrajectoryTrainer):
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         agent = self.job.spec.grl_agent
         parts = split(batch)
-        self._require_whole(parts, agent.validation_steps * sum(group.size for group in agent.validation_groups))
+        self._require_all_trajectories(
+            parts, agent.validation_steps * sum(group.size for group in agent.validation_groups)
+        )
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
         summaries = fetch_summaries(parts.survivors, GrlEpisodeSummary)
         return validation_metrics(summaries, num_failed=len(parts.failed.keys)) | environment_metrics(summaries)

@@ -69,7 +69,7 @@ class TrajectoryTrainer(RunTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         """Drop failed trajectories before anything is computed from the batch."""
         self._split = split(batch)
-        self._require_whole(self._split, self._num_trajectories(self._num_requested[self.global_steps]))
+        self._require_all_trajectories(self._split, self._num_trajectories(self._num_requested[self.global_steps]))
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._drop_failed(self._split)
         selected = self._select_rows(self._split.survivors)
@@ -100,7 +100,7 @@ class TrajectoryTrainer(RunTrainer):
         size = math.ceil(size / factor) * factor
         self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self.config.critic.ppo_mini_batch_size = size
 
-    def _require_whole(self, parts: Split, expected: int) -> None:
+    def _require_all_trajectories(self, parts: Split, expected: int) -> None:
         if parts.num_trajectories < expected:
             raise RunFolder(self.run_dir).read_failure() or RunFailedError(
                 f"Step {self.global_steps} got {parts.num_trajectories} trajectories of {expected}: agent loops ended "
@@ -148,7 +148,7 @@ class TrajectoryTrainer(RunTrainer):
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         parts = split(batch)
-        self._require_whole(parts, num_episodes)
+        self._require_all_trajectories(parts, num_episodes)
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
         return validation_metrics(fetch_summaries(parts.survivors, EpisodeSummary), num_failed=len(parts.failed.keys))
 

@@ -79,7 +79,7 @@ class TurnTrainer(RunTrainer):
         if self.resumed_from is not None:
             self.agent_loop_manager.restore(self.resumed_from.state.slots)
         elif self.job.spec.turn_ppo.critic_warmup.batches and self.job.spec.turn_ppo.critic_warmup.steps:
-            self._warm_critic_up()
+            self._warm_up_critic()
 
     # ---- one batch ----
 
@@ -92,10 +92,10 @@ class TurnTrainer(RunTrainer):
         return not tag.get("is_padding", False) and int(key.rsplit("_", 1)[1]) < turns
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: Metrics, **kwargs: object) -> KVBatchMeta:
-        self._require_whole_segments(batch)
+        self._require_all_segments(batch)
         return super()._balance_batch(batch, metrics, **kwargs)
 
-    def _require_whole_segments(self, batch: KVBatchMeta) -> None:
+    def _require_all_segments(self, batch: KVBatchMeta) -> None:
         spec = self.job.spec
         expected = spec.turns_per_step + spec.environment.count
         if len(batch.keys) < expected:
@@ -180,7 +180,7 @@ class TurnTrainer(RunTrainer):
 
     # ---- critic warm-up ----
 
-    def _warm_critic_up(self) -> None:
+    def _warm_up_critic(self) -> None:
         """Train the critic alone on turns gathered once by the frozen policy (Verlog's critic pre-training)."""
         warmup = self.job.spec.turn_ppo.critic_warmup
         first_step = self.global_steps

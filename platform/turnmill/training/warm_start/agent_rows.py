@@ -32,9 +32,9 @@ class _Turn:
     messages: Sequence[Message]
     prefix: str
     thought: str
-    spoken: str
-    chances: dict[str, float]
-    """Probability of every action that might have been chosen, `spoken` included."""
+    action: str
+    probabilities: dict[str, float]
+    """Probability of every action that might have been chosen, `action` included."""
 
     @property
     def opening(self) -> str:
@@ -46,8 +46,8 @@ def build_agent_rows(agents: Sequence[NamedAgent], settings: WarmStart) -> tuple
     """Return a tokenizer for the agents' language, and at least `settings.turns` of an expert's turns as token ids."""
     episodes = list(_episodes(agents, settings))
     tokenizer = build_tokenizer([*_texts(episodes), *_CHARACTERS])
-    spell = _RowTokenizer(tokenizer)
-    return tokenizer, [row for episode in episodes for row in spell.rows(episode)]
+    row_tokenizer = _RowTokenizer(tokenizer)
+    return tokenizer, [row for episode in episodes for row in row_tokenizer.rows(episode)]
 
 
 def _episodes(agents: Sequence[NamedAgent], settings: WarmStart) -> Iterator[list[_Turn]]:
@@ -85,23 +85,23 @@ def _episode(agent: EnvironmentAgent, expert: Expert, settings: WarmStart, seed:
             _Turn(
                 agent.get_llm_prompts(output), agent.prefix, expert.thought(),
                 chance.choice(MALFORMED_ACTIONS) if malformed else agent.word_for(action),
-                _chances(agent, advised, settings),
+                _action_probabilities(agent, advised, settings),
             )
         )  # fmt: skip
-        output = agent.get_env_outputs(f"{turns[-1].opening} {turns[-1].spoken} </answer>")
+        output = agent.get_env_outputs(f"{turns[-1].opening} {turns[-1].action} </answer>")
         if malformed:
             action = None
     return turns
 
 
-def _chances(agent: EnvironmentAgent, advised: str, settings: WarmStart) -> dict[str, float]:
+def _action_probabilities(agent: EnvironmentAgent, advised: str, settings: WarmStart) -> dict[str, float]:
     actions = agent.environment.actions
     at_random, well_formed = settings.action_noise / len(actions), 1 - settings.malformed_share
-    chances = {
+    probabilities = {
         agent.word_for(action): well_formed * (at_random + (1 - settings.action_noise) * (action == advised))
         for action in actions
     }
-    return chances | dict.fromkeys(MALFORMED_ACTIONS, settings.malformed_share / len(MALFORMED_ACTIONS))
+    return probabilities | dict.fromkeys(MALFORMED_ACTIONS, settings.malformed_share / len(MALFORMED_ACTIONS))
 
 
 def _texts(episodes: Iterable[Sequence[_Turn]]) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _texts(episodes: Iterable[Sequence[_Turn]]) -> Iterator[str]:
         yield from (message["content"] for message in turn.messages)
         yield turn.prefix
         yield turn.opening
-        yield from (f" {action} </answer>" for action in turn.chances)
+        yield from (f" {action} </answer>" for action in turn.probabilities)
 
 
 class _RowTokenizer:
@@ -128,11 +128,13 @@ class _RowTokenizer:
             else:
                 context = self._builder.merge_context_tokens(messages[:-1], messages, context).token_ids
             context = [*context, *self._ids(turn.prefix)]
-            said = (*self._ids(turn.opening), *self._action_ids(turn.spoken))
-            chances = {self._action_ids(action): chance for action, chance in turn.chances.items()}
-            targets = next_token_distributions(self._action_ids(turn.spoken), chances, vocabulary=len(self.tokenizer))
-            yield Row(tuple(context), said, targets)
-            context = [*context, *said]
+            response = (*self._ids(turn.opening), *self._action_ids(turn.action))
+            probabilities = {self._action_ids(action): chance for action, chance in turn.probabilities.items()}
+            targets = next_token_distributions(
+                self._action_ids(turn.action), probabilities, vocabulary=len(self.tokenizer)
+            )
+            yield Row(tuple(context), response, targets)
+            context = [*context, *response]
 
     def _action_ids(self, action: str) -> tuple[int, ...]:
         return (*self._ids(f" {action} </answer>"), self.tokenizer.eos_token_id)

@@ -7,7 +7,7 @@ from transfer_queue import KVBatchMeta
 from turnmill.core.trajectory import EpisodeSummary, SegmentMetadata, TurnMetadata
 from turnmill.rollout.token_integrity import token_checksum
 from turnmill.training.batches.trajectory_metrics import validation_metrics
-from turnmill.training.batches.turn import TurnBatch, count_unsampled_tokens, in_order_of_time, turn_metrics
+from turnmill.training.batches.turn import TurnBatch, count_unsampled_tokens, sort_by_time, turn_metrics
 
 
 def meta(*keys: str) -> KVBatchMeta:
@@ -38,7 +38,7 @@ def batch(turns: list[TurnMetadata], segments: list[SegmentMetadata]) -> TurnBat
 
 @pytest.mark.feature("Verlog", "a row per turn, in the order of time")
 def test_rows_are_ordered_by_time_and_then_by_segment():
-    ordered, num_segments = in_order_of_time(meta("b_0_1", "a_0_10", "a_0_1", "b_0_10", "a_0_2", "b_0_2"))
+    ordered, num_segments = sort_by_time(meta("b_0_1", "a_0_10", "a_0_1", "b_0_10", "a_0_2", "b_0_2"))
 
     assert ordered.keys == ["a_0_1", "b_0_1", "a_0_2", "b_0_2", "a_0_10", "b_0_10"]
     assert [tag["key"] for tag in ordered.tags] == ordered.keys
@@ -46,7 +46,7 @@ def test_rows_are_ordered_by_time_and_then_by_segment():
 
 
 def test_segment_names_may_contain_underscores():
-    ordered, num_segments = in_order_of_time(meta("b_9_0_1", "b_9_0_0", "a_1_0_1", "a_1_0_0"))
+    ordered, num_segments = sort_by_time(meta("b_9_0_1", "b_9_0_0", "a_1_0_1", "a_1_0_0"))
 
     assert ordered.keys == ["a_1_0_0", "b_9_0_0", "a_1_0_1", "b_9_0_1"]
     assert num_segments == 2

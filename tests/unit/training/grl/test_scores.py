@@ -8,7 +8,7 @@ import torch
 from turnmill.jobs.grl_agent import RewardNormalization
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import decode, encode
-from turnmill.training.grl.scores import Choice, Scores, normalise, place
+from turnmill.training.grl.scores import GroupSelection, Scores, normalise, place_scores
 
 REWARDS = [10.9, -1.0, -0.5, 9.9]
 
@@ -104,8 +104,8 @@ def test_trajectory_scores_are_placed_at_the_end_and_turn_scores_at_the_ends_of_
     scores = Scores.of(episodes, RewardNormalization())
     rows_K = [(1,), (0,)]
 
-    at_end = place(scores.turns_K, episodes, rows_K, by_turn=False, shape=(2, 7), lengths_R=[4, 7])
-    by_turn = place(scores.turns_K, episodes, rows_K, by_turn=True, shape=(2, 7), lengths_R=[4, 7])
+    at_end = place_scores(scores.turns_K, episodes, rows_K, by_turn=False, shape=(2, 7), lengths_R=[4, 7])
+    by_turn = place_scores(scores.turns_K, episodes, rows_K, by_turn=True, shape=(2, 7), lengths_R=[4, 7])
 
     assert at_end.tolist() == [[0, 0, 0, 4, 0, 0, 0], [0, 0, 0, 0, 0, 0, 3]]
     assert by_turn.tolist() == [[0, 0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 0, 2, 0]]
@@ -114,7 +114,7 @@ def test_trajectory_scores_are_placed_at_the_end_and_turn_scores_at_the_ends_of_
 def test_turn_scores_are_placed_in_the_row_of_their_turn():
     summary = replace(episode(1.0, 2.0), response_ends=((0, 1), (1, 0)))
 
-    placed = place([rewards(1.0, 2.0)], [summary], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
+    placed = place_scores([rewards(1.0, 2.0)], [summary], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
 
     assert placed.tolist() == [[2, 0], [0, 1]]
 
@@ -137,12 +137,12 @@ GROUP_REWARDS = rewards(0, 1, 5, 5, 0, 9, 2, 4)
     ],
 )
 def test_the_filter_keeps_the_groups_with_the_largest_or_smallest_deviation(ratio: float, kind: str, kept: set[int]):
-    assert Choice.of(GROUP_REWARDS, GROUPS, ratio=ratio, kind=kind).kept == kept
+    assert GroupSelection.of(GROUP_REWARDS, GROUPS, ratio=ratio, kind=kind).kept == kept
 
 
 @pytest.mark.feature("GRL", "metrics of a rollout")
 def test_filter_metrics_cover_all_groups_and_the_kept_groups():
-    metrics = Choice.of(GROUP_REWARDS, GROUPS, ratio=0.25, kind="std").metrics
+    metrics = GroupSelection.of(GROUP_REWARDS, GROUPS, ratio=0.25, kind="std").metrics
 
     root = 2**0.5
     assert metrics == pytest.approx(
