@@ -354,7 +354,7 @@ async def test_fifty_jobs_end_correctly_after_an_api_server_outage_of_30_seconds
                 await advance(cluster, jobs)
                 await asyncio.sleep(1)
             assert operator.is_healthy()
-            link.mend()
+            link.restore()
             await advance_until_all_ended(cluster, jobs, seconds=240)
             found = await outcomes(cluster)
         pid = operator.process.pid

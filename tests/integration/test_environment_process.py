@@ -16,7 +16,7 @@ from turnmill.environments.runtime.fork_server import ForkServer
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
 
-HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
+MISBEHAVE, LOOK, WIN = "ACTION: misbehave", "ACTION: look", "ACTION: win"
 
 
 class ProcessFactory:
@@ -126,7 +126,7 @@ async def test_a_failed_step_ends_the_episode_and_the_next_reset_starts_a_proces
     first_pid = process.pid
 
     with pytest.raises(EnvironmentFailedError, match=message):
-        await process.act(HURT)
+        await process.act(MISBEHAVE)
     opening = await process.reset(seed=1)
 
     assert opening.observation == "seed 1 step 0"
@@ -140,7 +140,7 @@ async def test_a_step_that_hangs_times_out_and_its_process_is_killed(processes):
     pid = process.pid
 
     with pytest.raises(EnvironmentFailedError, match=r"did not answer 'act' within 0.2 s"):
-        await process.act(HURT)
+        await process.act(MISBEHAVE)
 
     await wait_for_the_end_of(pid)
     assert (await process.reset(seed=1)).observation == "seed 1 step 0"
@@ -196,7 +196,7 @@ async def test_the_output_of_an_environment_is_discarded(processes, capfd):
     process = processes.hostile(on_step="prints", on_reset="prints")
 
     await process.reset(seed=0)
-    await process.act(HURT)
+    await process.act(MISBEHAVE)
 
     assert capfd.readouterr().out == ""
 
@@ -207,7 +207,7 @@ async def test_child_processes_of_an_environment_die_with_it(processes):
     group = process.pid
 
     with pytest.raises(EnvironmentFailedError):
-        await process.act(HURT)
+        await process.act(MISBEHAVE)
 
     await until(lambda: not any(group_of(pid) == group for pid in psutil.pids()))
 
@@ -229,7 +229,7 @@ async def test_an_environment_that_exceeds_its_memory_limit_fails(processes):
     await process.reset(seed=0)
 
     with pytest.raises(EnvironmentFailedError, match="MemoryError"):
-        await process.act(HURT)
+        await process.act(MISBEHAVE)
 
 
 async def test_an_environment_that_leaks_memory_fails_at_its_limit(processes):
@@ -252,7 +252,7 @@ async def test_an_environment_that_leaks_memory_fails_at_its_limit(processes):
 
 async def act_repeatedly(process: EnvironmentProcess) -> None:
     for _ in range(20):
-        await process.act(HURT)
+        await process.act(MISBEHAVE)
 
 
 ACTIONS = {
@@ -372,7 +372,7 @@ async def test_a_cancelled_call_leaves_no_reply_for_the_next_call(processes):
     await process.reset(seed=0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await process.act(HURT)
+            await process.act(MISBEHAVE)
 
     assert process.pid is None
     assert (await process.reset(seed=7)).observation == "seed 7 step 0"
@@ -438,7 +438,7 @@ async def test_a_failed_rendering_leaves_the_episode_in_progress_unchanged(proce
     await process.reset(seed=0)
 
     with pytest.raises(EnvironmentFailedError, match="it hurts"):
-        await process.render_frames(3, [HURT])
+        await process.render_frames(3, [MISBEHAVE])
 
     assert (await process.act(LOOK)).observation == "seed 0 step 1"
 

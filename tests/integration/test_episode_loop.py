@@ -11,7 +11,7 @@ from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.verlog.episode_loop import EpisodeLoop
 from turnmill.testing.agent_loops import SAMPLING, AgentLoopHarness, job_of
 
-HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
+MISBEHAVE, LOOK, WIN = "ACTION: misbehave", "ACTION: look", "ACTION: win"
 
 
 class EpisodeLoopHarness(AgentLoopHarness):
@@ -84,7 +84,7 @@ async def test_the_summary_has_the_state_before_each_turn(new_harness):
 
 
 async def test_an_episode_whose_environment_fails_has_no_rows(new_harness):
-    harness = new_harness([LOOK, HURT], on_step="raises")
+    harness = new_harness([LOOK, MISBEHAVE], on_step="raises")
 
     failure = await harness.play(task=1)
 

@@ -14,7 +14,7 @@ from turnmill.rollout.verlog.turn_loop import MAX_FAILURES_IN_A_ROW
 from turnmill.testing.agent_loops import TOKENIZER, TurnLoopHarness, job_of
 from turnmill.testing.policies import LOG_PROB
 
-HURT, LOOK, WIN = "ACTION: hurt", "ACTION: look", "ACTION: win"
+MISBEHAVE, LOOK, WIN = "ACTION: misbehave", "ACTION: look", "ACTION: win"
 
 
 def job(*, turns: int, max_turns: int, render_episodes: int, **options: str) -> AgentTrainingJob:
@@ -148,7 +148,7 @@ async def test_a_turn_limit_ends_an_episode_without_success(new_harness):
 
 
 async def test_turns_of_an_episode_whose_environment_dies_are_never_learned_from(new_harness):
-    harness = new_harness([WIN, LOOK, HURT, LOOK, "ACTION: fly"], turns=3, on_step="exits")
+    harness = new_harness([WIN, LOOK, MISBEHAVE, LOOK, "ACTION: fly"], turns=3, on_step="exits")
 
     rows = await harness.play()
 
@@ -160,7 +160,7 @@ async def test_turns_of_an_episode_whose_environment_dies_are_never_learned_from
 
 
 async def test_a_failure_is_counted_and_logged(new_harness):
-    harness = new_harness([WIN, LOOK, HURT, LOOK, LOOK], turns=3, on_step="exits")
+    harness = new_harness([WIN, LOOK, MISBEHAVE, LOOK, LOOK], turns=3, on_step="exits")
 
     rows = await harness.play()
 
@@ -172,7 +172,7 @@ async def test_a_failure_is_counted_and_logged(new_harness):
 
 
 async def test_a_failed_episode_loses_only_its_turns_in_the_present_segment(new_harness):
-    harness = new_harness([LOOK] * 3 + [HURT] + [LOOK] * 3, on_step="exits")
+    harness = new_harness([LOOK] * 3 + [MISBEHAVE] + [LOOK] * 3, on_step="exits")
 
     await harness.play(1)
     rows = await harness.play(2)
@@ -192,7 +192,7 @@ async def test_an_empty_response_fails_the_episode_and_not_the_run(new_harness):
 
 
 async def test_an_environment_that_always_dies_ends_the_run(new_harness):
-    harness = new_harness([HURT] * MAX_FAILURES_IN_A_ROW, on_step="exits")
+    harness = new_harness([MISBEHAVE] * MAX_FAILURES_IN_A_ROW, on_step="exits")
 
     with pytest.raises(RunFailedError, match=r"3 episodes in a row failed.*exited with code 3") as error:
         await harness.play()
@@ -208,7 +208,9 @@ async def test_an_environment_that_cannot_begin_ends_the_run(new_harness):
 
 
 async def test_failures_with_whole_episodes_between_them_do_not_end_the_run(new_harness):
-    harness = new_harness([HURT, WIN] * (MAX_FAILURES_IN_A_ROW + 1), turns=MAX_FAILURES_IN_A_ROW + 1, on_step="exits")
+    harness = new_harness(
+        [MISBEHAVE, WIN] * (MAX_FAILURES_IN_A_ROW + 1), turns=MAX_FAILURES_IN_A_ROW + 1, on_step="exits"
+    )
 
     rows = await harness.play()
 
@@ -259,7 +261,7 @@ async def test_a_validation_renders_as_many_episodes_as_the_job_sets(new_harness
 
 
 async def test_a_validation_episode_whose_environment_dies_is_played_again(new_harness):
-    harness = new_harness([LOOK, HURT, LOOK, WIN], on_step="exits")
+    harness = new_harness([LOOK, MISBEHAVE, LOOK, WIN], on_step="exits")
 
     (row,) = await harness.play(validate=True)
 

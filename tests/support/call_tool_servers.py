@@ -1,8 +1,8 @@
 """Trajectories that call tool servers: run in a pod by `team_release.Caller`, with httpx alone.
 
-Every call appends its number to a file of the trajectory's shell and says that it has. A call that gets no answer, or
-503, is sent again with its id. In the end the file tells which calls took effect, and how often. One whose program had
-no time to end has an answer that says so; it is not lost.
+Every call appends its number to a file in the trajectory's shell and prints that it did. A call without an answer, or
+with 503, is sent again with its id. At the end the file shows which calls took effect, and how often. A call whose
+program ran into its time limit is answered with that message; it does not count as lost.
 """
 
 import argparse
@@ -26,14 +26,14 @@ async def main() -> None:
     async with client, asyncio.TaskGroup() as group:
         runs = [group.create_task(trajectory(client, options, problems, seconds)) for _ in range(options.trajectories)]
     files = [run.result() for run in runs]
-    done = [said for said, _ in files]
+    done = [answered for answered, _ in files]
     seconds.sort()
     report = {
         "calls": sum(map(len, done)),
         "without_time": len(seconds) - sum(map(len, done)),
-        "lost": sum(len(said - set(seen)) for said, seen in files),
-        "repeated": sum(len(seen) - len(set(seen)) for _, seen in files),
-        "in_order": all(seen == sorted(seen) for _, seen in files),
+        "lost": sum(len(answered - set(written)) for answered, written in files),
+        "repeated": sum(len(written) - len(set(written)) for _, written in files),
+        "in_order": all(written == sorted(written) for _, written in files),
         "sent_again": problems,
         "p50_seconds": seconds[len(seconds) // 2],
         "max_seconds": seconds[-1],
@@ -44,7 +44,7 @@ async def main() -> None:
 async def trajectory(
     client: httpx.AsyncClient, options: argparse.Namespace, problems: Counter[str], seconds: list[float]
 ) -> tuple[set[int], list[int]]:
-    """The calls that said they were done, and the numbers that the file has in the end."""
+    """Return the calls that were answered as done, and the numbers in the file at the end."""
     name = f"caller-{uuid.uuid4().hex}"
     done = set()
     deadline = time.monotonic() + options.seconds
@@ -66,7 +66,7 @@ async def trajectory(
 async def call(
     client: httpx.AsyncClient, name: str, number: int, command: str, problems: Counter[str], patience: float
 ) -> str:
-    """The observation, however often it takes."""
+    """Send a call until it is answered; return the observation."""
     action = f"```bash\n{command}\n```"
     body = {"trajectory_ids": [name], "actions": [action], "extra_fields": [{"call_id": f"call-{number}"}]}
     deadline = time.monotonic() + patience

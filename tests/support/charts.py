@@ -19,11 +19,11 @@ HELM_SECONDS = 180.0
 
 
 class HelmError(AssertionError):
-    """What helm answered, where a test needs it to do as told."""
+    """A helm command that a test needs has failed."""
 
 
 def values_files(chart: Path) -> list[Path]:
-    """Every example of values of a chart."""
+    """Return every file of example values of a chart."""
     return sorted((chart / "ci").glob("*-values.yaml"))
 
 
@@ -31,7 +31,7 @@ def try_helm(*arguments: str, timeout: float = HELM_SECONDS) -> subprocess.Compl
     """Run helm, which may fail."""
     program = find_program("helm")
     assert program is not None, "helm is missing"
-    # A test that renders must not be sent to a cluster that happens to be there.
+    # Rendering must not contact a cluster that KUBECONFIG happens to name.
     environment = os.environ if arguments[0] not in ("template", "lint") else os.environ | {"KUBECONFIG": os.devnull}
     return subprocess.run(
         [program, *arguments], capture_output=True, text=True, timeout=timeout, check=False, env=environment
@@ -47,7 +47,7 @@ def helm(*arguments: str, timeout: float = HELM_SECONDS) -> str:
 
 
 def options(values: dict[str, Any] | None = None, files: Sequence[Path] = ()) -> list[str]:
-    """Values for helm's command line."""
+    """Return the options of helm's command line for these values."""
     chosen = [f"--values={file}" for file in files]
     return chosen + [f"--set-json={name}={json.dumps(value)}" for name, value in (values or {}).items()]
 
@@ -61,19 +61,19 @@ def render(
     namespace: str = "team-a",
     apis: Sequence[str] = (PROMETHEUS_API,),
 ) -> list[dict[str, Any]]:
-    """The objects of a chart; `values` by their dotted names."""
+    """Return the objects of a rendered chart; `values` are by dotted name."""
     known = [f"--api-versions={api}" for api in apis]
     text = helm("template", release, str(chart), f"--namespace={namespace}", *known, *options(values, files))
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def of_kind(objects: Sequence[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
-    """The objects of a kind, perhaps one of them by its name."""
+    """Return the objects of a kind, or the one of a name."""
     return [found for found in objects if found["kind"] == kind and (name is None or found["metadata"]["name"] == name)]
 
 
 def pod_templates(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Every pod that comes of an object, by its place in it."""
+    """Return every pod template of an object, with its place in the object."""
     name = f"{found['kind']} {found['metadata']['name']}"
     spec = found.get("spec") or {}
     match found["kind"]:

@@ -1,4 +1,4 @@
-"""Services that run programs, as Piston and SandboxFusion answer; they run Python alone, in this machine's."""
+"""Services with the interfaces of Piston and SandboxFusion, which run only Python, with this interpreter."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from support.web_site import WebSite
 
 
 class CodeServices(WebSite):
-    """`POST /api/v2/execute` and `POST /run_code`; `answer` takes the place of both."""
+    """`POST /api/v2/execute` and `POST /run_code`; `answer` replaces the response of both."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -60,7 +60,7 @@ async def _sandbox_fusion(body: dict[str, Any]) -> web.Response:
 
 
 async def _run(files: list[dict[str, str]], args: list[str], stdin: str, seconds: float) -> tuple[int | None, str, str]:
-    """Exit code, None after a timeout, and what was written."""
+    """Return the exit code, None after a timeout, and the output."""
     with tempfile.TemporaryDirectory() as folder:
         for file in files:
             (Path(folder) / file["name"]).write_text(file["content"])

@@ -1,4 +1,4 @@
-"""Runs tests in namespaces of their own, so that what they break is theirs alone."""
+"""Runs tests in Linux namespaces of their own, so that they cannot harm anything else."""
 
 import fcntl
 import os
@@ -22,12 +22,12 @@ _OUTCOMES = pytest.StashKey[dict[Path, dict[str, str]]]()
 
 
 def inside() -> bool:
-    """Whether this process runs in namespaces of its own."""
+    """Return True if this process runs in namespaces of its own."""
     return INSIDE in os.environ
 
 
 def run_contained(item: pytest.Item) -> None:
-    """Fail if the test fails inside. The chosen tests of its file run there together, when the first is asked for."""
+    """Fail if the test fails inside; the selected tests of a file run inside together, with the first of them."""
     outcomes = item.session.stash.setdefault(_OUTCOMES, {})
     if item.path not in outcomes:
         outcomes[item.path] = _run_inside(item)
@@ -37,7 +37,7 @@ def run_contained(item: pytest.Item) -> None:
 
 
 def bring_loopback_up() -> None:
-    """A fresh network namespace has its loopback down."""
+    """Enable the loopback device, which is down in a new network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh22x", b"lo", 0)
         flags = struct.unpack_from("h", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request), 16)[0]
@@ -46,7 +46,7 @@ def bring_loopback_up() -> None:
 
 @cache
 def can_contain() -> bool:
-    """Whether this machine grants namespaces."""
+    """Return True if this machine allows namespaces."""
     if shutil.which("unshare") is None:
         return False
     return subprocess.run([*_unshare(), "true"], capture_output=True).returncode == 0
@@ -58,7 +58,7 @@ def _unshare() -> list[str]:
 
 
 def _run_inside(first: pytest.Item) -> dict[str, str]:
-    """What is wrong with each test, by its name; nothing with those that pass or are skipped."""
+    """Return the failure of each test by name; empty for tests that pass or are skipped."""
     chosen = [item.nodeid for item in first.session.items if item.path == first.path]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

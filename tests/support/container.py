@@ -1,4 +1,4 @@
-"""A throw-away container for tests that may do harm: what they write, signal or fill is gone when they end."""
+"""A temporary container for tests that may do harm: their files and processes are gone when they end."""
 
 import ctypes
 import errno
@@ -22,7 +22,7 @@ _REFUSED_IN_PODS = {"x86_64": (272, 308, 165, 166, 155, 435, 321, 298), "aarch64
 
 
 def can_contain() -> bool:
-    """Whether this user may make namespaces without mapping users, which the container needs to drop to another."""
+    """Return True if this user can create namespaces without a user namespace, as a change of user requires."""
     return os.geteuid() == 0 and subprocess.run(["unshare", "-mpnif", "true"], check=False).returncode == 0
 
 
@@ -40,7 +40,7 @@ def run_contained(arguments: Sequence[str], *, timeout_seconds: float) -> subpro
 
 
 def enter() -> None:
-    """Move to a copy of the root file system whose changes stay in memory, with /proc, /dev, /tmp of its own."""
+    """Change to a copy-on-write root in memory, with its own /proc, /dev and /tmp."""
     assert os.getpid() == 1, "not the first process of a pid namespace: nothing may do harm here"
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/mnt", "tmpfs", 0, "size=2g,mode=755")
@@ -57,12 +57,12 @@ def enter() -> None:
     Path(f"{root}/dev/shm").mkdir()
     kernel.mount("tmpfs", f"{root}/dev/shm", "tmpfs", 0, "size=64m,mode=1777")
     kernel.pivot_root(root)
-    Path("/root").chmod(0o755)  # Where Python may be installed; in this copy alone.
+    Path("/root").chmod(0o755)  # Python may be installed there; only the copy is changed.
     _raise_loopback()
 
 
 def _mount_tmp(root: str) -> None:
-    """An empty /tmp, but for the folders in it that this very code lies in: of these, too, the copy shows."""
+    """Mount an empty /tmp; of the old one only the folders with this code stay visible."""
     code = {path.parts[2] for path in map(Path, (__file__, sys.prefix)) if path.is_relative_to("/tmp/")}
     for name in code:
         Path("/mnt/code", name).mkdir(parents=True)
@@ -79,14 +79,14 @@ def _raise_loopback() -> None:
 
 
 def become_nobody() -> None:
-    """Give up root for good."""
+    """Change to the user nobody for good."""
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
 def become_pod() -> None:
-    """Behave as in a pod that is `restricted`: no capabilities, no new privileges, and no namespaces to be had."""
+    """Restrict this process as in a `restricted` pod: no capabilities, new privileges or namespaces."""
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     machine = platform.machine()
@@ -106,5 +106,5 @@ def become_pod() -> None:
 
 
 def make_dumpable() -> None:
-    """A change of user hides a process from its own user; a server that starts as that user is not hidden."""
+    """Make this process visible to its own user in /proc, which a change of user prevents."""
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)

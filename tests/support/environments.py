@@ -1,4 +1,4 @@
-"""Environments for tests: one that behaves and some that do not."""
+"""An environment that misbehaves on request."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ Misbehaviour = Literal[
     "none", "raises", "hangs", "exits", "is_killed", "prints", "sends_garbage", "sends_too_much",
     "leaves_a_child", "takes_memory", "leaks", "gives_nan", "sends_the_wrong_object",
 ]  # fmt: skip
-"""What an environment may do instead of answering."""
+"""What the environment does in place of its work."""
 
 
 _leaked: list[np.ndarray] = []
@@ -24,24 +24,24 @@ class HostileOptions(EnvironmentOptions):
     """Options of `Hostile`."""
 
     on_make: Misbehaviour = "none"
-    """What it does when it is made."""
+    """Misbehaviour when it is created."""
 
     on_reset: Misbehaviour = "none"
-    """What it does at a reset."""
+    """Misbehaviour at a reset."""
 
     on_prepare: Misbehaviour = "none"
-    """What it does where the reset after this one is prepared."""
+    """Misbehaviour when the next reset is prepared."""
 
     on_step: Misbehaviour = "none"
-    """What it does at a step whose action is `hurt`."""
+    """Misbehaviour at a step with the action `misbehave`."""
 
 
 class Hostile(Environment):
-    """Counts its steps, until it is told to hurt."""
+    """Counts its steps, and misbehaves at the action `misbehave`."""
 
     name: ClassVar[str] = "hostile"
     Settings: ClassVar[type[EnvironmentOptions]] = HostileOptions
-    actions = ("look", "win", "hurt")
+    actions = ("look", "win", "misbehave")
     default_action = "look"
 
     def __init__(self, task: str | None, max_turns: int, options: HostileOptions) -> None:
@@ -50,35 +50,35 @@ class Hostile(Environment):
         self.num_steps = 0
         self.seed = 0
         self.prepared = ""
-        _do(options.on_make)
+        _misbehave(options.on_make)
 
     def prepare(self, seed: int) -> None:
-        """Tell with the next observations which reset is prepared."""
-        _do(self.misbehave.on_prepare)
+        """Show in the next observations which reset is prepared."""
+        _misbehave(self.misbehave.on_prepare)
         self.prepared = f" prepared {seed}"
 
     def reset(self, seed: int) -> str:
-        """Begin to count."""
-        _do(self.misbehave.on_reset)
+        """Start counting."""
+        _misbehave(self.misbehave.on_reset)
         self.seed, self.num_steps = seed, 0
         return self._observation()
 
     def step(self, action: str) -> StepResult:
         """Count one step; `win` ends the episode with half a reward."""
         self.num_steps += 1
-        if action == "hurt":
-            _do(self.misbehave.on_step)
+        if action == "misbehave":
+            _misbehave(self.misbehave.on_step)
             if self.misbehave.on_step == "gives_nan":
                 return StepResult(self._observation(), reward=float("nan"))
         won = action == "win"
         return StepResult(self._observation(), reward=0.5 if won else 0.0, terminated=won)
 
     def instruction_prompt(self) -> str:
-        """Explain nothing."""
+        """Return a short instruction with the number of steps."""
         return f"Count. You stand at {self.num_steps}."
 
     def compact_prompt(self) -> str:
-        """Say less."""
+        """Return the goal."""
         return "goal: count"
 
     def render(self) -> np.ndarray:
@@ -89,7 +89,7 @@ class Hostile(Environment):
         return f"seed {self.seed} step {self.num_steps}{self.prepared}"
 
 
-def _do(misbehaviour: Misbehaviour) -> None:
+def _misbehave(misbehaviour: Misbehaviour) -> None:
     match misbehaviour:
         case "raises":
             raise ValueError("it hurts")
@@ -109,14 +109,14 @@ def _do(misbehaviour: Misbehaviour) -> None:
         case "leaks":
             _leaked.append(np.ones(2**26, dtype=np.uint8))
         case "sends_garbage":
-            _reach_for_the_socket().sendall(b"\0\0\0\7garbage")
+            _find_socket().sendall(b"\0\0\0\7garbage")
         case "sends_too_much":
-            _reach_for_the_socket().sendall(b"\xff\xff\xff\xff")
+            _find_socket().sendall(b"\xff\xff\xff\xff")
         case "sends_the_wrong_object":
-            _reach_for_the_socket().sendall(b'\0\0\0\x11{"result": "yes"}')
+            _find_socket().sendall(b'\0\0\0\x11{"result": "yes"}')
 
 
-def _reach_for_the_socket() -> socket.socket:
+def _find_socket() -> socket.socket:
     for descriptor in range(3, 64):
         try:
             return socket.socket(fileno=os.dup(descriptor))

@@ -1,4 +1,4 @@
-"""A proxy in front of a tool server that fails a share of the calls for good, whatever is tried."""
+"""A proxy in front of a tool server that fails a share of the calls at every try."""
 
 import asyncio
 import json
@@ -11,22 +11,22 @@ import aiohttp
 from aiohttp import web
 
 ERROR_TEXT = "forced failure: out of order"
-"""What failing calls say; no tool says it."""
+"""The error of failing calls, which no tool returns."""
 
 START_SECONDS = 20.0
 
 
 class FaultyProxy:
-    """Passes `POST /get_observation` on; a call that is to fail gets 503 or a cut connection, at every try.
+    """Forwards `POST /get_observation`; a call that is selected to fail gets 503 or a closed connection at every try.
 
-    Which calls fail follows from the seed and from what the trajectory and the call are named in every attempt.
+    The seed and the names of trajectory and call select the calls that fail, the same ones in every attempt.
     """
 
     def __init__(self, server_url: str, *, share: float, seed: int = 0) -> None:
         self.share, self.seed = share, seed
         self.url = ""
         self.calls: set[tuple[str, str]] = set()
-        """Trajectory and call, each once however often it was sent."""
+        """Trajectory and call of every call, without repetitions."""
 
         self.failed: set[tuple[str, str]] = set()
         self._server_url = server_url
@@ -77,7 +77,7 @@ class FaultyProxy:
             return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
 
     def _call(self, body: dict[str, Any]) -> tuple[str, str] | None:
-        """Trajectory, as it is named in every attempt, and call; None where a trajectory is only finished."""
+        """Return the trajectory's name without its attempt, and the call; None if a trajectory is only finished."""
         (trajectory,), (extra,) = body["trajectory_ids"], body["extra_fields"]
         if body["finish"][0]:
             return None

@@ -1,4 +1,4 @@
-"""A tool server for tests of those who call one: it answers as it is told to, and remembers what it was asked."""
+"""A tool server with scripted answers that records its requests, for tests of clients."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,14 +9,14 @@ from aiohttp import web
 from support.loopback_site import LoopbackSite
 
 Answer = str | Mapping[str, Any] | web.Response | Exception
-"""An observation, a whole response, or an error: the connection is cut."""
+"""An observation, a whole response, or an error, which closes the connection."""
 
 
 class HttpTools(LoopbackSite):
     """Serves `POST /get_observation` on a loopback port."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], Answer], *, done: bool = False, valid: bool = True) -> None:
-        """`answer` gets the action, the trajectory and the extra fields of a call as one mapping."""
+        """Take a function that answers a call: a mapping with its action, trajectory and extra fields."""
         super().__init__()
         self.calls: list[dict[str, Any]] = []
         self.finished: list[str] = []

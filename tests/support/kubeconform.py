@@ -1,4 +1,4 @@
-"""kubeconform with the schemas of the cluster at hand, custom resources included."""
+"""kubeconform with the schemas of the cluster, including custom resources."""
 
 import json
 import subprocess
@@ -14,11 +14,11 @@ KINDS = "x-kubernetes-group-version-kind"
 
 
 def write_schemas(cluster: Namespace, folder: Path) -> None:
-    """One file for every kind that the API server can tell of."""
+    """Write one file for every kind in the API server's schemas."""
     index = json.loads(cluster.kubectl("get", "--raw", "/openapi/v3"))["paths"]
     for path, place in index.items():
         if path.startswith(("api/", "apis/")) and path.count("/") in (1, 2):
-            # Metrics are served by others, which need not answer just now.
+            # Aggregated APIs, such as that of metrics, may be unavailable.
             got = cluster.try_kubectl("get", "--raw", place["serverRelativeURL"])
             if got.returncode == 0:
                 _write(json.loads(got.stdout).get("components", {}).get("schemas", {}), folder)
@@ -28,14 +28,14 @@ def _write(schemas: Mapping[str, Any], folder: Path) -> None:
     closed = {name: _closed(schema) for name, schema in schemas.items()}
     for name, schema in schemas.items():
         for kind in schema.get(KINDS, []):
-            # kubeconform takes the version of the core group, which has no name, for its name.
+            # The core group has no name; kubeconform uses its version in place of the name.
             file = f"{kind['kind'].lower()}-{kind['group'] or kind['version']}-{kind['version']}.json"
             root = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": closed}}
             (folder / file).write_text(json.dumps(root))
 
 
 def _closed(schema: Any) -> Any:
-    """The same, with no property but those that are named."""
+    """Return the schema without any properties beyond the named ones."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -48,7 +48,7 @@ def _closed(schema: Any) -> Any:
 
 
 def find_invalid(manifests: Sequence[Mapping[str, Any]] | str, schemas: Path) -> list[str]:
-    """What kubeconform says of the objects, or of a text with them, that are not valid."""
+    """Return kubeconform's messages on invalid objects; `manifests` are objects or YAML."""
     program = find_program("kubeconform")
     assert program is not None, "kubeconform is missing"
     text = manifests if isinstance(manifests, str) else "\n---\n".join(map(json.dumps, manifests))

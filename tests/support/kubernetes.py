@@ -1,4 +1,4 @@
-"""A Kubernetes cluster for tests, through kubectl: objects as dictionaries, and waits for facts."""
+"""A Kubernetes cluster for tests, through kubectl: objects as dictionaries, and waits for conditions."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Manifest = Mapping[str, Any]
-Fact = TypeVar("Fact")
+Result = TypeVar("Result")
 
 COMMAND_SECONDS = 60.0
 DELETE_SECONDS = 180.0
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.5
 
 
 def why_no_cluster() -> str | None:
-    """What is missing for tests on a cluster; None where nothing is."""
+    """Return why tests on a cluster are skipped; None if they can run."""
     if not os.environ.get("KUBECONFIG"):
         return "needs a Kubernetes cluster: set KUBECONFIG"
     if shutil.which("kubectl") is None:
@@ -28,7 +28,7 @@ def why_no_cluster() -> str | None:
 
 
 class KubectlError(AssertionError):
-    """What kubectl answered, where a test needs it to do as told."""
+    """A kubectl command that a test needs has failed."""
 
 
 class Namespace:
@@ -57,14 +57,14 @@ class Namespace:
         self.kubectl("apply", "--server-side", "--field-manager=test", "--filename=-", stdin=json.dumps(listed))
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """An object; None if there is none."""
+        """Return an object; None if there is none."""
         found: dict[str, Any] | None = json.loads(
             self.kubectl("get", kind, name, "--output=json", "--ignore-not-found") or "null"
         )
         return found
 
     def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        """The objects of a kind, perhaps those with certain labels."""
+        """Return the objects of a kind, optionally those with certain labels."""
         arguments = [f"--selector={selector}"] if selector else []
         items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "--output=json", *arguments))["items"]
         return items
@@ -74,7 +74,7 @@ class Namespace:
         self.kubectl("delete", kind, name, "--ignore-not-found", *arguments, timeout=DELETE_SECONDS)
 
     def logs(self, pod: str, *arguments: str) -> str:
-        """What a pod has printed."""
+        """Return the log of a pod."""
         return self.kubectl("logs", pod, *arguments)
 
     def run_in(self, pod: str, *command: str, container: str | None = None, timeout: float = COMMAND_SECONDS) -> str:
@@ -84,23 +84,23 @@ class Namespace:
 
 
 def is_ready(pod: Manifest) -> bool:
-    """Whether a pod serves."""
+    """Return True if a pod is ready."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
 
 
-def wait_for(what: str, look: Callable[[], Fact | None], *, seconds: float) -> Fact:
-    """The first fact that `look` finds; raises AssertionError if there is none in time."""
+def wait_for(what: str, find: Callable[[], Result | None], *, seconds: float) -> Result:
+    """Return the first true result of `find`; raises AssertionError if there is none in time."""
     deadline = time.monotonic() + seconds
-    while not (fact := look()):
+    while not (result := find()):
         assert time.monotonic() < deadline, f"no {what} within {seconds:g} s"
         time.sleep(POLL_SECONDS)
-    return fact
+    return result
 
 
 @contextmanager
 def temporary_namespace(prefix: str, *, labels: Mapping[str, str] | None = None) -> Iterator[Namespace]:
-    """A namespace of its own, deleted with all that is in it."""
+    """Create a namespace, and delete it with all its objects at the end."""
     namespace = Namespace(f"{prefix}-{uuid.uuid4().hex[:8]}")
     manifest = {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""A server on a loopback port, for as long as a test needs it."""
+"""A server on a loopback port, for the duration of a `with` block."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -9,12 +9,12 @@ from aiohttp import web
 
 
 class LoopbackSite(ABC):
-    """Hands every request to `_handle`; what its handlers wait for with `may_answer` comes when it is set."""
+    """Passes every request to `_handle`, which waits for `may_answer` before it answers."""
 
     def __init__(self) -> None:
         self.url = ""
         self.may_answer = asyncio.Event()
-        """Cleared, the server takes requests and hangs."""
+        """While it is cleared, the server accepts requests and does not answer."""
 
         self.may_answer.set()
         self._runner: web.AppRunner | None = None

@@ -1,4 +1,4 @@
-"""A model server that speaks OpenAI's API and writes what it is told to."""
+"""A model server with OpenAI's API and scripted responses."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,25 +8,25 @@ import httpx
 
 
 class ScriptedModel:
-    """Writes one text per request, cut at the first stop string as a model server cuts it.
+    """Generates one text per request, cut at the first stop string as a model server cuts it.
 
-    As vLLM does it names the string in `stop_reason`; with `tells_stop=False` it keeps it to itself, as OpenAI does.
+    `stop_reason` names the stop string as with vLLM; with `tells_stop=False` it is left out as with OpenAI.
     """
 
     def __init__(self, texts: Sequence[str], *, name: str = "scripted", tells_stop: bool = True) -> None:
         self.name = name
         self.requests: list[dict[str, Any]] = []
         self.answer: Callable[[dict[str, Any]], httpx.Response | None] = lambda body: None
-        """Answers in place of the script, where it answers at all."""
+        """Replaces the scripted response where it returns one."""
 
         self.listing: httpx.Response | None = None
-        """What it answers in place of the list of its models."""
+        """The response in place of the list of models."""
 
         self._texts = list(texts)
         self._tells_stop = tells_stop
 
     def transport(self) -> httpx.MockTransport:
-        """The way to it without a network."""
+        """Return a transport that calls this server without a network."""
         return httpx.MockTransport(self.respond)
 
     def respond(self, request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Models that are there to be read, not to be run."""
+"""Model folders without weights."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 
 def model_without_weights(folder: Path) -> Path:
-    """Fill a folder with a configuration and a tokenizer."""
+    """Write a configuration and a tokenizer into a folder, and return it."""
     config = Qwen2Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     config.architectures = ["Qwen2ForCausalLM"]
     config.save_pretrained(folder)

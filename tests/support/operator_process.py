@@ -1,4 +1,4 @@
-"""The operator as a process on this machine, working on a cluster through KUBECONFIG."""
+"""The operator as a process on this machine, connected to a cluster by KUBECONFIG."""
 
 import os
 import re
@@ -16,7 +16,7 @@ POLL_SECONDS = 0.1
 
 
 class OperatorProcess:
-    """One replica, serving one namespace, and its log."""
+    """One replica for one namespace, and its log."""
 
     def __init__(self, namespace: str, log: Path, *, environment: Mapping[str, str] | None = None) -> None:
         self._log = log
@@ -35,11 +35,11 @@ class OperatorProcess:
 
     @property
     def log(self) -> str:
-        """What it has logged since it started."""
+        """The log since the start."""
         return self._log.read_bytes()[self._begin :].decode(errors="replace")
 
     def wait_until_ready(self) -> "OperatorProcess":
-        """Return when it has listed everything."""
+        """Wait until the first listings are complete."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             if self._answer("/readyz")[0] == 200:
@@ -48,17 +48,17 @@ class OperatorProcess:
         raise AssertionError(f"the operator is not ready:\n{self.log}")
 
     def is_healthy(self) -> bool:
-        """Whether it makes progress, by its own account."""
+        """Return True if the health endpoint reports a healthy process."""
         return self._answer("/healthz")[0] == 200
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's series with certain labels."""
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        """Return the sum of a metric's series with certain labels."""
+        selected = [f'{label}="{value}"' for label, value in labels.items()]
         lines = [line for line in self._answer("/metrics")[1].splitlines() if re.match(rf"{name}[{{ ]", line)]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(part in line for part in wanted))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(part in line for part in selected))
 
     def writes(self) -> float:
-        """Writes to the API server so far, those of the Lease left out."""
+        """Return the number of writes to the API server so far, without those of the Lease."""
         verbs = [
             self.metric("turnmill_operator_api_requests_total", verb=verb)
             for verb in ("patch", "post", "put", "delete")
@@ -69,17 +69,17 @@ class OperatorProcess:
         return self.metric("turnmill_operator_api_requests_total", resource="leases", verb="get")
 
     def memory_mib(self) -> float:
-        """What it holds in memory."""
+        """Return the resident memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
     def restart(self, *, kill: bool = False) -> None:
-        """End it, rudely or not, and start it anew."""
+        """Stop or kill the process, and start it again."""
         self.stop(kill=kill)
         self._start()
 
     def stop(self, *, kill: bool = False) -> None:
-        """End it and wait for its end."""
+        """Stop or kill the process, and wait for its end."""
         if self.process.poll() is None:
             self.process.kill() if kill else self.process.terminate()
         try:
@@ -105,7 +105,7 @@ class OperatorProcess:
 def operator_process(
     namespace: str, log: Path, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[OperatorProcess]:
-    """A replica that is ready, and ended afterwards."""
+    """Start a replica and wait until it is ready; stop it at the end."""
     operator = OperatorProcess(namespace, log, environment=environment)
     try:
         yield operator.wait_until_ready()

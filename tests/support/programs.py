@@ -1,4 +1,4 @@
-"""Programs that tests run beside the code: where they are, and how they come to be there."""
+"""External programs that tests use: where they are found, and how they are unpacked."""
 
 import lzma
 import os
@@ -12,12 +12,12 @@ CLUSTER = "TURNMILL_CLUSTER"
 """Environment variable with the path of a script whose command `tools FOLDER` unpacks programs there."""
 
 TOOLS = "TURNMILL_TOOLS"
-"""Environment variable with the folder that the programs are unpacked to, and looked for first."""
+"""Environment variable with the folder that the programs are unpacked to."""
 
 
 @cache
 def find_program(name: str) -> Path | None:
-    """The program, or None where there is none."""
+    """Return the path of a program, or None if it is missing."""
     if found := shutil.which(name):
         return Path(found)
     cluster = os.environ.get(CLUSTER)
@@ -30,14 +30,14 @@ def find_program(name: str) -> Path | None:
 
 
 def why_no_program(name: str) -> str | None:
-    """Why a test is skipped that needs the program; None where it is there."""
+    """Return why a test that needs the program is skipped; None if the program is available."""
     if find_program(name) is not None:
         return None
     return f"no {name} in PATH, and no script in {CLUSTER} that unpacks it"
 
 
 def _unpack(cluster: str, folder: Path) -> None:
-    """Unpack beside the folder and move: tests in other processes see all of it or nothing."""
+    """Unpack into a temporary folder and rename it, so that other processes see all programs or none."""
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     subprocess.run([cluster, "tools", str(fresh)], check=True, capture_output=True, timeout=120)
     try:
@@ -48,7 +48,7 @@ def _unpack(cluster: str, folder: Path) -> None:
 
 
 def _decompress(packed: Path, path: Path) -> None:
-    """What the script keeps for its own use, beside what it unpacks."""
+    """Decompress a program that the script keeps for its own use."""
     if not packed.exists():
         return
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as fresh, lzma.open(packed) as source:

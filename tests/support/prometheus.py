@@ -1,4 +1,4 @@
-"""A Prometheus of a test's own, which scrapes every second."""
+"""A Prometheus for a test, which scrapes every second."""
 
 import math
 import subprocess
@@ -19,7 +19,7 @@ START_SECONDS = 30.0
 
 
 class PrometheusApi:
-    """What a Prometheus has seen since a moment, asked with a value every so many seconds."""
+    """Queries to a Prometheus over the time since `since`, with one value per step."""
 
     def __init__(self, url: str, *, since: float, step_seconds: int = 1) -> None:
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=30)
@@ -27,19 +27,19 @@ class PrometheusApi:
         self._step_seconds = step_seconds
 
     def has_seen(self, expression: str) -> bool:
-        """Whether an expression has had a finite value at some time since then."""
+        """Return True if an expression has had a finite value since then."""
         return any(math.isfinite(float(value)) for series in self.history(expression) for _, value in series["values"])
 
     def history(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an expression since then."""
-        asked = {"query": expression, "start": self._since, "end": time.time(), "step": self._step_seconds}
-        answer = self._http.post("/api/v1/query_range", data=asked)
+        """Return the series of an expression since then."""
+        query = {"query": expression, "start": self._since, "end": time.time(), "step": self._step_seconds}
+        answer = self._http.post("/api/v1/query_range", data=query)
         assert answer.is_success, f"{expression}: {answer.text}"
         result: list[dict[str, Any]] = answer.json()["data"]["result"]
         return result
 
     def answers(self) -> bool:
-        """Whether it takes queries."""
+        """Return True if the server is ready for queries."""
         try:
             return self._http.get("/-/ready").is_success
         except httpx.TransportError:
@@ -52,7 +52,7 @@ class PrometheusApi:
 
 @contextmanager
 def prometheus_of_cluster(*, since: float) -> Iterator[PrometheusApi | None]:
-    """That of a cluster, the service `prometheus` in the namespace `monitoring`; None where none answers."""
+    """Return the service `prometheus` in the namespace `monitoring` of a cluster; None if it does not answer."""
     service = Namespace("monitoring").get("service", "prometheus")
     if service is None:
         yield None
@@ -65,7 +65,7 @@ def prometheus_of_cluster(*, since: float) -> Iterator[PrometheusApi | None]:
 
 
 class Prometheus(PrometheusApi):
-    """Scrapes targets, given by scrape job as ports of this machine; `with` starts it and ends it."""
+    """A Prometheus that scrapes ports of this machine, by scrape job; `with` starts and stops it."""
 
     def __init__(self, program: Path, folder: Path, targets: Mapping[str, int]) -> None:
         self._program = program

@@ -1,4 +1,4 @@
-"""What a PromQL expression reads, for tests of boards and alerts."""
+"""The series and labels that a PromQL expression reads, for tests of dashboards and alerts."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,44 +12,44 @@ COUNTER_FUNCTIONS = {"rate", "increase", "irate", "resets"}
 
 @dataclass(slots=True)
 class Reads:
-    """What an expression asks for."""
+    """The series and labels of an expression."""
 
     selectors: list[tuple[str, frozenset[str]]] = field(default_factory=list)
-    """Names of series, each with the labels that it is chosen by."""
+    """Names of series, each with the labels that select it."""
 
     labels: set[str] = field(default_factory=set)
     """Labels that results are grouped or matched by."""
 
     counted: set[str] = field(default_factory=set)
-    """Series that are read through `rate` or its like."""
+    """Series that are read through `rate` or a similar function."""
 
     quantiles_without_le: int = 0
 
     @property
     def names(self) -> set[str]:
-        """The series."""
+        """The names of the series."""
         return {name for name, _ in self.selectors}
 
 
 def variables_in(expression: str) -> set[str]:
-    """The variables of a board that an expression refers to."""
+    """Return the dashboard variables in an expression."""
     return set(VARIABLE.findall(expression))
 
 
 def with_values(expression: str, **values: str) -> str:
-    """The expression with its variables replaced: everything chosen, short durations."""
+    """Return the expression with variables replaced by values that select everything, and short durations."""
     known = DURATIONS | values
     return VARIABLE.sub(lambda found: known.get(found[1], ".*"), expression)
 
 
 def reads(expression: str) -> Reads:
-    """What a parsed expression asks for; raises ValueError for one that is not PromQL."""
+    """Parse an expression and return what it reads; raises ValueError if it is not PromQL."""
     found = Reads()
-    promql.walk(promql.parse(with_values(expression)), lambda node: _take(node, found))
+    promql.walk(promql.parse(with_values(expression)), lambda node: _collect(node, found))
     return found
 
 
-def _take(node: promql.Expr, found: Reads) -> None:
+def _collect(node: promql.Expr, found: Reads) -> None:
     match node:
         case promql.VectorSelector():
             found.selectors.append((str(node.name), frozenset(m.name for m in node.matchers.matchers)))
@@ -61,7 +61,7 @@ def _take(node: promql.Expr, found: Reads) -> None:
             found.counted.update(str(n) for n in _selectors_below(node))
         case promql.Call() if node.func.name == "histogram_quantile":
             below = Reads()
-            promql.walk(node.args[1], lambda inner: _take(inner, below))
+            promql.walk(node.args[1], lambda inner: _collect(inner, below))
             found.quantiles_without_le += "le" not in below.labels
 
 

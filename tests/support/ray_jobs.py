@@ -14,17 +14,17 @@ JOB_LABEL, ATTEMPT_LABEL = "turnmill.dev/job", "turnmill.dev/attempt"
 
 
 def at(seconds: float) -> datetime:
-    """A moment after the start of everything."""
+    """Return the time this number of seconds after START."""
     return START + timedelta(seconds=seconds)
 
 
 def stamp(time: datetime) -> str:
-    """The moment as the API server writes it."""
+    """Return a time in the API server's format."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def raw_job(name: str = "job", *, status: Raw | None = None, **changes: Any) -> Raw:
-    """A job that is admitted, with changes such as `training__steps=3` below `spec`."""
+    """Return a job that is admitted, with changes such as `training__steps=3` below `spec`."""
     spec: Raw = {
         "model": {"warmStart": {}},
         "agent": {"prompt": "compact"},
@@ -54,13 +54,13 @@ def raw_job(name: str = "job", *, status: Raw | None = None, **changes: Any) -> 
 
 
 def pod_template(**container: Any) -> Raw:
-    """A pod as a team's chart gives it."""
+    """Return a pod template as in a team's chart."""
     ray = {"name": "ray", "image": "trainer", "volumeMounts": [{"name": "runs", "mountPath": "/runs"}], **container}
     return {"spec": {"containers": [ray], "volumes": [{"name": "runs", "emptyDir": {}}]}}
 
 
 def raw_team(**changes: Any) -> Raw:
-    """A team's ConfigMap: two groups of two pods each, with logical GPUs."""
+    """Return a team's ConfigMap with two groups of two pods each and logical GPUs."""
     group = {"device": "cpu", "maxReplicas": 2, "gpusPerNode": 1, "rayStartParams": {"num-gpus": "1"}}
     team = {
         "rayVersion": "2.60.0",
@@ -91,10 +91,10 @@ def raw_ray_job(
     shared: bool = False,
     **status: Any,
 ) -> Raw:
-    """A RayJob of an attempt, with a status of KubeRay's such as `jobStatus="RUNNING"`.
+    """Return an attempt's RayJob, with a status of KubeRay's such as `jobStatus="RUNNING"`.
 
-    Its job has suspended it, before it ran or after; or Kueue holds it. It is in a queue of Kueue's, or on a shared
-    cluster.
+    `suspend`: its job has suspended it; `started`: it ran before; `held`: Kueue holds it; `queue`: its queue in Kueue;
+    `shared`: it runs on a shared cluster.
     """
     return {
         "apiVersion": "ray.io/v1",
@@ -125,14 +125,14 @@ def raw_ray_job(
 
 
 class KubeRayDouble:
-    """Jobs and RayJobs of one namespace. KubeRay's part of the work is done by `step`, and ends as it was told."""
+    """A job and its RayJobs; `step` does KubeRay's work, and runs end with the given outcomes."""
 
     def __init__(self, job: Raw, outcomes: list[str]) -> None:
         self.now = START
         self.job: Raw | None = job
         self.ray_jobs: dict[str, Raw] = {}
         self.started: list[str] = []
-        """RayJobs that were let run, in order, each time that they were."""
+        """Names of started RayJobs in order, with repetitions."""
         self.deleted: list[str] = []
         self._outcomes = outcomes
         self._version = 1
@@ -147,23 +147,23 @@ class KubeRayDouble:
             found["status"] = known["status"]
         if known and known["spec"] == found["spec"]:
             return known
-        self.ray_jobs[name] = self._renewed(found)
+        self.ray_jobs[name] = self._with_new_version(found)
         return self.ray_jobs[name]
 
     def write_job(self, **fields: Any) -> Raw | None:
         """Replace the job's status, or its finalizers."""
         if self.job is not None:
             if "finalizers" in fields:
-                self.job = self._renewed({**self.job, "metadata": {**self.job["metadata"], **fields}})
+                self.job = self._with_new_version({**self.job, "metadata": {**self.job["metadata"], **fields}})
             else:
-                self.job = self._renewed({**self.job, **fields})
+                self.job = self._with_new_version({**self.job, **fields})
         return self.job
 
     def change(self, **spec: Any) -> None:
-        """A user changes the job."""
+        """Change the spec of the job, as a user does."""
         if self.job is not None:
             metadata = {**self.job["metadata"], "generation": self.job["metadata"]["generation"] + 1}
-            self.job = self._renewed({**self.job, "metadata": metadata, "spec": {**self.job["spec"], **spec}})
+            self.job = self._with_new_version({**self.job, "metadata": metadata, "spec": {**self.job["spec"], **spec}})
 
     def delete(self, name: str) -> None:
         """Delete a RayJob."""
@@ -171,12 +171,12 @@ class KubeRayDouble:
             self.deleted.append(name)
 
     def step(self) -> None:
-        """KubeRay takes every RayJob one step further."""
+        """Advance the status of every RayJob by one phase."""
         for name, ray_job in list(self.ray_jobs.items()):
             before = ray_job.get("status", {})
             after = self._next(name, ray_job, before)
             if after != before:
-                self.ray_jobs[name] = self._renewed({**ray_job, "status": after})
+                self.ray_jobs[name] = self._with_new_version({**ray_job, "status": after})
 
     def _next(self, name: str, ray_job: Raw, status: Raw) -> Raw:
         deployment = status.get("jobDeploymentStatus", "")
@@ -209,6 +209,6 @@ class KubeRayDouble:
         message = f"Job entrypoint command failed with exit code {outcome}, last available logs: boom"
         return {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed", "message": message}
 
-    def _renewed(self, raw: Raw) -> Raw:
+    def _with_new_version(self, raw: Raw) -> Raw:
         self._version += 1
         return {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(self._version)}}

@@ -1,4 +1,4 @@
-"""Stands where the TransferQueue would: rows by their keys, in memory."""
+"""A TransferQueue in memory: rows by their keys."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from transfer_queue import KVBatchMeta
 
 
 class RowQueue:
-    """What trainers use of the TransferQueue."""
+    """The part of the TransferQueue's interface that trainers use."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -18,15 +18,15 @@ class RowQueue:
         self.rows[key] = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in fields.items()}
 
     def meta(self) -> KVBatchMeta:
-        """All rows as a batch."""
+        """Return all rows as a batch."""
         return KVBatchMeta(partition_id="train", keys=[*self.rows], tags=[{} for _ in self.rows])
 
     def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> dict[str, Any]:
-        """Columns of some rows; those of tensors as nested ones."""
+        """Return columns of some rows; tensors as nested tensors."""
         return {name: self._column([self.rows[key][name] for key in keys]) for name in select_fields}
 
     def kv_batch_put(self, *, keys: Sequence[str], partition_id: str, fields: Any) -> None:
-        """Add columns to rows, or replace them."""
+        """Add or replace columns of rows."""
         for name in list(fields.keys()):
             for key, value in zip(keys, fields[name].unbind(), strict=True):
                 self.rows[key][name] = value

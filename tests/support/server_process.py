@@ -1,4 +1,4 @@
-"""Tool servers as they are started by hand: real processes, for integration tests and benchmarks."""
+"""Tool servers as real processes, for integration tests and benchmarks."""
 
 import os
 import re
@@ -33,11 +33,11 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """The log so far."""
         return self._log.read_text(errors="replace")
 
     def wait_until_ready(self) -> "ServerProcess":
-        """Return when it takes calls."""
+        """Wait until it accepts calls."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             found = re.search(r"Tool server ready url=(\S+)/get_observation", self.log)
@@ -50,7 +50,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where actions go."""
+        """The address that actions are sent to."""
         return str(self.http.base_url.join("/get_observation"))
 
     def post(self, trajectory_ids: list[str], actions: list[str], **fields: Any) -> httpx.Response:
@@ -59,32 +59,32 @@ class ServerProcess:
         return self.http.post("/get_observation", json=body)
 
     def observe(self, action: str, trajectory_id: str = "t", **extra: Any) -> Any:
-        """The observation of one action."""
+        """Send one action and return its observation."""
         response = self.post([trajectory_id], [action], extra_fields=[extra])
         assert response.status_code == 200, response.text
         return response.json()["observations"][0]
 
     def metric(self, name: str) -> float:
-        """The value of a series, written as Prometheus writes it."""
+        """Return the value of a series, named as in Prometheus text."""
         lines = self.http.get("/metrics").text.splitlines()
         return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"{name} ")))
 
     def stop(self) -> int:
-        """Tell it to stop, and wait until it has."""
+        """Send SIGTERM and wait for the end; return the exit code."""
         self.process.terminate()
         return self.process.wait(STOP_SECONDS)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait(STOP_SECONDS)
 
     def children(self) -> list[int]:
-        """Every process below this one."""
+        """Return all descendants of the server's process."""
         return descendants(self.process.pid)
 
     def close(self) -> None:
-        """See that it is gone."""
+        """Stop the process if it still runs."""
         self.http.close()
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
@@ -98,7 +98,7 @@ class ServerProcess:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below this one."""
+    """Return all descendants of a process."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -108,24 +108,24 @@ def descendants(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; one that nobody has waited for does not."""
+    """Return True if a process runs; zombies do not count."""
     with suppress(OSError):
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     return False
 
 
 def kill_now(pids: Iterable[int]) -> None:
-    """Kill processes; those that are gone already do not matter."""
+    """Kill processes; processes that have ended are ignored."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def eventually(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait for a fact."""
+    """Wait until a condition holds, and return its value."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
-        assert time.monotonic() < deadline, "it does not become true"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.02)
     return found
 

@@ -1,4 +1,4 @@
-"""Tasks for whole runs that are there to take part in a run, not to solve anything."""
+"""Tasks for tests of whole runs, in which learning does not matter."""
 
 from typing import ClassVar
 
@@ -7,10 +7,10 @@ from turnmill.tasks.base import Answer, Task, stable_hash
 
 
 class CoinFlips(Arithmetic):
-    """Arithmetic in which every other answer is worth something, whatever the policy has learned."""
+    """Arithmetic that rewards half of all answers, whatever the policy has learned."""
 
     name: ClassVar[str] = "support.tasks:CoinFlips"
 
     def reward(self, task: Task, answer: Answer) -> float:
-        """0 or 1, as it follows from what was said."""
+        """Return 0 or 1, by a hash of the answer."""
         return float(stable_hash(task.truth, answer.whole) % 2)

@@ -1,4 +1,4 @@
-"""An operator and a team's place on a cluster, installed with their charts, and what a test does with its jobs."""
+"""An operator and a team on a cluster, installed with their charts, and the jobs of tests."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ READER = "reader"
 
 
 def install_definition(namespace: Namespace) -> None:
-    """Have the cluster know jobs, as the definition in the repository has them."""
+    """Install the CustomResourceDefinition of the repository."""
     namespace.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
     namespace.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}")
 
@@ -35,7 +35,7 @@ class Team:
     namespace: Namespace
 
     def submit(self, example: str, name: str, **changes: Any) -> "SubmittedJob":
-        """Apply an example under a name of its own; `changes` are values by dotted fields of its spec."""
+        """Apply an example job under this name; `changes` are fields of its spec, such as `training__steps`."""
         manifest = copy.deepcopy(parse_yaml((ROOT / "manifests" / "examples" / example).read_text()).value)
         manifest["metadata"]["name"] = name
         for path, value in changes.items():
@@ -48,76 +48,76 @@ class Team:
         return SubmittedJob(self, name)
 
     def pods(self, selector: str) -> list[str]:
-        """The names of pods that are not on their way out."""
+        """Return the names of pods that are not being deleted."""
         pods = self.namespace.list("pods", selector)
         return [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def kill(self, selector: str, *, at_most: int | None = None) -> list[str]:
-        """Kill pods of a selector at once, as a node that dies takes them; returns their names."""
+        """Kill pods of a selector at once, as when a node fails; return their names."""
         names = self.pods(selector)[:at_most]
         assert names, f"no pod with {selector}"
         self.namespace.kubectl("delete", "pod", *names, "--grace-period=0", "--force", "--wait=false")
         return names
 
     def store_keys(self) -> list[str]:
-        """Every key of the trajectory store."""
+        """Return every key of the trajectory store."""
         script = 'REDISCLI_AUTH="$(cat /etc/store-password/password)" redis-cli --scan'
         return self.namespace.run_in(f"{STORE}-0", "sh", "-c", script).split()
 
     def read(self, path: str) -> str:
-        """A file on the storage of runs."""
+        """Return the text of a file on the storage of runs."""
         return self.namespace.run_in(READER, "cat", path)
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """A job that is in the cluster."""
+    """A job on the cluster."""
 
     team: Team
     name: str
 
     @property
     def labels(self) -> str:
-        """The selector of everything that belongs to it."""
+        """The selector of all objects of the job."""
         return f"turnmill.dev/job={self.name}"
 
     @property
     def resource(self) -> dict[str, Any]:
-        """The resource as it is."""
+        """The current resource."""
         found = self.team.namespace.get("agenttrainingjob", self.name)
         assert found is not None, f"there is no job {self.name}"
         return found
 
     @property
     def progress(self) -> Mapping[str, Any]:
-        """How far it is."""
+        """The progress in the status."""
         return self.resource.get("status", {}).get("progress") or {}
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        """A condition; empty where there is none of its type."""
+        """Return a condition by type; empty if there is none."""
         conditions = self.resource.get("status", {}).get("conditions", ())
         return next((condition for condition in conditions if condition["type"] == kind), {})
 
     def wait_for_step(self, step: int, *, seconds: float) -> None:
-        """Wait until a step is done; raises AssertionError where the job fails before."""
-        wait_for(f"step {step} of {self.name}", lambda: self._went_on(step), seconds=seconds)
+        """Wait until a step is done; raises AssertionError if the job fails before."""
+        wait_for(f"step {step} of {self.name}", lambda: self._has_reached(step), seconds=seconds)
 
-    def _went_on(self, step: int) -> bool:
+    def _has_reached(self, step: int) -> bool:
         resource = self.resource
         self._require_no_failure(resource)
         return int(resource.get("status", {}).get("progress", {}).get("step", 0)) >= step
 
     def wait_until_learned(self, step: int, *, seconds: float) -> None:
-        """As `wait_for_step`, by the run's own record: a status may be half a minute old."""
+        """Wait for a step in the run's metrics, because a status may be half a minute old."""
 
         def learned() -> bool:
             self._require_no_failure(self.resource)
             return max(self.learned_steps(), default=0) >= step
 
-        wait_for(f"step {step} in the record of {self.name}", learned, seconds=seconds)
+        wait_for(f"step {step} in the metrics of {self.name}", learned, seconds=seconds)
 
     def wait_until_complete(self, *, seconds: float) -> dict[int, float]:
-        """Wait for the end; returns the rewards that the status showed, by step."""
+        """Wait until the job is complete; return the rewards that the status showed, by step."""
         rewards: dict[int, float] = {}
 
         def ended() -> bool:
@@ -137,30 +137,30 @@ class SubmittedJob:
 
     @property
     def run_dir(self) -> str:
-        """Its folder on the storage of runs."""
+        """The run folder on the storage of runs."""
         metadata = self.resource["metadata"]
         return f"/runs/{self.team.namespace.name}/{self.name}-{metadata['uid'][:8]}"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What its run wrote down of every step so far."""
+        """Return the run's metrics of every step so far."""
         file = f"{self.run_dir}/metrics.jsonl"
         lines = self.team.namespace.run_in(READER, "sh", "-c", f"cat {file} 2>/dev/null || true").splitlines(True)
-        # The last one may be half written.
+        # The last line may be incomplete.
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def learned_steps(self) -> list[int]:
-        """The steps that the record shows."""
+        """Return the steps in the run's metrics."""
         return [row["step"] for row in self._steps()]
 
     def rewards(self) -> dict[int, float]:
-        """The mean reward of every step that the record shows."""
+        """Return the mean reward of every step in the run's metrics."""
         return {row["step"]: row["turnmill/reward_mean"] for row in self._steps()}
 
     def _steps(self) -> list[dict[str, Any]]:
         return [row for row in self.metrics() if "timing_s/step" in row]
 
     def summary(self) -> dict[str, Any]:
-        """What came out of its run."""
+        """Return the summary of the run."""
         found: dict[str, Any] = json.loads(self.team.read(f"{self.run_dir}/summary.json"))
         return found
 
@@ -172,7 +172,7 @@ def _is_true(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 @contextmanager
 def operated_team(namespace: Namespace, values: dict[str, Any] | None = None) -> Iterator[Team]:
-    """Both charts, installed for this namespace alone, and a pod that reads the storage of runs."""
+    """Install both charts for this namespace only, and a pod that reads the storage of runs."""
     install_definition(namespace)
     own = {"operator": {"namespaces": [namespace.name], "replicas": 2}}
     where = [RELEASE_OF_OPERATOR, str(charts.OPERATOR), f"--namespace={namespace.name}"]
@@ -190,8 +190,8 @@ def operated_team(namespace: Namespace, values: dict[str, Any] | None = None) ->
         try:
             yield Team(namespace)
         finally:
-            # Jobs go first: the operator ends what they have begun.
+            # Jobs are deleted first, so that the operator stops their runs.
             namespace.try_kubectl("delete", "agenttrainingjobs", "--all", "--timeout=120s", timeout=150)
-            # It holds the storage.
+            # The reader's volume claim would block the uninstallation.
             namespace.delete("pod", READER)
             try_helm("uninstall", RELEASE_OF_OPERATOR, f"--namespace={namespace.name}", "--ignore-not-found", "--wait")

@@ -1,4 +1,4 @@
-"""A team's release on a cluster for tests, and calls to its tool servers from a pod of it."""
+"""A team's release on a cluster for tests, and calls to its tool servers from a pod."""
 
 import json
 import subprocess
@@ -23,35 +23,35 @@ SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:5000/met
 
 
 class TeamRelease:
-    """The chart, installed in a namespace."""
+    """A release of the team's chart in a namespace."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
 
     def install(self, values: dict[str, Any] | None = None) -> None:
-        """Install, or upgrade to these values, and wait until everything is ready."""
+        """Install the chart or upgrade to these values, and wait until everything is ready."""
         where = [RELEASE, str(TEAM), f"--namespace={self.namespace.name}"]
         helm("upgrade", "--install", *where, *options(values, [CPU_VALUES]))
         open_host_paths(self.namespace)
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Return when the store and all replicas serve."""
+        """Wait until the store and all replicas are ready."""
         for kind, name in (("statefulset", STORE), ("deployment", TOOL_SERVER)):
             if self.namespace.get(kind, name) is not None:
                 limit = f"--timeout={READY_SECONDS:g}s"
                 self.namespace.kubectl("rollout", "status", f"{kind}/{name}", limit, timeout=READY_SECONDS + 10)
 
     def test(self) -> str:
-        """What `helm test` prints."""
+        """Run `helm test` and return its output."""
         return helm("test", RELEASE, f"--namespace={self.namespace.name}", "--logs")
 
     def uninstall(self) -> None:
-        """Take the release away, if it is there."""
+        """Uninstall the release, if it exists."""
         try_helm("uninstall", RELEASE, f"--namespace={self.namespace.name}", "--ignore-not-found", "--wait")
 
     def tool_server_pods(self) -> list[dict[str, Any]]:
-        """The replicas that are not on their way out."""
+        """Return the running replicas that are not being deleted."""
         return [
             pod
             for pod in self.namespace.list("pods", TOOL_SERVER_PODS)
@@ -59,13 +59,13 @@ class TeamRelease:
         ]
 
     def num_ready(self) -> int:
-        """Replicas that serve."""
+        """Return the number of ready replicas."""
         deployment = self.namespace.get("deployment", TOOL_SERVER)
         ready: int = (deployment or {}).get("status", {}).get("readyReplicas", 0)
         return ready
 
     def calls_in_flight(self) -> dict[str, float]:
-        """Of each replica that answers, from its own /metrics, by the pod's name."""
+        """Return the calls in flight of each replica that answers, by the pod's name."""
         found = {}
         for replica in self.tool_server_pods():
             name = replica["metadata"]["name"]
@@ -78,7 +78,7 @@ class TeamRelease:
 
 @contextmanager
 def team_release(namespace: Namespace, values: dict[str, Any] | None = None) -> Iterator[TeamRelease]:
-    """A release that goes again."""
+    """Install a release, and uninstall it at the end."""
     release = TeamRelease(namespace)
     try:
         release.install(values)
@@ -88,7 +88,7 @@ def team_release(namespace: Namespace, values: dict[str, Any] | None = None) -> 
 
 
 def open_host_paths(namespace: Namespace) -> None:
-    """Let pods without root write to volumes that are folders of the node, where the node is this machine."""
+    """Let pods without root write to volumes on host paths, if the node is this machine."""
 
     def bound() -> list[str] | None:
         claims = namespace.list("persistentvolumeclaims")
@@ -103,7 +103,7 @@ def open_host_paths(namespace: Namespace) -> None:
 
 
 def pod(name: str, labels: dict[str, str], *command: str, image: str = IMAGE, **spec: Any) -> dict[str, Any]:
-    """A restricted pod that runs Python."""
+    """Return the manifest of a restricted pod that runs Python."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -129,28 +129,30 @@ def pod(name: str, labels: dict[str, str], *command: str, image: str = IMAGE, **
 
 
 RAY_LABELS = {"ray.io/is-ray-node": "yes"}
-"""By which the chart's policies know the pods of runs."""
+"""Labels by which the chart's network policies select the pods of runs."""
 
 
 class Caller:
-    """Trajectories that call the tool servers, in a pod that stands for one of a run."""
+    """Trajectories that call the tool servers, in a pod with the labels of a run's pods."""
 
     def __init__(self, namespace: Namespace, name: str = "caller") -> None:
         self.namespace = namespace
         self.name = name
 
     def start(self) -> None:
-        """Return when the pod may reach the tool servers."""
+        """Start the pod and wait until it can reach the tool servers."""
         self.namespace.apply(pod(self.name, RAY_LABELS))
         self.namespace.kubectl("wait", "--for=condition=Ready", f"pod/{self.name}", "--timeout=60s", timeout=70)
         self.wait_until_reachable(TOOL_SERVER)
 
     def wait_until_reachable(self, host: str) -> None:
-        """Return when policies let calls through; they need a moment to know a pod."""
-        wait_for(f"way to {host}", lambda: can_connect(self.namespace, self.name, host, 5000) or None, seconds=90)
+        """Wait until network policies let the pod's calls through, which takes a moment after its start."""
+        wait_for(
+            f"connection to {host}", lambda: can_connect(self.namespace, self.name, host, 5000) or None, seconds=90
+        )
 
     def begin(self, **options: Any) -> subprocess.Popen[str]:
-        """Start calling; the report comes with `finish`."""
+        """Start the calls; `finish` returns their report."""
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         command = ["kubectl", "--namespace", self.namespace.name, "exec", "--stdin", self.name, "--"]
         process = subprocess.Popen(
@@ -167,7 +169,7 @@ class Caller:
         return process
 
     def finish(self, process: subprocess.Popen[str], *, seconds: float) -> dict[str, Any]:
-        """What the trajectories saw."""
+        """Wait for the calls and return their report."""
         try:
             output, errors = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -179,13 +181,13 @@ class Caller:
 
 
 def can_connect(namespace: Namespace, pod_name: str, host: str, port: int) -> bool:
-    """Whether a pod gets a TCP connection."""
+    """Return True if a pod can open a TCP connection."""
     code = f"import socket; socket.create_connection(({host!r}, {port}), timeout=3)"
     return namespace.try_kubectl("exec", pod_name, "--", "python", "-c", code).returncode == 0
 
 
-def seconds_until(what: str, look: Any, *, seconds: float) -> float:
-    """How long a fact took to become true."""
+def seconds_until(what: str, find: Any, *, seconds: float) -> float:
+    """Wait for a condition and return how long it took."""
     begun = time.monotonic()
-    wait_for(what, look, seconds=seconds)
+    wait_for(what, find, seconds=seconds)
     return time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""Faults on a link to a server: latency, silence, cuts and resets, made by toxiproxy-server."""
+"""Network faults between a client and a server, injected by toxiproxy-server."""
 
 import socket
 import subprocess
@@ -21,12 +21,12 @@ Direction = Literal["upstream", "downstream"]
 
 
 def toxiproxy_server() -> Path | None:
-    """The program, or None where there is none."""
+    """Return the path of the program, or None if it is missing."""
     return find_program(PROGRAM)
 
 
 class Link:
-    """A port on the loopback that leads to a server, for better or worse."""
+    """A proxy on a loopback port in front of a server, with faults on request."""
 
     def __init__(self, api: httpx.Client, name: str, port: int) -> None:
         self._api = api
@@ -34,15 +34,15 @@ class Link:
         self.port = port
 
     def delay(self, seconds: float) -> None:
-        """Let every answer come late."""
+        """Delay every answer."""
         self._add("latency", "downstream", {"latency": round(seconds * 1000)})
 
     def silence(self, direction: Direction) -> None:
-        """Let nothing through in one direction; connections stay open."""
+        """Drop all data in one direction; connections stay open."""
         self._add("timeout", direction, {"timeout": 0})
 
     def reset(self) -> None:
-        """Reset connections as soon as they carry anything."""
+        """Reset connections as soon as they carry data."""
         self._add("reset_peer", "downstream", {"timeout": 0})
 
     def close_after(self, num_bytes: int) -> None:
@@ -53,20 +53,20 @@ class Link:
         """Close all connections and refuse further ones."""
         self._post("", {"enabled": False})
 
-    def mend(self) -> None:
-        """Be a good link again."""
+    def restore(self) -> None:
+        """Remove all faults."""
         for toxic in self._api.get(f"/proxies/{self._name}/toxics").raise_for_status().json():
             self._api.delete(f"/proxies/{self._name}/toxics/{toxic['name']}").raise_for_status()
         self._post("", {"enabled": True})
 
     @contextmanager
     def silent(self, direction: Direction) -> Iterator[None]:
-        """Let nothing through in one direction for a while."""
+        """Drop all data in one direction within a `with` block."""
         self.silence(direction)
         try:
             yield
         finally:
-            self.mend()
+            self.restore()
 
     def _add(self, kind: str, direction: Direction, attributes: dict[str, Any]) -> None:
         self._post("/toxics", {"type": kind, "stream": direction, "attributes": attributes})
@@ -83,7 +83,7 @@ class Toxiproxy:
         self._num_links = 0
 
     def link(self, port: int, *, host: str = "127.0.0.1") -> Link:
-        """A link to a port, of this machine unless another is named."""
+        """Return a link to a port, by default of this machine."""
         self._num_links += 1
         name = f"link-{self._num_links}"
         body = {"name": name, "listen": "127.0.0.1:0", "upstream": f"{host}:{port}", "enabled": True}
@@ -122,7 +122,7 @@ class Toxiproxy:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A tiny model of random weights that reads images, and a policy that says what it is told to under it."""
+"""A tiny vision model with random weights, and a scripted policy with its log-probs."""
 
 from dataclasses import dataclass
 from types import MethodType
@@ -14,14 +14,14 @@ from turnmill.testing.policies import ScriptedPolicy, character_tokenizer
 
 MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 SIDE = 56
-"""Images have so many pixels each way: four tokens."""
+"""Width and height of images in pixels, which become four tokens."""
 
 
 class _ImageProcessor(Qwen2VLProcessor):
-    """Without the processor of videos that transformers asks for, which needs torchvision."""
+    """A processor without the video processor, which needs torchvision."""
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-        """Let what is missing be missing."""
+        """Accept a missing processor."""
         return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
 
 
@@ -35,11 +35,11 @@ class VisionModel:
     network: Any
 
     def policy(self, script: Any) -> "VisionPolicy":
-        """What says the script, with the log-probs of this model."""
+        """Return a policy that generates the script with the log-probs of this model."""
         return VisionPolicy(self, script)
 
     def log_probs(self, prompt_ids: list[int], response_ids: list[int], **inputs: Any) -> list[float]:
-        """Of the response, after the prompt and the images of `inputs`, at their positions if these are given."""
+        """Return the response's log-probs after the prompt and the images of `inputs`."""
         ids = torch.tensor([[*prompt_ids, *response_ids]])
         if "position_ids" not in inputs:
             inputs["mm_token_type_ids"] = (ids == self.config.image_token_id).int()
@@ -51,25 +51,25 @@ class VisionModel:
 
 
 class VisionPolicy(ScriptedPolicy):
-    """Sees images, as an inference engine does: from the images themselves, and not from their tokens."""
+    """A policy that takes images themselves and not their tokens, as an inference engine does."""
 
     def __init__(self, model: VisionModel, script: Any) -> None:
         super().__init__(model.tokenizer, script)
         self.model = model
         self.images: list[int] = []
 
-    async def generate(self, request_id: str, *, image_data: Any = None, **asked: Any) -> TokenOutput:
-        """Say the next thing of the script; `images` notes how many were seen."""
-        output = await super().generate(request_id, **asked)
+    async def generate(self, request_id: str, *, image_data: Any = None, **request: Any) -> TokenOutput:
+        """Return the next response of the script; `images` records the number of images."""
+        output = await super().generate(request_id, **request)
         images = list(image_data or ())
         self.images.append(len(images))
-        seen = self.model.processor.image_processor(images, return_tensors="pt") if images else {}
-        output.log_probs = self.model.log_probs(asked["prompt_ids"], output.token_ids, **seen)
+        features = self.model.processor.image_processor(images, return_tensors="pt") if images else {}
+        output.log_probs = self.model.log_probs(request["prompt_ids"], output.token_ids, **features)
         return output
 
 
 def tiny_vision_model() -> VisionModel:
-    """A model made on the spot."""
+    """Return a new tiny model."""
     tokenizer = character_tokenizer()
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS], special_tokens=True)
     begin, image, end, video = tokenizer.convert_tokens_to_ids(list(MARKS))
@@ -85,7 +85,7 @@ def tiny_vision_model() -> VisionModel:
     )  # fmt: skip
     images = Qwen2VLImageProcessorPil(min_pixels=SIDE * SIDE, max_pixels=SIDE * SIDE)
     processor = _ImageProcessor(image_processor=images, tokenizer=tokenizer, video_processor=None)
-    # As verl does where it loads a processor.
+    # verl does the same when it loads a processor.
     processor.config = config
     for name in ("get_rope_index", "get_vision_position_ids"):
         setattr(processor, name, MethodType(getattr(Qwen2VLModel, name), processor))

@@ -1,4 +1,4 @@
-"""A small site on loopback, for tests of those who read the web."""
+"""A small site on a loopback port, for tests of tools that read the web."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ Handler = Callable[[web.Request], web.StreamResponse]
 
 
 class WebSite(LoopbackSite):
-    """Serves pages by path: HTML as text, or whatever a function answers; `requests` has what was asked for."""
+    """Serves pages by path, as HTML or by a function; `requests` records all requests."""
 
     def __init__(self, pages: Mapping[str, str | Handler]) -> None:
         super().__init__()

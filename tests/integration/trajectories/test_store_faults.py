@@ -75,7 +75,7 @@ async def test_a_call_continues_when_the_store_is_reachable_again(new_server, li
     commit = asyncio.create_task(count_up(store, held))
     await retries(store, 3)
 
-    link.mend()
+    link.restore()
 
     await commit
     assert await number(store) == 1
@@ -93,7 +93,7 @@ async def test_an_unreachable_store_raises_store_unavailable_at_the_deadline_and
     for key in (KEY, CallKey("trajectory-2", None)):
         with pytest.raises(StoreUnavailableError, match="send the call again"):
             await begin(store, key, SOON)
-    link.mend()
+    link.restore()
 
     assert await begin(store) == Recorded(b"1")
 
@@ -159,7 +159,7 @@ async def test_a_server_cut_off_from_the_store_is_fenced(new_server, link, linke
     held = await begin(store)
     link.cut()
     await count_up(other, await begin(other))
-    link.mend()
+    link.restore()
 
     with pytest.raises(StaleClaimError):
         await count_up(store, held)
@@ -175,7 +175,7 @@ async def test_large_state_is_read_whole_or_not_at_all(new_server, link, linked_
     reading = asyncio.create_task(begin(reader, CallKey("trajectory-1", "call-2")))
     await retries(reader, 2)
 
-    link.mend()
+    link.restore()
 
     assert (await reading).state == {"large": large}
 
@@ -244,7 +244,7 @@ async def test_every_call_takes_effect_once_under_repeated_faults_of_the_link(ne
         while True:
             chance.choice(faults)()
             await asyncio.sleep(chance.uniform(0.05, 0.4))
-            link.mend()
+            link.restore()
             await asyncio.sleep(chance.uniform(0.02, 0.2))
 
     async def call(key):
@@ -272,7 +272,7 @@ async def test_every_call_takes_effect_once_under_repeated_faults_of_the_link(ne
         results = await asyncio.gather(*(play(f"trajectory-{index}") for index in range(8)))
         disturbance.cancel()
         await asyncio.wait([disturbance])
-    link.mend()
+    link.restore()
 
     assert results == [[[index + 1, index + 1] for index in range(10)]] * 8
     assert [await number(servers[2], f"trajectory-{index}") for index in range(8)] == [10] * 8

@@ -92,7 +92,7 @@ def test_acting_after_the_end_of_an_episode_fails():
 
 def test_a_nan_reward_fails_the_environment():
     with pytest.raises(EnvironmentFailedError, match="reward of nan"):
-        episode(on_step="gives_nan").act("ACTION: hurt")
+        episode(on_step="gives_nan").act("ACTION: misbehave")
 
 
 def test_a_result_has_the_prompts_of_the_next_turn_and_metrics_of_the_response():
