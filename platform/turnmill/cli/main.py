@@ -194,11 +194,20 @@ def crd() -> None:
 
 
 @app.command()
-def report(run_dir: RunDir) -> None:
-    """Show the results of a run, and redraw its curve."""
+def report(
+    run_dir: RunDir,
+    other: Annotated[
+        Path | None, typer.Argument(metavar="RUN_DIR", help="A second run, to compare with.", show_default=False)
+    ] = None,
+) -> None:
+    """Show the results of a run, and redraw its curve; or compare two runs by their last validations."""
     from turnmill.cli.run_dirs import existing_run
+    from turnmill.observability.comparison import comparison_text
     from turnmill.observability.report import draw_curve, report_text
 
+    if other is not None:
+        Console().print(comparison_text(existing_run(run_dir), existing_run(other)))
+        return
     draw_error = None
     try:
         draw_curve(existing_run(run_dir))

@@ -1,6 +1,7 @@
 """Confidence intervals of shares of episodes, and the comparison of two shares over the same episodes."""
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 
 Interval = tuple[float, float]
@@ -35,3 +36,68 @@ def interval_of_share(share: float | None, episodes: float | None) -> Interval |
     if share is None or not episodes or not 0 <= share <= 1:
         return None
     return wilson_interval(share * episodes, int(episodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Outcomes of two runs in the same episodes: the number of episodes that both, one or neither of them solved."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+
+    @property
+    def total(self) -> int:
+        """Number of pairs."""
+        return self.both + self.only_a + self.only_b + self.neither
+
+    @property
+    def successes(self) -> tuple[int, int]:
+        """Episodes that A solved, and those that B solved."""
+        return self.both + self.only_a, self.both + self.only_b
+
+    @property
+    def difference(self) -> float:
+        """Success of B less that of A."""
+        return (self.only_b - self.only_a) / self.total
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """Return the interval of the difference.
+
+        Method 10 of R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions
+        based on paired data", Statistics in Medicine 17 (1998), 2635-2650: the Wilson intervals of both shares,
+        combined with the correlation of the pairs.
+        """
+        of_a, of_b = self.successes
+        (low_a, high_a), (low_b, high_b) = (wilson_interval(n, self.total, confidence) for n in (of_a, of_b))
+        share_a, share_b = of_a / self.total, of_b / self.total
+        correlation = self._correlation()
+        below = _distance(share_b - low_b, high_a - share_a, correlation)
+        above = _distance(high_b - share_b, share_a - low_a, correlation)
+        return self.difference - below, self.difference + above
+
+    def p_value(self) -> float:
+        """Return the two-sided p-value of McNemar's exact test: how likely a difference as large is by chance.
+
+        Q. McNemar, "Note on the sampling error of the difference between correlated proportions or percentages",
+        Psychometrika 12 (1947), 153-157. If the runs are equally good, each of the pairs that only one of them solved
+        is as likely to be A's as B's.
+        """
+        discordant = self.only_a + self.only_b
+        tail = sum(math.comb(discordant, count) for count in range(min(self.only_a, self.only_b) + 1))
+        return min(1.0, 2 * tail / 2**discordant)
+
+    def _correlation(self) -> float:
+        """Return Newcombe's correlation of the pairs, with his continuity correction if it is positive."""
+        of_a, of_b = self.successes
+        margins = of_a * (self.total - of_a) * of_b * (self.total - of_b)
+        if margins == 0:
+            return 0.0
+        product = self.both * self.neither - self.only_a * self.only_b
+        corrected = max(product - self.total / 2, 0.0) if product > 0 else product
+        return corrected / math.sqrt(margins)
+
+
+def _distance(first: float, second: float, correlation: float) -> float:
+    return math.sqrt(max(0.0, first * first - 2 * correlation * first * second + second * second))

@@ -238,6 +238,11 @@ class TrajectoryLog:
                 if turn is not None:
                     yield turn
 
+    def read_validation(self, step: int) -> Iterator[EpisodeRecord]:
+        """Yield the episodes of one validation; none if it has no file."""
+        turns = map(decode_turn, json_lines.read(self._file(VALIDATION, step), "episode"))
+        yield from _episodes((turn for turn in turns if turn is not None), validation=True)
+
     def read_episodes(self, wanted: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
         """Yield the episodes that pass a filter: of training in the order of their ends, unfinished, of validation."""
         wanted = wanted or EpisodeFilter()

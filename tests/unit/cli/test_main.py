@@ -340,6 +340,41 @@ def test_report_prints_results_and_draws_the_curve(run_dir: Path, capsys):
     assert (run_dir / "curve.png").stat().st_size > 0
 
 
+def second_run(source: Path, **change: Any) -> Path:
+    """Create a run with the validation episode of `source`, changed."""
+    folder = RunFolder("second")
+    for each, turn in ((RunFolder(source), TURN), (folder, replace(TURN, **change))):
+        each.create()
+        each.write_job(JOB)
+        TrajectoryLog(each).append([turn], validation=True)
+        each.append_metrics(1, {"validation/success": 1.0})
+    return folder.path
+
+
+def test_report_compares_two_runs(run_dir: Path, capsys):
+    other = second_run(run_dir, reward=-1.0)
+
+    code = main(["report", str(run_dir), str(other)])
+
+    output = capsys.readouterr().out
+    assert code == 0
+    assert "difference, B - A" in output
+    assert "-100.0 points" in output
+    assert not (run_dir / "curve.png").exists()
+
+
+def test_report_refuses_to_compare_runs_without_common_episodes(run_dir: Path, capsys):
+    other = second_run(run_dir, prompt="You see a blue box.")
+
+    assert main(["report", str(run_dir), str(other)]) == 2
+    assert "have no validation episode in common: their numbers or first prompts" in capsys.readouterr().err
+
+
+def test_report_refuses_to_compare_with_a_folder_that_holds_no_run(run_dir: Path, capsys):
+    assert main(["report", str(run_dir), "elsewhere"]) == 2
+    assert "elsewhere holds no run" in capsys.readouterr().err
+
+
 def test_closing_the_terminal_interrupts_a_run_like_ctrl_c(use_launch: Callable[[Launch], None], capsys):
     def hang_up(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
