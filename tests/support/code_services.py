@@ -17,14 +17,14 @@ class CodeServices(WebSite):
     def __init__(self) -> None:
         super().__init__({})
         self.answer: web.Response | None = None
-        self.asked: list[dict[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         await self.may_answer.wait()
         if self.answer is not None:
             return self.answer
         body = await request.json()
-        self.asked.append(body)
+        self.bodies.append(body)
         return await {"/api/v2/execute": _piston, "/run_code": _sandbox_fusion}[request.path](body)
 
 

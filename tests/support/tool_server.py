@@ -81,7 +81,7 @@ class NoSandbox:
     """A sandbox that refuses every task: for tools that need none."""
 
     async def run(self, task: SandboxTask) -> SandboxResult:
-        """Refuse."""
+        """Raise an error."""
         raise AssertionError("this tool must run without a sandbox")
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class Echo(Tool):
     name: ClassVar[str] = "echo"
 
     def usage(self) -> str:
-        """One line."""
+        """Return the usage in one line."""
         return "echo TEXT"
 
     def parse(self, action: str) -> str | None:
@@ -118,11 +118,11 @@ class Count(Tool):
     stateful: ClassVar[bool] = True
 
     def usage(self) -> str:
-        """One line."""
+        """Return the usage in one line."""
         return "count"
 
     def parse(self, action: str) -> str | None:
-        """`count`."""
+        """Return `count` for that action only."""
         return action if action == "count" else None
 
     async def call(self, call: ToolCall) -> ToolResult:
@@ -144,7 +144,7 @@ class SlowCounter(Tool):
     seconds = 0.4
 
     def usage(self) -> str:
-        """One line."""
+        """Return the usage in one line."""
         return "anything"
 
     def parse(self, action: str) -> str | None:
@@ -175,11 +175,11 @@ class Gate(Tool):
         self.max_waiting = 0
 
     def usage(self) -> str:
-        """One line."""
+        """Return the usage in one line."""
         return "gate"
 
     def parse(self, action: str) -> str | None:
-        """`gate`."""
+        """Return `gate` for that action only."""
         return action if action == "gate" else None
 
     async def call(self, call: ToolCall) -> ToolResult:
@@ -203,11 +203,11 @@ class Raising(Tool):
         self.errors = errors
 
     def usage(self) -> str:
-        """One line."""
+        """Return the usage in one line."""
         return "raise"
 
     def parse(self, action: str) -> str | None:
-        """`raise`."""
+        """Return `raise` for that action only."""
         return action if action == "raise" else None
 
     async def call(self, call: ToolCall) -> ToolResult:

@@ -68,7 +68,7 @@ async def test_piston_takes_json_and_the_address_with_its_path(services: CodeSer
         await tool.close()
 
     assert "--- STDOUT ---\n7\n" in observation
-    assert services.asked[0]["version"] == "*"
+    assert services.bodies[0]["version"] == "*"
 
 
 async def test_a_program_over_its_time_is_killed_and_reported(services: CodeServices):
@@ -175,7 +175,7 @@ async def test_blocked_words_are_refused_without_a_request_to_the_service(servic
     assert await fusion.say("<python>import subprocess</python>") == (
         "Execution blocked: Code contains potentially dangerous operations that are not allowed."
     )
-    assert services.asked == []
+    assert services.bodies == []
 
 
 async def test_lone_surrogates_are_replaced(piston: Dialogue, fusion: Dialogue):

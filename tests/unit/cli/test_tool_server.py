@@ -104,6 +104,6 @@ def test_an_invalid_value_is_refused_with_the_name_of_its_flag(
     assert started == []
 
 
-@pytest.mark.parametrize(("requests", "asked", "workers"), [(1, 1, 1), (256, 1, 1), (300, 1, 2), (300, 5, 5)])
-def test_there_is_one_worker_per_256_concurrent_requests(requests: int, asked: int, workers: int):
-    assert ServerSettings(max_concurrent_requests=requests, uvi_workers=asked).num_workers == workers
+@pytest.mark.parametrize(("requests", "uvi_workers", "workers"), [(1, 1, 1), (256, 1, 1), (300, 1, 2), (300, 5, 5)])
+def test_there_is_one_worker_per_256_concurrent_requests(requests: int, uvi_workers: int, workers: int):
+    assert ServerSettings(max_concurrent_requests=requests, uvi_workers=uvi_workers).num_workers == workers

@@ -338,7 +338,7 @@ def delete(cluster: KubeRayDouble) -> None:
     cluster.job["metadata"].setdefault("deletionTimestamp", stamp)
 
 
-# Single looks
+# Single reconciliations
 
 
 async def make_replica(**job: Any) -> tuple[KubeRayDouble, ApiDouble, Replica]:

@@ -142,11 +142,12 @@ def test_a_warm_up_update_samples_turns_without_bootstrap_rows(monkeypatch):
 
 @pytest.mark.feature("Verlog", "sampling of the warm-up")
 @pytest.mark.parametrize(
-    ("batches", "wanted", "drawn"), [(40, None, 128), (20, None, 64), (1, None, 8), (3, 96, 96), (1, 30, 24)]
+    ("batches", "turns_per_step", "num_turns"),
+    [(40, None, 128), (20, None, 64), (1, None, 8), (3, 96, 96), (1, 30, 24)],
 )
 def test_a_warm_up_update_takes_a_tenth_of_the_turns_by_default_in_whole_mini_batches(
-    monkeypatch, batches, wanted, drawn
+    monkeypatch, batches, turns_per_step, num_turns
 ):
-    warmup = {"batches": batches, "steps": 1, **({"turnsPerStep": wanted} if wanted else {})}
+    warmup = {"batches": batches, "steps": 1, **({"turnsPerStep": turns_per_step} if turns_per_step else {})}
 
-    assert len(run_critic_warm_up(monkeypatch, **warmup).learned[0].keys) == drawn
+    assert len(run_critic_warm_up(monkeypatch, **warmup).learned[0].keys) == num_turns

@@ -21,7 +21,7 @@ from turnmill.training.advantages.rows import Rows, mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 
 GROUPS = ["a", "a", "a", "b", "b", "c"]
-# The last is left alone in its group by failures.
+# The last trajectory is alone in its group because the others failed.
 REWARDS = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 0.5], [0.0, 2.0], [0.0, 0.0], [0.0, 7.0]])
 ONES = torch.ones(6, 2)
 
@@ -82,7 +82,7 @@ def test_ppo_runs_gae_over_the_tokens_that_the_policy_generated():
     last = 1.0 - 0.2
     first = 0.9 * 0.2 - 0.5 + 0.9 * 0.5 * last
     assert returns[0, [0, 2]].tolist() == pytest.approx([first + 0.5, last + 0.2])
-    # Two numbers, whitened: one deviation of sqrt(1/2) each way.
+    # Two whitened values lie sqrt(1/2) on either side of zero.
     assert advantages[0].tolist() == pytest.approx([-1 / math.sqrt(2), 0.0, 1 / math.sqrt(2)], abs=1e-5)
 
 

@@ -13,7 +13,7 @@ from turnmill.grl import AgentTrainer
 from turnmill.jobs import JobError, parse_job
 from turnmill.training.grl.config import job_data
 
-# As in the documentation of AgentTrainer, with a model and a number of steps.
+# From the documentation of AgentTrainer, with a model and a number of steps.
 DOCUMENTED_CONFIG = """
 actor_rollout_ref: {model: {path: /models/small}}
 trainer:
@@ -44,7 +44,7 @@ sokobanAgent:
     action_lookup: {0: up, 1: down, 2: left, 3: right}
 """
 
-# As GRL's own files have it: lists, one entry per agent, and verl's settings beside them.
+# In the format of GRL's own files: lists with one entry per agent, beside verl's settings.
 GRL_CONFIG = {
     "actor_rollout_ref": {
         "model": {"path": "/models/small"},
