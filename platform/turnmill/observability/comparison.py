@@ -68,8 +68,8 @@ def compare(a: LastValidation, b: LastValidation) -> Pairs:
     if not outcomes:
         raise SettingsError(
             f"{a.run_dir} and {b.run_dir} have no validation episode in common: {_difference(a, b)}. Runs are compared "
-            "by episodes with the same environment, number, seed and first prompt: give both jobs the same environment and "
-            "prompt, and the same training.validation.seed."
+            "by episodes with the same environment, number, seed and first prompt: give both jobs the same environment "
+            "and prompt, and the same training.validation.seed."
         )
     return Pairs(
         both=outcomes.count((True, True)),
