@@ -86,7 +86,7 @@ class Pairs:
         """
         discordant = self.only_a + self.only_b
         tail = sum(math.comb(discordant, count) for count in range(min(self.only_a, self.only_b) + 1))
-        return min(1.0, 2 * tail / 2**discordant)
+        return min(1.0, 2 * tail / (1 << discordant))
 
     def _correlation(self) -> float:
         """Return Newcombe's correlation of the pairs, with his continuity correction if it is positive."""
