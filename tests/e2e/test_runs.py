@@ -1,7 +1,7 @@
-"""From `kubectl apply` to a trained policy, through kills and upgrades as well: what dies comes back, nothing stays.
+"""From `kubectl apply` to a trained policy, also through kills and upgrades, and complete deletion of a job.
 
-A status may be half a minute old, in which a run does five steps: where it counts, steps are read from the record.
-Every run takes minutes to start, so each goes through several faults, one at a time.
+A status may be half a minute old, in which a run takes five steps: tests that need the exact step read the run's files.
+Every run takes minutes to start, so each test injects several faults, one at a time.
 """
 
 import shutil
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(1800)
 SHORT_VALIDATION, NO_VALIDATION = {"episodes": 32}, {"episodes": 0}
 RUN_SECONDS = 1200.0
 RANGES = {"__rate_interval": "30s", "window": "1m", "__range": "5m"}
-"""What Grafana fills in, for scrapes every five seconds."""
+"""The values that Grafana inserts, for scrapes every five seconds."""
 
 # The kernel keeps fifteen characters of a name.
 LEARNER, ENGINE = "ray::WorkerDict", "ray::vLLMHttpSe"
@@ -32,37 +32,37 @@ STORE_PODS = f"statefulset.kubernetes.io/pod-name={STORE}-0"
 
 
 def processes(job: SubmittedJob, group: str) -> str:
-    """What runs in the pods of a worker group, by name."""
+    """Return the names of the processes in the pods of a worker group."""
     pods = job.team.pods(f"{job.labels},ray.io/group={group}")
-    # One may end while it is looked at.
+    # A process may end during the listing.
     look = "cat /proc/[0-9]*/comm 2>/dev/null || true"
     return "".join(job.team.namespace.run_in(pod, "sh", "-c", look) for pod in pods)
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """A run that has come to its end."""
+class CompletedRun:
+    """A completed run."""
 
     job: SubmittedJob
     rewards: dict[int, float]
-    """What the status showed, by step."""
+    """Mean rewards that the status showed, by step."""
 
     submitted_at: float
 
 
 @pytest.fixture(scope="module")
-def babyai(team: Team) -> Learned:
-    """The BabyAI twin, shortened."""
+def babyai(team: Team) -> CompletedRun:
+    """A shortened run of the BabyAI example."""
     submitted_at = time.time()
     job = team.submit("babyai-goto-cpu.yaml", "babyai", training__steps=6, training__validation=SHORT_VALIDATION)
-    return Learned(job, job.wait_until_complete(seconds=RUN_SECONDS), submitted_at)
+    return CompletedRun(job, job.wait_until_complete(seconds=RUN_SECONDS), submitted_at)
 
 
-def test_the_babyai_example_completes_and_its_status_shows_its_progress(team: Team, babyai: Learned):
+def test_the_babyai_example_completes_and_its_status_shows_its_progress(team: Team, babyai: CompletedRun):
     job, recorded = babyai.job, babyai.job.rewards()
 
     assert job.progress["step"] == job.progress["steps"] == 6
-    # A status is half a minute old at most, in which a run may do all of its steps.
+    # A status is half a minute old at most, in which a run may take all of its steps.
     assert babyai.rewards == {step: pytest.approx(recorded[step], abs=1e-3) for step in babyai.rewards}
     assert babyai.rewards[6] > recorded[1]
     assert job.progress["infraFailedRatio"] == 0
@@ -70,7 +70,7 @@ def test_the_babyai_example_completes_and_its_status_shows_its_progress(team: Te
     wait_for("end of the run's pods", lambda: not team.pods(job.labels), seconds=60)
 
 
-def test_dashboard_queries_return_the_series_of_the_run_its_engines_and_the_operator(team: Team, babyai: Learned):
+def test_dashboard_queries_return_the_series_of_the_run_its_engines_and_the_operator(team: Team, babyai: CompletedRun):
     wanted = [query for query in (*queries_of_ray(), *queries_of_operator()) if not needs_gpus(query)]
     assert len(wanted) > 30
 
@@ -84,7 +84,7 @@ def test_dashboard_queries_return_the_series_of_the_run_its_engines_and_the_oper
     assert missing == []
 
 
-def test_separate_rollout_pods_may_be_lost_and_the_loss_of_the_head_repeats_no_step(team: Team):
+def test_a_run_continues_after_the_loss_of_a_rollout_pod_and_repeats_no_step_after_that_of_the_head(team: Team):
     job = team.submit(
         "babyai-goto-separate-cpu.yaml",
         "separate",
@@ -109,7 +109,7 @@ def test_separate_rollout_pods_may_be_lost_and_the_loss_of_the_head_repeats_no_s
     job.wait_until_learned(job.learned_steps()[-1] + 3, seconds=RUN_SECONDS)
     assert job.resource["status"]["attempt"] == 1, job.resource["status"]
 
-    # The next attempt carries on from the checkpoint.
+    # The next attempt resumes from the checkpoint.
     team.kill(f"{job.labels},ray.io/node-type=head")
     job.wait_until_complete(seconds=RUN_SECONDS)
 
@@ -118,7 +118,7 @@ def test_separate_rollout_pods_may_be_lost_and_the_loss_of_the_head_repeats_no_s
 
 
 def replace(team: Team, selector: str, fault: Callable[[], object]) -> None:
-    """Return when a fault has taken every pod of a selector, and those in their place are ready."""
+    """Cause a fault, and wait until every pod of a selector has been replaced by a ready one."""
     before = {pod["metadata"]["uid"] for pod in team.namespace.list("pods", selector)}
     assert before, selector
     fault()
@@ -131,20 +131,20 @@ def replace(team: Team, selector: str, fault: Callable[[], object]) -> None:
 
 
 def upgrade(team: Team, release: str, chart: Path, image: str) -> None:
-    """As docs/upgrades.md has it; the same image by another name, so that pods are replaced as for another image."""
+    """Upgrade as in docs/upgrades.md, to the same image under another name, so that pods are replaced."""
     where = [release, str(chart), f"--namespace={team.namespace.name}"]
     helm("upgrade", *where, "--reset-then-reuse-values", f"--set={image}")
 
 
 def next_version(chart: Path, folder: Path) -> Path:
-    """The same chart under the next version."""
+    """Return a copy of the chart with the next version."""
     copy = shutil.copytree(chart, folder / chart.name)
     declared = (copy / "Chart.yaml").read_text()
     (copy / "Chart.yaml").write_text(declared.replace("version: 0.1.0\n", "version: 0.1.1\n", 1))
     return copy
 
 
-def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_nothing(team: Team, tmp_path: Path):
+def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_no_objects_or_keys(team: Team, tmp_path: Path):
     job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=28, training__validation=NO_VALIDATION)
     job.wait_for_step(1, seconds=RUN_SECONDS)
 
@@ -154,11 +154,11 @@ def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_nothing(team: 
     replace(team, STORE_PODS, lambda: team.kill(STORE_PODS))
 
     (store,) = team.namespace.list("pods", STORE_PODS)
-    operator, place = next_version(OPERATOR, tmp_path), next_version(TEAM, tmp_path)
+    operator, team_chart = next_version(OPERATOR, tmp_path), next_version(TEAM, tmp_path)
     image = "operator.image.repository=docker.io/turnmill/operator"
     replace(team, OPERATOR_PODS, lambda: upgrade(team, RELEASE_OF_OPERATOR, operator, image))
     image = "toolServer.image.repository=docker.io/turnmill/tool-server"
-    replace(team, TOOL_SERVER_PODS, lambda: upgrade(team, RELEASE, place, image))
+    replace(team, TOOL_SERVER_PODS, lambda: upgrade(team, RELEASE, team_chart, image))
     assert team.namespace.list("pods", STORE_PODS)[0]["metadata"]["uid"] == store["metadata"]["uid"]
     assert job.learned_steps()[-1] < 28, "the run ended before the last fault"
     job.wait_until_complete(seconds=RUN_SECONDS)

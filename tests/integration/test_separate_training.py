@@ -1,4 +1,4 @@
-"""Whole runs whose rollout has devices of its own."""
+"""Whole runs with separate devices for rollout."""
 
 import json
 import os
@@ -25,11 +25,11 @@ apiVersion: turnmill.dev/v1alpha1
 kind: AgentTrainingJob
 metadata: {name: apart}
 spec:
-  # A clone of a few seconds: it is here to take part in a run, not to solve anything.
+  # A warm start of a few seconds: enough for a run, not for solving the task.
   model: {warmStart: {turns: 600, gradientSteps: 40, maxLoss: 10}}
   agent: {maxTurns: 6, prompt: compact, maxPromptTokens: 160, maxResponseTokens: 20}
   environment: {name: babyai, task: GoToObj, count: 4}
-  # So fast that a policy and the next one disagree about every token.
+  # A learning rate so high that a policy and the next one disagree about every token.
   algorithm: {minibatchTurns: 8, actorLearningRate: 5e-3, criticWarmup: {batches: 1, steps: 1}}
   training: {mode: separate_async, steps: 3, turnsPerStep: 16, checkpointEvery: 1, validation: {episodes: 4}}
   resources:
@@ -48,16 +48,16 @@ def run(tmp_path: Path) -> Iterator[TrainingRun]:
 
 
 def turns(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The turns that a step learned from."""
+    """Return the turns that a step learned from."""
     return [json.loads(line) for line in (run_dir / "trajectories" / f"step-{step:06d}.jsonl").read_text().splitlines()]
 
 
 def versions(run_dir: Path, step: int) -> set[int]:
-    """The policies that a step's turns come from."""
+    """Return the versions of the policies that generated a step's turns."""
     return {turn["policy_version"] for turn in turns(run_dir, step)}
 
 
-def test_rollout_ahead_of_learning_reaches_the_last_step_and_a_resumed_run_goes_on(run):
+def test_a_run_with_async_rollout_reaches_its_last_step_and_can_be_resumed(run):
     shared_memory = set(Path("/dev/shm").iterdir())
 
     run.train()
@@ -65,16 +65,16 @@ def test_rollout_ahead_of_learning_reaches_the_last_step_and_a_resumed_run_goes_
 
     rows = run.metrics
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
-    # Step 2 was asked for beside step 1, and step 3 when step 2 began.
+    # Rollout for step 2 was requested with that for step 1, and for step 3 when step 2 began.
     assert versions(run.folder, 1) == {0}
     assert versions(run.folder, 2) <= {0, 1}
     assert versions(run.folder, 3) <= {1, 2}
     assert all(row["training/off_policy/trajectory_staleness_worst/max"] <= 1 for row in rows[1:])
-    # The engines of the second attempt began with the first policy: the newest came over the network.
+    # The engines of the second attempt start with the first policy and receive the newest by weight sync.
     assert versions(run.folder, 4) == {3}
     assert rows[4]["turnmill/fresh_rows"] == 16
     assert rows[4]["training/rollout_probs_diff_max"] <= 1e-4
-    # What the first attempt had rolled out for step 4 was played again, from where step 3 had ended.
+    # The rollout of the first attempt for step 4 was repeated, from the end of step 3.
     played = [turn for step in (1, 2, 3, 4) for turn in turns(run.folder, step) if turn["environment"] == 0]
     last = [turn["turn"] for turn in played if turn["episode"] == played[-1]["episode"]]
     assert last == list(range(len(last)))
@@ -85,7 +85,7 @@ def test_rollout_ahead_of_learning_reaches_the_last_step_and_a_resumed_run_goes_
 MACHINES = {
     "TurnTaskRunner": "head",
     "WorkerDict": "H100",
-    # Ray knows ours by the name of the class that it extends.
+    # Ray lists turnmill's class under the name of the class that it extends.
     "AgentLoopWorkerTQ": "H100",
     "SimpleStorageUnit": "H100",
     "TransferQueueController": "head",
@@ -96,7 +96,7 @@ MACHINES = {
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A Ray cluster of a head and a machine that learns."""
+    """A Ray cluster of a head and a machine for training."""
     cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
     add_machine(cluster, "H100")
     yield cluster
@@ -106,7 +106,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def rollout_machine(cluster: Any) -> Any:
-    """The one that rolls out."""
+    """The machine for rollout."""
     return add_machine(cluster, "A40")
 
 
@@ -115,7 +115,7 @@ def add_machine(cluster: Any, accelerator: str) -> Any:
 
 
 def machines() -> dict[str, str]:
-    """On which machine the actors are, by the names of their classes."""
+    """Return the machine of each actor, by the name of its class."""
     names = {
         node["NodeID"]: next(
             (r.partition(":")[2] for r in node["Resources"] if r.startswith("accelerator_type:")), "head"
@@ -126,7 +126,7 @@ def machines() -> dict[str, str]:
     return {actor["ActorClassName"].rpartition(".")[2]: names[actor["Address"]["NodeID"]] for actor in alive}
 
 
-def test_learning_and_rollout_are_on_the_machines_that_the_job_names_and_go_on_when_one_is_replaced(
+def test_training_and_rollout_use_the_machines_of_the_job_and_continue_when_one_is_replaced(
     cluster, rollout_machine, tmp_path
 ):
     overrides = ["resources.rollout.replicas=1", "training.steps=8"]
@@ -138,7 +138,7 @@ def test_learning_and_rollout_are_on_the_machines_that_the_job_names_and_go_on_w
             time.sleep(0.5)
 
         cluster.remove_node(rollout_machine)
-        # Responses that were under way, and steps after them, wait for an engine.
+        # Responses in progress and the following steps wait for an engine.
         time.sleep(5)
         add_machine(cluster, "A40")
         process.wait(400)
@@ -148,27 +148,27 @@ def test_learning_and_rollout_are_on_the_machines_that_the_job_names_and_go_on_w
     rows = list(folder.read_metrics())
     assert [row["step"] for row in rows] == list(range(9))
     assert rows[-1]["turnmill/engines"] == 1
-    # The engine in place of the lost one has the policy that learns.
+    # The engine that replaces the lost one has the current policy.
     assert versions(tmp_path / "run", 8) <= {6, 7}
     assert max(row.get("training/rollout_probs_diff_max", 0) for row in rows) <= 1e-4
 
 
-def test_an_accelerator_that_the_cluster_lacks_is_named_beside_those_it_has(cluster, rollout_machine, tmp_path):
-    # Long enough for the model to be made first, which the same limit holds for.
+def test_the_error_for_a_missing_accelerator_lists_the_existing_ones(cluster, rollout_machine, tmp_path):
+    # Long enough for the creation of the model, to which the same timeout applies.
     overrides = ["resources.rollout.accelerator=L40S", "training.stallTimeoutSeconds=90"]
     with joined(overrides, tmp_path / "run", cluster.address) as process:
         process.wait(300)
 
-    said = " ".join((tmp_path / "run.out").read_text().split())
+    output_text = " ".join((tmp_path / "run.out").read_text().split())
     assert process.returncode != 0
-    assert "The run failed (resources): spec.resources.rollout asks for 2 machines with 1 GPU (L40S)" in said
-    assert "1 x H100" in said
-    assert "1 x A40" in said
+    assert "The run failed (resources): spec.resources.rollout asks for 2 machines with 1 GPU (L40S)" in output_text
+    assert "1 x H100" in output_text
+    assert "1 x A40" in output_text
 
 
 @contextmanager
 def joined(overrides: Sequence[str], run_dir: Path, address: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`turnmill run --ray auto`, as the operator has it started; what it says goes to RUN_DIR.out."""
+    """Start `turnmill run --ray auto` as the operator does; its output goes to RUN_DIR.out."""
     file = run_dir.with_name("job.yaml")
     file.write_text(JOB)
     environment = {

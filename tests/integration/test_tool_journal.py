@@ -19,7 +19,7 @@ JOB = tool_job(maxTurns=3, toolCallMaxRetries=0)
 
 
 class Crash(BaseException):
-    """The process is gone: nothing that handles errors gets to see it."""
+    """The end of the process: no error handler catches it."""
 
 
 def script(request: Request) -> str:
@@ -28,7 +28,7 @@ def script(request: Request) -> str:
 
 
 class CrashingAt:
-    """A policy whose process dies when it is asked for a turn."""
+    """A policy whose process ends when a turn is requested."""
 
     def __init__(self, turn: int) -> None:
         self.turn = turn
@@ -53,7 +53,7 @@ async def server() -> AsyncIterator[HttpTools]:
 
 @pytest.fixture
 async def attempt(store, server, tmp_path) -> AsyncIterator[Callable[..., ToolLoopHarness]]:
-    """Makes an agent loop as a new process of the run would have it."""
+    """Create an agent loop as in a new process of the run."""
     made: list[ToolLoopHarness] = []
 
     def begin(script: Any, run: str = "run", *, at: EmbeddedStore = store) -> ToolLoopHarness:
@@ -67,34 +67,34 @@ async def attempt(store, server, tmp_path) -> AsyncIterator[Callable[..., ToolLo
         await process.loop.close()
 
 
-async def dies(process: ToolLoopHarness, *, step: int = 1) -> None:
+async def play_until_crash(process: ToolLoopHarness, *, step: int = 1) -> None:
     with pytest.raises(Crash):
         await process.play(step=step)
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
-async def test_a_trajectory_carries_on_from_its_last_turn_in_another_process(attempt, server, turn):
-    wanted = await attempt(script, "undisturbed").play()
+async def test_a_trajectory_resumes_from_its_last_turn_in_another_process(attempt, server, turn):
+    expected = await attempt(script, "undisturbed").play()
     calls = [call["action"] for call in server.calls]
     server.calls.clear()
 
-    await dies(attempt(CrashingAt(turn)))
+    await play_until_crash(attempt(CrashingAt(turn)))
     second = attempt(script)
     result = await second.play()
 
-    assert result.rows == wanted.rows
-    assert (result.summary.stop_reason, result.detail, result.summary.num_turns) == ("completed", wanted.detail, 4)
+    assert result.rows == expected.rows
+    assert (result.summary.stop_reason, result.detail, result.summary.num_turns) == ("completed", expected.detail, 4)
     assert len(second.policy.requests) == 4 - turn
     assert [call["action"] for call in server.calls] == calls
     assert len({call["trajectory"] for call in server.calls}) == 1
     assert result.summary.metrics["turns_carried_on"] == turn
     counted = ("num_tool_calls", "valid_action", "valid_traj", "per_action_length", "turn_0_action_logp")
     assert {name: result.summary.metrics[name] for name in counted} == {
-        name: wanted.summary.metrics[name] for name in counted
+        name: expected.summary.metrics[name] for name in counted
     }
 
 
-async def test_a_call_that_was_under_way_is_made_again_as_it_was(attempt, server):
+async def test_a_call_in_progress_at_the_crash_is_repeated_unchanged(attempt, server):
     first = attempt(script)
 
     async def crash(call: Any) -> None:
@@ -102,8 +102,8 @@ async def test_a_call_that_was_under_way_is_made_again_as_it_was(attempt, server
         raise Crash
 
     first.loop.tools.call = crash
-    await dies(first)
-    # Asked again it would say something else.
+    await play_until_crash(first)
+    # A new request would have another response.
     second = attempt(lambda request: script(request).replace("<py>0", "<py>9"))
     result = await second.play()
 
@@ -115,23 +115,23 @@ async def test_a_call_that_was_under_way_is_made_again_as_it_was(attempt, server
     assert result.summary.num_turns == 4
 
 
-async def test_a_trajectory_that_had_ended_is_not_played_again(attempt):
-    wanted = await attempt(script).play()
+async def test_an_ended_trajectory_is_not_played_again(attempt):
+    expected = await attempt(script).play()
     second = attempt(script)
 
     result = await second.play()
 
     assert (result.rows, result.summary.stop_reason, result.detail) == (
-        wanted.rows,
-        wanted.summary.stop_reason,
-        wanted.detail,
+        expected.rows,
+        expected.summary.stop_reason,
+        expected.detail,
     )
     assert second.policy.requests == []
 
 
 async def test_steps_after_the_first_of_an_attempt_begin_from_the_prompt(attempt, server):
-    await dies(attempt(CrashingAt(2)), step=2)
-    (left,) = {call["trajectory"] for call in server.calls}
+    await play_until_crash(attempt(CrashingAt(2)), step=2)
+    (interrupted,) = {call["trajectory"] for call in server.calls}
     second = attempt(script)
 
     await second.play(step=1)
@@ -139,13 +139,13 @@ async def test_steps_after_the_first_of_an_attempt_begin_from_the_prompt(attempt
 
     assert result.summary.metrics["turns_carried_on"] == 0
     assert len(second.policy.requests) == 8
-    # What tools remember of the one that was left is not its own.
-    assert left not in {call["trajectory"] for call in server.calls[2:]}
+    # Tools must not use the state that they keep of the interrupted trajectory.
+    assert interrupted not in {call["trajectory"] for call in server.calls[2:]}
 
 
-async def test_what_is_in_flight_can_be_read_from_the_store(attempt, store):
+async def test_a_trajectory_in_flight_can_be_read_from_the_store(attempt, store):
     first = attempt(CrashingAt(2))
-    await dies(first)
+    await play_until_crash(first)
 
     journal = TrajectoryJournal.from_url(store.url, first.folder.run_name())
     (trajectory,) = await journal.live(deadline=deadline_in(5))
@@ -156,11 +156,11 @@ async def test_what_is_in_flight_can_be_read_from_the_store(attempt, store):
     await journal.close()
 
 
-async def test_a_process_that_was_overtaken_leaves_everything_to_the_other(attempt, server):
+async def test_a_process_whose_trajectory_was_taken_over_stops_and_releases_nothing(attempt, server):
     class Slow(ScriptedPolicy):
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
             if len(self.requests) == 1:
-                await dies(attempt(CrashingAt(2)))
+                await play_until_crash(attempt(CrashingAt(2)))
             return await super().generate(*args, **kwargs)
 
     process = attempt(script)
@@ -218,7 +218,7 @@ async def test_tools_keep_a_trajectory_until_the_store_has_recorded_its_end(atte
     assert server.finished == []
 
 
-async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(attempt, server, monkeypatch):
+async def test_a_trajectory_with_a_missing_turn_in_the_journal_begins_again(attempt, server, monkeypatch):
     first = attempt(script)
     append, away = TrajectoryJournal.append, [True]
 
@@ -240,7 +240,7 @@ async def test_what_went_on_without_being_kept_is_not_carried_on_in_the_middle(a
     assert before not in {call["trajectory"] for call in server.calls}
 
 
-async def test_a_store_that_is_gone_costs_what_would_have_been_kept_and_nothing_else(attempt, monkeypatch):
+async def test_an_unreachable_store_loses_the_journal_but_not_the_trajectory(attempt, monkeypatch):
     monkeypatch.setattr("turnmill.rollout.journal.STORE_SECONDS", 0.3)
     with EmbeddedStore() as gone:
         process = attempt(script, at=gone)

@@ -31,7 +31,7 @@ CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
 
 
 @pytest.fixture
-async def table(tmp_path) -> AsyncIterator[Callable[..., ToolLoopHarness]]:
+async def new_harness(tmp_path) -> AsyncIterator[Callable[..., ToolLoopHarness]]:
     made: list[ToolLoopHarness] = []
 
     def make(
@@ -57,55 +57,55 @@ def text_of(result: EpisodeResult) -> str:
     return "".join(TOKENIZER.decode(row.response.ids) for row in result.rows)
 
 
-def learned(result: EpisodeResult) -> str:
-    """The text of the tokens that are learned from."""
+def trained_text(result: EpisodeResult) -> str:
+    """Return the text of the tokens in the response mask."""
     row = verl_rows(result, log_probs=True)[0]
     return TOKENIZER.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
 
 
-async def test_a_response_with_a_stop_token_is_done_and_its_observation_follows_it(table, server):
-    play = table([CALL, ANSWER], server)
+async def test_a_response_with_a_stop_token_is_a_call_and_its_observation_follows(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert text_of(result) == f"{CALL}[2]{ANSWER}"
-    assert learned(result) == CALL + ANSWER
+    assert trained_text(result) == CALL + ANSWER
     assert [call["action"] for call in server.calls] == [CALL]
     assert (result.summary.stop_reason, result.detail) == ("completed", "model_chose_to_finish")
 
 
-async def test_a_response_ends_with_its_stop_token_even_where_the_engine_went_on(table, server):
-    play = table([f"{CALL} and <py>2", ANSWER], server)
+async def test_a_response_is_cut_after_its_stop_token_if_the_engine_generated_more(new_harness, server):
+    harness = new_harness([f"{CALL} and <py>2", ANSWER], server)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert text_of(result) == f"{CALL}[2]{ANSWER}"
     assert [call["action"] for call in server.calls] == [CALL]
-    assert [len(turn.log_probs or ()) for turn in play.logged()] == [
-        len(TOKENIZER.encode(said, add_special_tokens=False)) for said in (CALL, ANSWER)
+    assert [len(turn.log_probs or ()) for turn in harness.logged()] == [
+        len(TOKENIZER.encode(response, add_special_tokens=False)) for response in (CALL, ANSWER)
     ]
 
 
 @pytest.mark.feature("verl-tool", "contexts that are exact to the token")
 @pytest.mark.feature("verl-tool", "log-probs of the rollout")
-async def test_the_policy_reads_the_very_tokens_that_are_recorded(table, server):
-    play = table([CALL, ANSWER], server)
+async def test_the_recorded_tokens_are_those_that_the_policy_read(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server)
 
-    result = await play.play()
+    result = await harness.play()
 
     (row,) = result.rows
-    first, second = play.policy.requests
-    said = len(TOKENIZER.encode(CALL, add_special_tokens=False))
-    observed = len("[2]")
+    first, second = harness.policy.requests
+    num_response = len(TOKENIZER.encode(CALL, add_special_tokens=False))
+    num_observed = len("[2]")
     assert first.prompt_ids == row.prompt_ids
-    assert second.prompt_ids == row.prompt_ids + row.response.ids[: said + observed]
-    assert row.response.log_probs == (LOG_PROB,) * said + (0.0,) * observed + (LOG_PROB,) * len(
+    assert second.prompt_ids == row.prompt_ids + row.response.ids[: num_response + num_observed]
+    assert row.response.log_probs == (LOG_PROB,) * num_response + (0.0,) * num_observed + (LOG_PROB,) * len(
         TOKENIZER.encode(ANSWER, add_special_tokens=False)
     )
 
 
-def foreign(result: EpisodeResult) -> int:
-    """Trained tokens that the monitor does not find in what was sampled."""
+def num_unsampled_tokens(result: EpisodeResult) -> int:
+    """Return the number of trained tokens that the monitor does not find among the sampled ones."""
     rows = verl_rows(result, log_probs=True)
     return count_unsampled_tokens(
         ((row.response_ids, row.response_mask) for row in rows), result.summary.sampled_tokens
@@ -118,25 +118,25 @@ def foreign(result: EpisodeResult) -> int:
     [{}, {"minTurns": 2}, {"callToolFirst": True}, {"truncateResponseSide": "right", "maxResponseLength": 20},
      {"rollingWithPrompt": True, "maxTurns": 5, "maxResponseLength": 30}, {"maskOverlongLoss": True}],
 )  # fmt: skip
-async def test_trained_tokens_are_the_sampled_tokens_and_the_monitor_says_so(table, server, agent):
-    result = await table([CALL, CALL, CALL, ANSWER, ANSWER, ANSWER, ANSWER], server, **agent).play()
+async def test_the_monitor_finds_every_trained_token_among_the_sampled_ones(new_harness, server, agent):
+    result = await new_harness([CALL, CALL, CALL, ANSWER, ANSWER, ANSWER, ANSWER], server, **agent).play()
 
-    assert foreign(result) == 0
-
-
-async def test_the_monitor_counts_tokens_that_nobody_sampled(table, server):
-    result = await table([CALL, ANSWER], server, maskObservations=False).play()
-
-    assert foreign(result) == len(result.rows[0].response)
+    assert num_unsampled_tokens(result) == 0
 
 
-async def test_a_trajectory_tells_what_it_spent_its_time_on(table):
+async def test_the_monitor_counts_trained_tokens_that_were_not_sampled(new_harness, server):
+    result = await new_harness([CALL, ANSWER], server, maskObservations=False).play()
+
+    assert num_unsampled_tokens(result) == len(result.rows[0].response)
+
+
+async def test_a_trajectory_reports_the_time_of_generation_tools_and_loop(new_harness):
     def slowly(call: dict[str, Any]) -> str:
         time.sleep(0.05)
         return "[2]"
 
     async with HttpTools(slowly) as server:
-        result = await table([CALL, ANSWER], server).play()
+        result = await new_harness([CALL, ANSWER], server).play()
 
     assert set(result.summary.seconds) == {"generation", "tools", "loop"}
     assert result.summary.seconds["tools"] >= 0.05
@@ -145,141 +145,141 @@ async def test_a_trajectory_tells_what_it_spent_its_time_on(table):
 
 @pytest.mark.feature("verl-tool", "an agent that is switched off")
 @pytest.mark.parametrize("agent", [{"enableAgent": False}, {"maxTurns": 0}])
-async def test_without_tools_there_is_one_response_and_no_call(table, server, agent):
-    play = table([CALL], server, **agent)
+async def test_a_disabled_agent_has_one_response_and_no_call(new_harness, server, agent):
+    harness = new_harness([CALL], server, **agent)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert (result.summary.num_turns, len(server.calls)) == (1, 0)
-    assert len(play.policy.requests) == 1
+    assert len(harness.policy.requests) == 1
 
 
 @pytest.mark.feature("verl-tool", "an agent that is switched off")
-async def test_an_agent_that_is_switched_off_asks_no_server_at_all(table, server):
-    play = table([CALL], server, enableAgent=False)
+async def test_a_disabled_agent_sends_no_request_to_the_tool_server(new_harness, server):
+    harness = new_harness([CALL], server, enableAgent=False)
 
-    result = await play.play()
-    await play.loop.close()
+    result = await harness.play()
+    await harness.loop.close()
 
     assert server.bodies == []
     assert result.detail.startswith("no_tool-")
-    assert "stop" not in play.policy.requests[0].sampling_params
+    assert "stop" not in harness.policy.requests[0].sampling_params
 
 
 @pytest.mark.feature("verl-tool", "budget of turns")
 @pytest.mark.parametrize("turns", [1, 3])
-async def test_a_trajectory_has_so_many_calls_and_one_more_response(table, server, turns):
-    play = table(lambda _: CALL, server, maxTurns=turns)
+async def test_a_trajectory_has_max_turns_calls_and_one_more_response(new_harness, server, turns):
+    harness = new_harness(lambda _: CALL, server, maxTurns=turns)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert (len(server.calls), result.summary.num_turns) == (turns, turns + 1)
     assert (result.summary.stop_reason, result.detail) == ("max_turns", "max_turns_reached")
 
 
 @pytest.mark.feature("verl-tool", "budgets of validations")
-async def test_a_validation_has_limits_of_its_own(table, server):
-    play = table(lambda _: CALL, server, maxTurns=1, valMaxTurns=2, valMaxResponseLength=200)
+async def test_a_validation_has_separate_limits(new_harness, server):
+    harness = new_harness(lambda _: CALL, server, maxTurns=1, valMaxTurns=2, valMaxResponseLength=200)
 
-    result = await play.play(validate=True)
+    result = await harness.play(validate=True)
 
     assert len(server.calls) == 2
-    assert play.policy.requests[0].sampling_params["max_tokens"] == 200
+    assert harness.policy.requests[0].sampling_params["max_tokens"] == 200
     assert result.summary.num_turns == 3
 
 
 @pytest.mark.feature("verl-tool", "forced actions")
-async def test_the_first_turns_call_a_tool_whatever_they_say(table, server):
-    play = table([f"hm{END}", ANSWER], server, minTurns=1)
+async def test_the_first_min_turns_responses_are_forced_to_be_actions(new_harness, server):
+    harness = new_harness([f"hm{END}", ANSWER], server, minTurns=1)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert [call["action"] for call in server.calls] == ["hm</py>"]
     assert text_of(result) == f"hm</py>[2]{ANSWER}"
-    # Nobody sampled the stop token.
-    assert learned(result) == f"hm{ANSWER}"
+    # The policy did not sample the stop token.
+    assert trained_text(result) == f"hm{ANSWER}"
 
 
 @pytest.mark.feature("verl-tool", "stop tokens from a file")
-async def test_stop_tokens_come_from_a_file_too(table, server, tmp_path):
+async def test_stop_tokens_can_be_read_from_a_file(new_harness, server, tmp_path):
     file = tmp_path / "stop.txt"
     file.write_text(" </sql> ,</py>\n")
-    play = table([CALL, ANSWER], server, stopTokens=[], actionStopTokens=str(file))
+    harness = new_harness([CALL, ANSWER], server, stopTokens=[], actionStopTokens=str(file))
 
-    await play.play()
+    await harness.play()
 
-    assert play.policy.requests[0].sampling_params["stop"] == ["</sql>", "</py>"]
-    assert play.policy.requests[0].sampling_params["include_stop_str_in_output"] is True
+    assert harness.policy.requests[0].sampling_params["stop"] == ["</sql>", "</py>"]
+    assert harness.policy.requests[0].sampling_params["include_stop_str_in_output"] is True
     assert [call["action"] for call in server.calls] == [CALL]
 
 
 @pytest.mark.feature("verl-tool", "stop tokens from a file")
-def test_a_file_of_stop_tokens_that_is_missing_is_an_error_at_start(table):
+def test_a_missing_file_of_stop_tokens_is_an_error_at_the_start(new_harness):
     with pytest.raises(SettingsError, match="actionStopTokens: '/nowhere' cannot be read"):
-        table([], "http://127.0.0.1:1", stopTokens=[], actionStopTokens="/nowhere")
+        new_harness([], "http://127.0.0.1:1", stopTokens=[], actionStopTokens="/nowhere")
 
 
 @pytest.mark.feature("verl-tool", "every response of a chat is an action")
-async def test_in_a_chat_every_response_is_an_action_where_no_stop_token_is_named(table, server):
-    play = table([f"look{END}", f"go{END}", f"stop{END}"], server, stopTokens=[], enableMtrl=True, maxTurns=2)
+async def test_in_a_chat_without_stop_tokens_every_response_is_an_action(new_harness, server):
+    harness = new_harness([f"look{END}", f"go{END}", f"stop{END}"], server, stopTokens=[], enableMtrl=True, maxTurns=2)
 
-    await play.play()
+    await harness.play()
 
     assert [call["action"] for call in server.calls] == ["look", "go"]
 
 
 @pytest.mark.feature("verl-tool", "observations as turns of a chat")
-async def test_in_a_chat_observations_are_turns_of_the_template(table, server):
-    play = table([f"look{END}", f"go{END}"], server, stopTokens=[], enableMtrl=True)
+async def test_in_a_chat_observations_are_formatted_as_turns_of_the_template(new_harness, server):
+    harness = new_harness([f"look{END}", f"go{END}"], server, stopTokens=[], enableMtrl=True)
 
-    await play.play()
+    await harness.play()
 
-    task = dict(play.loop.source.training(0).messages[0])
+    task = dict(harness.loop.source.training(0).messages[0])
     messages = [task, {"role": "assistant", "content": "look"}, {"role": "user", "content": "[2]"}]
     rendered = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert play.prompts[1] == rendered
+    assert harness.prompts[1] == rendered
 
 
-async def test_a_response_without_an_end_gets_one_in_front_of_the_observation(table, server):
-    play = table([CALL, ANSWER], server, enableMtrl=True)
+async def test_in_a_chat_an_unfinished_response_is_closed_before_the_observation(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server, enableMtrl=True)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert text_of(result) == f"{CALL}{END}<usr>[2]{END}<ast>{ANSWER}"
-    assert learned(result) == CALL + ANSWER
+    assert trained_text(result) == CALL + ANSWER
 
 
 @pytest.mark.feature("verl-tool", "observations as turns of a chat")
-async def test_observations_may_have_a_wrapping_of_their_own_and_another_role(table, server):
-    play = table([CALL, ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken="|")
+async def test_in_a_chat_the_format_of_observations_can_be_set(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server, enableMtrl=True, mtrlSep="(obs: {obs})", turnEndToken="|")
 
-    assert text_of(await play.play()) == f"{CALL}|(obs: [2]){ANSWER}"
+    assert text_of(await harness.play()) == f"{CALL}|(obs: [2]){ANSWER}"
 
 
-def test_tasks_that_no_tool_can_be_told_are_an_error_at_start(table, tmp_path):
+def test_tasks_with_data_that_is_not_json_are_an_error_at_the_start(new_harness, tmp_path):
     path = tmp_path / "tasks.parquet"
     rows = [{"prompt": "a", "extra_info": {"day": date(2026, 1, 2)}}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     environment = {"name": "dataset", "options": {"path": str(path)}}
 
     with pytest.raises(SettingsError, match="extra_info is sent with every tool call"):
-        table([], "http://127.0.0.1:1", environment)
-    table([], None, environment, enableAgent=False)
+        new_harness([], "http://127.0.0.1:1", environment)
+    new_harness([], None, environment, enableAgent=False)
 
 
-def test_a_wrapping_without_a_place_for_the_observation_is_refused(table):
+def test_a_format_without_the_observation_is_refused(new_harness):
     with pytest.raises(SettingsError, match="mtrlSep"):
-        table([], "http://127.0.0.1:1", enableMtrl=True, mtrlSep="obs")
+        new_harness([], "http://127.0.0.1:1", enableMtrl=True, mtrlSep="obs")
 
 
 @pytest.mark.feature("verl-tool", "notice of an invalid action")
-async def test_in_a_chat_an_invalid_action_is_told(table, server):
+async def test_in_a_chat_an_invalid_action_has_a_notice_in_its_observation(new_harness, server):
     server.valid = False
-    play = table([CALL, ANSWER], server, enableMtrl=True)
+    harness = new_harness([CALL, ANSWER], server, enableMtrl=True)
 
-    await play.play()
+    await harness.play()
 
-    assert f"<usr>{INVALID_ACTION_NOTICE}[2]" in play.prompts[1]
+    assert f"<usr>{INVALID_ACTION_NOTICE}[2]" in harness.prompts[1]
 
 
 @pytest.mark.feature("verl-tool", "observations that are too long")
@@ -287,61 +287,61 @@ async def test_in_a_chat_an_invalid_action_is_told(table, server):
     ("side", "kept"),
     [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
 )
-async def test_an_observation_that_is_too_long_is_cut_on_its_side(table, side, kept):
+async def test_a_long_observation_is_truncated_on_the_configured_side(new_harness, side, kept):
     async with HttpTools(lambda call: "0123456789") as server:
-        play = table([CALL, ANSWER], server, maxObsLength=4, truncateObsSide=side)
+        harness = new_harness([CALL, ANSWER], server, maxObsLength=4, truncateObsSide=side)
 
-        assert text_of(await play.play()) == CALL + kept + ANSWER
+        assert text_of(await harness.play()) == CALL + kept + ANSWER
 
 
-async def test_special_tokens_in_an_observation_are_text(table):
+async def test_special_tokens_in_an_observation_are_text(new_harness):
     async with HttpTools(lambda call: f"a{END}b") as server:
-        play = table([CALL, ANSWER], server)
+        harness = new_harness([CALL, ANSWER], server)
 
-        result = await play.play()
+        result = await harness.play()
 
     (row,) = result.rows
     observed = [t for t, mask in zip(row.response.ids, row.response.mask, strict=True) if not mask]
     assert TOKENIZER.eos_token_id not in observed
 
 
-async def test_prompts_are_spelled_the_same_while_observations_are_spelled(table):
+async def test_concurrent_tokenization_of_observations_does_not_change_prompts(new_harness):
     async with HttpTools(lambda call: f"a{END}b" * 20) as server:
-        play = table(lambda r: ANSWER if "a<" in r.prompt else CALL, server, maxObsLength=400)
+        harness = new_harness(lambda r: ANSWER if "a<" in r.prompt else CALL, server, maxObsLength=400)
 
-        results = await asyncio.gather(*(play.play(sample=sample) for sample in range(200)))
+        results = await asyncio.gather(*(harness.play(sample=sample) for sample in range(200)))
 
-    assert len({request.prompt for request in play.policy.requests}) == 2
+    assert len({request.prompt for request in harness.policy.requests}) == 2
     assert len({result.rows[0].prompt_ids for result in results}) == 1
 
 
 @pytest.mark.feature("verl-tool", "length of an action")
-async def test_a_response_has_at_most_its_own_limit_and_what_is_left(table, server):
-    play = table([CALL, ANSWER], server, maxActionLength=20, maxResponseLength=30)
+async def test_a_response_is_limited_by_the_action_length_and_the_remaining_response_length(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server, maxActionLength=20, maxResponseLength=30)
 
-    await play.play()
+    await harness.play()
 
-    first, second = (request.sampling_params["max_tokens"] for request in play.policy.requests)
+    first, second = (request.sampling_params["max_tokens"] for request in harness.policy.requests)
     assert (first, second) == (20, 30 - len(CALL) - len("[2]"))
 
 
 @pytest.mark.feature("verl-tool", "length of a response")
-async def test_a_full_context_ends_the_trajectory(table):
+async def test_a_full_context_ends_the_trajectory(new_harness):
     async with HttpTools(lambda call: "x" * 40) as server:
-        play = table([CALL], server, maxResponseLength=30)
+        harness = new_harness([CALL], server, maxResponseLength=30)
 
-        result = await play.play()
+        result = await harness.play()
 
     assert (result.summary.stop_reason, result.detail) == ("max_tokens", "max_response_length_reached")
     assert text_of(result) == (CALL + "x" * 40)[:30]
 
 
 @pytest.mark.feature("verl-tool", "side on which responses are cut")
-async def test_the_last_tokens_are_learned_from_where_the_job_says_so(table):
+async def test_the_last_tokens_are_kept_if_truncation_is_on_the_right(new_harness):
     async with HttpTools(lambda call: "x" * 40) as server:
-        play = table([CALL], server, maxResponseLength=30, truncateResponseSide="right")
+        harness = new_harness([CALL], server, maxResponseLength=30, truncateResponseSide="right")
 
-        result = await play.play()
+        result = await harness.play()
 
     (row,) = result.rows
     assert TOKENIZER.decode(row.response.ids) == (CALL + "x" * 40)[-30:]
@@ -349,44 +349,44 @@ async def test_the_last_tokens_are_learned_from_where_the_job_says_so(table):
 
 
 @pytest.mark.feature("verl-tool", "length of the first prompt")
-async def test_a_row_keeps_the_end_of_a_long_prompt_and_the_policy_reads_all_of_it(table, server):
-    play = table([CALL, ANSWER], server, maxStartLength=3)
+async def test_a_row_keeps_the_end_of_a_long_prompt_and_the_policy_reads_the_whole_prompt(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server, maxStartLength=3)
 
-    result = await play.play()
+    result = await harness.play()
 
-    assert len(play.policy.requests[0].prompt_ids) > 3
-    assert result.rows[0].prompt_ids == play.policy.requests[0].prompt_ids[-3:]
+    assert len(harness.policy.requests[0].prompt_ids) > 3
+    assert result.rows[0].prompt_ids == harness.policy.requests[0].prompt_ids[-3:]
 
 
 @pytest.mark.feature("verl-tool", "a rolling window")
-async def test_a_full_context_rolls_over_its_oldest_turns_where_the_job_says_so(table, server):
+async def test_a_full_context_drops_its_oldest_turns_if_rolling_is_on(new_harness, server):
     calls = [f"<py>{n}</py>" for n in range(5)]
-    play = table([*calls, ANSWER], server, rollingWithPrompt=True, maxTurns=5, maxResponseLength=30)
+    harness = new_harness([*calls, ANSWER], server, rollingWithPrompt=True, maxTurns=5, maxResponseLength=30)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert len(server.calls) == 5
     assert len(result.rows) > 1
-    prompt = play.policy.requests[0].prompt
-    assert all(request.prompt.startswith(prompt) for request in play.policy.requests)
-    assert "<py>0</py>" not in play.policy.requests[-1].prompt
-    # Every response is learned from once, after exactly what the policy had read.
+    prompt = harness.policy.requests[0].prompt
+    assert all(request.prompt.startswith(prompt) for request in harness.policy.requests)
+    assert "<py>0</py>" not in harness.policy.requests[-1].prompt
+    # Every response is trained once, in exactly the context that the policy had read.
     rows = verl_rows(result, log_probs=True)
-    said = "".join(
+    trained = "".join(
         TOKENIZER.decode([t for t, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
         for row in rows
     )
-    assert said == "".join(calls) + ANSWER
-    read = {request.prompt_ids for request in play.policy.requests}
+    assert trained == "".join(calls) + ANSWER
+    read = {request.prompt_ids for request in harness.policy.requests}
     assert all(row.prompt_ids in read for row in result.rows)
     assert {row.reward_score for row in rows} == {result.summary.reward}
 
 
 @pytest.mark.feature("verl-tool", "a tool before the first turn")
-async def test_a_tool_may_be_called_before_the_first_response(table, server):
-    play = table([ANSWER], server, callToolFirst=True)
+async def test_a_tool_may_be_called_before_the_first_response(new_harness, server):
+    harness = new_harness([ANSWER], server, callToolFirst=True)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert [call["action"] for call in server.calls] == [""]
     assert text_of(result) == f"[2]{ANSWER}"
@@ -394,45 +394,45 @@ async def test_a_tool_may_be_called_before_the_first_response(table, server):
 
 
 @pytest.mark.feature("verl-tool", "further tokens that end a response")
-async def test_further_tokens_may_end_a_response(table, server):
-    play = table([CALL, ANSWER], server, additionalEosTokenIds=[7, 9])
+async def test_additional_tokens_can_end_a_response(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server, additionalEosTokenIds=[7, 9])
 
-    await play.play()
+    await harness.play()
 
-    assert play.policy.requests[0].sampling_params["stop_token_ids"] == [7, 9]
+    assert harness.policy.requests[0].sampling_params["stop_token_ids"] == [7, 9]
 
 
 @pytest.mark.feature("verl-tool", "a last turn without stop tokens")
-async def test_the_last_response_may_be_free_of_stop_tokens(table, server):
-    play = table([CALL, CALL], server, forceFinishForLastTurn=True)
+async def test_the_last_response_can_be_requested_without_stop_tokens(new_harness, server):
+    harness = new_harness([CALL, CALL], server, forceFinishForLastTurn=True)
 
-    await play.play()
+    await harness.play()
 
-    first, last = (request.sampling_params for request in play.policy.requests)
+    first, last = (request.sampling_params for request in harness.policy.requests)
     assert "stop" in first
     assert "stop" not in last
     assert len(server.calls) == 1
 
 
 @pytest.mark.feature("verl-tool", "observations in the loss")
-async def test_observations_are_learned_from_only_where_the_job_says_so(table, server):
-    play = table([CALL, ANSWER], server, maskObservations=False)
+async def test_observations_are_trained_only_if_they_are_not_masked(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server, maskObservations=False)
 
-    assert learned(await play.play()) == f"{CALL}[2]{ANSWER}"
+    assert trained_text(await harness.play()) == f"{CALL}[2]{ANSWER}"
 
 
 @pytest.mark.feature("verl-tool", "unfinished trajectories in the loss")
-async def test_what_was_not_finished_is_left_out_of_the_loss_where_the_job_says_so(table, server):
-    play = table(lambda _: CALL, server, maskOverlongLoss=True)
+async def test_unfinished_trajectories_can_be_left_out_of_the_loss(new_harness, server):
+    harness = new_harness(lambda _: CALL, server, maskOverlongLoss=True)
 
-    result = await play.play()
+    result = await harness.play()
 
-    assert learned(result) == ""
+    assert trained_text(result) == ""
     assert result.summary.metrics["no_loss_on_traj"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("agent", "said", "end"),
+    ("agent", "response", "end"),
     [
         ({"enableAgent": False}, "0123456789", ("max_tokens", "no_tool-length")),
         ({"enableAgent": False}, f"012345678{END}", ("completed", "no_tool-stop")),
@@ -445,124 +445,124 @@ async def test_what_was_not_finished_is_left_out_of_the_loss_where_the_job_says_
         ({}, f"012345678{END}", ("completed", "model_chose_to_finish")),
     ],
 )
-async def test_a_response_that_fills_its_room_is_cut_off_unless_it_ends_there(table, server, agent, said, end):
-    play = table([said], server, maxResponseLength=10, maskOverlongLoss=True, **agent)
+async def test_a_response_at_the_length_limit_is_cut_off_unless_it_ends(new_harness, server, agent, response, end):
+    harness = new_harness([response], server, maxResponseLength=10, maskOverlongLoss=True, **agent)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert (result.summary.stop_reason, result.detail) == end
-    assert learned(result) == (said if end[0] == "completed" else "")
+    assert trained_text(result) == (response if end[0] == "completed" else "")
 
 
 @pytest.mark.feature("verl-tool", "void trajectories in the loss")
-@pytest.mark.parametrize(("said", "masked"), [(f"no idea{END}", True), (f"\\boxed{{2}}{END}", False)])
-async def test_what_neither_acts_nor_answers_is_left_out_of_the_loss_where_the_job_says_so(table, server, said, masked):
-    play = table([said], server, maskVoidTraj=True)
+@pytest.mark.parametrize(("response", "masked"), [(f"no idea{END}", True), (f"\\boxed{{2}}{END}", False)])
+async def test_void_trajectories_can_be_left_out_of_the_loss(new_harness, server, response, masked):
+    harness = new_harness([response], server, maskVoidTraj=True)
 
-    assert (learned(await play.play()) == "") is masked
+    assert (trained_text(await harness.play()) == "") is masked
 
 
-@pytest.mark.feature("verl-tool", "the turn is told to tools")
-@pytest.mark.feature("verl-tool", "extra information of a task is told to tools")
-async def test_a_tool_is_told_the_turn_and_what_the_task_says_of_itself(table, server, tmp_path):
+@pytest.mark.feature("verl-tool", "turn number in tool calls")
+@pytest.mark.feature("verl-tool", "extra information of a task in tool calls")
+async def test_a_tool_call_has_the_turn_number_and_the_extra_info_of_the_task(new_harness, server, tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"prompt": "1+1", "answer": "answer:2", "extra_info": {"db_id": "x"}}\n' * 3)
     environment = {"name": "dataset", "options": {"path": str(file), "validationTasks": 1}}
-    play = table([CALL, CALL, ANSWER], server, environment, maxTurns=2)
+    harness = new_harness([CALL, CALL, ANSWER], server, environment, maxTurns=2)
 
-    await play.play()
+    await harness.play()
 
-    told = [
+    received = [
         {name: call[name] for name in ("db_id", "current_step", "max_turns", "turns_left")} for call in server.calls
     ]
-    assert told == [
+    assert received == [
         {"db_id": "x", "current_step": 0, "max_turns": 2, "turns_left": 1},
         {"db_id": "x", "current_step": 1, "max_turns": 2, "turns_left": 0},
     ]
 
 
-async def test_a_task_may_do_without_tools(table, server, tmp_path):
+async def test_a_task_can_disable_tools(new_harness, server, tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"prompt": "1+1", "answer": "answer:2", "use_tool": false}\n' * 3)
-    play = table([CALL], server, {"name": "dataset", "options": {"path": str(file), "validationTasks": 1}})
+    harness = new_harness([CALL], server, {"name": "dataset", "options": {"path": str(file), "validationTasks": 1}})
 
-    await play.play()
+    await harness.play()
 
     assert server.calls == []
 
 
-async def test_every_call_of_a_trajectory_has_a_name_of_its_own(table, server):
-    play = table([CALL, CALL, ANSWER], server, maxTurns=2)
+async def test_every_call_of_a_trajectory_has_its_own_call_id(new_harness, server):
+    harness = new_harness([CALL, CALL, ANSWER], server, maxTurns=2)
 
-    await play.play()
+    await harness.play()
 
     names = [(call["trajectory"], call["call_id"]) for call in server.calls]
     assert len(set(names)) == len(names) == 2
     assert len({trajectory for trajectory, _ in names}) == 1
 
 
-async def test_a_call_after_an_empty_response_is_a_call_of_its_own(table, server):
-    play = table([END, END, ANSWER], server, minTurns=2, maxTurns=2)
+async def test_a_call_after_an_empty_response_has_its_own_call_id(new_harness, server):
+    harness = new_harness([END, END, ANSWER], server, minTurns=2, maxTurns=2)
 
-    result = await play.play()
+    result = await harness.play()
 
     assert [(call["action"], call["call_id"]) for call in server.calls] == [("</py>", "turn-0"), ("</py>", "turn-1")]
     assert result.summary.num_turns == 3
 
 
 @pytest.mark.feature("verl-tool", "control characters")
-async def test_no_control_character_is_sent(table, server):
-    play = table([CALL, ANSWER], server)
-    play.loop.tools.urls = (server.url + "/get_observation",)
+async def test_no_control_character_is_sent(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server)
+    harness.loop.tools.urls = (server.url + "/get_observation",)
 
     from turnmill.rollout.tool_agent.client import ToolRequest
 
-    await play.loop.tools.call(ToolRequest("a", "x\x00\x1by\tz\n", {"k\x07": ["\x01v"]}))
+    await harness.loop.tools.call(ToolRequest("a", "x\x00\x1by\tz\n", {"k\x07": ["\x01v"]}))
 
     assert server.calls[0]["action"] == "xy\tz\n"
     assert server.calls[0]["k"] == ["v"]
 
 
 @pytest.mark.feature("verl-tool", "release of a trajectory")
-async def test_every_trajectory_is_released_once(table, server):
-    play = table(lambda r: CALL if "[2]" not in r.prompt else ANSWER, server)
+async def test_every_trajectory_is_released_once(new_harness, server):
+    harness = new_harness(lambda r: CALL if "[2]" not in r.prompt else ANSWER, server)
 
-    await asyncio.gather(*(play.play(sample=sample) for sample in range(3)))
-    await play.loop.close()
+    await asyncio.gather(*(harness.play(sample=sample) for sample in range(3)))
+    await harness.loop.close()
 
     assert sorted(server.finished) == sorted({call["trajectory"] for call in server.calls})
     assert len(server.finished) == 3
 
 
-async def test_a_cancelled_trajectory_that_nobody_can_resume_is_released(table, server):
-    play, called = table([CALL], server), asyncio.Event()
+async def test_a_cancelled_trajectory_without_a_journal_is_released(new_harness, server):
+    harness, called = new_harness([CALL], server), asyncio.Event()
 
     async def never_answer(call: Any) -> None:
         called.set()
         await asyncio.Event().wait()
 
-    play.loop.tools.call = never_answer
-    playing = asyncio.create_task(play.play())
+    harness.loop.tools.call = never_answer
+    playing = asyncio.create_task(harness.play())
     await called.wait()
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
-    await play.loop.close()
+    await harness.loop.close()
 
     assert len(server.finished) == 1
 
 
 @pytest.mark.feature("verl-tool", "rewards of tools")
-async def test_a_tool_ends_a_trajectory(table):
+async def test_a_tool_can_end_a_trajectory_and_its_reward_is_logged(new_harness):
     async with HttpTools(lambda call: {"obs": "bye", "reward": 0.5, "metrics": {"lines": 3}}, done=True) as server:
-        play = table([CALL], server, maxTurns=5)
+        harness = new_harness([CALL], server, maxTurns=5)
 
-        result = await play.play()
+        result = await harness.play()
 
     assert (result.summary.stop_reason, result.detail) == ("completed", "tool_signaled_done")
     assert result.summary.metrics["per_reward_from_tool"] == 0.5
     assert result.summary.metrics["tool_avg_lines"] == 3
-    # What a tool thinks of an action is logged, and no more.
+    # The reward of a tool is logged only.
     assert result.summary.reward == 0.0
 
 
@@ -572,37 +572,39 @@ def dead_port() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-@pytest.mark.feature("verl-tool", "retries of calls and texts of errors")
-async def test_a_dead_server_ends_the_trajectory_as_failed_and_nothing_of_it_is_learned_from(table):
-    play = table([CALL, ANSWER], dead_port(), toolCallMaxRetries=1)
+@pytest.mark.feature("verl-tool", "retries of calls and error texts")
+async def test_an_unreachable_server_fails_the_trajectory_and_its_error_is_in_no_context(new_harness):
+    harness = new_harness([CALL, ANSWER], dead_port(), toolCallMaxRetries=1)
 
-    failure = await play.play()
+    failure = await harness.play()
 
     assert isinstance(failure, EpisodeFailure)
     assert failure.cause == "tool_connection"
-    *_, last = play.logged()
+    *_, last = harness.logged()
     assert (last.stop_reason, last.failed_cause) == ("failed", "tool_connection")
-    # The error reached no context: the policy was not asked again.
-    assert len(play.policy.requests) == 1
+    # The error is in no context: the policy received no further request.
+    assert len(harness.policy.requests) == 1
 
 
-async def test_another_server_does_what_a_dead_one_cannot(table, server):
-    play = table([CALL, ANSWER], f"{dead_port()},{server.url}/get_observation")
+async def test_calls_to_an_unreachable_server_are_retried_on_another_one(new_harness, server):
+    harness = new_harness([CALL, ANSWER], f"{dead_port()},{server.url}/get_observation")
 
-    results = [await play.play(sample=sample) for sample in range(1)]
+    results = [await harness.play(sample=sample) for sample in range(1)]
 
     assert [result.summary.stop_reason for result in results] == ["completed"]
 
 
-async def test_a_server_that_hangs_leaves_time_for_another(table, server):
+async def test_a_call_to_a_server_that_hangs_is_retried_on_another_one(new_harness, server):
     async with HttpTools(lambda call: "[9]") as hanging:
         hanging.may_answer.clear()
-        play = table(lambda r: ANSWER if "[" in r.prompt else CALL, f"{hanging.url},{server.url}", toolCallTimeout=2.0)
+        harness = new_harness(
+            lambda r: ANSWER if "[" in r.prompt else CALL, f"{hanging.url},{server.url}", toolCallTimeout=2.0
+        )
 
-        results = await asyncio.gather(*(play.play(sample=sample) for sample in range(2)))
+        results = await asyncio.gather(*(harness.play(sample=sample) for sample in range(2)))
 
     assert [text_of(result) for result in results] == [f"{CALL}[2]{ANSWER}"] * 2
-    # The same call, by the same name: done before or done again, it takes effect once.
+    # The retried call has the same call_id, so it takes effect once.
     assert hanging.calls[0]["call_id"] == "turn-0"
 
 
@@ -617,40 +619,40 @@ async def test_a_server_that_hangs_leaves_time_for_another(table, server):
         (ConnectionError(), "tool_connection", 3),
     ],
 )
-async def test_failures_are_told_apart(table, answer, cause, tries):
-    def fresh(call: dict[str, Any]) -> Any:
+async def test_failures_have_different_causes_and_numbers_of_tries(new_harness, answer, cause, tries):
+    def new_answer(call: dict[str, Any]) -> Any:
         if isinstance(answer, web.Response):
             return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
         return answer
 
-    async with HttpTools(fresh) as server:
-        play = table([CALL], server, toolCallMaxRetries=2)
+    async with HttpTools(new_answer) as server:
+        harness = new_harness([CALL], server, toolCallMaxRetries=2)
 
-        failure = await play.play()
+        failure = await harness.play()
 
     assert (failure.cause, len(server.calls)) == (cause, tries)
 
 
-async def test_an_error_in_a_tools_own_words_is_an_answer(table):
+async def test_an_error_that_a_tool_reports_is_an_observation(new_harness):
     async with HttpTools(lambda call: {"obs": "[no such file]", "error": "ENOENT"}) as server:
-        play = table([CALL, ANSWER], server)
+        harness = new_harness([CALL, ANSWER], server)
 
-        assert text_of(await play.play()) == f"{CALL}[no such file]{ANSWER}"
+        assert text_of(await harness.play()) == f"{CALL}[no such file]{ANSWER}"
 
 
-@pytest.mark.feature("verl-tool", "retries of calls and texts of errors")
-async def test_a_failure_that_passes_costs_nothing(table):
+@pytest.mark.feature("verl-tool", "retries of calls and error texts")
+async def test_a_temporary_failure_does_not_change_the_trajectory(new_harness):
     answers = iter([web.Response(status=503), ConnectionError(), "[2]"])
     async with HttpTools(lambda call: next(answers)) as server:
-        play = table([CALL, ANSWER], server)
+        harness = new_harness([CALL, ANSWER], server)
 
-        result = await play.play()
+        result = await harness.play()
 
     assert text_of(result) == f"{CALL}[2]{ANSWER}"
     assert len({call["call_id"] for call in server.calls}) == 1
 
 
-async def test_a_pause_that_outlasts_a_calls_time_is_followed_by_no_other_try(monkeypatch):
+async def test_a_call_is_not_retried_after_a_pause_beyond_its_timeout(monkeypatch):
     now = [0.0]
 
     async def sleep_late(seconds: float) -> None:
@@ -668,40 +670,40 @@ async def test_a_pause_that_outlasts_a_calls_time_is_followed_by_no_other_try(mo
     assert (len(server.calls), caller.num_retries) == (1, 0)
 
 
-@pytest.mark.feature("verl-tool", "retries of calls and texts of errors")
-async def test_errors_become_observations_where_the_job_says_so(table):
-    play = table([CALL], dead_port(), toolCallMaxRetries=0, onToolFailure="text")
+@pytest.mark.feature("verl-tool", "retries of calls and error texts")
+async def test_errors_are_observations_if_the_job_sets_on_tool_failure_to_text(new_harness):
+    harness = new_harness([CALL], dead_port(), toolCallMaxRetries=0, onToolFailure="text")
 
-    result = await play.play()
+    result = await harness.play()
 
     assert isinstance(result, EpisodeResult)
     assert "Tool server connection error: " in text_of(result)
     assert (result.detail, result.summary.metrics["tool_call_success"]) == ("tool_signaled_done", 0.0)
 
 
-async def test_an_engine_that_gives_no_token_fails_the_trajectory(table, server):
-    play = table([""], server)
+async def test_an_empty_response_of_the_engine_fails_the_trajectory(new_harness, server):
+    harness = new_harness([""], server)
 
-    failure = await play.play()
+    failure = await harness.play()
 
     assert failure.cause == "inference"
 
 
 @pytest.mark.parametrize("reward", [lambda: 1 / 0, lambda: math.nan, lambda: -math.inf])
-async def test_a_reward_that_cannot_be_told_fails_the_trajectory(table, server, monkeypatch, reward):
-    play = table([ANSWER], server)
-    monkeypatch.setattr(play.loop.source, "reward", lambda task, answer: reward())
+async def test_a_reward_that_raises_or_is_not_finite_fails_the_trajectory(new_harness, server, monkeypatch, reward):
+    harness = new_harness([ANSWER], server)
+    monkeypatch.setattr(harness.loop.source, "reward", lambda task, answer: reward())
 
-    failure = await play.play()
+    failure = await harness.play()
 
     assert failure.cause == "reward"
 
 
-@pytest.mark.feature("verl-tool", "responses tokenized anew")
-async def test_responses_are_spelled_anew_where_the_job_says_so(table, server):
-    play = table([CALL, ANSWER], server, retokenization=True)
+@pytest.mark.feature("verl-tool", "retokenized responses")
+async def test_responses_can_be_retokenized(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server, retokenization=True)
 
-    result = await play.play()
+    result = await harness.play()
 
     (row,) = result.rows
     assert len(row.response.ids) == len(row.response.mask) == len(row.response.log_probs)
@@ -709,29 +711,29 @@ async def test_responses_are_spelled_anew_where_the_job_says_so(table, server):
 
 
 @pytest.mark.feature("verl-tool", "log-probs of the rollout")
-async def test_log_probs_are_left_out_where_the_job_says_so(table, server):
-    result = await table([CALL, ANSWER], server).play()
+async def test_log_probs_can_be_left_out_of_rows(new_harness, server):
+    result = await new_harness([CALL, ANSWER], server).play()
 
     assert verl_rows(result, log_probs=False)[0].response_logprobs is None
 
 
-async def test_the_same_task_is_played_from_the_same_seeds_in_every_attempt(table, server):
-    play = table(lambda r: ANSWER, server)
+async def test_the_sampling_seed_depends_only_on_the_task_and_the_sample(new_harness, server):
+    harness = new_harness(lambda r: ANSWER, server)
 
     for sample in (0, 0, 1):
-        await play.play(sample=sample)
+        await harness.play(sample=sample)
 
-    first, again, other = (request.sampling_params["seed"] for request in play.policy.requests)
+    first, again, other = (request.sampling_params["seed"] for request in harness.policy.requests)
     assert first == again != other
 
 
 @pytest.mark.feature("verl-tool", "records of trajectories")
-async def test_a_trajectory_is_logged_turn_by_turn(table, server):
-    play = table([CALL, ANSWER], server)
+async def test_a_trajectory_is_logged_turn_by_turn(new_harness, server):
+    harness = new_harness([CALL, ANSWER], server)
 
-    result = await play.play()
+    result = await harness.play()
 
-    first, last = play.logged()
+    first, last = harness.logged()
     assert (first.action, first.observation, first.done) == (CALL, "[2]", False)
     assert (last.reward, last.stop_reason, last.stop_detail) == (
         result.summary.reward,
@@ -755,12 +757,12 @@ async def test_a_trajectory_is_logged_turn_by_turn(table, server):
         ({"maskOverlongLoss": True}, [(0, len(CALL + "[2]")), (0, len(CALL))]),
     ],
 )
-async def test_what_is_learned_of_a_turn_is_logged_with_it(table, server, agent, masks):
-    play = table([CALL, CALL], server, **agent)
+async def test_the_response_mask_of_a_turn_is_logged(new_harness, server, agent, masks):
+    harness = new_harness([CALL, CALL], server, **agent)
 
-    await play.play()
+    await harness.play()
 
-    assert [turn.mask for turn in play.logged()] == masks
+    assert [turn.mask for turn in harness.logged()] == masks
 
 
 EVERY_TRAJECTORY = {
@@ -776,8 +778,8 @@ WITH_TOOLS = {
 
 
 @pytest.mark.feature("verl-tool", "metrics of the agent")
-async def test_an_episode_has_the_metrics_of_verl_tool(table, server):
-    result = await table([CALL, ANSWER], server).play()
+async def test_an_episode_has_the_metrics_of_verl_tool(new_harness, server):
+    result = await new_harness([CALL, ANSWER], server).play()
 
     assert result.summary.metrics.keys() >= EVERY_TRAJECTORY | WITH_TOOLS
     assert result.summary.metrics["tool_processing_time_sec"] == 0.004
@@ -792,11 +794,11 @@ def advantages_of(played: dict[str, EpisodeResult]) -> dict[str, float]:
     return dict(zip(keys, found_RG[:, 0].tolist(), strict=True))
 
 
-async def test_calls_that_fail_by_force_change_nothing_for_the_other_trajectories(table):
+async def test_failed_calls_do_not_change_the_other_trajectories(new_harness):
     def answer(request: Any) -> str:
         if "[2]" not in request.prompt:
             return CALL
-        truth = play.loop.source.training(0).truth
+        truth = harness.loop.source.training(0).truth
         return f"answer:{truth if request.sampling_params['seed'] % 2 else 0}{END}"
 
     broken: set[str] = set()
@@ -808,18 +810,18 @@ async def test_calls_that_fail_by_force_change_nothing_for_the_other_trajectorie
         return web.Response(status=503, text="out of order") if name_of(call) in broken else "[2]"
 
     async with HttpTools(forced) as server:
-        play = table(answer, server, toolCallMaxRetries=0)
+        harness = new_harness(answer, server, toolCallMaxRetries=0)
         names = {f"uid0_{sample}_0": sample for sample in range(64)}
 
-        undisturbed = {key: await play.play(sample=sample) for key, sample in names.items()}
+        undisturbed = {key: await harness.play(sample=sample) for key, sample in names.items()}
         broken.update(name_of(call) for number, call in enumerate(server.calls) if number % 100 % 7 == 3)
-        play.policy.requests.clear()
-        disturbed = {key: await play.play(sample=sample) for key, sample in names.items()}
+        harness.policy.requests.clear()
+        disturbed = {key: await harness.play(sample=sample) for key, sample in names.items()}
 
     survivors = {key: result for key, result in disturbed.items() if isinstance(result, EpisodeResult)}
     assert 0.1 < 1 - len(survivors) / len(names) < 0.2
     assert len({result.summary.reward for result in survivors.values()}) == 2
-    wanted, found = advantages_of({key: undisturbed[key] for key in survivors}), advantages_of(survivors)
-    assert max(abs(wanted[key] - found[key]) for key in survivors) < 1e-6
-    assert not any("out of order" in prompt or "503" in prompt for prompt in play.prompts)
+    expected, found = advantages_of({key: undisturbed[key] for key in survivors}), advantages_of(survivors)
+    assert max(abs(expected[key] - found[key]) for key in survivors) < 1e-6
+    assert not any("out of order" in prompt or "503" in prompt for prompt in harness.prompts)
     assert all(result.rows == undisturbed[key].rows for key, result in survivors.items())

@@ -1,4 +1,4 @@
-"""Whole runs of agents with tools, as a user starts them, and what is broken under them."""
+"""Whole runs of agents with tools, as a user starts them, under failures."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def episodes(run: TrainingRun) -> list[EpisodeRecord]:
 
 
 def in_mid_step(run: TrainingRun, step: int) -> Callable[[], bool]:
-    """Whether some calls of this step's trajectories, and not all, have been made."""
+    """Return a condition: some calls of this step's trajectories have been made, but not all."""
     calls_file = Path(run.environment["CALLS_FILE"])
 
     def holds() -> bool:
@@ -44,12 +44,12 @@ def in_mid_step(run: TrainingRun, step: int) -> Callable[[], bool]:
     return holds
 
 
-def break_in_mid_step(run: TrainingRun, attempt: Attempt, step: int, word: str) -> None:
+def kill_in_mid_step(run: TrainingRun, attempt: Attempt, step: int, word: str) -> None:
     attempt.wait_for(in_mid_step(run, step))
     attempt.kill_processes(word)
 
 
-def require_each_step_once_and_each_effect_once(run: TrainingRun, steps: int) -> None:
+def require_each_step_and_each_effect_once(run: TrainingRun, steps: int) -> None:
     assert [row["step"] for row in run.metrics] == list(range(steps + 1))
     assert all(row.get("training/rollout_probs_diff_mean", 0) < 1e-4 for row in run.metrics)
     played = episodes(run)
@@ -59,12 +59,12 @@ def require_each_step_once_and_each_effect_once(run: TrainingRun, steps: int) ->
         assert [turn.observation for turn in episode.turns[:-1]] == [str(turn + 1) for turn in range(TURNS)]
 
 
-def carried_on(run: TrainingRun, step: int) -> float:
+def most_resumed_turns(run: TrainingRun, step: int) -> float:
     (row,) = (row for row in run.metrics if row["step"] == step)
     return float(row["turnmill/tool/turns_carried_on/max"])
 
 
-def test_a_run_that_is_killed_as_a_whole_carries_its_trajectories_on(run):
+def test_a_killed_run_resumes_its_trajectories(run):
     attempt = run.start("--set", f"agent={COUNTING_AGENT}")
     attempt.wait_for(in_mid_step(run, 2))
     mark, folders = run.mark(), run.folders()
@@ -72,34 +72,34 @@ def test_a_run_that_is_killed_as_a_whole_carries_its_trajectories_on(run):
 
     run.train("--resume", "--set", f"agent={COUNTING_AGENT}")
 
-    require_each_step_once_and_each_effect_once(run, steps=3)
-    assert carried_on(run, 2) >= 1
-    assert carried_on(run, 3) == 0
+    require_each_step_and_each_effect_once(run, steps=3)
+    assert most_resumed_turns(run, 2) >= 1
+    assert most_resumed_turns(run, 3) == 0
     assert processes.find_marked(mark) == []
-    # Those of Ray and of the store.
+    # The folders of Ray and of the store.
     assert len(folders) == 2
     assert not any(folder.exists() for folder in folders)
 
 
-def test_a_run_that_is_tried_again_carries_its_trajectories_on(run):
+def test_a_retried_run_resumes_its_trajectories(run):
     attempt = run.start("--set", f"agent={COUNTING_AGENT}", "--set", "retries=2", "--set", "training.checkpointEvery=1")
     mark = ""
 
-    break_in_mid_step(run, attempt, 1, "TurnTaskRunner")
-    break_in_mid_step(run, attempt, 2, "ToolLoopWorker")
+    kill_in_mid_step(run, attempt, 1, "TurnTaskRunner")
+    kill_in_mid_step(run, attempt, 2, "ToolLoopWorker")
     mark = run.mark()
     attempt.wait()
 
-    # Step 1 has no checkpoint to go on from: it begins with the run.
-    require_each_step_once_and_each_effect_once(run, steps=3)
-    assert carried_on(run, 2) >= 1
+    # Step 1 has no earlier checkpoint to resume from: it begins with the run.
+    require_each_step_and_each_effect_once(run, steps=3)
+    assert most_resumed_turns(run, 2) >= 1
     assert processes.find_marked(mark) == []
 
 
-def test_a_run_goes_on_when_its_tool_server_and_its_store_are_killed(run):
+def test_a_run_continues_after_its_tool_server_and_its_store_are_killed(run):
     attempt = run.start("--set", f"agent={COUNTING_AGENT}")
 
-    break_in_mid_step(run, attempt, 1, "tool-server")
+    kill_in_mid_step(run, attempt, 1, "tool-server")
     attempt.wait_for(in_mid_step(run, 2))
     (supervisor,) = run.processes("store_supervisor.py")
     (store,) = descendants(supervisor)
@@ -107,7 +107,7 @@ def test_a_run_goes_on_when_its_tool_server_and_its_store_are_killed(run):
     mark = run.mark()
     attempt.wait()
 
-    require_each_step_once_and_each_effect_once(run, steps=3)
+    require_each_step_and_each_effect_once(run, steps=3)
     assert processes.find_marked(mark) == []
 
 
@@ -122,7 +122,7 @@ def proxy(tmp_path: Path) -> Iterator[FaultyProxy]:
         server.close()
 
 
-def test_calls_that_fail_by_force_change_no_advantage_and_are_in_no_context(run, proxy):
+def test_failed_calls_change_no_advantage_of_others_and_are_in_no_context(run, proxy):
     run.train(
         *("--set", f"agent.toolServerUrl={proxy.url}", "--set", "agent.toolCallMaxRetries=1"),
         *("--set", "agent.groupSize=8", "--set", "training.tasksPerStep=8", "--set", "algorithm.kl.coefficient=0"),

@@ -1,4 +1,4 @@
-"""Workers that cannot put a row into the queue; verl alone would log the error and continue without the row."""
+"""Limits of workers, and rows that cannot be put into the queue: verl alone would log the error and continue."""
 
 import asyncio
 from contextlib import nullcontext
@@ -101,3 +101,38 @@ async def test_cancelled_rows_do_not_end_the_run(worker):
     await until_done(worker)
 
     assert worker.folder.read_failure() is None
+
+
+class WaitingTrajectoryWorker(TrajectoryWorkerWithoutRows):
+    """A trajectory worker whose episodes wait until they may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+        self.num_playing = self.num_played = 0
+
+    async def play(self, *_: Any, **__: Any) -> list[Any]:
+        """Wait, then return no rows."""
+        self.num_playing += 1
+        await self.may_end.wait()
+        self.num_playing -= 1
+        self.num_played += 1
+        return []
+
+    async def _agent_loop_postprocess(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@pytest.mark.feature("verl-tool", "limit on concurrent trajectories")
+async def test_a_worker_plays_no_more_episodes_at_once_than_its_limit():
+    worker = WaitingTrajectoryWorker()
+    await worker.set_limit(2)
+    episodes = [asyncio.create_task(worker.run_row({}, validate=False)) for _ in range(5)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+    assert worker.num_playing == 2
+
+    worker.may_end.set()
+    await asyncio.gather(*episodes)
+    assert worker.num_played == 5
