@@ -1,4 +1,4 @@
-"""The alerts: what sets each of them off, what does not, and that somebody who is woken finds what to do."""
+"""The alerts: when each of them fires and when not, and their runbooks."""
 
 import re
 import subprocess
@@ -29,7 +29,7 @@ every_alert = pytest.mark.parametrize("alert", ALERTS)
 
 @dataclass(frozen=True)
 class Case:
-    """What Prometheus has seen, a value per minute in promtool's notation, and whether that sets the alert off."""
+    """Series with a value per minute in promtool's notation, and whether the alert fires."""
 
     alert: str
     what: str
@@ -50,7 +50,7 @@ def silent(alert: str, what: str, series: dict[str, str], *, minutes: int = 45) 
 
 
 def named(metric: str, labels: str = "") -> str:
-    """A series, to be a key."""
+    """Return the name of a series with its labels, as a key."""
     return f"{metric}{{{labels}}}"
 
 
@@ -199,7 +199,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def rule_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The rules as Prometheus itself reads them."""
+    """Return the rule files in Prometheus' own format."""
     folder = tmp_path_factory.mktemp("rules")
     for name, rules in RULES.items():
         (folder / name).write_text(yaml.safe_dump(rules["spec"]))
@@ -284,7 +284,7 @@ def test_alerts_of_a_team_can_be_narrowed_to_its_namespace():
 
 
 @pytest.mark.parametrize(("chart", "name"), [("turnmill", "operator.yaml"), ("turnmill-team", "team.yaml")])
-def test_the_charts_carry_the_alerts_as_they_are(chart: str, name: str):
+def test_the_charts_contain_the_alerts_unchanged(chart: str, name: str):
     text = (ROOT / "charts" / chart / "files" / "alerts" / name).read_text()
 
     assert text == (ROOT / "manifests" / "alerts" / name).read_text()
@@ -303,7 +303,7 @@ def test_the_index_of_the_runbooks_names_every_alert():
 
 
 def served() -> dict[str, set[str]]:
-    """The series of the exporters, each with its labels."""
+    """Return the series of the exporters, each with its labels."""
     run = RunMetrics(RunInfo("babyai", gpus={("train", "H100"): 8}), labels={"training_job": "goto", "attempt": "1"})
     tools = ToolMetrics(("python_code",))
     tools.store.show({"used_memory": 1, "maxmemory": 2, "connected_clients": 1, "evicted_keys": 0})

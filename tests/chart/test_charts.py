@@ -1,4 +1,4 @@
-"""What the charts render, with their defaults and with every example of values."""
+"""The objects that the charts render, with their defaults and with every file of example values."""
 
 import json
 import re
@@ -117,7 +117,7 @@ def test_the_schema_covers_every_value_and_refuses_others(chart):
 
 
 def unknown(values: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], place: str = "") -> list[str]:
-    """Values without a schema, and schemas without a value."""
+    """Return values without a schema, and schemas without a value."""
     properties = schema.get("properties", {})
     found = [f"{place}{name}" for name in set(values) ^ (set(properties) - {"global"})]
     for name, value in values.items():
@@ -128,7 +128,7 @@ def unknown(values: dict[str, Any], schema: dict[str, Any], root: dict[str, Any]
 
 
 def open_objects(properties: dict[str, Any]) -> list[str]:
-    """Objects that take any property; maps say what their entries are."""
+    """Return schemas of objects that allow any property; maps with a schema of their entries do not count."""
     found = []
     for name, schema in properties.items():
         if schema.get("type") == "object" and "additionalProperties" not in schema:
@@ -351,7 +351,7 @@ def peers_of(policy: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def labels_of(objects: list[dict[str, Any]], component: str) -> dict[str, str]:
-    """The labels that tell a component's pods from all others."""
+    """Return the labels that select a component's pods."""
     templates = [template for found in objects for _, template in pod_templates(found)]
     labels = [template["metadata"]["labels"] for template in templates]
     (found,) = [each for each in labels if each["app.kubernetes.io/component"] == component]

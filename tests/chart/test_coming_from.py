@@ -1,4 +1,4 @@
-"""The pages for those who come from another system: they name what exists here, and leave nothing of there out."""
+"""The pages for users of another system name only what exists in turnmill and cover the other system's names."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ AGENTS = {"verl-tool": "tool", "verlog": "verlog", "verl": "multi_turn", "grl": 
 """The agent type that a page is about; its fields are those of `agent`."""
 
 ENVIRONMENTS = ("babyai", "crafter", "sokoban", "tetris", "blocksworld", "maths", "webshop", "bird")
-"""Those with options that the pages may name."""
+"""Environments with options that the pages may name."""
 
 SECTIONS = tuple(fields_by_alias(JobSpec))
 
@@ -76,19 +76,19 @@ THERE = {
 
 
 def rows(page: str) -> Iterator[list[str]]:
-    """The rows of all tables of a page, cell by cell."""
+    """Return the rows of all tables of a page as cells."""
     for line in PAGES[page].read_text().splitlines():
         if line.startswith("| "):
             yield [cell.strip() for cell in line.replace("\\|", "¦").strip("|").split("|")]
 
 
 def here(page: str) -> list[str]:
-    """What its second columns name in code."""
+    """Return the names in code in the second columns of a page's tables."""
     return [name for row in rows(page) for name in re.findall(r"`([^`]+)`", row[1])]
 
 
 def has_field(model: type[Settings], names: list[str]) -> bool:
-    """Whether a path leads to a field of the section."""
+    """Return True if a path leads to a field of the section."""
     name, *rest = names
     field = fields_by_alias(model).get(name)
     if field is None or not rest:
@@ -97,7 +97,7 @@ def has_field(model: type[Settings], names: list[str]) -> bool:
 
 
 def is_field(path: str, agent: str) -> bool:
-    """Whether a job of that agent has the field; `path: word` names a type as well."""
+    """Return True if a job of that agent has the field; `path: word` names a type as well."""
     path, _, word = path.partition(": ")
     section, *rest = path.split(".")
     if path.startswith("environment.options."):
@@ -116,13 +116,13 @@ def is_field(path: str, agent: str) -> bool:
 
 
 def flags(command: str) -> set[str]:
-    """The flags of one of our commands."""
+    """Return the flags of one of turnmill's commands."""
     parameters = typer.main.get_command(app).commands[command].params
     return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def exists(name: str, agent: str) -> bool:
-    """Whether what a page names is there; what has no form of a name is taken as it is."""
+    """Return True if a name exists in turnmill; text that does not have the form of a name is accepted."""
     if name.split(".")[0].split(":")[0] in SECTIONS:
         return is_field(name, agent)
     if name.startswith("--"):
@@ -142,7 +142,7 @@ SOURCES = "\n".join(path.read_text() for path in (ROOT / "platform" / "turnmill"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_names_only_what_exists(page):
+def test_a_page_names_only_existing_fields_flags_and_tools(page):
     named = here(page)
 
     assert len(named) > 20
@@ -156,7 +156,7 @@ def test_a_page_covers_every_name_of_the_other_system(page):
     assert [name for name in THERE[page].split() if name not in named] == []
 
 
-def test_every_tool_of_verl_tool_that_is_kept_has_its_name():
+def test_tools_taken_over_from_verl_tool_keep_their_names():
     kept = [row for row in rows("verl-tool") if row[0] == row[1] and "_" in row[0]]
 
     assert {row[0].strip("`") for row in kept} >= {"pixel_reasoner", "audio_crop", "text_browser", "sandbox_fusion"}

@@ -1,4 +1,4 @@
-"""Every feature of the systems that turnmill takes over from has a test."""
+"""Every feature of other systems in tests/features.toml has a test."""
 
 from collections import Counter
 
@@ -24,5 +24,5 @@ def test_no_system_lacks_a_feature():
     assert counts == {"verl-tool": 78, "Verlog": 26, "GRL": 22, "verl's multi-turn": 22}
 
 
-def test_the_page_is_what_the_markers_make():
+def test_the_committed_page_matches_the_markers():
     assert PAGE.read_text() == build_page(FEATURES, TESTS), "run `make compatibility`"

@@ -1,4 +1,4 @@
-"""The boards of Grafana: what is generated, and rules that every panel and query keeps."""
+"""The Grafana dashboards: the generated files, and rules for every panel and query."""
 
 import ast
 import json
@@ -30,7 +30,7 @@ OF_SOURCE = {RUN: {"training_job", "attempt"}, RAY: {"ray_io_cluster"}}
 COUNTERS = ("_total", "_bucket", "_count", "_sum")
 NO_COUNTERS = {"ray_node_mem_total"}
 SHOWN_AS_TOTALS = {"turnmill_token_mismatches_total", "turnmill_store_evicted_keys_total"}
-"""Counters that must stay 0: what they have reached is what matters."""
+"""Counters that must stay 0, and are therefore shown as totals and not as rates."""
 
 QUERIES = [
     pytest.param(board, panel, query, id=f"{board.name}: {panel.title}: {query.legend}")
@@ -47,7 +47,7 @@ every_board = pytest.mark.parametrize("board", NAMED)
 
 
 def series_of(families: Iterator[Metric]) -> dict[str, set[str]]:
-    """The series that an exporter serves, each with its labels."""
+    """Return the series that an exporter serves, each with its labels."""
     found: dict[str, set[str]] = {}
     for family in families:
         for sample in family.samples:
@@ -222,7 +222,7 @@ def test_the_documentation_lists_every_third_party_series():
 
 
 def source_of(module: str) -> str:
-    """The text of an installed module, without importing it."""
+    """Return the source of an installed module, without importing it."""
     folder, _, rest = module.partition(".")
     found = util.find_spec(folder)
     assert found is not None
@@ -231,7 +231,7 @@ def source_of(module: str) -> str:
 
 
 def words_of(module: str) -> set[str]:
-    """Every word in the strings of an installed module."""
+    """Return every word in the strings of an installed module."""
     strings = (n.value for n in ast.walk(ast.parse(source_of(module))) if isinstance(n, ast.Constant))
     return {word for text in strings if isinstance(text, str) for word in re.findall(r"[\w:]+", text)}
 

@@ -1,4 +1,4 @@
-"""The tables of environments and tools name all that there are."""
+"""The tables of environments and tools in the documentation are complete."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def rows(page: str) -> set[str]:
-    """What the rows of a page's tables begin with."""
+    """Return the first cells of the rows of a page's tables."""
     return set(re.findall(r"^\| `(\w+)`", (DOCS / page).read_text(), re.MULTILINE))
 
 

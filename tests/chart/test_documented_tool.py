@@ -1,4 +1,4 @@
-"""The tool that docs/tools.md shows is one."""
+"""The example tool in docs/tools.md works, and the settings of all tools are documented."""
 
 import re
 from pathlib import Path

@@ -17,12 +17,12 @@ SCHEMA = VERSION["schema"]["openAPIV3Schema"]
     ("file", "text"),
     [("manifests/crds/agenttrainingjobs.turnmill.dev.yaml", crd_yaml()), ("docs/jobs.md", reference())],
 )
-def test_the_committed_files_are_what_the_models_generate(file: str, text: str):
+def test_the_committed_files_match_the_models(file: str, text: str):
     assert (ROOT / file).read_text() == text, "run `make crds`"
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
-    """Every schema in a schema, by its path."""
+    """Return every schema within a schema, by its path."""
     below = [(f"{path}.{name}", child) for name, child in schema.get("properties", {}).items()]
     if "items" in schema:
         below.append((f"{path}[]", schema["items"]))
@@ -33,7 +33,7 @@ def nodes(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, A
 def test_every_part_of_the_schema_is_structural_and_bounded(path: str, node: dict[str, Any]):
     assert "type" in node
     assert not {"$ref", "anyOf", "oneOf", "allOf", "const", "title", "$defs"} & node.keys()
-    # Rules read the values of the spec, and what they read must have an end.
+    # Rules read these values, so the API server requires a bound on their size.
     if path.startswith(".spec"):
         if node["type"] == "string" and "enum" not in node:
             assert "maxLength" in node
@@ -59,7 +59,7 @@ def test_every_row_of_the_reference_is_one_line():
     assert [line for line in tables if not line.endswith("|")] == []
 
 
-def test_a_rule_points_at_a_field_that_exists():
+def test_a_rule_belongs_to_an_existing_field():
     fields = {path for path, _ in nodes(SCHEMA)}
 
     assert [rule.path for rule in RULES if f".spec.{rule.path}" not in fields] == []
@@ -89,7 +89,7 @@ def test_sections_of_several_types_share_one_schema():
     assert not any(map(allowed.search, ["tol", "verlog2", "my_package", ":MyKind", "my package:MyKind"]))
     assert fields["type"]["default"] == "verlog"
     assert {"memory", "stopTokens"} <= fields.keys()
-    # What one type alone has, or has by another default, is filled in by nobody but the models.
+    # Fields of only one type, or with defaults that differ by type, get their defaults from the models only.
     assert [name for name in ("memory", "stopTokens", "maxTurns") if "default" in fields[name]] == []
     assert fields["maxTurns"]["minimum"] == 0
     rules = [rule["rule"] for rule in agent["x-kubernetes-validations"]]
@@ -106,7 +106,7 @@ def test_sections_of_several_types_share_one_schema():
         (1, ["Attempt", "Failed share", "Cluster", "Checkpoint"]),
     ],
 )
-def test_kubectl_columns_show_the_essentials_and_with_wide_the_rest(priority: int, names: list[str]):
+def test_kubectl_shows_more_columns_with_wide_output(priority: int, names: list[str]):
     columns = VERSION["additionalPrinterColumns"]
 
     assert [column["name"] for column in columns if column["priority"] == priority] == names
