@@ -1,4 +1,4 @@
-"""Journals: where the turns of episodes in flight are kept outside the process that plays them."""
+"""Journals: records of the turns of episodes in flight, kept outside the process that plays them."""
 
 import logging
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResumedEpisode:
-    """The state in which an episode begins, or continues after a restart."""
+    """State with which an episode begins, or continues after a restart."""
 
     trajectory_id: str
-    """Its id at tool servers."""
+    """Id of the trajectory at tool servers."""
 
     turns: Sequence[Turn] = ()
-    """The turns that the journal already has."""
+    """Turns that are in the journal."""
 
 
 class EpisodeInFlight(Protocol):
-    """An episode while it is played."""
+    """An episode that is being played."""
 
     name: str
     step: int
@@ -41,10 +41,10 @@ class EpisodeInFlight(Protocol):
 
 
 class Journal(Protocol):
-    """Turns of episodes, by the name of the episode."""
+    """Records the turns of episodes, by the name of the episode."""
 
     async def open(self, episode: EpisodeInFlight) -> ResumedEpisode:
-        """Begin an episode, or resume it with the turns that are there."""
+        """Begin an episode, or resume it with the recorded turns."""
         ...
 
     async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
@@ -56,7 +56,7 @@ class Journal(Protocol):
         ...
 
     def is_resumable(self, episode: EpisodeInFlight) -> bool:
-        """Return whether another process may resume an episode that this one no longer plays."""
+        """Return True if another process may resume an episode that this one no longer plays."""
         ...
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class NoJournal:
         """Do nothing."""
 
     def is_resumable(self, episode: EpisodeInFlight) -> bool:
-        """Return False: no other process knows of the episode."""
+        """Return False, as no other process knows the episode."""
         return False
 
     async def close(self) -> None:
@@ -88,28 +88,28 @@ class NoJournal:
 class StoreJournal:
     """Records turns in the trajectory store.
 
-    Episodes are resumed in the first step of an attempt alone: those of later steps, left by an attempt that got
-    further, were sampled from weights that this attempt does not have. While the store cannot be reached, episodes go
-    on without being recorded: tools notice it themselves.
+    Episodes are resumed only in the first step of an attempt: those of later steps, left by an attempt that got
+    further, were sampled from weights that this attempt does not have. While the store cannot be reached, episodes
+    continue without being recorded; tools detect the failure themselves.
     """
 
     def __init__(self, journal: TrajectoryJournal) -> None:
         self._journal = journal
         self._trajectories: dict[str, JournaledTrajectory] = {}
         self._incomplete: set[str] = set()
-        """Episodes of which a turn or the end is missing in the store."""
+        """Episodes with a missing turn or end in the store."""
 
         self._overtaken: set[str] = set()
-        """Episodes that another process plays by now."""
+        """Episodes that another process now plays."""
 
         self._first_step: int | None = None
         self.num_resumed = 0
         self.num_failed_writes = 0
 
     async def open(self, episode: EpisodeInFlight) -> ResumedEpisode:
-        """Begin an episode, or resume it with the turns that are there.
+        """Begin an episode, or resume it with the recorded turns.
 
-        Raises OvertakenError where a later attempt at the run has begun.
+        Raises OvertakenError if a later attempt at the run has started.
         """
         await self._delete_incomplete()
         if self._first_step is None and not episode.validate:
@@ -140,7 +140,7 @@ class StoreJournal:
         return await self._journal.open(episode.name, metadata=metadata, deadline=deadline)
 
     async def append(self, episode: EpisodeInFlight, turn: Turn) -> None:
-        """Record a finished turn. Raises OvertakenError where another process plays the episode by now."""
+        """Record a finished turn. Raises OvertakenError if another process now plays the episode."""
         trajectory = self._trajectories.get(episode.name)
         if trajectory is None:
             await self._delete_incomplete()
@@ -154,13 +154,13 @@ class StoreJournal:
             self._overtaken.add(episode.name)
             raise OvertakenError(f"{episode.name} is played elsewhere: {error}") from error
         except StoreError as error:
-            # Later turns would leave a gap.
+            # Recording later turns would leave a gap.
             del self._trajectories[episode.name]
             self._incomplete.add(episode.name)
             self._count_failed_write(episode, error)
 
     async def finish(self, episode: EpisodeInFlight, outcome: TrajectoryOutcome) -> None:
-        """Mark an episode as finished, or delete it if it failed: it is then tried again from its first turn."""
+        """Mark an episode as finished, or delete it if it failed, so that it is repeated from its first turn."""
         await self._delete_incomplete()
         trajectory = self._trajectories.pop(episode.name, None)
         if trajectory is None or trajectory.finished:
@@ -178,7 +178,7 @@ class StoreJournal:
             self._count_failed_write(episode, error)
 
     def is_resumable(self, episode: EpisodeInFlight) -> bool:
-        """Return whether the store has the episode as unfinished, or another process plays it."""
+        """Return True if the store has the episode as unfinished, or another process plays it."""
         return any(episode.name in names for names in (self._trajectories, self._incomplete, self._overtaken))
 
     async def close(self) -> None:
@@ -186,12 +186,12 @@ class StoreJournal:
         await self._journal.close()
 
     async def _delete_incomplete(self) -> None:
-        """Delete incomplete episodes: a later attempt would resume them in the middle, with tools that are further."""
+        """Delete incomplete episodes, which a later attempt would resume before turns that its tools have executed."""
         for name in list(self._incomplete):
             try:
                 await self._journal.delete(name, deadline=deadline_in(DELETE_SECONDS))
             except StaleClaimError:
-                # The later attempt has it by now.
+                # The later attempt has taken it over.
                 pass
             except StoreError:
                 return
@@ -199,11 +199,11 @@ class StoreJournal:
 
     def _count_failed_write(self, episode: EpisodeInFlight, error: StoreError) -> None:
         self.num_failed_writes += 1
-        log.warning("Turns are not kept", extra={"trajectory": episode.name, "what": str(error)})
+        log.warning("Turns not recorded", extra={"trajectory": episode.name, "what": str(error)})
 
 
 def create_journal(config: RunConfig) -> Journal:
-    """Return the journal of this attempt at a run: in its store, or none where the run has no store."""
+    """Return the journal of this attempt at a run: in its store, or one without records if the run has no store."""
     settings = config.turnmill
     if (url := settings.get("store_url")) is None:
         return NoJournal()

@@ -1,4 +1,4 @@
-"""The agent loop of the agent type `tool`: tokens in, tokens out, and tool calls in between."""
+"""The agent loop of agents of type `tool`: generation, with tool calls in between."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class ToolLoop(AgentLoopBase):
-    """Plays episodes with tools, any number at once."""
+    """Plays any number of episodes with tools concurrently."""
 
     def __init__(
         self, *args: object, job: AgentTrainingJob, run_dir: Path, tool_server_url: str | None = None,
@@ -86,7 +86,7 @@ class ToolLoop(AgentLoopBase):
         validate: bool = False,
         **_: object,
     ) -> EpisodeResult | EpisodeFailure:
-        """Play one trajectory of one task."""
+        """Play one trajectory of a task; return its result, or its failure."""
         position, step, sample = int(index), int(global_steps), int(session_id)
         task = self._task(position, step, validate=validate)
         name = EpisodeId(step, position, sample, validate)
@@ -101,7 +101,7 @@ class ToolLoop(AgentLoopBase):
             self._record_failure(episode, failure, step, validate=validate)
             return failure
         finally:
-            # Cancelled, or ended by an error of another kind, it is resumed with the state that its tools have.
+            # After a cancellation or another error, the episode is resumed with the state of its tools.
             if not self.journal.is_resumable(episode):
                 self._release(episode)
         self._record(episode, result, step, validate=validate)
@@ -140,12 +140,12 @@ class ToolLoop(AgentLoopBase):
         max_tokens: int,
         stops: bool,
     ) -> TokenOutput:
-        """Return the policy's next response of an episode. Raises InferenceError."""
+        """Generate the policy's next response in an episode. Raises InferenceError."""
         training = self.job.spec.training
         params: dict[str, object] = {
             **sampling_params,
             "max_tokens": max_tokens,
-            # Text is needed where it is looked into while it grows, and nowhere else.
+            # vLLM needs the text only to find stop strings.
             "detokenize": stops and bool(self.stop_tokens),
         }
         if stops and self.stop_tokens:
@@ -178,7 +178,7 @@ class ToolLoop(AgentLoopBase):
         release.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """Wait for releases in progress, ten seconds at most, and close every connection."""
+        """Wait for releases in progress, ten seconds at most, and close all connections."""
         if self._releases:
             _, pending = await asyncio.wait(self._releases, timeout=10)
             for task in pending:
@@ -190,7 +190,7 @@ class ToolLoop(AgentLoopBase):
     def _record(self, episode: Episode, result: EpisodeResult, step: int, *, validate: bool) -> None:
         records = [self._turn_record(episode, step, number) for number in range(len(episode.turns))]
         summary = result.summary
-        # The reward of an episode is that of its last turn, whatever its tools rewarded.
+        # The reward of the episode is logged with its last turn; rewards of tools are not.
         records[-1:] = [
             replace(last, reward=summary.reward, done=True, stop_reason=summary.stop_reason, stop_detail=result.detail)
             for last in records[-1:]

@@ -1,4 +1,4 @@
-"""Inference engines on machines of their own: where one dies, those left go on, and another is started in its place."""
+"""Standalone inference engines: when one dies, the others continue, and it is replaced by a new one."""
 
 import asyncio
 import logging
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class Engines:
-    """The inference engines of a run: finds dead ones, starts others in their place, and gives all of them weights.
+    """Inference engines of a run: detects dead ones, starts others in their place, and transfers weights to all.
 
-    The trainer's own thread looks after them: between steps, and while it waits for rollout. A new engine starts with
-    the policy that the run began with, so requests reach it after the next transfer of weights.
+    The trainer's own thread checks them, between steps and while it waits for rollout. A new engine starts with the
+    run's initial policy, so it gets requests only after the next transfer of weights.
     """
 
     def __init__(self, servers: ServerManager, weights: WeightManager, *, demand: Demand, wait_seconds: float) -> None:
-        """`demand` is what one engine takes; a run without any waits `wait_seconds` for one."""
+        """`demand` is the resources of one engine; a run without any engine waits `wait_seconds` for one."""
         self._server_manager = servers
         self._weight_manager = weights
         self._demand = demand
@@ -44,7 +44,7 @@ class Engines:
         self._next_rank = 1 + max(replica.replica_rank for replica in weights.replicas)
         self._starts: list[_EngineStart] = []
         self._joining: list[RolloutReplica] = []
-        """New engines that take part in transfers and serve after the first that succeeds."""
+        """New engines that take part in transfers, and serve after the first one that succeeds."""
 
         self._last_check = self._failed_at = float("-inf")
         self._all_lost_at = float("inf")
@@ -54,20 +54,20 @@ class Engines:
         return len(self._weight_manager.replicas)
 
     def replace_dead(self) -> None:
-        """Start engines in place of dead ones; RunFailedError if there has been none alive for `wait_seconds`."""
+        """Start engines in place of dead ones. Raises RunFailedError if none has been alive for `wait_seconds`."""
         self._drop_dead()
         self._start_missing()
         if len(self):
             self._all_lost_at = float("inf")
         elif time.monotonic() - self._all_lost_at > self._wait_seconds:
             raise RunFailedError(
-                f"Every inference engine has died, and none was started anew within {self._wait_seconds:g} s: their "
-                "processes or machines are gone. `--resume` carries on from the last checkpoint.",
+                f"Every inference engine has died, and none was replaced within {self._wait_seconds:g} s: their "
+                "processes or machines are gone. `--resume` continues from the last checkpoint.",
                 "engines_died",
             )
 
     def replace_dead_while_waiting(self, update_weights: Callable[[], object]) -> None:
-        """Call `replace_dead` every few seconds; transfer weights only if no other engine could serve."""
+        """Call `replace_dead` every few seconds; transfer weights only if no engine can serve otherwise."""
         if time.monotonic() - self._last_check < CHECK_SECONDS:
             return
         self._last_check = time.monotonic()
@@ -78,7 +78,7 @@ class Engines:
     def update_weights(self, update: Callable[[], object]) -> None:
         """Transfer weights to all engines and let new ones serve; wait for one if there is none.
 
-        Where an engine dies during the transfer, the others get the weights anew.
+        If an engine dies during the transfer, it is repeated with the others.
         """
         self.replace_dead()
         while not len(self) and not self._any_ready():
@@ -96,7 +96,7 @@ class Engines:
         except Exception as error:
             if self._weight_manager.backend != BACKEND or not self._lost_any_within(NOTICE_SECONDS):
                 raise
-            log.warning("An engine died during a weight sync, which is done anew", extra={"what": str(error)})
+            log.warning("An engine died during a weight sync, which is repeated", extra={"what": str(error)})
             self._wait_until_idle(error)
             self.update_weights(update)
             return
@@ -107,7 +107,7 @@ class Engines:
             self._joining = []
 
     def _lost_any_within(self, seconds: float) -> bool:
-        """Drop dead engines; return whether there was one, at the latest when Ray has had time to notice."""
+        """Drop dead engines; return True if there was one, after giving Ray time to notice its death."""
         before, deadline = len(self), time.monotonic() + seconds
         self._drop_dead()
         while len(self) == before and time.monotonic() < deadline:
@@ -116,7 +116,7 @@ class Engines:
         return len(self) < before
 
     def _wait_until_idle(self, error: Exception) -> None:
-        """Wait until the trainer's processes have ended a transfer that failed; raise its error if they do not."""
+        """Wait until the trainer's processes have ended a failed transfer; raise its error if they do not."""
         trainers = self._weight_manager.actor_wg
         deadline = time.monotonic() + 2 * TIMEOUT_SECONDS
         while not all(ray.get(trainers.execute_checkpoint_engine(["is_idle"] * trainers.world_size))):
@@ -140,7 +140,7 @@ class Engines:
 
     def _start_missing(self) -> None:
         for start in list(self._starts):
-            # One that is ready has no requests yet that would tell of its death.
+            # A ready engine has no requests yet whose failure would show its death.
             if start.error is None and not (start.is_ready and _has_died(_actors(start.replica))):
                 continue
             log.warning("Engine did not start, or died at once", exc_info=start.error)
@@ -157,7 +157,7 @@ class Engines:
 
     def _new_replica(self) -> RolloutReplica:
         manager = self._server_manager
-        # Names of Ray's actors come from the rank: those of a dead engine are not free at once.
+        # Ray names actors by rank, and names of a dead engine's actors are not free at once.
         rank, self._next_rank = self._next_rank, self._next_rank + 1
         replica: RolloutReplica = manager.rollout_replica_class(
             replica_rank=rank,
@@ -168,7 +168,7 @@ class Engines:
         return replica
 
     def _move_load_balancer_to_this_node(self) -> None:
-        """verl puts it on any machine: on one that only rolls out it would take all engines along when it goes."""
+        """Move the load balancer to this node, as verl may place it on a rollout machine that can disappear."""
         balancer = ray.remote(num_cpus=0, scheduling_strategy=this_node())(GlobalRequestLoadBalancer)
         servers = dict(zip(self._server_manager.server_addresses, self._server_manager.server_handles, strict=True))
         ray.kill(self._server_manager.global_load_balancer)
@@ -176,7 +176,7 @@ class Engines:
 
 
 class _EngineStart:
-    """An engine that starts in a thread, after waiting for a machine for as long as that takes."""
+    """Start of an engine in a thread, after waiting for a machine without a time limit."""
 
     def __init__(self, replica: RolloutReplica, demand: Demand) -> None:
         self.replica = replica
@@ -199,7 +199,7 @@ def _actors(replica: RolloutReplica) -> list[ActorHandle]:
 
 
 def _release(replica: RolloutReplica) -> None:
-    """Kill what is left of an engine's processes and free the machines that it held."""
+    """Kill the remaining processes of an engine and free its machines."""
     for actor in _actors(replica):
         ray.kill(actor)
     for group in (replica.resource_pool.pgs if replica.resource_pool else None) or ():

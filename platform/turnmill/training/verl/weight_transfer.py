@@ -1,4 +1,4 @@
-"""Weights over the network with gloo: how they reach engines on other machines where there are no GPUs.
+"""Transfer of weights over the network by gloo, to engines on other machines without GPUs.
 
 verl imports this module in every process that sends or receives (`checkpoint_engine.custom_backend_module`).
 """
@@ -36,25 +36,25 @@ class SenderAddress(TypedDict, total=False):
 
 
 class Connection:
-    """A process group that closes on request; gloo closes one with its last reference, and tracebacks keep some."""
+    """A process group that can be closed: gloo closes one with its last reference, and tracebacks keep some."""
 
     def __init__(self, group: ProcessGroupGloo) -> None:
         self._group: Any = group
 
     def broadcast(self, tensor: Tensor, timeout: timedelta) -> None:
-        """Send a tensor to all others, or receive it. Raises RuntimeError once one of them is gone."""
+        """Send a tensor to all others, or receive it. Raises RuntimeError once one of them has ended."""
         if self._group is None:
             raise RuntimeError("The connection is closed.")
         self._group.broadcast(tensor, SENDER).wait(timeout)
 
     def close(self) -> None:
-        """Disconnect: whoever waits for this process gets an error."""
+        """Disconnect; processes that wait for this one get an error."""
         self._group = None
 
 
 @CheckpointEngineRegistry.register(BACKEND)
 class GlooWeights(CheckpointEngine):
-    """One sender, the first training process, and every process that feeds an engine; connected anew for each sync."""
+    """Weight transfer from the first training process to all processes of engines, connected again for each sync."""
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.bucket_size = bucket_size
@@ -65,7 +65,7 @@ class GlooWeights(CheckpointEngine):
         self._is_sending = False
 
     def prepare(self) -> SenderAddress:
-        """Return the address of the sender; empty in all other processes. An earlier sync may have failed."""
+        """Return the address of the sender; empty in all other processes. First clean up after a failed sync."""
         self.finalize()
         if not self.is_master:
             return {}
@@ -76,7 +76,7 @@ class GlooWeights(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[SenderAddress]
     ) -> tuple[dict[str, list[object]], dict[str, list[object]]]:
-        """The first training process sends, the engines' processes receive, other training processes stay out."""
+        """Return ranks: the first training process sends, engines' processes receive, the others have no part."""
         world_size = 1 + rollout_world_size
 
         def arguments(ranks: list[int]) -> dict[str, list[object]]:
@@ -85,14 +85,14 @@ class GlooWeights(CheckpointEngine):
         return arguments([SENDER] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world_size)))
 
     def init_process_group(self, rank: int, world_size: int, sender: SenderAddress) -> None:
-        """Connect to all the others; returns when they are there."""
+        """Connect to all other processes, and return when they are connected."""
         if rank < 0:
             return
         if self._store is None:
             self._store = TCPStore(sender["host"], sender["port"], is_master=False, timeout=self.timeout)
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
-        # By default gloo listens where the host's name points to, which need not be reachable from other machines.
+        # By default gloo listens on the address of the host's name, which other machines may not reach.
         options._devices = [gloo.create_device(hostname=_address())]
         options._timeout = self.timeout
         self._connection = Connection(gloo(self._store, rank, world_size, options))
@@ -104,15 +104,15 @@ class GlooWeights(CheckpointEngine):
         self._connection = self._store = None
 
     def is_idle(self) -> bool:
-        """Return whether no weights are on their way: after a failed sync, the next one has to wait for that."""
+        """Return True if no weights are being sent: after a failed sync, the next one must wait for that."""
         return not self._is_sending
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, Tensor]], global_steps: int | None = None) -> None:
-        """Send all weights, a bucket at a time; processes that stay out take part in gathering them.
+        """Send all weights, a bucket at a time; processes without a part in it still help to gather them.
 
-        Raises the error of the first bucket that does not arrive once all weights are gathered: the other training
-        processes would wait for this one.
+        Raises the error of the first bucket that does not arrive, but only after all weights are gathered, as the other
+        training processes would wait for this one.
         """
         connection = self._connection
         error: RuntimeError | None = None
@@ -127,7 +127,7 @@ class GlooWeights(CheckpointEngine):
                 await asyncio.to_thread(self._send, connection, bucket)
             except RuntimeError as failure:
                 error = failure
-                # Receivers need not wait for what will not come.
+                # Receivers need not wait for the remaining buckets.
                 connection.close()
 
         self._is_sending = True
@@ -150,7 +150,8 @@ class GlooWeights(CheckpointEngine):
     def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
         """Wait for all weights and return their names and values in the order in which they are sent.
 
-        They are complete before the engine hears of the first: it would wait for the rest of a transfer that fails.
+        All have arrived before the engine gets the first one: otherwise it would wait for the rest of a failed
+        transfer.
         """
         assert self._connection is not None
         chunks: list[tuple[TensorMeta, Tensor]] = []
@@ -182,7 +183,7 @@ class GlooWeights(CheckpointEngine):
         about, data = torch.split(message, sizes.tolist())
         metas: list[TensorMeta] = pickle.loads(about.numpy().tobytes())
         chunks = torch.split(data, [meta.chunk_size for meta in metas]) if metas else ()
-        # As numbers, chunks must begin where numbers of their size can.
+        # Copies, as tensors of numbers require aligned memory.
         return [(meta, chunk.clone()) for meta, chunk in zip(metas, chunks, strict=True)]
 
 
