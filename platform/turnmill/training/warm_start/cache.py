@@ -3,13 +3,19 @@
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
+import turnmill
+from turnmill.core.code_hash import hash_code
 from turnmill.jobs.agent import AgentSettings
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.model import WarmStart
@@ -17,8 +23,11 @@ from turnmill.training.warm_start.recipes import recipe_of
 
 Progress = Callable[[int, int, float], None]
 
-RECIPE_VERSION = 2
-"""Raised by whoever changes what a warm start is made of, so that no stale one is used again."""
+PACKAGE = Path(turnmill.__file__).parent
+CODE = ("environments", "tasks", "training/warm_start", "rollout/verlog/prompts.py", "rollout/verlog/memory.py")
+"""Code of turnmill that makes demonstrations or imitates them."""
+
+DISTRIBUTION = "turnmill"
 
 
 def ensure_warm_start(
@@ -53,10 +62,53 @@ def default_cache_dir() -> Path:
 
 
 def cache_key(settings: WarmStart, environment: EnvironmentSettings, agent: AgentSettings) -> str:
-    """A name for a warm start that changes with everything that makes it."""
+    """Return a name for a warm start, of 16 hexadecimal digits, that changes with everything that makes it.
+
+    That is: settings with their seed, the code of demonstrations and cloning, the versions of all packages that
+    turnmill names, and the content of files and modules (`package.module:Class`) in the settings.
+    """
+    agent_settings = recipe_of(agent).ingredients()
     world = [environment.name, environment.task, environment.options]
-    made_of = [RECIPE_VERSION, settings.model_dump(mode="json"), world, *recipe_of(agent).ingredients()]
+    made_of = {
+        "settings": settings.model_dump(mode="json"),
+        "world": world,
+        "agent": agent_settings,
+        "files": [_hash_file(file) for file in _files_in([world, agent_settings])],
+        "code": hash_code(PACKAGE / part for part in CODE),
+        "versions": _versions(),
+    }
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _versions() -> dict[str, str]:
+    """Return the installed versions of the packages that turnmill names, Python's included."""
+    names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in metadata.requires(DISTRIBUTION) or ()}
+    versions = {"python": platform.python_version()}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _files_in(options: object) -> Iterator[Path]:
+    """Yield the file of every path and of every class (`package.module:Class`) in options, at any depth."""
+    if isinstance(options, str):
+        with suppress(OSError, ValueError, ImportError):
+            module = find_spec(options.partition(":")[0]) if ":" in options else None
+            file = Path(module.origin if module and module.origin else options)
+            if file.is_file():
+                yield file
+    elif isinstance(options, Mapping):
+        for option in options.values():
+            yield from _files_in(option)
+    elif isinstance(options, Sequence):
+        for option in options:
+            yield from _files_in(option)
+
+
+def _hash_file(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def make_warm_start(

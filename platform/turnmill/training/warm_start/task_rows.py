@@ -1,6 +1,7 @@
 """Demonstrations of tasks with tools as token ids: what is said is imitated, what tools answer is only read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Protocol
 
@@ -44,13 +45,37 @@ def build_task_rows(teacher: Teacher, settings: WarmStart) -> tuple[PreTrainedTo
 
 
 def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmStart) -> Iterator[Row]:
-    nothing_uncertain = torch.zeros(0, len(tokenizer))
+    @cache
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
     for task, responses in teacher.demonstrations(settings.seed, settings.turns):
         prompt = tokenizer.apply_chat_template(
             [dict(message) for message in task.messages], add_generation_prompt=True, tokenize=True, return_dict=False
         )
         for number, response in enumerate(responses):
-            texts = (response.context, response.response)
-            context, generated = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-            end = [tokenizer.eos_token_id] if number == len(responses) - 1 else []
-            yield Row((*prompt, *context), (*generated, *end), nothing_uncertain)
+            generated = encode(response.response)
+            if number == len(responses) - 1:
+                generated = (*generated, tokenizer.eos_token_id)
+            probabilities = {encode(text): share for text, share in response.probabilities.items()}
+            targets = target_distributions(generated, probabilities, vocabulary=len(tokenizer))
+            yield Row((*prompt, *encode(response.context)), generated, targets)
+
+
+def target_distributions(
+    generated: tuple[int, ...], probabilities: Mapping[tuple[int, ...], float], *, vocabulary: int
+) -> torch.Tensor:
+    """Return the distribution of each token given those before it, of shape (tokens of `generated`, vocabulary).
+
+    Tokens after the end of every response that the teacher chose from are certain.
+    """
+    certain = torch.nn.functional.one_hot(torch.tensor(generated), vocabulary).float()
+    for position in range(len(generated)):
+        chosen = torch.zeros(vocabulary)
+        for ids, share in probabilities.items():
+            if len(ids) > position and ids[:position] == generated[:position]:
+                chosen[ids[position]] += share
+        if not chosen.any():
+            break
+        certain[position] = chosen / chosen.sum()
+    return certain

@@ -1,4 +1,6 @@
 import json
+import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +92,44 @@ def test_the_cache_key_depends_on_settings_environment_and_agent(
     assert cache.cache_key(settings, environment, agent) != cache.cache_key(WarmStart(), GO_TO, AGENT)
 
 
-def test_the_cache_key_depends_on_the_recipe_version(monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_key_changes_with_the_code_that_makes_demonstrations_or_imitates_them(tmp_path, monkeypatch):
+    copied = tmp_path / "turnmill"
+    for part in cache.CODE:
+        source, target = cache.PACKAGE / part, copied / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    installed = cache.cache_key(QUICK, GO_TO, AGENT)
+    monkeypatch.setattr(cache, "PACKAGE", copied)
+    assert cache.cache_key(QUICK, GO_TO, AGENT) == installed
+
+    keys = {installed}
+    for file in ("tasks/arithmetic.py", "environments/babyai/expert.py", "training/warm_start/cloning.py"):
+        (copied / file).write_text((copied / file).read_text() + "\nADDED = 1\n")
+        keys.add(cache.cache_key(QUICK, GO_TO, AGENT))
+
+    assert len(keys) == 4
+
+
+def test_the_cache_key_changes_with_the_version_of_a_package(monkeypatch):
     before = cache.cache_key(QUICK, GO_TO, AGENT)
-    monkeypatch.setattr(cache, "RECIPE_VERSION", cache.RECIPE_VERSION + 1)
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "2.99" if name == "torch" else version(name))
 
     assert cache.cache_key(QUICK, GO_TO, AGENT) != before
+
+
+@pytest.mark.parametrize("option", ["{folder}/levels.txt", "my_levels:Level"])
+def test_the_cache_key_changes_with_a_file_or_module_that_options_name(tmp_path, monkeypatch, option):
+    monkeypatch.syspath_prepend(tmp_path)
+    files = [tmp_path / "levels.txt", tmp_path / "my_levels.py"]
+    level = GO_TO.model_copy(update={"options": {"levels": [option.format(folder=tmp_path)]}})
+    keys = set()
+    for content in ("LEVELS = 1\n", "LEVELS = 2\n"):
+        for file in files:
+            file.write_text(content)
+        keys.add(cache.cache_key(QUICK, level, AGENT))
+
+    assert len(keys) == 2
 
 
 def test_the_cache_key_ignores_settings_that_do_not_change_the_model():
