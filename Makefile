@@ -8,7 +8,7 @@ STAMP := $(VENV)/installed
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install extras run test unit check docs crds dashboards compatibility charts clean
+.PHONY: help install extras run test unit check nightly docs crds dashboards compatibility charts clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -47,7 +47,12 @@ check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter,
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/learning.py check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+nightly: $(STAMP) ## Train every example for a CPU to its end, and write docs/learning.md
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learning.py run $(ARGS); status=$$?; \
+	$(BIN)/python benchmarks/learning.py page; exit $$status
 
 docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict --dev-addr 127.0.0.1:8000

@@ -59,13 +59,14 @@ class WarmStart(NamedTuple):
     cpu_seconds: float
 
 
-def one(job: Path, run_dir: Path, seed: int) -> tuple[WarmStart, Measured]:
-    """The warm start, and the run."""
+def one(job: Path, run_dir: Path, seed: int, *arguments: str) -> tuple[WarmStart, Measured]:
+    """The warm start, and the run, with further arguments of `turnmill run`."""
     started, cpu_before = time.monotonic(), _cpu_seconds_of_children()
     # What is wrong with it the run tells as well.
     subprocess.run([sys.executable, "-c", WARM_START, str(job), str(seed)], check=False)
     warm_start = WarmStart(time.monotonic() - started, _cpu_seconds_of_children() - cpu_before)
-    return warm_start, measure(job, run_dir, "--set", f"training.seed={seed}", "--set", f"model.warmStart.seed={seed}")
+    seeds = ("--set", f"training.seed={seed}", "--set", f"model.warmStart.seed={seed}")
+    return warm_start, measure(job, run_dir, *seeds, *arguments)
 
 
 def _cpu_seconds_of_children() -> float:

@@ -1,0 +1,357 @@
+"""Trains the examples for a CPU to their end over several seeds, and reports what they learned.
+
+.venv/bin/python benchmarks/learning.py run [--jobs EXAMPLE...] [--seeds 0 1 2]
+.venv/bin/python benchmarks/learning.py page
+.venv/bin/python benchmarks/learning.py check
+
+`run` trains what has no result of the present code, one run after the other, and adds a line to
+`benchmarks/results/learning.jsonl` after each; a run that was killed is resumed. `page` writes `docs/learning.md`, its
+pictures, and what other pages say of an example between `<!-- learned: EXAMPLE -->` and `<!-- end -->`. `check` fails
+if a page is not what `page` writes: a result of other code is marked as stale there.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from turnmill.core.code_hash import hash_code
+from turnmill.observability.proportions import wilson_interval
+
+ROOT = Path(__file__).parents[1]
+PLATFORM = ROOT / "platform" / "turnmill"
+EXAMPLES = ROOT / "manifests" / "examples"
+RESULTS = ROOT / "benchmarks" / "results" / "learning.jsonl"
+PAGE, PICTURES = ROOT / "docs" / "learning.md", ROOT / "docs" / "images" / "learning"
+SEEDS = (0, 1, 2)
+CODE = ("training", "rollout", "environments", "tasks", "tools", "jobs")
+PACKAGES = ROOT / "requirements" / "cpu.txt"
+QUOTING = (ROOT / "README.md", ROOT / "docs" / "tool-agent.md", ROOT / "docs" / "benchmarks.md")
+"""Pages that say what an example learns."""
+
+QUOTED = re.compile(r"(<!-- learned: ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
+# The same job with another queue, beginning or placement.
+VARIANTS = ("babyai-goto-queued-cpu", "babyai-goto-resumed-cpu", "babyai-goto-separate-cpu")
+
+INTRODUCTION = """\
+# What the examples learn
+
+Every example for a CPU, trained to its end. The seed decides the model, its warm start and the run. Success is the
+share of the validation's episodes that succeed, with its 95 % interval (Wilson). The command that trains them and makes
+this page:
+
+```
+make nightly
+```
+
+It takes hours on two cores. A night that was interrupted continues where it was. The results, with their curves, are in
+`benchmarks/results/learning.jsonl`. A result is **stale** if the example, the packages or the code of training,
+rollout, environments, tasks, tools or jobs has changed since. `make check` fails if this page does not say so.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an example must reach, as the median of its seeds."""
+
+    before: float | None
+    """Most success before training; None if only the end counts."""
+
+    after: float
+    """Least success after training."""
+
+    worst: float | None = None
+    """Least success of the worst seed."""
+
+
+TARGETS = {
+    "babyai-goto-cpu": Target(0.45, 0.85),
+    "tool-arithmetic-cpu": Target(0.20, 0.80, worst=0.70),
+    "babyai-gotolocal-cpu": Target(0.25, 0.75, worst=0.65),
+    "sokoban-cpu": Target(0.15, 0.60),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished run of an example."""
+
+    example: str
+    seed: int
+    code: str
+    """Hash of what the result depends on; see `hash_of`."""
+
+    commit: str
+    date: str
+    exit_code: int
+    before: float | None
+    """Success of the validation before the first step, between 0 and 1."""
+
+    after: float | None
+    episodes: int
+    """Episodes of a validation."""
+
+    seconds: float | None
+    """Time of the run without the warm start."""
+
+    warm_start_seconds: float
+    cpu_minutes: float | None
+    """Processor time of the run and the warm start; None for a run that was resumed."""
+
+    curve: Sequence[tuple[int, float]]
+    """Success of each validation, by step."""
+
+    rewards: Sequence[tuple[int, float]]
+    """Mean reward of each step."""
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether it was measured on the present code."""
+        return self.code == hash_of(self.example)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("--jobs", nargs="+", default=examples(), choices=examples())
+    run.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    commands.add_parser("page")
+    commands.add_parser("check")
+    options = parser.parse_args()
+    if options.command == "run":
+        sys.exit(train(options.jobs, options.seeds))
+    elif options.command == "page":
+        write_page()
+    else:
+        check_page()
+
+
+def examples() -> list[str]:
+    """Return the names of the examples that are trained."""
+    return [name for name in sorted(file.stem for file in EXAMPLES.glob("*-cpu.yaml")) if name not in VARIANTS]
+
+
+@cache
+def hash_of(example: str) -> str:
+    """Return the hash of all that decides what an example learns: its file, code and packages; 12 digits."""
+    total = hashlib.sha256(hash_code(PLATFORM / folder for folder in CODE).encode())
+    for file in (EXAMPLES / f"{example}.yaml", PACKAGES):
+        total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
+    return total.hexdigest()[:12]
+
+
+# ---- training ----
+
+
+def train(jobs: Sequence[str], seeds: Sequence[int]) -> int:
+    """Train every job over every seed that has no result of the present code; return 1 if one failed."""
+    done = {(result.example, result.seed) for result in results() if result.is_current and result.exit_code == 0}
+    failed = False
+    for example in jobs:
+        for seed in seeds:
+            if (example, seed) in done:
+                print(f"{example}, seed {seed}: has a result of this code", flush=True)
+                continue
+            result = train_one(example, seed)
+            append(result)
+            failed |= result.exit_code != 0
+            print(f"{example}, seed {seed}: {_share(result.before)} before, {_share(result.after)} after", flush=True)
+    return int(failed)
+
+
+def train_one(example: str, seed: int) -> Result:
+    """Make the warm start, and train or resume the run."""
+    from main_job import one  # imports what only a run needs
+
+    run_dir = ROOT / "runs" / "nightly" / f"{example}-{seed}-{hash_of(example)}"
+    resumed = (run_dir / "metrics.jsonl").exists()
+    warm_start, measured = one(EXAMPLES / f"{example}.yaml", run_dir, seed, *(["--resume"] if resumed else []))
+    rows = _metrics(run_dir)
+    curve = [(row["step"], row["validation/success"]) for row in rows if row.get("validation/success") is not None]
+    episodes = next((int(row["validation/episodes"]) for row in rows if row.get("validation/episodes")), 0)
+    return Result(
+        example, seed, hash_of(example), _commit(), time.strftime("%Y-%m-%d", time.gmtime()), measured.exit_code,
+        before=measured.summary.get("success_first"),
+        after=measured.summary.get("success_final"),
+        episodes=episodes,
+        seconds=measured.summary.get("seconds_total"),
+        warm_start_seconds=warm_start.seconds,
+        cpu_minutes=None if resumed else (warm_start.cpu_seconds + measured.cpu_seconds) / 60,
+        curve=curve,
+        rewards=[(row["step"], row["turnmill/reward_mean"]) for row in rows if "turnmill/reward_mean" in row],
+    )  # fmt: skip
+
+
+def _metrics(run_dir: Path) -> list[dict[str, Any]]:
+    file = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _commit() -> str:
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return described.stdout.strip()
+
+
+def append(result: Result) -> None:
+    """Add a result to the file, as one line."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(asdict(result)) + "\n")
+
+
+def results() -> list[Result]:
+    """Return all results, oldest first."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return [Result(**json.loads(line)) for line in lines]
+
+
+# ---- the page ----
+
+
+def write_page() -> None:
+    """Write the page, its pictures and what other pages say of results."""
+    PICTURES.mkdir(exist_ok=True)
+    latest = latest_results()
+    for example in {result.example for result in latest if result.curve}:
+        _draw(example, [result for result in latest if result.example == example])
+    for file, text in _pages().items():
+        file.write_text(text)
+
+
+def check_page() -> None:
+    """Fail if a page is not what `write_page` writes."""
+    old = [str(file.relative_to(ROOT)) for file, text in _pages().items() if file.read_text() != text]
+    if old:
+        sys.exit(
+            f"What {', '.join(old)} says of learning is not of this code. Write it anew with: "
+            ".venv/bin/python benchmarks/learning.py page"
+        )
+
+
+def _pages() -> dict[Path, str]:
+    quoting = {
+        file: QUOTED.sub(lambda found: f"{found[1]}{statement(found[2])}{found[3]}", file.read_text())
+        for file in QUOTING
+    }
+    return {PAGE: page(), **quoting}
+
+
+def statement(example: str) -> str:
+    """Return what an example learns, as the rest of a sentence about its success."""
+    runs = [result for result in latest_results() if result.example == example]
+    before, after = _median(run.before for run in runs), _median(run.after for run in runs)
+    if before is None or after is None:
+        return "has not been measured"
+    known = f"rises from {100 * before:.0f} % to {100 * after:.0f} % (median of {len(runs)} seeds"
+    return (
+        f"{known})" if all(run.is_current for run in runs) else f"{known}, measured before the last change of the code)"
+    )
+
+
+def latest_results() -> list[Result]:
+    """Return the newest result of every example and seed; those of the present code count as newer."""
+    newest: dict[tuple[str, int], Result] = {}
+    for result in sorted(results(), key=lambda result: result.is_current):
+        newest[result.example, result.seed] = result
+    return [newest[key] for key in sorted(newest)]
+
+
+def page() -> str:
+    """Return the page of the results."""
+    return "\n".join(_page_lines())
+
+
+def _page_lines() -> Iterator[str]:
+    latest = latest_results()
+    yield INTRODUCTION
+    for example in sorted({result.example for result in latest}):
+        yield from _section(example, [result for result in latest if result.example == example])
+    missing = [example for example in examples() if example not in {result.example for result in latest}]
+    if missing:
+        yield from ("## Without a result", "", *(f"- `{example}`" for example in missing), "")
+
+
+def _section(example: str, runs: Sequence[Result]) -> Iterator[str]:
+    yield from (f"## {example}", "")
+    if not all(run.is_current for run in runs):
+        yield from ("**Stale:** something that decides what this example learns has changed since.", "")
+    if target := TARGETS.get(example):
+        bounds = "" if target.before is None else f"from at most {target.before:.2f} "
+        worst = "" if target.worst is None else f", and no seed below {target.worst:.2f}"
+        yield from (f"The median must rise {bounds}to at least {target.after:.2f}{worst}.", "")
+    yield "| seed | before | after | run s | warm start s | CPU min | commit | date |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for run in runs:
+        cells = (
+            str(run.seed), _with_interval(run.before, run.episodes), _with_interval(run.after, run.episodes),
+            _number(run.seconds), _number(run.warm_start_seconds), _number(run.cpu_minutes, 1), run.commit,
+            run.date + ("" if run.is_current else ", stale"),
+        )  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+    medians = [_median(run.before for run in runs), _median(run.after for run in runs)]
+    yield f"| median | {_share(medians[0])} | {_share(medians[1])} | | | | | |"
+    if any(run.curve for run in runs):
+        yield from ("", f"![Success by step](images/learning/{example}.svg)")
+    yield ""
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _with_interval(share: float | None, episodes: int) -> str:
+    if share is None or not episodes:
+        return _share(share)
+    low, high = wilson_interval(share * episodes, episodes)
+    return f"{share:.3f} ({low:.2f}–{high:.2f})"
+
+
+def _draw(example: str, runs: Sequence[Result]) -> None:
+    """Draw success and reward by step, one line for each seed; equal results give an equal file."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": example, "svg.fonttype": "none", "font.size": 9})
+    from matplotlib import pyplot
+
+    figure, (success, reward) = pyplot.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
+    for run in (run for run in runs if run.curve):
+        success.plot(*zip(*run.curve, strict=True), marker="o", markersize=3, label=f"seed {run.seed}")
+        reward.plot(*zip(*run.rewards, strict=True), linewidth=1)
+    for axes, name in ((success, "success of validation"), (reward, "mean reward of training")):
+        axes.set(xlabel="step", ylabel=name)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    success.set_ylim(0, 1)
+    success.legend(frameon=False)
+    picture = io.StringIO()
+    figure.savefig(picture, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    text = "\n".join(line.rstrip() for line in picture.getvalue().splitlines())
+    (PICTURES / f"{example}.svg").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

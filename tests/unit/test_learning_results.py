@@ -1,0 +1,123 @@
+"""The page of what examples learn: a result of other code is marked as stale, and the page cannot fall behind."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "learning.py"
+
+
+@pytest.fixture
+def learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program, with results and a page of its own."""
+    spec = importlib.util.spec_from_file_location("learning", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "learning", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "learning.jsonl")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "PAGE", tmp_path / "learning.md")
+    monkeypatch.setattr(module, "QUOTING", (tmp_path / "README.md",))
+    (tmp_path / "README.md").write_text("Success <!-- learned: babyai-goto-cpu -->\nis great<!-- end -->.\n")
+    monkeypatch.setattr(module, "PICTURES", tmp_path / "images")
+    return module
+
+
+def add(learning: ModuleType, seed: int, **changes: Any) -> None:
+    values: dict[str, Any] = {
+        "example": "babyai-goto-cpu", "seed": seed, "code": learning.hash_of("babyai-goto-cpu"), "commit": "0a1b2c3",
+        "date": "2026-01-02", "exit_code": 0, "before": 0.25, "after": 0.5, "episodes": 128, "seconds": 100.0,
+        "warm_start_seconds": 30.0, "cpu_minutes": 4.0, "curve": [[0, 0.25], [20, 0.5]], "rewards": [[1, 0.2]],
+    }  # fmt: skip
+    learning.append(learning.Result(**(values | changes)))
+
+
+def test_results_of_the_present_code_are_shown_with_intervals_and_their_median(learning):
+    for seed, after in enumerate([0.5, 0.75, 0.625]):
+        add(learning, seed, after=after)
+
+    page = learning.page()
+
+    assert "| 0 | 0.250 (0.18–0.33) | 0.500 (0.41–0.59) | 100 | 30 | 4.0 | 0a1b2c3 | 2026-01-02 |" in page
+    assert "| median | 0.250 | 0.625 |" in page
+    assert "stale" not in page.split("## babyai-goto-cpu")[1].lower()
+
+
+def test_a_result_of_other_code_is_marked_as_stale(learning):
+    add(learning, 0, code="another hash")
+
+    section = learning.page().split("## babyai-goto-cpu")[1]
+
+    assert "**Stale:**" in section
+    assert "2026-01-02, stale" in section
+
+
+def test_a_result_of_the_present_code_replaces_a_stale_one_whatever_their_order(learning):
+    add(learning, 0, after=0.875)
+    add(learning, 0, after=0.125, code="another hash")
+
+    page = learning.page()
+
+    assert "0.875" in page
+    assert "0.125" not in page
+
+
+def test_a_page_that_does_not_say_what_is_stale_fails_the_check(learning, monkeypatch):
+    add(learning, 0)
+    learning.write_page()
+    learning.check_page()
+    assert (learning.PICTURES / "babyai-goto-cpu.svg").read_text().startswith("<?xml")
+
+    monkeypatch.setattr(learning, "hash_of", lambda example: "changed")
+
+    with pytest.raises(SystemExit, match=r"learning\.md, README\.md .*learning\.py page"):
+        learning.check_page()
+
+
+def test_other_pages_say_what_was_measured_and_on_which_code(learning, monkeypatch):
+    readme = learning.QUOTING[0]
+    learning.write_page()
+    assert "has not been measured<!-- end -->." in readme.read_text()
+
+    for seed, after in enumerate([0.5, 0.75, 0.625]):
+        add(learning, seed, after=after)
+    learning.write_page()
+    assert "-->rises from 25 % to 62 % (median of 3 seeds)<!--" in readme.read_text()
+
+    monkeypatch.setattr(learning, "hash_of", lambda example: "changed")
+    learning.write_page()
+    assert "(median of 3 seeds, measured before the last change of the code)<!--" in readme.read_text()
+
+
+def test_only_what_has_no_result_of_the_present_code_is_trained(learning, monkeypatch):
+    add(learning, 0)
+    add(learning, 1, code="another hash")
+    add(learning, 2, exit_code=1)
+    trained: list[int] = []
+
+    def train_one(example: str, seed: int) -> Any:
+        trained.append(seed)
+        return learning.results()[0]
+
+    monkeypatch.setattr(learning, "train_one", train_one)
+    learning.train(["babyai-goto-cpu"], [0, 1, 2])
+
+    assert trained == [1, 2]
+
+
+def test_the_hash_of_an_example_changes_with_its_settings_and_not_with_its_comments(learning, monkeypatch, tmp_path):
+    file = tmp_path / "example-cpu.yaml"
+    monkeypatch.setattr(learning, "EXAMPLES", tmp_path)
+    hashes = []
+    for text in ("# One.\nsteps: 1\n", "# Two.\nsteps: 1\n", "steps: 2\n"):
+        file.write_text(text)
+        learning.hash_of.cache_clear()
+        hashes.append(learning.hash_of("example-cpu"))
+
+    assert hashes[0] == hashes[1] != hashes[2]
