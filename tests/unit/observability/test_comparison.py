@@ -99,7 +99,7 @@ def test_a_repeated_validation_counts_once(tmp_path):
 
 
 def test_each_sample_of_a_task_has_a_pair(tmp_path):
-    a = run(tmp_path / "a", [episode(0, solved=sample == 0, sample=sample) for sample in (1, 0, 2)])
+    a = run(tmp_path / "a", [episode(0, solved=sample == 0, sample=sample) for sample in (0, 1, 2)])
     b = run(tmp_path / "b", [episode(0, solved=sample < 2, sample=sample, step=40) for sample in (2, 1, 0)])
 
     assert pairs_of(a, b) == Pairs(both=1, only_a=0, only_b=1, neither=1)
