@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "calculator-multi-turn-cpu.yaml"
 SMALL = (
     # A warm start that has learned the form of a call and not its arguments.
-    "model.warmStart={turns: 1000, gradientSteps: 150, maxLoss: 10}",
+    "model.warmStart={turns: 1000, gradientSteps: 450, maxLoss: 10}",
     *("training.steps=1", "training.tasksPerStep=4", "algorithm.minibatchTasks=2", "agent.groupSize=4"),
     "training.validation.episodes=4",
 )
