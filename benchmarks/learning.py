@@ -199,10 +199,13 @@ def _metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return described.stdout.strip()
+    """Return the commit, marked if files beside the results have changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    others = f":(exclude){RESULTS.relative_to(ROOT)}"
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", ".", others) else "")
 
 
 def append(result: Result) -> None:
