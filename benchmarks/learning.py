@@ -23,10 +23,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.code_hash import hash_code
-from turnmill.observability.proportions import wilson_interval
+from turnmill.observability.proportions import interval_of_share
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.summary import validations
 
 ROOT = Path(__file__).parents[1]
 PLATFORM = ROOT / "platform" / "turnmill"
@@ -145,10 +146,16 @@ def examples() -> list[str]:
 @cache
 def hash_of(example: str) -> str:
     """Return the hash of all that decides what an example learns: its file, code and packages; 12 digits."""
-    total = hashlib.sha256(hash_code(PLATFORM / folder for folder in CODE).encode())
+    total = hashlib.sha256(_code().encode())
     for file in (EXAMPLES / f"{example}.yaml", PACKAGES):
         total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
     return total.hexdigest()[:12]
+
+
+@cache
+def _code() -> str:
+    """Return the hash of the code that all examples have in common."""
+    return hash_code(PLATFORM / folder for folder in CODE)
 
 
 # ---- training ----
@@ -177,25 +184,18 @@ def train_one(example: str, seed: int) -> Result:
     run_dir = ROOT / "runs" / "nightly" / f"{example}-{seed}-{hash_of(example)}"
     resumed = (run_dir / "metrics.jsonl").exists()
     warm_start, measured = one(EXAMPLES / f"{example}.yaml", run_dir, seed, *(["--resume"] if resumed else []))
-    rows = _metrics(run_dir)
-    curve = [(row["step"], row["validation/success"]) for row in rows if row.get("validation/success") is not None]
-    episodes = next((int(row["validation/episodes"]) for row in rows if row.get("validation/episodes")), 0)
+    rows = list(RunFolder(run_dir).read_metrics())
     return Result(
         example, seed, hash_of(example), _commit(), time.strftime("%Y-%m-%d", time.gmtime()), measured.exit_code,
         before=measured.summary.get("success_first"),
         after=measured.summary.get("success_final"),
-        episodes=episodes,
+        episodes=measured.summary.get("success_first_episodes") or 0,
         seconds=measured.summary.get("seconds_total"),
         warm_start_seconds=warm_start.seconds,
         cpu_minutes=None if resumed else (warm_start.cpu_seconds + measured.cpu_seconds) / 60,
-        curve=curve,
+        curve=[(validation.step, validation.success) for validation in validations(rows)],
         rewards=[(row["step"], row["turnmill/reward_mean"]) for row in rows if "turnmill/reward_mean" in row],
     )  # fmt: skip
-
-
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    file = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _commit() -> str:
@@ -325,10 +325,8 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def _with_interval(share: float | None, episodes: int) -> str:
-    if share is None or not episodes:
-        return _share(share)
-    low, high = wilson_interval(share * episodes, episodes)
-    return f"{share:.3f} ({low:.2f}–{high:.2f})"
+    interval = interval_of_share(share, episodes)
+    return f"{_share(share)} ({interval[0]:.2f}–{interval[1]:.2f})" if interval else _share(share)
 
 
 def _draw(example: str, runs: Sequence[Result]) -> None:

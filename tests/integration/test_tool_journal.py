@@ -1,9 +1,9 @@
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
 from turnmill.core.errors import StoreUnavailableError, ToolCallError
 from turnmill.core.trajectory import EpisodeFailure, complete_turns
@@ -177,19 +177,8 @@ async def test_a_process_whose_trajectory_was_taken_over_stops_and_releases_noth
 
 
 async def test_a_cancelled_trajectory_keeps_the_state_of_its_tools_for_the_attempt_that_resumes_it(attempt, server):
-    first, called = attempt(script), asyncio.Event()
-
-    async def never_answer(call: Any) -> None:
-        called.set()
-        await asyncio.Event().wait()
-
-    first.loop.tools.call = never_answer
-    playing = asyncio.create_task(first.play())
-    await called.wait()
-    playing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await playing
-    await first.loop.close()
+    first = attempt(script)
+    await cancel_during_call(first)
     assert server.finished == []
 
     second = attempt(script)

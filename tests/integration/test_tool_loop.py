@@ -13,6 +13,7 @@ import torch
 from aiohttp import web
 from pyarrow import parquet
 
+from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
 from turnmill.core.errors import SettingsError, ToolCallError
 from turnmill.core.trajectory import EpisodeFailure
@@ -535,19 +536,8 @@ async def test_every_trajectory_is_released_once(new_harness, server):
 
 
 async def test_a_cancelled_trajectory_without_a_journal_is_released(new_harness, server):
-    harness, called = new_harness([CALL], server), asyncio.Event()
-
-    async def never_answer(call: Any) -> None:
-        called.set()
-        await asyncio.Event().wait()
-
-    harness.loop.tools.call = never_answer
-    playing = asyncio.create_task(harness.play())
-    await called.wait()
-    playing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await playing
-    await harness.loop.close()
+    harness = new_harness([CALL], server)
+    await cancel_during_call(harness)
 
     assert len(server.finished) == 1
 
