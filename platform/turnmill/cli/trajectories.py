@@ -29,14 +29,14 @@ def trajectories(
     from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog
     from turnmill.observability.trajectory_view import render_episode, render_episodes
 
-    wanted = EpisodeFilter(
+    episode_filter = EpisodeFilter(
         name=episode, outcome="failed" if failed else None, step=step, validation=True if validation else None
     )
-    found = TrajectoryLog(RunFolder(existing_run(run_dir))).read_episodes(wanted)
+    episodes = TrajectoryLog(RunFolder(existing_run(run_dir))).read_episodes(episode_filter)
     if episode is None:
-        Console().print(render_episodes(found, limit=limit))
+        Console().print(render_episodes(episodes, limit=limit))
         return
-    record = next(found, None)
+    record = next(episodes, None)
     if record is None:
         raise SettingsError(f"--episode {episode}: {run_dir} has no such episode. List them without --episode.")
     Console().print(render_episode(record, tokens=tokens))

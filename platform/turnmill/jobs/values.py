@@ -69,9 +69,9 @@ def section_of(field: FieldInfo, value: object = None) -> type[Settings] | None:
     variants = variants_of(field)
     if len(variants) < 2:
         return variants[0] if variants else None
-    wanted = type_of(value, variants[0])
+    expected = type_of(value, variants[0])
     for variant in variants:
-        if tag_of(variant) == wanted:
+        if tag_of(variant) == expected:
             return variant
     raise BrokenValueError("type")
 
