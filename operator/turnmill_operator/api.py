@@ -72,10 +72,10 @@ class ApiError(TurnmillError):
 def log_in() -> kopf.ConnectionInfo:
     """Return the credentials of the pod, or of KUBECONFIG."""
     settings = kopf.OperatorSettings()
-    credentials = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
-    if credentials is None:
+    found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    if found is None:
         raise ApiError(0, "No credentials for an API server were found: run in a pod, or set KUBECONFIG.")
-    return credentials
+    return found
 
 
 class ApiClient:

@@ -113,12 +113,10 @@ class Cache:
 
     def _uses_shared_cluster(self, view: JobView) -> bool:
         """Return whether a job runs on the shared cluster, whatever its spec asks for now."""
-        return any(not ray_job.own_cluster for ray_job in self._live_ray_jobs(view))
+        return any(not found.own_cluster for found in self._live_ray_jobs(view))
 
     def _live_ray_jobs(self, view: JobView) -> list[RayJobView]:
-        return [
-            ray_job for ray_job in self.ray_jobs(view.key) if ray_job.owner_uid == view.uid and not is_finished(ray_job)
-        ]
+        return [found for found in self.ray_jobs(view.key) if found.owner_uid == view.uid and not is_finished(found)]
 
     def count_by_state(self) -> dict[tuple[str, str], int]:
         """Return the number of jobs by namespace and state."""

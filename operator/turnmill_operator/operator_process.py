@@ -234,12 +234,12 @@ class Operator:
             return
         schema = await self.api.get_text(f"/openapi/v3/apis/{RAY_JOBS.group_version}")
         self._kuberay_checked_at = time.monotonic()
-        kuberay = None if schema is None or '"RayJob"' not in schema else KubeRay(ray_tokens='"authOptions"' in schema)
-        if kuberay is not None and self._kuberay_was_found is False:
+        found = None if schema is None or '"RayJob"' not in schema else KubeRay(ray_tokens='"authOptions"' in schema)
+        if found is not None and self._kuberay_was_found is False:
             # kopf looks up kinds once, when it starts.
             raise SystemExit("KubeRay has been installed: restarting to watch its RayJobs.")
-        self._kuberay_was_found = kuberay is not None
-        self.cache.kuberay = kuberay
+        self._kuberay_was_found = found is not None
+        self.cache.kuberay = found
 
     async def poll_progress(self) -> None:
         """Poll the progress of running runs while the Lease is held."""

@@ -43,11 +43,11 @@ def place(spec: JobSpec, team: TeamSettings) -> Placement | DesiredCondition:
     train = _group("spec.resources.train.accelerator", spec.resources.train.accelerator, spec, team)
     if isinstance(train, DesiredCondition):
         return train
-    if (gpus := spec.resources.train.gpus_per_node) > train.gpus_per_node:
+    if (wanted := spec.resources.train.gpus_per_node) > train.gpus_per_node:
         return DesiredCondition(
             False,
             Reason.TOO_MANY_GPUS,
-            f"spec.resources.train.gpusPerNode: {gpus} is more than the {train.gpus_per_node} GPUs of a node of "
+            f"spec.resources.train.gpusPerNode: {wanted} is more than the {train.gpus_per_node} GPUs of a node of "
             f"{train.name}. Ask for at most {train.gpus_per_node}, and for more nodes.",
         )
     replicas = {train.name: spec.resources.train.nodes}
@@ -56,11 +56,11 @@ def place(spec: JobSpec, team: TeamSettings) -> Placement | DesiredCondition:
         rollout = _group("spec.resources.rollout.accelerator", spec.resources.rollout.accelerator, spec, team)
         if isinstance(rollout, DesiredCondition):
             return rollout
-        if (gpus := spec.gpus_per_engine) > rollout.gpus_per_node:
+        if (wanted := spec.gpus_per_engine) > rollout.gpus_per_node:
             return DesiredCondition(
                 False,
                 Reason.TOO_MANY_GPUS,
-                f"spec.verl.{TENSOR_PARALLEL}: {gpus} is more than the {rollout.gpus_per_node} GPUs of a node of "
+                f"spec.verl.{TENSOR_PARALLEL}: {wanted} is more than the {rollout.gpus_per_node} GPUs of a node of "
                 f"{rollout.name}, and an engine is on one node. Ask for at most {rollout.gpus_per_node}.",
             )
         replicas[rollout.name] = replicas.get(rollout.name, 0) + _rollout_nodes(spec, rollout)

@@ -88,8 +88,8 @@ class Reconciler:
         observed = Observed(team=cache.teams.get(key.namespace), kuberay=cache.kuberay, ray_jobs=cache.ray_jobs(key))
         observed = replace(observed, ray_jobs=await self._with_missed_ray_jobs(view, observed))
         if view.deleted_at is not None and view.has_finalizer:
-            clean_up_job = await self._api.get(BATCH_JOBS, key.namespace, clean_up_name(key.name))
-            return replace(observed, clean_up=clean_up_view(clean_up_job) if clean_up_job else None)
+            found = await self._api.get(BATCH_JOBS, key.namespace, clean_up_name(key.name))
+            return replace(observed, clean_up=clean_up_view(found) if found else None)
         return replace(
             observed,
             progress=cache.progress(key, last_attempt(view, observed)),
@@ -100,7 +100,7 @@ class Reconciler:
     async def _with_missed_ray_jobs(self, view: JobView, observed: Observed) -> tuple[RayJobView, ...]:
         """Return the job's RayJobs; one that no watch has reported is fetched before its absence has consequences."""
         attempt = last_attempt(view, observed)
-        known = {ray_job.name: ray_job for ray_job in observed.ray_jobs}
+        known = {found.name: found for found in observed.ray_jobs}
         if view.is_managed:
             for number in {attempt, attempt + 1} - {0}:
                 name = ray_job_name(view.key.name, number)
@@ -247,7 +247,7 @@ def _absence_matters(view: JobView, observed: Observed, number: int) -> bool:
     if view.status.state in (State.COMPLETE, State.FAILED):
         return False
     attempt = last_attempt(view, observed)
-    current = any(ray_job.attempt == attempt for ray_job in owned_ray_jobs(view, observed))
+    current = any(found.attempt == attempt for found in owned_ray_jobs(view, observed))
     return number == attempt or not current
 
 

@@ -140,21 +140,21 @@ def build_status(desired: DesiredStatus, *, before: JobStatus, generation: int, 
 
 def find_condition(status: JobStatus, kind: ConditionType) -> Condition | None:
     """Return the condition of one type; None if the status has none."""
-    return next((condition for condition in status.conditions if condition.type == kind), None)
+    return next((found for found in status.conditions if found.type == kind), None)
 
 
 def is_condition_true(status: JobStatus, kind: ConditionType) -> bool:
     """Return whether the condition of one type is true."""
-    condition = find_condition(status, kind)
-    return condition is not None and condition.status == "True"
+    found = find_condition(status, kind)
+    return found is not None and found.status == "True"
 
 
 def finished_at(status: JobStatus) -> datetime | None:
     """Return the time at which the job completed or failed; None if it has not."""
     for kind in ("Complete", "Failed"):
-        condition = find_condition(status, kind)
-        if condition is not None and condition.status == "True":
-            return condition.last_transition_time
+        found = find_condition(status, kind)
+        if found is not None and found.status == "True":
+            return found.last_transition_time
     return None
 
 

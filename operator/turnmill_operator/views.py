@@ -214,11 +214,7 @@ def team_view(raw: RawObject) -> TeamSettings | SettingsError:
 def clean_up_view(raw: RawObject) -> CleanUpView:
     """Parse the clean-up Job. A failed one counts as finished, as the remaining data in the store expires."""
     conditions = (raw.get("status") or {}).get("conditions", ())
-    ends = [
-        condition
-        for condition in conditions
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
-    ]
+    ends = [found for found in conditions if found["type"] in ("Complete", "Failed") and found["status"] == "True"]
     return CleanUpView(finished=bool(ends))
 
 
@@ -227,9 +223,9 @@ def describe_pending_pods(pods: list[RawObject]) -> str:
     causes: dict[str, None] = {}
     for pod in pods:
         status = pod.get("status") or {}
-        for condition in status.get("conditions", ()):
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                causes[condition.get("message") or condition.get("reason", "")] = None
+        for found in status.get("conditions", ()):
+            if found["type"] == "PodScheduled" and found["status"] == "False":
+                causes[found.get("message") or found.get("reason", "")] = None
         for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
             waiting = (container.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):

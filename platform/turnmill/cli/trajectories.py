@@ -29,14 +29,14 @@ def trajectories(
     from turnmill.observability.trajectory_log import EpisodeFilter, TrajectoryLog
     from turnmill.observability.trajectory_view import render_episode, render_episodes
 
-    episode_filter = EpisodeFilter(
+    wanted = EpisodeFilter(
         name=episode, outcome="failed" if failed else None, step=step, validation=True if validation else None
     )
-    episodes = TrajectoryLog(RunFolder(existing_run(run_dir))).read_episodes(episode_filter)
+    found = TrajectoryLog(RunFolder(existing_run(run_dir))).read_episodes(wanted)
     if episode is None:
-        Console().print(render_episodes(episodes, limit=limit))
+        Console().print(render_episodes(found, limit=limit))
         return
-    record = next(episodes, None)
+    record = next(found, None)
     if record is None:
         raise SettingsError(f"--episode {episode}: {run_dir} has no such episode. List them without --episode.")
     Console().print(render_episode(record, tokens=tokens))

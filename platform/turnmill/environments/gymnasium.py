@@ -113,12 +113,12 @@ def _make(task: str | None, arguments: Mapping[str, JsonValue]) -> Any:
             "environment.task: gymnasium needs a task. Give an id, package:id, or package.module:Class."
         )
     try:
-        environment_class = import_object(task) if ":" in task else None
+        found = import_object(task) if ":" in task else None
     except ImportError:
-        environment_class = None
+        found = None
     try:
-        if isinstance(environment_class, type) and issubclass(environment_class, gymnasium.Env):
-            return environment_class(**arguments)
+        if isinstance(found, type) and issubclass(found, gymnasium.Env):
+            return found(**arguments)
         return gymnasium.make(task, **arguments)
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise SettingsError(

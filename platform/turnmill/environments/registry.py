@@ -82,8 +82,8 @@ def preload(name: str) -> None:
 
 
 def _module_names() -> set[str]:
-    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return {module.name for module in modules if not module.name.startswith("_")} - _NOT_ENVIRONMENTS
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return {module.name for module in found if not module.name.startswith("_")} - _NOT_ENVIRONMENTS
 
 
 def _entry_points() -> list[EntryPoint]:

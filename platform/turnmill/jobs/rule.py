@@ -36,12 +36,12 @@ class Rule:
             return None
 
     def _is_judged(self, values: Values) -> bool:
-        return all(kind_of(values[f"spec.{path}"]) in _words(kinds) for path, kinds in self.only)
+        return all(kind_of(values[f"spec.{path}"]) in _words(wanted) for path, wanted in self.only)
 
     @property
     def validation(self) -> str:
         """The rule in CEL, with the conditions under which it applies."""
-        conditions = [_is_other(path, _words(kinds)) for path, kinds in self.only]
+        conditions = [_is_other(path, _words(wanted)) for path, wanted in self.only]
         return " || ".join([*conditions, f"({self.cel})" if conditions else self.cel])
 
     @property

@@ -69,9 +69,9 @@ def section_of(field: FieldInfo, value: object = None) -> type[Settings] | None:
     variants = variants_of(field)
     if len(variants) < 2:
         return variants[0] if variants else None
-    expected = type_of(value, variants[0])
+    wanted = type_of(value, variants[0])
     for variant in variants:
-        if tag_of(variant) == expected:
+        if tag_of(variant) == wanted:
             return variant
     raise BrokenValueError("type")
 

@@ -29,7 +29,7 @@ def known_fields(resource: Mapping[str, object]) -> tuple[dict[str, Any], list[s
     try:
         AgentTrainingJob.model_validate(known, by_alias=True, by_name=False)
     except ValidationError as error:
-        places = [locate(problem["loc"]).path for problem in error.errors() if problem["type"] == "extra_forbidden"]
+        places = [locate(found["loc"]).path for found in error.errors() if found["type"] == "extra_forbidden"]
         for path in places:
             section: Any = known
             for part in path[:-1]:

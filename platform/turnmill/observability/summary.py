@@ -64,10 +64,10 @@ def summarise(run_dir: Path | str) -> dict[str, Any]:
     folder = RunFolder(run_dir)
     rows = list(folder.read_metrics())
     marks = folder.read_marks()
-    validation_rows = validations(rows)
+    found = validations(rows)
     return {
-        **_success("first", validation_rows[0] if validation_rows else None),
-        **_success("final", validation_rows[-1] if len(validation_rows) > 1 else None),
+        **_success("first", found[0] if found else None),
+        **_success("final", found[-1] if len(found) > 1 else None),
         "seconds_total": _seconds_total(folder, marks),
         "seconds_to_first_step": _seconds_to_first_step(marks, rows),
         "steps": max((row["step"] for row in rows), default=0),
@@ -113,8 +113,8 @@ def totals(rows: Sequence[MetricsRow], prefix: str) -> Counter[str]:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of a run's libraries without importing them; None for those that are not installed."""
-    installed = {library: _version(distributions) for library, distributions in LIBRARIES.items()}
-    return {**installed, "python": platform.python_version()}
+    found = {library: _version(distributions) for library, distributions in LIBRARIES.items()}
+    return {**found, "python": platform.python_version()}
 
 
 def _episodes(row: MetricsRow) -> int | None:

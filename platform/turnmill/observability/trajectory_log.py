@@ -243,13 +243,13 @@ class TrajectoryLog:
         turns = map(decode_turn, json_lines.read(self._file(VALIDATION, step), "episode"))
         yield from _episodes((turn for turn in turns if turn is not None), validation=True)
 
-    def read_episodes(self, episode_filter: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
+    def read_episodes(self, wanted: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
         """Yield the episodes that pass a filter: of training in the order of their ends, unfinished, of validation."""
-        episode_filter = episode_filter or EpisodeFilter()
-        if episode_filter.validation is not True:
-            yield from filter(episode_filter.accepts, _episodes(self.read_turns(), validation=False))
-        if episode_filter.validation is not False:
-            yield from filter(episode_filter.accepts, _episodes(self.read_turns(validation=True), validation=True))
+        wanted = wanted or EpisodeFilter()
+        if wanted.validation is not True:
+            yield from filter(wanted.accepts, _episodes(self.read_turns(), validation=False))
+        if wanted.validation is not False:
+            yield from filter(wanted.accepts, _episodes(self.read_turns(validation=True), validation=True))
 
     def _file(self, kind: str, step: int) -> Path:
         return self.path / f"{kind}-{step:06d}.jsonl"

@@ -57,7 +57,7 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
 
     assert spec.model.warm_start is not None
 
-    def report_step(done: int, total: int, loss: float) -> None:
+    def tell(done: int, total: int, loss: float) -> None:
         folder.beat()
         progress = Progress(phase="warm start", done=done, total=total, message=f"loss {loss:.3f}")
         write_progress(folder, progress)
@@ -68,7 +68,7 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
         environment=spec.environment,
         agent=spec.agent,
         cache_dir=cache_dir,
-        on_progress=report_step,
+        on_progress=tell,
     )
 
 

@@ -20,11 +20,20 @@ from turnmill.tool_server.requests import (
     ARRIVED,
     Admission,
     BodyError,
+    BodyTimeoutError,
     BodyTooLargeError,
     ProcessTimeMiddleware,
     read_body,
 )
-from turnmill.tool_server.responses import REFUSALS, body_schema, failure, json_response, refuse_body, refuse_size
+from turnmill.tool_server.responses import (
+    REFUSALS,
+    body_schema,
+    failure,
+    json_response,
+    refuse_body,
+    refuse_size,
+    refuse_slow_body,
+)
 from turnmill.tool_server.schemas import ActionRequest, Detail, Failure, Health, ObservationResponse
 from turnmill.tool_server.settings import ServerSettings
 
@@ -74,34 +83,54 @@ class Worker:
         return time.monotonic() - self._started
 
     async def get_observation(self, request: Request, deadline_seconds: float | None) -> Response:
-        """Execute the calls of a request when the queue admits it."""
-        body = await read_body(request, ActionRequest, max_bytes=self.settings.max_request_bytes)
-        actions = body.to_actions()
-        self.metrics.calls_in_flight.inc(len(actions))
+        """Execute the calls of a request when the queue admits it; its body is read only then.
+
+        The client's deadline counts from the request's arrival and bounds the queue, the body and the calls.
+        """
+        loop = asyncio.get_running_loop()
+        client_deadline = None if deadline_seconds is None else loop.time() + deadline_seconds
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
         try:
+            async with asyncio.timeout_at(client_deadline):
+                return await self._admit(request, client_deadline)
+        except TimeoutError:
+            if client_deadline is None or loop.time() < client_deadline:
+                raise
+            self.metrics.failures.labels("timeout").inc()
+            return failure(f"The calls did not end within the client's deadline, {deadline_seconds:.3g} s.", "timeout")
+        finally:
+            self._requests.discard(task)
+
+    async def _admit(self, request: Request, client_deadline: float | None) -> Response:
+        # A request counts as one call until its body is read.
+        num_calls = 1
+        self.metrics.calls_in_flight.inc(num_calls)
+        try:
             async with self.admission.enter():
                 queue_seconds = time.perf_counter() - request.scope[ARRIVED]
                 self.metrics.queue_seconds.observe(queue_seconds)
-                remaining = None if deadline_seconds is None else max(0.0, deadline_seconds - queue_seconds)
-                return await self._respond(actions, queue_seconds, remaining)
+                body = await read_body(request, ActionRequest, max_bytes=self.settings.max_request_bytes)
+                actions = body.to_actions()
+                self.metrics.calls_in_flight.inc(len(actions) - num_calls)
+                num_calls = len(actions)
+                return await self._respond(actions, queue_seconds, client_deadline)
         finally:
-            self._requests.discard(task)
-            self.metrics.calls_in_flight.dec(len(actions))
+            self.metrics.calls_in_flight.dec(num_calls)
 
-    async def _respond(self, actions: Sequence[Action], queue_seconds: float, remaining: float | None) -> Response:
+    async def _respond(
+        self, actions: Sequence[Action], queue_seconds: float, client_deadline: float | None
+    ) -> Response:
         started = time.perf_counter()
-        allowed = self.settings.request_timeout
-        limits = [limit for limit in (allowed, remaining) if limit is not None]
-        deadline = asyncio.get_running_loop().time() + min(limits) if limits else None
+        allowed, now = self.settings.request_timeout, asyncio.get_running_loop().time()
+        deadlines = [client_deadline, None if allowed is None else now + allowed]
+        deadline = min((each for each in deadlines if each is not None), default=None)
         try:
             results = await self.executor.execute(actions, deadline=deadline)
         except TimeoutError:
-            if remaining is not None and (allowed is None or remaining < allowed):
-                self.metrics.failures.labels("timeout").inc()
-                return failure(f"The calls did not end within the client's deadline, {remaining:.3g} s.", "timeout")
+            if deadline == client_deadline:
+                raise
             return JSONResponse({"detail": TIMEOUT_DETAIL}, status_code=500)
         errors = [result for result in results if isinstance(result, ToolError)]
         if errors:
@@ -174,6 +203,7 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
     app.add_middleware(ProcessTimeMiddleware)
     app.add_exception_handler(BodyError, refuse_body)
     app.add_exception_handler(BodyTooLargeError, refuse_size)
+    app.add_exception_handler(BodyTimeoutError, refuse_slow_body)
 
     @app.post(
         "/get_observation",

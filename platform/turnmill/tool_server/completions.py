@@ -5,17 +5,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from turnmill.core.errors import InferenceError, ToolError
 from turnmill.tool_server.completion_loop import Completion, CompletionLoop
 from turnmill.tool_server.requests import Admission, read_body
 from turnmill.tool_server.responses import REFUSALS, body_schema, failure, json_response
-from turnmill.tool_server.schemas import ApiModel, Detail
+from turnmill.tool_server.schemas import MAX_ACTIONS, ApiModel, Detail
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.upstream import Messages, Upstream, UpstreamRefusedError
 
@@ -88,6 +88,13 @@ class TextCompletionsBody(CompletionsBody):
     prompt: str | list[str] = Field(min_length=1)
     """One prompt, or several."""
 
+    @model_validator(mode="after")
+    def _at_most_max_completions(self) -> Self:
+        num_prompts = 1 if isinstance(self.prompt, str) else len(self.prompt)
+        if num_prompts * (self.n or 1) > MAX_ACTIONS:
+            raise ValueError(f"{num_prompts} prompts with n={self.n or 1} are more than {MAX_ACTIONS} completions.")
+        return self
+
 
 class Completions:
     """Serves both endpoints."""
@@ -100,14 +107,16 @@ class Completions:
 
     async def chat(self, request: Request) -> Response:
         """Complete a conversation."""
-        body = await self._read(request, ChatCompletionsBody)
-        return await self._respond(body, [body.messages], _CHAT)
+        async with self._admission.enter():
+            body = await self._read(request, ChatCompletionsBody)
+            return await self._respond(body, [body.messages], _CHAT)
 
     async def text(self, request: Request) -> Response:
         """Complete a text."""
-        body = await self._read(request, TextCompletionsBody)
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        return await self._respond(body, prompts, _TEXT)
+        async with self._admission.enter():
+            body = await self._read(request, TextCompletionsBody)
+            prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+            return await self._respond(body, prompts, _TEXT)
 
     async def models(self) -> Response:
         """List the only served model."""
@@ -142,17 +151,16 @@ class Completions:
     async def _complete(self, body: CompletionsBody, prompts: Sequence[str | Messages]) -> list[Completion]:
         """Generate all choices concurrently, each as a trajectory of its own; the first error cancels the others."""
         sampling, stops = body.sampling(), body.stop_strings()
-        async with self._admission.enter():
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._loop.complete(prompt, sampling, stops))
-                        for prompt in prompts
-                        for _ in range(body.n or 1)
-                    ]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-            return [task.result() for task in tasks]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._loop.complete(prompt, sampling, stops))
+                    for prompt in prompts
+                    for _ in range(body.n or 1)
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,15 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 ARRIVED = "turnmill.arrived"
 
+PIECE_SECONDS = 10.0
+"""Time limit for the next piece of a body."""
+
+BODY_SECONDS = 60.0
+"""Time limit for a whole body."""
+
+MAX_ECHOED_BYTES = 64 * 1024
+"""Size of a body beyond which errors do not repeat its values."""
+
 
 class BodyError(Exception):
     """An invalid body; `detail` has the format of FastAPI's own validation errors."""
@@ -26,6 +35,10 @@ class BodyError(Exception):
 
 class BodyTooLargeError(Exception):
     """A body larger than the limit."""
+
+
+class BodyTimeoutError(Exception):
+    """A body that stopped arriving, or arrives too slowly."""
 
 
 class ProcessTimeMiddleware:
@@ -77,23 +90,45 @@ class Admission:
 async def read_body(request: Request, model: type[ModelT], *, max_bytes: int) -> ModelT:
     """Read and validate the body. pydantic parses it: json.loads accepts NaN and half surrogate pairs.
 
-    Raises BodyError if it is invalid, BodyTooLargeError if it has more than `max_bytes`.
+    Raises BodyError if it is invalid, BodyTooLargeError if it has more than `max_bytes`, and BodyTimeoutError if it
+    does not arrive in time.
     """
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise BodyTooLargeError(f"The body is larger than {max_bytes} bytes: send fewer actions at once.")
-        chunks.append(chunk)
+    body = await _read_bytes(request, max_bytes)
     try:
-        return model.model_validate_json(b"".join(chunks))
+        return model.model_validate_json(body)
     except ValidationError as error:
-        raise BodyError(_fastapi_errors(error)) from error
+        raise BodyError(_fastapi_errors(error, echo=len(body) <= MAX_ECHOED_BYTES)) from error
 
 
-def _fastapi_errors(error: ValidationError) -> list[dict[str, object]]:
+async def _read_bytes(request: Request, max_bytes: int) -> bytearray:
+    too_large = BodyTooLargeError(f"The body is larger than {max_bytes} bytes: send fewer actions at once.")
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length) > max_bytes:
+        raise too_large
+    body, loop = bytearray(), asyncio.get_running_loop()
+    end = loop.time() + BODY_SECONDS
+    pieces = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout_at(min(end, loop.time() + PIECE_SECONDS)) as limit:
+                piece = await anext(pieces, None)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise BodyTimeoutError(
+                f"The body did not arrive in time: {len(body)} bytes came. The next piece may take "
+                f"{PIECE_SECONDS:g} s and the whole body {BODY_SECONDS:g} s: send it again, or fewer actions at once."
+            ) from error
+        if piece is None:
+            return body
+        body += piece
+        if len(body) > max_bytes:
+            raise too_large
+
+
+def _fastapi_errors(error: ValidationError, *, echo: bool) -> list[dict[str, object]]:
     malformed = error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid"
     # Values that JSON cannot express, such as NaN, are echoed as text.
-    text = error.json(include_url=False, include_input=not malformed)
+    text = error.json(include_url=False, include_input=echo and not malformed)
     problems = json.loads(text, parse_constant=str)
     return [problem | {"loc": ["body", *problem["loc"]]} for problem in problems]

@@ -7,13 +7,14 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from turnmill.tool_server.requests import BodyError, BodyTooLargeError
+from turnmill.tool_server.requests import BodyError, BodyTimeoutError, BodyTooLargeError
 from turnmill.tool_server.schemas import Detail, Failure
 
 # A store that fails over, or a sandbox that restarts, is back within a second or two.
 RETRY_AFTER = {"Retry-After": "1"}
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
+    408: {"model": Detail, "description": "The body did not arrive in time"},
     413: {"model": Detail, "description": "The body is too large"},
     422: {"model": Detail, "description": "The body or a header is not what it must be"},
     503: {"model": Failure, "description": "Infrastructure failed; nothing is half done, send it again"},
@@ -44,6 +45,12 @@ async def refuse_body(request: Request, error: Exception) -> Response:
 
 
 async def refuse_size(request: Request, error: Exception) -> Response:
-    """Return 413."""
+    """Return 413 and close the connection, on which the rest of the body may still come."""
     assert isinstance(error, BodyTooLargeError)
-    return JSONResponse({"detail": str(error)}, status_code=413)
+    return JSONResponse({"detail": str(error)}, status_code=413, headers={"Connection": "close"})
+
+
+async def refuse_slow_body(request: Request, error: Exception) -> Response:
+    """Return 408 and close the connection, on which the rest of the body may still come."""
+    assert isinstance(error, BodyTimeoutError)
+    return JSONResponse({"detail": str(error)}, status_code=408, headers={"Connection": "close"})

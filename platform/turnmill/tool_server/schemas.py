@@ -9,6 +9,9 @@ from turnmill.tool_server.tool_set import FINISH
 
 MAX_CALL_ID_CHARACTERS = 512
 
+MAX_ACTIONS = 4096
+"""Actions of one request: more would keep the worker's event loop busy for longer than renewals of claims may wait."""
+
 T = TypeVar("T")
 
 
@@ -21,19 +24,19 @@ class ApiModel(BaseModel):
 class ActionRequest(ApiModel):
     """Actions of many trajectories."""
 
-    trajectory_ids: list[str] = Field(min_length=1)
+    trajectory_ids: list[str] = Field(min_length=1, max_length=MAX_ACTIONS)
     """Id of each action's trajectory."""
 
-    actions: list[str] = Field(min_length=1)
+    actions: list[str] = Field(min_length=1, max_length=MAX_ACTIONS)
     """Texts of the agents, one per trajectory."""
 
-    extra_fields: list[dict[str, object]] | None = None
+    extra_fields: list[dict[str, object]] | None = Field(default=None, max_length=MAX_ACTIONS)
     """Data for the tool, one object per action; a repeated call with the same `call_id` gets the recorded result."""
 
-    finish: list[bool] | None = None
+    finish: list[bool] | None = Field(default=None, max_length=MAX_ACTIONS)
     """True for trajectories that have ended: no tool is called, and their state is deleted."""
 
-    is_last_step: list[bool] | None = None
+    is_last_step: list[bool] | None = Field(default=None, max_length=MAX_ACTIONS)
     """True for trajectories that end with this action: their state is deleted after it."""
 
     @field_validator("actions")

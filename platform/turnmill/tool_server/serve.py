@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from turnmill.core.errors import SettingsError
+from turnmill.tool_server.connections import close_half_open
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.supervisor import Supervisor
 from turnmill.tool_server.worker_process import BACKLOG, configure_logs, run_worker
@@ -41,6 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise SettingsError(
             f"--port {port} cannot be served on --host {host}: {error.strerror}. Choose another, or 0 for a free one."
         ) from error
+    close_half_open(listener)
     listener.listen(BACKLOG)
     listener.set_inheritable(True)
     return listener

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from turnmill.observability import logs
 from turnmill.tool_server.app import Worker
+from turnmill.tool_server.connections import TimedHttpProtocol, raise_open_files_limit
 from turnmill.tool_server.factory import open_worker
 from turnmill.tool_server.settings import ServerSettings
 
@@ -29,6 +30,7 @@ def run_worker(
     stop_when_readable: int | None = None,
 ) -> None:
     """Serve in this process; when the descriptor `stop_when_readable` becomes readable, stop as on a signal."""
+    raise_open_files_limit()
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec("uvloop"):
         import uvloop
@@ -69,6 +71,8 @@ async def _serve_http(
     server = _HttpServer(
         uvicorn.Config(
             app,
+            http=TimedHttpProtocol,
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -31,10 +31,10 @@ def function_call(action: str) -> Mapping[str, object] | None:
     """Return the JSON object in the first <tool_call> of an action, or the action as JSON; None if it is neither."""
     call = first_tagged(action, "tool_call")
     try:
-        arguments = json.loads(action if call is None else call)
+        found = json.loads(action if call is None else call)
     except (ValueError, RecursionError):
         return None
-    return arguments if isinstance(arguments, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def stdin_of(action: str, given: object) -> bytes:

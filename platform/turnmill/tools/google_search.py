@@ -58,8 +58,8 @@ class GoogleSearch(Tool):
     def parse(self, action: str) -> str | None:
         """Return the first query in the first format that matches, unless it is too long."""
         for pattern in _PATTERNS:
-            if match := re.search(pattern, encodable(action), re.DOTALL | re.IGNORECASE):
-                query = match.group(1).strip()
+            if found := re.search(pattern, encodable(action), re.DOTALL | re.IGNORECASE):
+                query = found.group(1).strip()
                 if query and len(query) <= MAX_QUERY:
                     return query
         return None
@@ -71,8 +71,8 @@ class GoogleSearch(Tool):
         if status != 200:
             # Any text is a valid query, so the key or the credit must be at fault.
             raise ToolFailedError(f"google_search: the service answered {status}: {answer.get('message')}.")
-        results = _format_results(answer.get("organic") or [], self._num_results)
-        return ToolResult(encodable(f"<result>Search results for '{call.parsed}':\n\n{results}</result>"))
+        found = _format_results(answer.get("organic") or [], self._num_results)
+        return ToolResult(encodable(f"<result>Search results for '{call.parsed}':\n\n{found}</result>"))
 
 
 def _format_results(pages: Sequence[Mapping[str, object]], num_results: int) -> str:

@@ -67,27 +67,27 @@ class McpInterface(Tool):
 
     def parse(self, action: str) -> str | None:
         """Return the call; None if it names a known server without such a tool, as it may be for another tool."""
-        mcp_call = parse_call(action)
-        if mcp_call is None:
+        found = parse_call(action)
+        if found is None:
             return None
-        known = set(self._gateway.known_tools(mcp_call.server)) if mcp_call.server is not None else set()
-        if known and mcp_call.name not in known and not mcp_call.name.startswith(HELPERS):
+        known = set(self._gateway.known_tools(found.server)) if found.server is not None else set()
+        if known and found.name not in known and not found.name.startswith(HELPERS):
             return None
-        return json.dumps({"name": mcp_call.name, "arguments": mcp_call.arguments, "server": mcp_call.server})
+        return json.dumps({"name": found.name, "arguments": found.arguments, "server": found.server})
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Forward the call to the server that it names, or to one that has such a tool."""
-        mcp_call = McpCall(**json.loads(call.parsed))
-        server = mcp_call.server or ""
+        wanted = McpCall(**json.loads(call.parsed))
+        server = wanted.server or ""
         try:
-            server = await self._resolve(mcp_call, call.extra)
-            text = await self._answer(mcp_call, server)
+            server = await self._resolve(wanted, call.extra)
+            text = await self._answer(wanted, server)
         except _NotResolvedError as error:
             return ToolResult(_wrap(str(error)), done=True, valid=False)
         except Exception as error:
             if is_missing(error) and self._is_invented_server(server, call.extra):
                 return ToolResult(_wrap(f"There is no server '{server}'."), valid=False)
-            text = self._explain(error, mcp_call, server)
+            text = self._explain(error, wanted, server)
         return ToolResult(_wrap(text))
 
     async def _resolve(self, wanted: McpCall, extra: Mapping[str, object]) -> str:
@@ -172,8 +172,8 @@ def _arguments(given: object) -> object:
 
 
 def _allowed(servers: object) -> list[str]:
-    entries = servers if isinstance(servers, list) else []
-    named = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+    given = servers if isinstance(servers, list) else []
+    named = [entry.get("name") if isinstance(entry, dict) else entry for entry in given]
     return sorted({str(name) for name in named if name})
 
 

@@ -60,17 +60,19 @@ class Piston(Tool):
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run the program."""
-        job = json.loads(call.parsed)
+        wanted = json.loads(call.parsed)
         limits = {
             "compile_timeout": round(self._compile_seconds * _MILLISECONDS),
             "run_timeout": round(self._run_seconds * _MILLISECONDS),
             "compile_memory_limit": -1,
             "run_memory_limit": -1,
         }
-        status, answer = await self._service.post(self._path, {"version": "*", "stdin": "", "args": []} | job | limits)
+        status, answer = await self._service.post(
+            self._path, {"version": "*", "stdin": "", "args": []} | wanted | limits
+        )
         if status != 200:
             return ToolResult(f"Error: HTTP {status}: {answer.get('message')}", done=True, valid=False)
-        return ToolResult(encodable(_report(job, answer)), done=True)
+        return ToolResult(encodable(_report(wanted, answer)), done=True)
 
 
 def _from_xml(text: str) -> str | None:
@@ -95,13 +97,13 @@ def _from_xml(text: str) -> str | None:
 
 def _from_json(text: str) -> str | None:
     try:
-        job = json.loads(text)
+        wanted = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    files = job.get("files") if job.get("language") else None
+    files = wanted.get("files") if wanted.get("language") else None
     is_whole = isinstance(files, list) and files and all(isinstance(file, dict) and "content" in file for file in files)
     known = ("language", "version", "args", "stdin", "files")
-    return json.dumps({key: job[key] for key in known if key in job}) if is_whole else None
+    return json.dumps({key: wanted[key] for key in known if key in wanted}) if is_whole else None
 
 
 def _report(wanted: Mapping[str, object], answer: Mapping[str, Any]) -> str:

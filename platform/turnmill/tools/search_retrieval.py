@@ -70,7 +70,7 @@ class SearchRetrieval(Tool):
                 response = await self._client.post(self._url, json=request)
             if response.status_code != 200:
                 raise ValueError(f"it answered {response.status_code}: {response.text[:200]}")
-            return [_contents(passage) for passage in response.json()["result"][0]]
+            return [_contents(found) for found in response.json()["result"][0]]
         except Exception as error:
             if self._on_failure == "empty":
                 return []

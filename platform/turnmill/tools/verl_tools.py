@@ -51,10 +51,10 @@ class VerlTools(Tool):
                 f"verl: name a file of BaseTool classes with {CONFIG}, or of @function_tool functions with {FUNCTIONS}."
             )
         try:
-            tools = await asyncio.to_thread(_load, self._config or None, self._functions or None)
+            found = await asyncio.to_thread(_load, self._config or None, self._functions or None)
         except Exception as error:
             raise ToolUnavailableError(f"verl: its tools cannot be loaded: {type(error).__name__}: {error}") from error
-        self._tools = {tool.name: tool for tool in tools}
+        self._tools = {tool.name: tool for tool in found}
         self._normalize = import_module("verl.tools.function_tool").normalize_function_tool_return
 
     def usage(self) -> str:
@@ -76,8 +76,8 @@ class VerlTools(Tool):
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Create, execute and release an instance; an error of the tool is its observation, as in verl's own loop."""
-        tool_call = json.loads(call.parsed)
-        name, arguments = tool_call["name"], tool_call["arguments"]
+        wanted = json.loads(call.parsed)
+        name, arguments = wanted["name"], wanted["arguments"]
         try:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         except ValueError as error:

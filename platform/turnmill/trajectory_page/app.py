@@ -86,10 +86,10 @@ class Pages:
         revision = self.source.index.revision
         known, values = self._filter_choices.get(column, (-1, []))
         if known != revision:
-            rows = self.source.index.rows(
+            found = self.source.index.rows(
                 f"SELECT DISTINCT {column} FROM episodes ORDER BY 1 LIMIT {MAX_FILTER_CHOICES}"
             )
-            values = [str(value) for (value,) in rows]
+            values = [str(value) for (value,) in found]
             self._filter_choices[column] = revision, values
         return values
 
@@ -111,8 +111,8 @@ class Pages:
     def _redirect_to_log(self, key: str) -> Response | None:
         """Return a redirect from a trajectory that was in flight to its page in the log; None if it has none."""
         name = key.rpartition("/")[2] if key.startswith(PREFIX) else ""
-        summary = self.source.index.find(name) if name else None
-        return RedirectResponse(f"/trajectory/{quote(summary.key, safe='/@~-_.')}") if summary else None
+        found = self.source.index.find(name) if name else None
+        return RedirectResponse(f"/trajectory/{quote(found.key, safe='/@~-_.')}") if found else None
 
     def missing(self, key: str) -> Response:
         """Return the 404 page."""

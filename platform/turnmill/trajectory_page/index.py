@@ -131,18 +131,18 @@ class Index:
 
     def summaries(self, where: str = "", values: Sequence[SqlValue] = ()) -> list[Summary]:
         """Return the trajectories selected by the clauses after FROM."""
-        rows = self.rows(f"SELECT {', '.join(COLUMNS)} FROM episodes {where}", values)
-        return [Summary(*row) for row in rows]
+        found = self.rows(f"SELECT {', '.join(COLUMNS)} FROM episodes {where}", values)
+        return [Summary(*row) for row in found]
 
     def find(self, key: str) -> Summary | None:
         """Return the trajectory with a key; None if there is none."""
-        matches = self.summaries("WHERE key = ?", (key,))
-        return matches[0] if matches else None
+        found = self.summaries("WHERE key = ?", (key,))
+        return found[0] if found else None
 
     def turn_positions(self, episode: int) -> list[LinePosition]:
         """Return the positions of a trajectory's turns, in order."""
-        rows = self.rows("SELECT file, start, length FROM turns WHERE episode = ? ORDER BY position", (episode,))
-        return [LinePosition(*row) for row in rows]
+        found = self.rows("SELECT file, start, length FROM turns WHERE episode = ? ORDER BY position", (episode,))
+        return [LinePosition(*row) for row in found]
 
 
 def open_index(path: Path) -> Index:

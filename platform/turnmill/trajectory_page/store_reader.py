@@ -68,10 +68,10 @@ class StoreReader:
         try:
             pattern = Keys(self._run).every_journal if self._run else JOURNALS_OF_ANY_RUN
             keys = {key async for key in client.scan(pattern, deadline=deadline_in(STORE_SECONDS))}
-            present = dict.fromkeys(run_and_name(key.decode()) for key in sorted(keys))
-            self._seen = {known: seen for known, seen in self._seen.items() if known in present}
+            found = dict.fromkeys(run_and_name(key.decode()) for key in sorted(keys))
+            self._seen = {known: seen for known, seen in self._seen.items() if known in found}
             # Trajectories that have ended do not change.
-            asked = [known for known in present if known not in self._seen or not self._seen[known].finished]
+            asked = [known for known in found if known not in self._seen or not self._seen[known].finished]
             for start in range(0, len(asked), MAX_CONCURRENT_READS):
                 await asyncio.gather(
                     *(self._refresh_trajectory(client, *known) for known in asked[start : start + MAX_CONCURRENT_READS])

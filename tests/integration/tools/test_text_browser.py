@@ -1,5 +1,6 @@
 """The tool text_browser on a local site, with pages rendered in the sandbox."""
 
+import gzip
 import re
 from collections.abc import AsyncIterator
 
@@ -7,7 +8,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from support.web_site import WebSite
+from support.web_site import Handler, WebSite
 from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.testing.tool_calls import Dialogue, make_tool
@@ -292,3 +293,45 @@ async def test_trajectories_share_no_connection(new_browser, site):
     assert observation[0] is not None
     assert observation[1] is not None
     assert observation[0][1] != observation[1][1]
+
+
+def compressed(layers: int, encoding: str) -> Handler:
+    body = b"<p>word</p>" * 1000
+    for _ in range(layers):
+        body = gzip.compress(body)
+    return lambda request: web.Response(body=body, headers={"content-encoding": encoding}, content_type="text/html")
+
+
+async def test_pages_are_requested_without_encoding_and_one_layer_of_it_is_undone(new_browser, site):
+    accepted = []
+
+    def page(request: web.Request) -> web.StreamResponse:
+        accepted.append(request.headers["accept-encoding"])
+        return compressed(1, "gzip")(request)
+
+    site.pages["/gzip"] = page
+    browser = await new_browser()
+
+    assert "word" in await browser.say(say("goto [/gzip]"))
+    assert accepted == ["identity"]
+
+
+async def test_stacked_encodings_are_refused_as_an_observation(new_browser, site):
+    site.pages["/nested"] = compressed(3, "gzip, gzip, gzip")
+    browser = await new_browser()
+
+    assert "The page is encoded as 'gzip, gzip, gzip', which is not read here." in await browser.say(
+        say("goto [/nested]")
+    )
+    assert browser.result.valid is False
+
+
+async def test_the_body_of_a_redirect_is_not_read(new_browser, site):
+    def away(request: web.Request) -> web.StreamResponse:
+        headers = {"location": "/grain", "content-encoding": "gzip, gzip"}
+        return web.Response(status=302, headers=headers, body=b"no gzip at all")
+
+    site.pages["/away"] = away
+    browser = await new_browser()
+
+    assert "Grain is ground." in await browser.say(say("goto [/away]"))

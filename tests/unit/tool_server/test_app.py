@@ -10,6 +10,7 @@ import pytest
 from support.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
 from turnmill.core.errors import StoreUnavailableError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.tool_server import requests
 from turnmill.tool_server.app import Worker, build_app
 from turnmill.tool_server.calls import CallExecutor
 from turnmill.tool_server.settings import ServerSettings
@@ -131,6 +132,106 @@ async def test_a_too_large_body_is_refused():
         response = await client.post(["t"], ["echo " + "x" * 100])
 
     assert response.status_code == 413
+
+
+class Body:
+    """A body in pieces; `num_read` counts those that the server took. `ends=False`: the last never comes."""
+
+    def __init__(self, *pieces: bytes, ends: bool = True) -> None:
+        self.pieces, self.ends, self.num_read = pieces, ends, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            self.num_read += 1
+            yield piece
+        if not self.ends:
+            await asyncio.Event().wait()
+
+
+ECHO = b'{"trajectory_ids": ["t"], "actions": ["echo a"]}'
+
+
+async def test_a_request_has_at_most_4096_actions(client: Client):
+    accepted = await client.post(["t"] * 4096, ["echo a"] * 4096)
+    refused = await client.post(["t"] * 4097, ["echo a"] * 4097)
+
+    assert accepted.json()["observations"] == ["a"] * 4096
+    assert refused.status_code == 422
+    assert {(problem["type"], problem["ctx"]["max_length"]) for problem in refused.json()["detail"]} == {
+        ("too_long", 4096)
+    }
+    assert client.worker.executor.num_done == 4096
+
+
+async def test_errors_of_a_large_body_do_not_repeat_it(client: Client):
+    small, large = await client.post(["t"], [1]), await client.post(["t"] * 20_000, [1] * 20_000)
+
+    assert small.json()["detail"][0]["input"] == 1
+    assert all("input" not in problem for problem in large.json()["detail"])
+    assert len(large.content) < len(large.request.content) * 20
+
+
+async def test_a_body_that_names_a_too_large_length_is_refused_unread():
+    body = Body(ECHO)
+    async with serving(Echo(tool_context()), max_request_bytes=10) as client:
+        response = await client.http.post("/get_observation", content=body, headers={"Content-Length": str(len(ECHO))})
+
+    assert response.status_code == 413
+    assert body.num_read == 0
+
+
+async def test_a_body_is_read_only_after_admission():
+    gate, body = Gate(tool_context()), Body(ECHO)
+    async with serving(gate, Echo(tool_context()), max_concurrent_requests=1) as client:
+        first = asyncio.create_task(client.post(["t"], ["gate"]))
+        await eventually(lambda: gate.num_waiting == 1)
+        second = asyncio.create_task(client.http.post("/get_observation", content=body))
+        await eventually(lambda: client.worker.admission.num_waiting == 1)
+        read_while_waiting = body.num_read
+        gate.opened.set()
+        await first
+
+        assert (await second).json()["observations"] == ["a"]
+    assert (read_while_waiting, body.num_read) == (0, 1)
+
+
+async def test_a_body_that_stops_arriving_is_answered_408(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(requests, "PIECE_SECONDS", 0.01)
+    async with serving(Echo(tool_context())) as client:
+        response = await client.http.post("/get_observation", content=Body(ECHO[:10], ends=False))
+
+    assert (response.status_code, response.headers["connection"]) == (408, "close")
+    assert "10 bytes came" in response.json()["detail"]
+    assert client.worker.admission.num_active == 0
+
+
+async def test_a_body_that_arrives_in_drops_is_answered_408(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(requests, "BODY_SECONDS", 0.0)
+    async with serving(Echo(tool_context())) as client:
+        response = await client.http.post("/get_observation", content=Body(*[b" "] * 1000, ends=False))
+
+    assert response.status_code == 408
+
+
+async def test_the_clients_deadline_bounds_the_body():
+    headers = {"X-Deadline-Seconds": "0.01"}
+    async with serving(Echo(tool_context())) as client:
+        response = await client.http.post("/get_observation", content=Body(ECHO[:10], ends=False), headers=headers)
+
+    assert (response.status_code, response.json()["cause"]) == (503, "timeout")
+
+
+async def test_the_clients_deadline_bounds_the_queue():
+    gate = Gate(tool_context())
+    async with serving(gate, Echo(tool_context()), max_concurrent_requests=1) as client:
+        first = asyncio.create_task(client.post(["t"], ["gate"]))
+        await eventually(lambda: gate.num_waiting == 1)
+        body = {"trajectory_ids": ["u"], "actions": ["echo a"]}
+        response = await client.send(body, **{"X-Deadline-Seconds": "0.01"})
+        gate.opened.set()
+        await first
+
+    assert (response.status_code, response.json()["cause"]) == (503, "timeout")
 
 
 @pytest.mark.feature("verl-tool", "unknown keys")

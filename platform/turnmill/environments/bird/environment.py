@@ -107,8 +107,8 @@ class Bird(Environment):
 
     def match_action(self, answer: str) -> str | None:
         """Return the statement in the first block of SQL."""
-        match = _FENCED.search(answer)
-        return (match[1].rstrip("; \n") or None) if match else None
+        found = _FENCED.search(answer)
+        return (found[1].rstrip("; \n") or None) if found else None
 
     def close(self) -> None:
         """Close the database."""

@@ -33,7 +33,7 @@ class EnvironmentAgent(BaseAgent):
 
     def reset_env(self, seed: int) -> str:
         """Start the episode of a seed."""
-        return self.state_text(self.environment.reset(seed))
+        return self.tell(self.environment.reset(seed))
 
     def step_env(self, action: str) -> EnvOutput | None:
         """Execute an action if the environment allows it."""
@@ -42,17 +42,17 @@ class EnvironmentAgent(BaseAgent):
             return None
         result = self.environment.step(allowed)
         info = {"action_is_valid": 1.0, **result.info}
-        return EnvOutput(self.state_text(result.observation), result.reward, result.truncated, result.terminated, info)
+        return EnvOutput(self.tell(result.observation), result.reward, result.truncated, result.terminated, info)
 
     def match(self, action: str) -> str | None:
         """Return the environment's name of an action, or None if it is not allowed."""
         return self.environment.match_action(action)
 
-    def action_text(self, action: str) -> str:
+    def word_for(self, action: str) -> str:
         """Return the agent's name of one of the environment's actions."""
         return action
 
-    def state_text(self, observation: str) -> str:
+    def tell(self, observation: str) -> str:
         """Return an observation of the environment as the agent's state."""
         return observation
 

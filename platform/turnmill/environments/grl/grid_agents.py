@@ -61,11 +61,11 @@ class GridAgent(EnvironmentAgent):
         """Return the environment's action for a name in any case, or for a number."""
         return self.action_names.match(action)
 
-    def action_text(self, action: str) -> str:
+    def word_for(self, action: str) -> str:
         """Return the agent's name of one of the environment's actions."""
         return next(name for name in self.action_names.lookup.values() if name.lower() == action)
 
-    def state_text(self, observation: str) -> str:
+    def tell(self, observation: str) -> str:
         """Return the map in the agent's symbols."""
         return self.grid.translate(observation)
 

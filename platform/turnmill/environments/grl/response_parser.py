@@ -24,14 +24,14 @@ def parse_response(response: str, *, think: bool, separator: str | None, max_act
 
     Actions beyond `max_actions` are dropped; without a separator the whole answer is one action.
     """
-    match = (_WITH_THOUGHT if think else _ALONE).search(response)
-    if match is None:
+    found = (_WITH_THOUGHT if think else _ALONE).search(response)
+    if found is None:
         return ParsedResponse(response, ())
-    content = _without_special_tokens(match["answer"])
+    content = _without_special_tokens(found["answer"])
     parts = (part.strip() for part in (content.split(separator) if separator else [content]))
     actions = tuple(part for part in parts if part)[:max_actions]
     answer = f"<answer>{f' {separator} '.join(actions)}</answer>"
-    thought = f"<think>{_without_special_tokens(match['thought'])}</think>" if think else ""
+    thought = f"<think>{_without_special_tokens(found['thought'])}</think>" if think else ""
     return ParsedResponse(f"{thought}{answer}", actions)
 
 

@@ -108,12 +108,12 @@ class _Server:
         """Kill the process group of every child that died, collect the child and report its exit code."""
         while self.pids:
             # Until a dead child is collected its process id is not reused: the signal cannot reach another group.
-            exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if exited is None:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None:
                 return
-            _kill_group(exited.si_pid)
-            _, status = os.waitpid(exited.si_pid, 0)
-            key = next(key for key, pid in self.pids.items() if pid == exited.si_pid)
+            _kill_group(found.si_pid)
+            _, status = os.waitpid(found.si_pid, 0)
+            key = next(key for key, pid in self.pids.items() if pid == found.si_pid)
             del self.pids[key]
             if key in self._discarded:
                 self._discarded.remove(key)

@@ -87,10 +87,10 @@ class WebShop(Environment):
 
     def match_action(self, answer: str) -> str | None:
         """Return `search[...]` or `click[...]`, if it is possible on the present page."""
-        match = _ACTION.fullmatch(answer.strip().lower())
-        if match is None:
+        found = _ACTION.fullmatch(answer.strip().lower())
+        if found is None:
             return None
-        kind, argument = match[1], match[2].strip()
+        kind, argument = found[1], found[2].strip()
         possible = self.page.search_address is not None if kind == "search" else argument in self.page.clickables
         return f"{kind}[{argument}]" if possible and argument else None
 

@@ -104,8 +104,8 @@ def find(words: str) -> list[Product]:
     """Return the products that share words with a search, those with the most common words first."""
     query = set(words.lower().replace(",", " ").split())
     counted = [(len(query & product.words), product) for product in products().values()]
-    ranked = sorted((pair for pair in counted if pair[0]), key=lambda pair: (-pair[0], pair[1].number))
-    return [product for _, product in ranked[:MAX_FOUND]]
+    found = sorted((pair for pair in counted if pair[0]), key=lambda pair: (-pair[0], pair[1].number))
+    return [product for _, product in found[:MAX_FOUND]]
 
 
 def _address(page: str, **values: object) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.base import MIB
 from turnmill.tools import settings
+from turnmill.tools.browser.content import BoundedDecoder, UnreadableContentError
 
 if TYPE_CHECKING:
     from turnmill.tools.browser.transport import GuardedTransport
@@ -76,7 +77,7 @@ class Fetcher:
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._fetch(url, body, cookies)
-        except (RefusedAddressError, UnknownHostError) as error:
+        except (RefusedAddressError, UnknownHostError, UnreadableContentError) as error:
             raise PageUnavailableError(str(error)) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise PageUnavailableError(f"{url[:200]!r} is no address that can be visited.") from error
@@ -95,25 +96,30 @@ class Fetcher:
         client = httpx.AsyncClient(
             transport=self._transport, cookies=jar, timeout=self._seconds, follow_redirects=True, max_redirects=10
         )
-        headers = {"accept": "text/html,text/plain;q=0.9,*/*;q=0.1", "user-agent": "turnmill-text-browser"}
+        headers = {
+            "accept": "text/html,text/plain;q=0.9,*/*;q=0.1",
+            "accept-encoding": "identity",
+            "user-agent": "turnmill-text-browser",
+        }
         method = "GET"
         if body is not None:
             method, headers["content-type"] = "POST", "application/x-www-form-urlencoded"
         async with client.stream(method, url, headers=headers, content=body) as response:
             if response.status_code >= _SERVER_ERROR or response.status_code in _TEMPORARY_ERRORS:
                 raise OSError(f"it answered {response.status_code}")
-            content = bytearray()
-            async for piece in response.aiter_bytes():
-                content += piece
-                if len(content) > self._max_bytes:
+            # httpx undoes every layer of an encoding before it hands out a byte: the body is read as it was sent.
+            body_decoder = BoundedDecoder(response.headers.get("content-encoding", ""), max_bytes=self._max_bytes)
+            async for piece in response.aiter_raw():
+                body_decoder.feed(piece)
+                if body_decoder.is_cut:
                     break
         return FetchedPage(
             str(response.url),
             response.status_code,
             response.headers.get("content-type", "text/html"),
-            bytes(content[: self._max_bytes]),
+            body_decoder.content,
             _kept(client.cookies.jar),
-            is_cut=len(content) > self._max_bytes,
+            is_cut=body_decoder.is_cut,
         )
 
     def _allows(self, host: str) -> bool:

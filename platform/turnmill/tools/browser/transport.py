@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import httpx
 
+_BODY_HEADERS = (b"content-encoding", b"content-length", b"transfer-encoding")
+
 
 class RefusedAddressError(Exception):
     """Visiting the address is not allowed; the message is for the agent."""
@@ -37,7 +39,13 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             stream=request.stream,
             extensions={**request.extensions, "sni_hostname": host},
         )
-        return await self._inner.handle_async_request(guarded)
+        response = await self._inner.handle_async_request(guarded)
+        if not response.has_redirect_location:
+            return response
+        # httpx would read and decode the whole body of a redirection, which nobody sees.
+        await response.aclose()
+        headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _BODY_HEADERS]
+        return httpx.Response(response.status_code, headers=headers)
 
     async def aclose(self) -> None:
         """Close the connections."""

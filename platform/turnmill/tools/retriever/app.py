@@ -26,10 +26,10 @@ def create_app(index: Index, topk: int) -> FastAPI:
     @app.post("/retrieve")
     def retrieve(query: Query) -> dict[str, object]:
         """Return the best documents for each query."""
-        results = index.search(query.queries, query.topk or topk) if query.queries else []
+        found = index.search(query.queries, query.topk or topk) if query.queries else []
         if query.return_scores:
-            return {"result": [[{"document": item, "score": score} for item, score in ranked] for ranked in results]}
-        return {"result": [[item for item, _ in ranked] for ranked in results]}
+            return {"result": [[{"document": item, "score": score} for item, score in ranked] for ranked in found]}
+        return {"result": [[item for item, _ in ranked] for ranked in found]}
 
     @app.get("/health")
     def health() -> dict[str, str]:

@@ -15,14 +15,9 @@ from turnmill.environments.grl.agent_adapter import agent_of
 from turnmill.jobs.grl_agent import NamedAgent
 from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.cloning import Row
-from turnmill.training.warm_start.demonstrations import (
-    FIRST_SEED,
-    MALFORMED_ACTIONS,
-    SEEDS_PER_WARM_START,
-    action_probabilities,
-)
+from turnmill.training.warm_start.demonstrations import FIRST_SEED, MALFORMED_ACTIONS, SEEDS_PER_WARM_START
 from turnmill.training.warm_start.expert import Expert, expert_of
-from turnmill.training.warm_start.targets import target_distributions
+from turnmill.training.warm_start.rows import next_token_distributions
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 Message = dict[str, str]
@@ -58,13 +53,13 @@ def build_agent_rows(agents: Sequence[NamedAgent], settings: WarmStart) -> tuple
 def _episodes(agents: Sequence[NamedAgent], settings: WarmStart) -> Iterator[list[_Turn]]:
     """Yield whole episodes, of each kind of agent in turn."""
     players = [(agent, expert_of(agent.environment)) for agent in map(_player, agents)]
-    first, turn_count = FIRST_SEED + settings.seed * SEEDS_PER_WARM_START, 0
+    first, shown = FIRST_SEED + settings.seed * SEEDS_PER_WARM_START, 0
     for number in range(SEEDS_PER_WARM_START):
         agent, expert = players[number % len(players)]
         episode = _episode(agent, expert, settings, first + number)
-        turn_count += len(episode)
+        shown += len(episode)
         yield episode
-        if turn_count >= settings.turns:
+        if shown >= settings.turns:
             return
 
 
@@ -79,17 +74,17 @@ def _player(named: NamedAgent) -> EnvironmentAgent:
 
 
 def _episode(agent: EnvironmentAgent, expert: Expert, settings: WarmStart, seed: int) -> list[_Turn]:
-    generator = random.Random(seed)
+    chance = random.Random(seed)
     output, turns = agent.reset(seed), []
     action: str | None = None
     while not agent.done and (advised := expert.advise(action)) is not None:
         actions = agent.environment.actions
-        action = generator.choice(actions) if generator.random() < settings.action_noise else advised
-        malformed = generator.random() < settings.malformed_share
+        action = chance.choice(actions) if chance.random() < settings.action_noise else advised
+        malformed = chance.random() < settings.malformed_share
         turns.append(
             _Turn(
                 agent.get_llm_prompts(output), agent.prefix, expert.thought(),
-                generator.choice(MALFORMED_ACTIONS) if malformed else agent.action_text(action),
+                chance.choice(MALFORMED_ACTIONS) if malformed else agent.word_for(action),
                 _action_probabilities(agent, advised, settings),
             )
         )  # fmt: skip
@@ -101,10 +96,12 @@ def _episode(agent: EnvironmentAgent, expert: Expert, settings: WarmStart, seed:
 
 def _action_probabilities(agent: EnvironmentAgent, advised: str, settings: WarmStart) -> dict[str, float]:
     actions = agent.environment.actions
-    probabilities = action_probabilities(advised, actions, settings)
-    return {
-        agent.action_text(action) if action in actions else action: share for action, share in probabilities.items()
+    at_random, well_formed = settings.action_noise / len(actions), 1 - settings.malformed_share
+    probabilities = {
+        agent.word_for(action): well_formed * (at_random + (1 - settings.action_noise) * (action == advised))
+        for action in actions
     }
+    return probabilities | dict.fromkeys(MALFORMED_ACTIONS, settings.malformed_share / len(MALFORMED_ACTIONS))
 
 
 def _texts(episodes: Iterable[Sequence[_Turn]]) -> Iterator[str]:
@@ -132,8 +129,10 @@ class _RowTokenizer:
                 context = self._builder.merge_context_tokens(messages[:-1], messages, context).token_ids
             context = [*context, *self._ids(turn.prefix)]
             response = (*self._ids(turn.opening), *self._action_ids(turn.action))
-            probabilities = {self._action_ids(action): share for action, share in turn.probabilities.items()}
-            targets = target_distributions(self._action_ids(turn.action), probabilities, vocabulary=len(self.tokenizer))
+            probabilities = {self._action_ids(action): chance for action, chance in turn.probabilities.items()}
+            targets = next_token_distributions(
+                self._action_ids(turn.action), probabilities, vocabulary=len(self.tokenizer)
+            )
             yield Row(tuple(context), response, targets)
             context = [*context, *response]
 

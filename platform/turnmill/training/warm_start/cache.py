@@ -1,4 +1,4 @@
-"""Trains a warm start once and caches it in a Hugging Face folder, named by a hash of everything that made it."""
+"""Makes a warm start once and keeps it: a Hugging Face folder named after everything that made it."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ Progress = Callable[[int, int, float], None]
 
 PACKAGE = Path(turnmill.__file__).parent
 CODE = ("environments", "tasks", "training/warm_start", "rollout/verlog/prompts.py", "rollout/verlog/memory.py")
-"""Code of turnmill that the cached model depends on."""
+"""Code of turnmill that makes demonstrations or imitates them."""
 
 DISTRIBUTION = "turnmill"
 
@@ -38,7 +38,7 @@ def ensure_warm_start(
     cache_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """Return the folder of a model that imitates demonstrations; trained on the first call, cached for later ones."""
+    """The folder of a model cloned for an agent and what it acts on; made on the first call, found later."""
     folder = (cache_dir or default_cache_dir()) / cache_key(settings, environment, agent)
     if folder.exists():
         return folder
@@ -57,7 +57,7 @@ def ensure_warm_start(
 
 
 def default_cache_dir() -> Path:
-    """Return the folder of warm starts that is used if no other is given."""
+    """Return the folder of warm starts where no other is given."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnmill" / "warm-start"
 
 
@@ -68,12 +68,12 @@ def cache_key(settings: WarmStart, environment: EnvironmentSettings, agent: Agen
     turnmill names, and the content of files and modules (`package.module:Class`) in the settings.
     """
     agent_settings = recipe_of(agent).ingredients()
-    environment_settings = [environment.name, environment.task, environment.options]
+    world = [environment.name, environment.task, environment.options]
     made_of = {
         "settings": settings.model_dump(mode="json"),
-        "world": environment_settings,
+        "world": world,
         "agent": agent_settings,
-        "files": [_hash_file(file) for file in _files_in([environment_settings, agent_settings])],
+        "files": [_hash_file(file) for file in _files_in([world, agent_settings])],
         "code": hash_code(PACKAGE / part for part in CODE),
         "versions": _versions(),
     }
@@ -118,13 +118,13 @@ def make_warm_start(
     agent: AgentSettings,
     on_progress: Progress,
 ) -> None:
-    """Collect demonstrations, clone a model on them and save the model in `folder`."""
-    # torch and transformers take seconds to import; a cached warm start needs neither.
+    """Gather demonstrations, clone a model on them and save everything in `folder`."""
+    # torch and transformers take seconds to import; a warm start that is found in the cache needs neither.
     from turnmill.training.warm_start import cloning
 
     started = time.perf_counter()
     tokenizer, rows = recipe_of(agent).demonstrations(environment, settings)
-    demonstration_seconds = time.perf_counter() - started
+    shown_seconds = time.perf_counter() - started
     model = cloning.build_model(len(tokenizer), settings)
     loss = cloning.clone(model, rows, settings, on_progress)
     with _no_progress_bars():
@@ -133,7 +133,7 @@ def make_warm_start(
     made = {
         "loss": loss,
         "seconds": time.perf_counter() - started,
-        "demonstration_seconds": demonstration_seconds,
+        "demonstration_seconds": shown_seconds,
         "vocabulary": len(tokenizer),
         "settings": settings.model_dump(mode="json", by_alias=True),
     }
@@ -142,13 +142,13 @@ def make_warm_start(
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing one into the terminal."""
+    """transformers draws one over whatever else the terminal shows."""
     from transformers.utils import logging
 
-    was_enabled = logging.is_progress_bar_enabled()
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if was_enabled:
+        if shown:
             logging.enable_progress_bar()

@@ -1,5 +1,5 @@
-"""Behaviour cloning of a tiny Qwen2 model. Axes: B rows, T tokens, R response tokens of the batch,
-K response tokens with a target distribution, V vocabulary."""
+"""Behaviour cloning of a tiny Qwen2 model. Axes: B rows, T tokens, A answer tokens of the batch,
+K tokens of an action with its end, V vocabulary."""
 
 import math
 import random
@@ -16,19 +16,19 @@ from turnmill.jobs.model import WarmStart
 from turnmill.training.warm_start.tokenizer import END_ID, MAX_TOKENS, PAD_ID
 
 Progress = Callable[[int, int, float], None]
-"""Called after every gradient step with the steps done, the steps expected and the smoothed loss."""
+"""Told after every gradient step: steps done, steps expected, smoothed loss."""
 
 # Words are copied from the prompt by attention between alike tokens. With weights as small as Qwen2's own (0.02)
 # it takes hundreds of steps to form; with these, about one hundred.
 INITIAL_WEIGHT_STD = 0.06
 
 WARMUP_STEPS = 30
-DECAY_STEPS = 200
-FINAL_RATE = 0.1
-"""Share of the learning rate that is left at the end of the decay."""
+COOLDOWN_STEPS = 200
+LAST_RATE = 0.1
+"""Share of the learning rate that is left when the cool-down ends."""
 
 PATIENCE = 2
-"""Multiple of `gradient_steps` that is allowed if the loss falls late."""
+"""Multiple of `gradient_steps` that is allowed where the loss falls late."""
 
 SMOOTHING = 0.95
 BATCHES_SORTED_TOGETHER = 16
@@ -36,16 +36,16 @@ BATCHES_SORTED_TOGETHER = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One demonstrated response as token ids, its end token included."""
+    """One demonstrated turn as token ids; the answer includes its end token."""
 
     prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    targets: torch.Tensor
-    """Target distributions of the last K response tokens, of shape (K, V); the tokens before them are certain."""
+    answer_ids: tuple[int, ...]
+    action_targets: torch.Tensor
+    """Target distributions of the last K answer tokens, of shape (K, V); those before them are certain."""
 
 
 def build_model(vocabulary: int, settings: WarmStart) -> Qwen2ForCausalLM:
-    """Return a Qwen2 model with random weights and tied embeddings, in float32."""
+    """A Qwen2 model of random weights, tied embeddings, float32."""
     config = Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=settings.hidden_size,
@@ -68,13 +68,10 @@ def build_model(vocabulary: int, settings: WarmStart) -> Qwen2ForCausalLM:
 
 
 def clone(model: Qwen2ForCausalLM, rows: Sequence[Row], settings: WarmStart, on_progress: Progress) -> float:
-    """Train `model` on the responses of `rows`; return the smoothed loss at the end, in nats per response token.
+    """Train `model` on the answers of `rows`; returns the smoothed loss at the end, in nats per answer token.
 
-    The learning rate is constant until the loss is below `max_loss`, then decays. The loss decides when, because it
-    stays high for long before it drops.
-
-    Raises:
-        RunFailedError: the loss never falls below `max_loss`.
+    The learning rate stays up until the loss is below `max_loss`, then falls over a number of steps. It is the loss
+    that decides, since it lies still for long before it drops; a loss that never does raises RunFailedError.
     """
     with _one_thread():
         return _Cloning(model, rows, settings).run(on_progress)
@@ -93,27 +90,27 @@ class _Cloning:
 
     def run(self, on_progress: Progress) -> float:
         settings = self.settings
-        decay_steps = min(DECAY_STEPS, settings.gradient_steps // 2)
+        cooldown = min(COOLDOWN_STEPS, settings.gradient_steps // 2)
         for limit in (settings.gradient_steps, PATIENCE * settings.gradient_steps):
-            while self._is_before_decay() and self.step < limit - decay_steps:
+            while self._goes_on() and self.step < limit - cooldown:
                 self._update(rate=min(1.0, (self.step + 1) / WARMUP_STEPS))
                 on_progress(self.step, limit, self.loss)
-        total = self.step + decay_steps
+        total = self.step + cooldown
         if self.loss <= settings.max_loss:
-            for left in reversed(range(decay_steps)):
-                self._update(rate=FINAL_RATE + (1 - FINAL_RATE) * left / decay_steps)
+            for left in reversed(range(cooldown)):
+                self._update(rate=LAST_RATE + (1 - LAST_RATE) * left / cooldown)
                 on_progress(self.step, total, self.loss)
         if not self.loss <= settings.max_loss:
-            raise RunFailedError(self._failure_message(), cause="warm_start")
+            raise RunFailedError(self._explain(), cause="warm_start")
         return self.loss
 
-    def _is_before_decay(self) -> bool:
+    def _goes_on(self) -> bool:
         return self.step < self.settings.min_gradient_steps or not self.loss <= self.settings.max_loss
 
     def _update(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * rate
-        loss = response_loss(self.model, next(self.batches))
+        loss = answer_loss(self.model, next(self.batches))
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -121,7 +118,7 @@ class _Cloning:
         self.step += 1
         self.loss = loss.item() if math.isnan(self.loss) else SMOOTHING * self.loss + (1 - SMOOTHING) * loss.item()
 
-    def _failure_message(self) -> str:
+    def _explain(self) -> str:
         settings = self.settings
         return (
             f"The warm start ended with loss {self.loss:.3f} after {self.step} gradient steps; above "
@@ -132,7 +129,7 @@ class _Cloning:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """With one thread, equal settings give equal weights on any number of cores; more gain nothing on small tensors."""
+    """Equal settings give equal weights, whatever the number of cores; tensors this small gain nothing from more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -141,32 +138,32 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def response_loss(model: Qwen2ForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
-    """Return the mean cross-entropy over the response tokens of a batch."""
-    lengths = [len(row.prompt_ids) + len(row.response_ids) - 1 for row in batch]
+def answer_loss(model: Qwen2ForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
+    """Mean cross-entropy over the answer tokens of a batch."""
+    lengths = [len(row.prompt_ids) + len(row.answer_ids) - 1 for row in batch]
     ids_BT = torch.full((len(batch), max(lengths)), PAD_ID)
-    responses_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
-    targets_BT = torch.zeros_like(responses_BT)
+    answers_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    actions_BT = torch.zeros_like(answers_BT)
     for index, (row, length) in enumerate(zip(batch, lengths, strict=True)):
-        ids_BT[index, :length] = torch.tensor(row.prompt_ids + row.response_ids[:-1])
-        responses_BT[index, len(row.prompt_ids) - 1 : length] = True
-        targets_BT[index, length - len(row.targets) : length] = True
+        ids_BT[index, :length] = torch.tensor(row.prompt_ids + row.answer_ids[:-1])
+        answers_BT[index, len(row.prompt_ids) - 1 : length] = True
+        actions_BT[index, length - len(row.action_targets) : length] = True
     # Padding on the right is never looked at by a causal model, so no mask is needed.
     hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    logits_RV = model.lm_head(hidden_BTH[responses_BT])
-    response_ids_R = torch.tensor([token for row in batch for token in row.response_ids])
-    targets_RV = nn.functional.one_hot(response_ids_R, logits_RV.shape[-1]).to(logits_RV.dtype)
-    targets_RV[targets_BT[responses_BT]] = torch.cat([row.targets for row in batch])
-    return nn.functional.cross_entropy(logits_RV, targets_RV)
+    logits_AV = model.lm_head(hidden_BTH[answers_BT])
+    answer_ids_A = torch.tensor([token for row in batch for token in row.answer_ids])
+    targets_AV = nn.functional.one_hot(answer_ids_A, logits_AV.shape[-1]).to(logits_AV.dtype)
+    targets_AV[actions_BT[answers_BT]] = torch.cat([row.action_targets for row in batch])
+    return nn.functional.cross_entropy(logits_AV, targets_AV)
 
 
 def _batches(rows: Sequence[Row], settings: WarmStart) -> Iterator[list[Row]]:
-    """Yield batches for ever; each has rows of about the same length, so that little is padded."""
-    generator = random.Random(settings.seed)
+    """Batches without end; rows of one length come together, so that little is padded."""
+    choice = random.Random(settings.seed)
     size = settings.batch_size
     while True:
-        drawn = generator.choices(rows, k=size * BATCHES_SORTED_TOGETHER)
-        drawn.sort(key=lambda row: len(row.prompt_ids) + len(row.response_ids))
+        drawn = choice.choices(rows, k=size * BATCHES_SORTED_TOGETHER)
+        drawn.sort(key=lambda row: len(row.prompt_ids) + len(row.answer_ids))
         batches = [drawn[start : start + size] for start in range(0, len(drawn), size)]
-        generator.shuffle(batches)
+        choice.shuffle(batches)
         yield from batches

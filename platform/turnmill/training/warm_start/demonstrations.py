@@ -1,4 +1,4 @@
-"""Turns of an expert with noise: most responses are well formed, but many actions are not the expert's."""
+"""Turns of an expert, made mediocre on purpose: the answers are well formed, but many actions are not its own."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,50 +18,52 @@ SEEDS_PER_WARM_START = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """The prompt of a turn and the response to it."""
+    """The prompt of a turn and the answer to it."""
 
     messages: tuple[Message, ...]
     thought: str
-    action: str
-    probabilities: Mapping[str, float]
-    """Probability of every action that the response might have had, `action` included."""
+    spoken: str
+    """The action as the answer says it."""
+
+    chances: Mapping[str, float]
+    """Every action that the answer might have said instead, `spoken` included, with its probability."""
 
     @property
-    def response(self) -> str:
-        """The text of the response."""
-        return response_text(self.thought, self.action)
+    def answer(self) -> str:
+        """The whole answer."""
+        return answer_text(self.thought, self.spoken)
 
 
 def demonstrate(
     environment: Environment, expert: Expert, settings: WarmStart, remembers: MemorySettings
 ) -> list[Demonstration]:
-    """Return at least `settings.turns` turns of whole episodes; equal settings give equal turns."""
-    turns: list[Demonstration] = []
+    """At least `settings.turns` turns of whole episodes; equal settings give equal turns."""
+    shown: list[Demonstration] = []
     seed = FIRST_SEED + settings.seed * SEEDS_PER_WARM_START
-    while len(turns) < settings.turns:
-        turns.extend(_episode(environment, expert, settings, remembers, seed))
+    while len(shown) < settings.turns:
+        shown.extend(_episode(environment, expert, settings, remembers, seed))
         seed += 1
-    return turns
+    return shown
 
 
-def response_text(thought: str, action: str) -> str:
-    """Return a thought and an action in the form that environments parse."""
+def answer_text(thought: str, action: str) -> str:
+    """A thought and an action in the form that environments read."""
     return f"THINK: {thought}\nACTION:{action and ' ' + action}"
 
 
-def action_probabilities(advised: str, actions: Sequence[str], settings: WarmStart) -> dict[str, float]:
-    """Return the probability of each action in the response if the expert advises `advised`."""
+def spoken_chances(advised: str, actions: Sequence[str], settings: WarmStart) -> dict[str, float]:
+    """Return the probability of each action in the answer where the expert advises one of them."""
     at_random = settings.action_noise / len(actions)
-    probabilities = {action: at_random + (1 - settings.action_noise) * (action == advised) for action in actions}
-    well_formed = {action: (1 - settings.malformed_share) * share for action, share in probabilities.items()}
+    chances = {action: at_random + (1 - settings.action_noise) * (action == advised) for action in actions}
+    well_formed = {action: (1 - settings.malformed_share) * chance for action, chance in chances.items()}
     return well_formed | dict.fromkeys(MALFORMED_ACTIONS, settings.malformed_share / len(MALFORMED_ACTIONS))
 
 
 def _episode(
     environment: Environment, expert: Expert, settings: WarmStart, remembers: MemorySettings, seed: int
 ) -> Iterator[Demonstration]:
-    """Yield the turns of one episode, until the expert has no advice."""
-    generator = random.Random(seed)
+    """The turns of one episode, up to the one at which the expert has no more to say."""
+    chance = random.Random(seed)
     memory = Memory(text_turns=remembers.text_turns, thought_turns=remembers.thought_turns)
     memory.begin(environment.reset(seed))
     action: str | None = None
@@ -69,16 +71,16 @@ def _episode(
         advised = expert.advise(action)
         if advised is None:
             return
-        action = generator.choice(environment.actions) if generator.random() < settings.action_noise else advised
-        # A malformed response does not end the episode: the environment gets the well-formed action.
-        written = generator.choice(MALFORMED_ACTIONS) if generator.random() < settings.malformed_share else action
-        probabilities = action_probabilities(advised, environment.actions, settings)
-        turn = Demonstration(_prompt(environment, memory), expert.thought(), written, probabilities)
-        yield turn
+        action = chance.choice(environment.actions) if chance.random() < settings.action_noise else advised
+        # The environment gets the action all the same: a slip of the tongue, not of the hand.
+        spoken = chance.choice(MALFORMED_ACTIONS) if chance.random() < settings.malformed_share else action
+        chances = spoken_chances(advised, environment.actions, settings)
+        shown = Demonstration(_prompt(environment, memory), expert.thought(), spoken, chances)
+        yield shown
         result = environment.step(action)
         if result.terminated or result.truncated:
             return
-        memory.remember(response=turn.response, action=action, observation=result.observation)
+        memory.remember(response=shown.answer, action=action, observation=result.observation)
 
 
 def _prompt(environment: Environment, memory: Memory) -> tuple[Message, ...]:

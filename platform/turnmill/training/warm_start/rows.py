@@ -1,6 +1,6 @@
-"""Demonstrations in environments as token ids, rendered by the chat template that the trainer uses."""
+"""Demonstrations as token ids, rendered by the chat template that the trainer uses."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -10,31 +10,34 @@ from turnmill.environments import Environment
 from turnmill.jobs.model import WarmStart
 from turnmill.jobs.verlog_agent import MemorySettings
 from turnmill.training.warm_start.cloning import Row
-from turnmill.training.warm_start.demonstrations import MALFORMED_ACTIONS, Demonstration, demonstrate, response_text
+from turnmill.training.warm_start.demonstrations import MALFORMED_ACTIONS, Demonstration, answer_text, demonstrate
 from turnmill.training.warm_start.expert import Expert
-from turnmill.training.warm_start.targets import target_distributions
 from turnmill.training.warm_start.tokenizer import build_tokenizer, split_words
 
-# The words of malformed actions; those of thoughts are in the expert's phrases.
-_MALFORMED_RESPONSES = tuple(response_text("the", action) for action in MALFORMED_ACTIONS)
+# One sentence is enough to place every malformed action: the thoughts are the expert's to spell.
+_ANSWERS = tuple(answer_text("the", action) for action in MALFORMED_ACTIONS)
 
 
 def build_rows(
     environment: Environment, expert: Expert, settings: WarmStart, remembers: MemorySettings
 ) -> tuple[PreTrainedTokenizerFast, list[Row]]:
-    """Return a tokenizer for the expert's language, and its demonstrations in that tokenizer's ids."""
-    turns = demonstrate(environment, expert, settings, remembers)
-    tokenizer = build_tokenizer([*expert.phrases(), *_MALFORMED_RESPONSES])
-    _refuse_unknown_words(turns, tokenizer.get_vocab(), environment.name)
+    """A tokenizer for the expert's language, and its demonstrations in that tokenizer's ids."""
+    shown = demonstrate(environment, expert, settings, remembers)
+    tokenizer = build_tokenizer([*expert.phrases(), *_ANSWERS])
+    _refuse_unknown_words(shown, tokenizer.get_vocab(), environment.name)
     prompts = tokenizer.apply_chat_template(
-        [list(turn.messages) for turn in turns], add_generation_prompt=True, tokenize=True, return_dict=False
+        [list(turn.messages) for turn in shown], add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    row_tokenizer = _RowTokenizer(tokenizer)
-    return tokenizer, [row_tokenizer.row(tuple(prompt), turn) for prompt, turn in zip(prompts, turns, strict=True)]
+    tokenize = _AnswerTokenizer(tokenizer)
+    return tokenizer, [tokenize.row(tuple(prompt), turn) for prompt, turn in zip(prompts, shown, strict=True)]
 
 
-class _RowTokenizer:
-    """Tokenizes responses, with the target distribution of each token of the action."""
+class _AnswerTokenizer:
+    """Tokenizes answers, with the target distribution of each token of the action.
+
+    The model is told the whole distribution that the spoken action was drawn from: the mean gradient is the same,
+    the noise in it far smaller, and what a run learns from depends much less on chance.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -42,13 +45,13 @@ class _RowTokenizer:
         self._targets: dict[tuple[str, tuple[tuple[str, float], ...]], torch.Tensor] = {}
 
     def row(self, prompt_ids: tuple[int, ...], turn: Demonstration) -> Row:
-        action_ids = self._action_ids(turn.action)
-        response_ids = self._encode(response_text(turn.thought, "")) + action_ids
-        key = (turn.action, tuple(turn.probabilities.items()))
+        action_ids = self._action_ids(turn.spoken)
+        answer_ids = self._encode(answer_text(turn.thought, "")) + action_ids
+        key = (turn.spoken, tuple(turn.chances.items()))
         if key not in self._targets:
-            probabilities = {self._action_ids(action): share for action, share in turn.probabilities.items()}
-            self._targets[key] = target_distributions(action_ids, probabilities, vocabulary=len(self.tokenizer))
-        return Row(prompt_ids, response_ids, self._targets[key])
+            chances = {self._action_ids(action): chance for action, chance in turn.chances.items()}
+            self._targets[key] = next_token_distributions(action_ids, chances, vocabulary=len(self.tokenizer))
+        return Row(prompt_ids, answer_ids, self._targets[key])
 
     def _action_ids(self, action: str) -> tuple[int, ...]:
         return (*self._encode(f" {action}"), self.tokenizer.eos_token_id)
@@ -59,11 +62,23 @@ class _RowTokenizer:
         return self._ids[text]
 
 
-def _refuse_unknown_words(turns: list[Demonstration], known: Container[str], environment: str) -> None:
-    texts = {text for turn in turns for text in (turn.response, *(message["content"] for message in turn.messages))}
+def next_token_distributions(
+    spoken: tuple[int, ...], chances: Mapping[tuple[int, ...], float], *, vocabulary: int
+) -> torch.Tensor:
+    """The distribution of each token of `spoken` given those before it; shape (tokens of `spoken`, vocabulary)."""
+    targets = torch.zeros(len(spoken), vocabulary)
+    for position in range(len(spoken)):
+        for ids, chance in chances.items():
+            if len(ids) > position and ids[:position] == spoken[:position]:
+                targets[position, ids[position]] += chance
+    return targets / targets.sum(dim=-1, keepdim=True)
+
+
+def _refuse_unknown_words(shown: list[Demonstration], known: Container[str], environment: str) -> None:
+    texts = {text for turn in shown for text in (turn.answer, *(message["content"] for message in turn.messages))}
     unknown = sorted({word for text in texts for word in split_words(text) if word not in known})
     if unknown:
         raise SettingsError(
             f"The expert of environment {environment!r} leaves words out of phrases(): {unknown[:10]}. "
-            "The tokenizer of the warm start has only the words of phrases(): add a phrase with each."
+            "A model without a word never sees it: add a phrase for each."
         )

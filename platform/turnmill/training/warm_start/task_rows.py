@@ -1,10 +1,11 @@
-"""Demonstrations of tasks with tools as token ids: responses are imitated, observations are only context."""
+"""Demonstrations of tasks with tools as token ids: what is said is imitated, what tools answer is only read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import Protocol
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.errors import SettingsError
@@ -12,7 +13,6 @@ from turnmill.jobs.model import WarmStart
 from turnmill.tasks import Task, TaskSource
 from turnmill.tasks.arithmetic import DemonstratedResponse
 from turnmill.training.warm_start.cloning import Row
-from turnmill.training.warm_start.targets import target_distributions
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 
@@ -22,16 +22,12 @@ class Teacher(Protocol):
     words: Sequence[str]
 
     def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[DemonstratedResponse]]]:
-        """Yield tasks with the responses in them."""
+        """Tasks, and what is said in them."""
         ...
 
 
 def teacher_of(source: TaskSource) -> Teacher:
-    """Return a source as a teacher.
-
-    Raises:
-        SettingsError: the source has no method `demonstrations`.
-    """
+    """The teacher of a source that has a method `demonstrations`; others cannot be warm-started."""
     if not hasattr(source, "demonstrations"):
         raise SettingsError(
             f"model.warmStart: the tasks {source.name!r} have no demonstrations to imitate. "
@@ -42,7 +38,7 @@ def teacher_of(source: TaskSource) -> Teacher:
 
 
 def build_task_rows(teacher: Teacher, settings: WarmStart) -> tuple[PreTrainedTokenizerFast, list[Row]]:
-    """Return a tokenizer for the language of the tasks, and `settings.turns` responses in its ids."""
+    """A tokenizer for the language of the tasks, and `settings.turns` responses in its ids."""
     tokenizer = build_tokenizer(teacher.words)
     rows = islice(_rows(teacher, tokenizer, settings), settings.turns)
     return tokenizer, list(rows)
@@ -58,9 +54,28 @@ def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmSt
             [dict(message) for message in task.messages], add_generation_prompt=True, tokenize=True, return_dict=False
         )
         for number, response in enumerate(responses):
-            response_ids = encode(response.response)
+            generated = encode(response.response)
             if number == len(responses) - 1:
-                response_ids = (*response_ids, tokenizer.eos_token_id)
+                generated = (*generated, tokenizer.eos_token_id)
             probabilities = {encode(text): share for text, share in response.probabilities.items()}
-            targets = target_distributions(response_ids, probabilities, vocabulary=len(tokenizer))
-            yield Row((*prompt, *encode(response.context)), response_ids, targets)
+            targets = target_distributions(generated, probabilities, vocabulary=len(tokenizer))
+            yield Row((*prompt, *encode(response.context)), generated, targets)
+
+
+def target_distributions(
+    generated: tuple[int, ...], probabilities: Mapping[tuple[int, ...], float], *, vocabulary: int
+) -> torch.Tensor:
+    """Return the distribution of each token given those before it, of shape (tokens of `generated`, vocabulary).
+
+    Tokens after the end of every response that the teacher chose from are certain.
+    """
+    certain = torch.nn.functional.one_hot(torch.tensor(generated), vocabulary).float()
+    for position in range(len(generated)):
+        chosen = torch.zeros(vocabulary)
+        for ids, share in probabilities.items():
+            if len(ids) > position and ids[:position] == generated[:position]:
+                chosen[ids[position]] += share
+        if not chosen.any():
+            break
+        certain[position] = chosen / chosen.sum()
+    return certain

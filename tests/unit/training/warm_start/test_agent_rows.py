@@ -22,13 +22,13 @@ def test_demonstrations_have_the_conversation_format_of_the_agent_loop():
 
     assert len(rows) >= SETTINGS.turns
     first, second = rows[:2]
-    prompt, response = tokenizer.decode(first.prompt_ids), tokenizer.decode(first.response_ids)
+    prompt, response = tokenizer.decode(first.prompt_ids), tokenizer.decode(first.answer_ids)
     assert prompt.startswith("<sys>s<|im_end|>")
     assert prompt.endswith("<ast><think>")
     assert "</think> <answer>" in response
     assert response.endswith("</answer><|im_end|>")
     # The second prompt continues the first prompt and its response.
-    assert second.prompt_ids[: len(first.prompt_ids) + len(first.response_ids)] == first.prompt_ids + first.response_ids
+    assert second.prompt_ids[: len(first.prompt_ids) + len(first.answer_ids)] == first.prompt_ids + first.answer_ids
     assert "Reward:" in tokenizer.decode(second.prompt_ids)
 
 
@@ -36,11 +36,11 @@ def test_every_word_is_in_the_vocabulary_and_every_action_has_a_target_probabili
     tokenizer, rows = build_agent_rows([sokoban()], SETTINGS)
 
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN)
-    assert not any(unknown in (*row.prompt_ids, *row.response_ids) for row in rows)
+    assert not any(unknown in (*row.prompt_ids, *row.answer_ids) for row in rows)
     for row in rows:
-        assert torch.allclose(row.targets.sum(1), torch.ones(len(row.targets)))
+        assert torch.allclose(row.action_targets.sum(1), torch.ones(len(row.action_targets)))
     (up,) = tokenizer.encode(" Up", add_special_tokens=False)
-    assert all(float(row.targets[0, up]) > 0 for row in rows)
+    assert all(float(row.action_targets[0, up]) > 0 for row in rows)
 
 
 def test_actions_use_the_action_lookup_of_the_agent():
@@ -48,7 +48,7 @@ def test_actions_use_the_action_lookup_of_the_agent():
     tokenizer, rows = build_agent_rows([sokoban(action_lookup=words)], SETTINGS)
 
     (up,) = tokenizer.encode(" up", add_special_tokens=False)
-    assert all(float(row.targets[0, up]) > 0 for row in rows)
+    assert all(float(row.action_targets[0, up]) > 0 for row in rows)
 
 
 def test_demonstrations_cover_every_agent():

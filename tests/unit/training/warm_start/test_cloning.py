@@ -5,7 +5,7 @@ import torch
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs.model import WarmStart
-from turnmill.training.warm_start.cloning import Row, build_model, clone, response_loss
+from turnmill.training.warm_start.cloning import Row, answer_loss, build_model, clone
 from turnmill.training.warm_start.tokenizer import END_ID
 
 VOCABULARY = 12
@@ -32,9 +32,9 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_answer_tokens():
     model = build_model(VOCABULARY, SETTINGS)
     batch = [row(3, (6, 7)), row(9, (8, 9, 10))]
 
-    alone = [response_loss(model, [one]) * len(one.response_ids) for one in batch]
+    alone = [answer_loss(model, [one]) * len(one.answer_ids) for one in batch]
 
-    torch.testing.assert_close(response_loss(model, batch), sum(alone) / 7)
+    torch.testing.assert_close(answer_loss(model, batch), sum(alone) / 7)
 
 
 def test_equal_settings_give_equal_weights():

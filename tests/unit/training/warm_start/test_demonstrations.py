@@ -3,7 +3,7 @@ import pytest
 from turnmill.environments import create
 from turnmill.jobs.model import WarmStart
 from turnmill.jobs.verlog_agent import MemorySettings
-from turnmill.training.warm_start.demonstrations import action_probabilities, demonstrate
+from turnmill.training.warm_start.demonstrations import demonstrate, spoken_chances
 from turnmill.training.warm_start.expert import expert_of
 
 LAST_TURN = MemorySettings()
@@ -28,7 +28,7 @@ def test_a_demonstrated_turn_has_the_goal_the_last_turn_and_the_current_observat
 
     assert [message["role"] for message in first.messages] == ["system", "user"]
     assert first.messages[0]["content"].startswith("goal: go to the ")
-    assert second.messages[1:3] == (first.messages[1], {"role": "assistant", "content": first.response})
+    assert second.messages[1:3] == (first.messages[1], {"role": "assistant", "content": first.answer})
 
 
 def test_a_demonstrated_turn_has_as_many_past_turns_as_the_memory_of_the_agent():
@@ -42,18 +42,18 @@ def test_a_demonstrated_turn_has_as_many_past_turns_as_the_memory_of_the_agent()
 def test_a_malformed_response_has_no_action():
     environment = create("babyai", "GoToObj", 16)
 
-    assert all(environment.parse_action(turn.response) is None for turn in demonstrations(malformed_share=1.0))
-    assert all(environment.parse_action(turn.response) for turn in demonstrations(malformed_share=0.0))
+    assert all(environment.parse_action(turn.answer) is None for turn in demonstrations(malformed_share=1.0))
+    assert all(environment.parse_action(turn.answer) for turn in demonstrations(malformed_share=0.0))
 
 
 def test_without_noise_the_expert_is_followed():
     for turn in demonstrations(action_noise=0.0, malformed_share=0.0):
-        assert turn.probabilities[turn.action] == 1
+        assert turn.chances[turn.spoken] == 1
 
 
 def test_the_probabilities_of_actions_sum_to_one():
-    probabilities = action_probabilities("up", ("up", "down"), WarmStart(action_noise=0.5, malformed_share=0.1))
+    chances = spoken_chances("up", ("up", "down"), WarmStart(action_noise=0.5, malformed_share=0.1))
 
-    assert sum(probabilities.values()) == pytest.approx(1)
-    assert probabilities["up"] == pytest.approx(0.9 * 0.75)
-    assert probabilities["down"] == pytest.approx(0.9 * 0.25)
+    assert sum(chances.values()) == pytest.approx(1)
+    assert chances["up"] == pytest.approx(0.9 * 0.75)
+    assert chances["down"] == pytest.approx(0.9 * 0.25)

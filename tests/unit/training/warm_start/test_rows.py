@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments import Environment, StepResult, create
@@ -8,7 +9,7 @@ from turnmill.jobs.model import WarmStart
 from turnmill.jobs.verlog_agent import MemorySettings
 from turnmill.training.warm_start.demonstrations import demonstrate
 from turnmill.training.warm_start.expert import expert_of
-from turnmill.training.warm_start.rows import build_rows
+from turnmill.training.warm_start.rows import build_rows, next_token_distributions
 
 SETTINGS = WarmStart(turns=40)
 
@@ -48,8 +49,17 @@ def test_rows_match_the_chat_template():
     for turn, row in zip(turns, rows, strict=True):
         prompt = tokenizer.apply_chat_template(list(turn.messages), add_generation_prompt=True, tokenize=False)
         assert tokenizer.decode(row.prompt_ids) == prompt
-        assert tokenizer.decode(row.response_ids) == turn.response + tokenizer.eos_token
-        assert tuple(tokenizer(turn.response, add_special_tokens=False)["input_ids"]) == row.response_ids[:-1]
+        assert tokenizer.decode(row.answer_ids) == turn.answer + tokenizer.eos_token
+        assert tuple(tokenizer(turn.answer, add_special_tokens=False)["input_ids"]) == row.answer_ids[:-1]
+
+
+def test_the_targets_of_an_action_are_conditional_on_its_preceding_tokens():
+    turn_left, turn_right, drop = (1, 2, 0), (1, 3, 0), (4, 0)
+
+    targets = next_token_distributions(turn_left, {turn_left: 0.2, turn_right: 0.6, drop: 0.2}, vocabulary=5)
+
+    expected = [[0, 0.8, 0, 0, 0.2], [0, 0, 0.25, 0.75, 0], [1, 0, 0, 0, 0]]
+    torch.testing.assert_close(targets, torch.tensor(expected))
 
 
 def test_a_word_missing_from_the_phrases_of_the_expert_is_refused():

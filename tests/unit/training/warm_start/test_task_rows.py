@@ -7,14 +7,14 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs.model import WarmStart
 from turnmill.tasks import create_source
 from turnmill.tasks.arithmetic import CALL_SHARE, WRONG_NUMBER_SHARE
-from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
+from turnmill.training.warm_start.task_rows import build_task_rows, target_distributions, teacher_of
 
 
 def test_responses_are_imitated_and_tool_observations_are_only_part_of_prompts():
     tokenizer, rows = build_task_rows(teacher_of(create_source("arithmetic")), WarmStart(turns=200))
 
     assert len(rows) == 200
-    responses = {tokenizer.decode(row.response_ids) for row in rows}
+    responses = {tokenizer.decode(row.answer_ids) for row in rows}
     assert not any("<result>" in text for text in responses)
     assert {text[:7] for text in responses} == {"answer:", "<python"}
     # A tool call ends with its closing tag, an answer with the end-of-turn token.
@@ -34,18 +34,33 @@ def test_tasks_without_demonstrations_are_refused(tmp_path):
 
 def test_a_call_is_imitated_with_the_distribution_of_its_first_number():
     tokenizer, rows = build_task_rows(teacher_of(create_source("arithmetic")), WarmStart(turns=200))
-    calls = [row for row in rows if tokenizer.decode(row.response_ids).startswith("<python>")]
+    calls = [row for row in rows if tokenizer.decode(row.answer_ids).startswith("<python>")]
     begin, *digits = tokenizer.convert_tokens_to_ids(["<python>", *"0123456789"])
 
     for row in calls:
         prompt = tokenizer.decode(row.prompt_ids)
         right = [int(digit) for digit in re.findall(r"\d\d", prompt)[0]]
-        assert row.targets.shape == (len(row.response_ids), len(tokenizer))
-        assert row.targets[0, begin] == pytest.approx(CALL_SHARE)
+        assert row.action_targets.shape == (len(row.answer_ids), len(tokenizer))
+        assert row.action_targets[0, begin] == pytest.approx(CALL_SHARE)
         # The first two tokens are `<python>` and `print(`.
-        assert row.targets[2, digits[0]] == 0
-        assert row.targets[2, digits[right[0]]] == pytest.approx(1 - WRONG_NUMBER_SHARE + WRONG_NUMBER_SHARE / 9)
-        assert torch.allclose(row.targets.sum(1), torch.ones(len(row.response_ids)))
+        assert row.action_targets[2, digits[0]] == 0
+        assert row.action_targets[2, digits[right[0]]] == pytest.approx(1 - WRONG_NUMBER_SHARE + WRONG_NUMBER_SHARE / 9)
+        assert torch.allclose(row.action_targets.sum(1), torch.ones(len(row.answer_ids)))
         # Everything after it is copied.
-        assert (row.targets[4:].amax(1) == 1).all()
-        assert (row.targets[4:].argmax(1) == torch.tensor(row.response_ids[4:])).all()
+        assert (row.action_targets[4:].amax(1) == 1).all()
+        assert (row.action_targets[4:].argmax(1) == torch.tensor(row.answer_ids[4:])).all()
+
+
+def test_the_second_digit_has_the_distribution_that_follows_the_first():
+    targets = target_distributions((1, 2, 9), {(1, 2): 0.3, (1, 3): 0.1, (4, 2): 0.6}, vocabulary=10)
+
+    assert targets[0].tolist() == pytest.approx([0, 0.4, 0, 0, 0.6, 0, 0, 0, 0, 0])
+    assert targets[1].tolist() == pytest.approx([0, 0, 0.75, 0.25, 0, 0, 0, 0, 0, 0])
+    # Beyond the distribution, the token itself.
+    assert targets[2].tolist() == [0] * 9 + [1]
+
+
+def test_a_response_without_a_distribution_is_imitated_token_by_token():
+    targets = target_distributions((3, 1), {}, vocabulary=4)
+
+    assert targets.tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]

@@ -1,0 +1,71 @@
+"""Time limits for HTTP connections, which uvicorn sets only between requests."""
+
+import asyncio
+import resource
+import socket
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_SECONDS = 10.0
+"""Time limit for a request's line and headers, from the connection or its first byte on."""
+
+OPEN_FILES = 65_536
+
+KEEP_ALIVE_IDLE_SECONDS = 30
+KEEP_ALIVE_PROBES = 3
+UNACKNOWLEDGED_MILLISECONDS = 60_000
+"""Time for which a client may leave sent data unacknowledged, or its window closed, before its connection is closed."""
+
+
+class TimedHttpProtocol(HttpToolsProtocol):
+    """Closes connections on which no request arrives in time, so that slow clients cannot pile up."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect the first request."""
+        super().connection_made(transport)
+        self._limit_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data; a request whose head is complete has time limits of its own, for its body and its calls."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_limit()
+        else:
+            self._limit_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._stop_limit()
+        super().connection_lost(exc)
+
+    def _limit_head(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _stop_limit(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def close_half_open(listener: socket.socket) -> None:
+    """Let the kernel close connections whose client has vanished; accepted sockets inherit the options."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": KEEP_ALIVE_IDLE_SECONDS,
+        "TCP_KEEPINTVL": KEEP_ALIVE_IDLE_SECONDS // KEEP_ALIVE_PROBES,
+        "TCP_KEEPCNT": KEEP_ALIVE_PROBES,
+        "TCP_USER_TIMEOUT": UNACKNOWLEDGED_MILLISECONDS,
+    }
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:  # macOS lacks some
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def raise_open_files_limit() -> None:
+    """Allow more open files, up to the system's hard limit: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
