@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.training_runs import TrainingRun
+from support.training_runs import DIAGNOSTICS, TrainingRun
 from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -124,6 +124,7 @@ def test_the_example_trains_without_a_data_set_and_resumes_from_its_checkpoint(t
     assert first["rollout/chosen_in_group_std"] >= first["rollout/in_group_std"]
     assert all(row["turnmill/token_mismatches"] == 0 for row in (first, second))
     assert all(row["training/rollout_probs_diff_mean"] < 1e-4 for row in (first, second))
+    assert all(row.keys() >= DIAGNOSTICS for row in (first, second))
     log = TrajectoryLog(RunFolder(tmp_path / "run"))
     turns = {(turn.episode, turn.turn): turn for turn in log.read_turns() if turn.step == 1}
     kept = [record for record in json_lines.read(log._file("advantages", 1), "episode") if "turn" in record]

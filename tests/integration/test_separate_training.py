@@ -74,6 +74,7 @@ def test_a_run_with_async_rollout_reaches_its_last_step_and_can_be_resumed(run):
     assert versions(run.folder, 4) == {3}
     assert rows[4]["turnmill/fresh_rows"] == 16
     assert rows[4]["training/rollout_probs_diff_max"] <= 1e-4
+    assert rows[4]["rollout_corr/k3_kl"] < 1e-6
     # The rollout of the first attempt for step 4 was repeated, from the end of step 3.
     played = [turn for step in (1, 2, 3, 4) for turn in turns(run.folder, step) if turn["environment"] == 0]
     last = [turn["turn"] for turn in played if turn["episode"] == played[-1]["episode"]]

@@ -8,7 +8,7 @@ import pytest
 from support.failed_trajectories import RunTrajectories
 from support.faulty_proxy import ERROR_TEXT, FaultyProxy
 from support.server_process import ServerProcess, descendants, kill_now
-from support.training_runs import TOOL_JOB, Attempt, TrainingRun
+from support.training_runs import DIAGNOSTICS, TOOL_JOB, Attempt, TrainingRun
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import EpisodeRecord, TrajectoryLog
 from turnmill.runs import processes
@@ -52,6 +52,7 @@ def kill_in_mid_step(run: TrainingRun, attempt: Attempt, step: int, word: str) -
 def require_each_step_and_each_effect_once(run: TrainingRun, steps: int) -> None:
     assert [row["step"] for row in run.metrics] == list(range(steps + 1))
     assert all(row.get("training/rollout_probs_diff_mean", 0) < 1e-4 for row in run.metrics)
+    assert all({*DIAGNOSTICS, "turnmill/uniform_groups_ratio"} <= row.keys() for row in run.metrics[1:])
     played = episodes(run)
     assert len(played) == 16 * steps + 2 * 8
     assert not [episode.failed_cause for episode in played if episode.failed_cause]

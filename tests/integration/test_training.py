@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.training_runs import TrainingRun
+from support.training_runs import DIAGNOSTICS, TrainingRun
 from turnmill.runs import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -75,6 +75,10 @@ def test_a_run_trains_writes_its_run_folder_and_is_reproducible_from_its_seed(ru
 
     assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
     assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in run.metrics[1:])
+    assert all(
+        {*DIAGNOSTICS, "critic/vf_explained_var", "turnmill/kl_reference"} <= row.keys() for row in run.metrics[1:]
+    )
+    assert all(row["rollout_corr/k3_kl"] < 1e-6 for row in run.metrics[1:])
     summary = json.loads((run.folder / "summary.json").read_text())
     assert 0 <= summary["success_first"] <= 1
     assert 0 <= summary["success_final"] <= 1

@@ -15,6 +15,19 @@ from support.server_process import kill_now
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
 
+DIAGNOSTICS = {
+    "actor/entropy",
+    "actor/grad_norm",
+    "actor/lr",
+    "actor/pg_clipfrac",
+    "actor/ppo_kl",
+    "critic/advantages/std",
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "turnmill/truncated_ratio",
+}
+"""Metrics of every step of every agent kind that help to find why a policy does not learn."""
+
 TOOL_JOB = """
 apiVersion: turnmill.dev/v1alpha1
 kind: AgentTrainingJob

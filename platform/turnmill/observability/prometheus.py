@@ -33,6 +33,14 @@ GAUGES = {
     "actor/entropy": ("turnmill_policy_entropy", "Mean entropy of the policy, nats per token"),
     "actor/ppo_kl": ("turnmill_kl_step", "KL divergence of the step's update, nats per token"),
     "actor/grad_norm": ("turnmill_gradient_norm", "Norm of the policy's gradient before it is clipped"),
+    "actor/lr": ("turnmill_learning_rate", "Learning rate of the policy after the step"),
+    "critic/advantages/std": ("turnmill_advantage_std", "Standard deviation of the trained tokens' advantages"),
+    "critic/vf_explained_var": (
+        "turnmill_value_explained_variance",
+        "Share of the returns' variance that the critic's values explain",
+    ),
+    "turnmill/truncated_ratio": ("turnmill_truncated_ratio", "Share of responses that reached the token limit"),
+    "rollout_corr/k3_kl": ("turnmill_kl_engine", "KL divergence between engine and trainer, nats per token"),
     "actor/pg_clipfrac": ("turnmill_clipped_ratio", "Share of tokens whose probability ratio the loss clips"),
     "turnmill/uniform_groups_ratio": (
         "turnmill_uniform_groups_ratio",

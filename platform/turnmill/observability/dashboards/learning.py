@@ -43,6 +43,13 @@ CURVE = Row(
             max=1,
         ),
         lines(
+            "Responses cut off",
+            "Share of responses that reached the token limit; what they were about to do is lost.",
+            "percentunit",
+            of_run("turnmill_truncated_ratio"),
+            max=1,
+        ),
+        lines(
             "Turns of a trajectory",
             "Mean turns in training and in validation; fewer for the same reward is progress.",
             "none",
@@ -85,6 +92,30 @@ UPDATE = Row(
             "percentunit",
             of_run("turnmill_clipped_ratio"),
             max=1,
+        ),
+        lines(
+            "Learning rate",
+            "Learning rate of the policy after each step; with the schedule `cosine` it falls to 0.",
+            "none",
+            of_run("turnmill_learning_rate"),
+        ),
+        lines(
+            "Spread of the advantages",
+            "Standard deviation of the trained tokens' advantages; at 0 the policy learns nothing from its rewards.",
+            "none",
+            of_run("turnmill_advantage_std"),
+        ),
+        lines(
+            "Variance that the critic explains",
+            "Share of the returns' variance that the critic's values explain: 1 is perfect, 0 worth nothing.",
+            "none",
+            of_run("turnmill_value_explained_variance"),
+        ),
+        lines(
+            "KL between engine and trainer",
+            "How far the engine's policy is from the trainer's, in nats per token, although their weights are equal.",
+            "none",
+            of_run("turnmill_kl_engine"),
         ),
         lines(
             "Disagreement of engine and trainer",

@@ -178,6 +178,15 @@ class TrajectoryBatch:
             if summary.rows_are_turns:
                 yield summary.episode_id, row_number(key), values_G[:length].tolist()
 
+    def response_lengths(self) -> Iterator[tuple[bool, float, float]]:
+        """Yield success, generated tokens and turns of each trajectory."""
+        tokens: Counter[str] = Counter()
+        for key, count in zip(self.meta.keys, self.mask_RG.sum(1).tolist(), strict=True):
+            tokens[trajectory_of(key)] += int(count)
+        names = [trajectory_of(self.meta.keys[row]) for row in last_rows(self.meta.keys)]
+        for name, summary in zip(names, self.summaries, strict=True):
+            yield summary.success, tokens[name], summary.num_turns
+
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
         """Write advantages, returns and rewards to the queue, for verl's updates and metrics."""
         columns = {"advantages": advantages_RG, "returns": returns_RG, "token_level_rewards": rewards_RG}

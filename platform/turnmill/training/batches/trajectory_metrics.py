@@ -7,6 +7,7 @@ import torch
 
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
+from turnmill.training.batches.diagnostics import by_outcome
 from turnmill.training.batches.rewards import reward_quantiles
 from turnmill.training.batches.trajectory import Split, TrajectoryBatch, rewards_of_groups
 
@@ -40,6 +41,9 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
     metrics |= {f"turnmill/episodes/{reason}": float(count) for reason, count in reasons.items()}
     metrics["turnmill/episodes/failed"] = float(len(parts.failed.keys))
     metrics["turnmill/failed_ratio"] = parts.failed_ratio
+    metrics["turnmill/truncated_ratio"] = _mean(each.stop_reason == "max_tokens" for each in played)
+    metrics |= by_outcome("turnmill/episode_length", ((each.success, each.num_turns, 1) for each in played))
+    metrics |= by_outcome("turnmill/response_length", batch.response_lengths())
     metrics |= reward_quantiles(torch.tensor([each.reward for each in played]))
     metrics["turnmill/uniform_groups_ratio"] = uniform_groups_ratio(
         batch.meta.keys, batch.summaries, num_dropped=parts.dropped.num_tasks

@@ -20,6 +20,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.queue_payload import TURN_METADATA, decode
 from turnmill.rollout.token_integrity import token_checksum
+from turnmill.training.batches.diagnostics import by_outcome
 from turnmill.training.batches.rewards import reward_quantiles
 
 
@@ -149,13 +150,17 @@ def count_unsampled_tokens(responses: Tensor, masks: Tensor, turns: Sequence[Tur
     return unsampled
 
 
-def turn_metrics(batch: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
-    """Return the metrics of a step's turns; success, length and reward are means over the episodes that ended."""
+def turn_metrics(batch: TurnBatch, rewards_RG: Tensor, *, max_response_tokens: int) -> dict[str, float]:
+    """Return the metrics of a step's turns; success, length and reward are means over the episodes that ended.
+
+    A response with `max_response_tokens` counts as cut off.
+    """
     turns = batch.turns
     ended = [turn for turn in turns if turn.done]
     truncated = sum(turn.truncated for turn in ended)
     causes = Counter(cause for segment in batch.segments for cause in segment.failure_causes)
     mask_RG = batch.mask_RG[: batch.num_turns]
+    lengths = batch.response_lengths_R[: batch.num_turns].tolist()
     metrics: dict[str, float] = {
         "turnmill/turns": batch.num_turns,
         "turnmill/prompt_tokens": float(batch.prompt_lengths_R[: batch.num_turns].sum()),
@@ -163,6 +168,7 @@ def turn_metrics(batch: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
         "turnmill/turn_reward_mean": fmean(turn.reward for turn in turns),
         "turnmill/token_reward_mean": (rewards_RG * mask_RG).sum(1).mean().item(),
         "turnmill/valid_action_ratio": fmean(turn.valid for turn in turns),
+        "turnmill/truncated_ratio": fmean(length >= max_response_tokens for length in lengths),
         "turnmill/plan_length": fmean(turn.plan_length for turn in turns),
         "turnmill/backtrack_length": fmean(turn.backtrack_length for turn in turns),
         "turnmill/episodes/completed": float(len(ended) - truncated),
@@ -178,8 +184,18 @@ def turn_metrics(batch: TurnBatch, rewards_RG: Tensor) -> dict[str, float]:
         metrics["turnmill/success"] = fmean(turn.reward > 0 for turn in ended)
         metrics["turnmill/episode_length"] = fmean(turn.episode_length for turn in ended)
         metrics["turnmill/reward_mean"] = fmean(turn.episode_reward for turn in ended)
+        metrics |= by_outcome("turnmill/episode_length", ((turn.reward > 0, turn.episode_length, 1) for turn in ended))
+        metrics |= by_outcome("turnmill/response_length", _response_lengths(batch))
         metrics |= reward_quantiles(torch.tensor([turn.episode_reward for turn in ended], dtype=torch.float64))
     return metrics
+
+
+def _response_lengths(batch: TurnBatch) -> Iterator[tuple[bool, float, float]]:
+    """Yield the outcome of its episode, the response tokens and 1 for each turn whose episode ended in this step."""
+    solved = {turn.episode_id: turn.reward > 0 for turn in batch.turns if turn.done}
+    for turn, length in zip(batch.turns, batch.response_lengths_R.tolist(), strict=False):
+        if turn.episode_id in solved:
+            yield solved[turn.episode_id], length, 1
 
 
 def as_matrix(x: Tensor) -> Tensor:

@@ -6,16 +6,28 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
+from turnmill.training.batches.diagnostics import by_outcome
 from turnmill.training.batches.rewards import reward_quantiles
 
 
-def step_metrics(summaries: Sequence[GrlEpisodeSummary]) -> dict[str, float]:
-    """Return the metrics of all episodes of a step, including those that are not trained on."""
+def step_metrics(summaries: Sequence[GrlEpisodeSummary], *, max_response_tokens: int) -> dict[str, float]:
+    """Return the metrics of all episodes of a step, including those that are not trained on.
+
+    A response with `max_response_tokens` counts as cut off.
+    """
     return {
         "turnmill/trajectories": float(len(summaries)),
         "turnmill/success": _mean(each.success for each in summaries),
         "turnmill/reward_mean": _mean(each.reward for each in summaries),
         "turnmill/episode_length": _mean(each.num_turns for each in summaries),
+        **by_outcome("turnmill/episode_length", ((each.success, each.num_turns, 1) for each in summaries)),
+        **by_outcome(
+            "turnmill/response_length",
+            ((each.success, sum(each.response_lengths), len(each.response_lengths)) for each in summaries),
+        ),
+        "turnmill/truncated_ratio": _mean(
+            length >= max_response_tokens for each in summaries for length in each.response_lengths
+        ),
         "turnmill/valid_action_ratio": _mean(each.metrics["valid_action"] for each in summaries),
         **{
             f"turnmill/episodes/{reason}": float(count)

@@ -76,7 +76,10 @@ class GrlTrainer(TrajectoryTrainer):
             lengths_R=rows.lengths_R,
         )  # fmt: skip
         put_ragged(survivors, {"rm_scores": placed_RG}, lengths_R)
-        self._step_metrics = {**selection.metrics, **step_metrics(episodes)}
+        self._step_metrics = {
+            **selection.metrics,
+            **step_metrics(episodes, max_response_tokens=agent.max_response_length),
+        }
         return self._keep(survivors, episodes, rows, selection)
 
     def _keep(

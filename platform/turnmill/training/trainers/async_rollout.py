@@ -10,7 +10,6 @@ from verl.utils.debug.metrics import calculate_debug_metrics
 
 from turnmill.rollout.llm_client import EngineClient, ResumingClient
 from turnmill.training.accelerators import demands
-from turnmill.training.dataset import select
 from turnmill.training.verl import placement
 from turnmill.training.verl.engines import Engines
 from turnmill.training.verl.types import Metrics, ServerManager, WeightManager
@@ -74,8 +73,7 @@ class AsyncRolloutMixin(PPOTrainer):
         """Compare log-probs of rollout and trainer, on rows of the current policy: others differ anyway."""
         for name in [name for name in metrics if name.startswith(PROBABILITY_DIFFERENCES)]:
             del metrics[name]
-        version = max(0, self.global_steps - 1)
-        on_policy = select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
+        on_policy = self._on_policy_rows(batch)
         metrics["turnmill/fresh_rows"] = float(len(on_policy.keys))
         if on_policy.keys and self.config.actor_rollout_ref.rollout.calculate_log_probs:
             fields = ["old_log_probs", "rollout_log_probs", "response_mask", "responses"]

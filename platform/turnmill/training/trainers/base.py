@@ -23,6 +23,7 @@ from turnmill.observability.step_time import RELEASE
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training import checkpoints
+from turnmill.training.batches.diagnostics import read_engine_kl
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.verl.placement import PlacedPools
@@ -117,6 +118,19 @@ class RunTrainer(PPOTrainer):
     def _rows_of(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Return the rows of a batch without padding."""
         return select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
+        computed = super()._compute_old_log_prob(batch, metrics)
+        rows = self._on_policy_rows(batch)
+        # Without log-probs of the engine, verl does not compare them.
+        if rows.keys and metrics.get("training/rollout_probs_diff_valid"):
+            metrics.update(read_engine_kl(rows))
+        return computed
+
+    def _on_policy_rows(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Return the rows that the policy generated with its present weights."""
+        version = max(0, self.global_steps - 1)
+        return select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
 
     def _after_kl(
         self, scores: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, metrics: Metrics

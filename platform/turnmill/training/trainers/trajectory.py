@@ -25,6 +25,7 @@ from turnmill.rollout.llm_client import StickyClient
 from turnmill.training.advantages.rows import mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
+from turnmill.training.batches.diagnostics import advantage_spread
 from turnmill.training.batches.trajectory import (
     Split,
     TrajectoryBatch,
@@ -128,6 +129,7 @@ class TrajectoryTrainer(RunTrainer):
         self.trajectory_log.append_token_advantages(self.global_steps, rows.by_turn(advantages_RG))
         self._fill_padding(batch)
         metrics.update(self.algorithm.metrics(rewarded, penalties_R))
+        metrics.update(advantage_spread(advantages_RG, rows.mask_RG))
         metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
         # Without column names, so that the update reads the columns added here, too.
         return select(batch, [True] * len(batch.keys))

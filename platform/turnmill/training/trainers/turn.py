@@ -22,6 +22,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.llm_client import StickyClient
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
+from turnmill.training.batches.diagnostics import advantage_spread
 from turnmill.training.batches.trajectory import fetch_summaries
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.batches.turn import TurnBatch, turn_metrics
@@ -142,7 +143,8 @@ class TurnTrainer(RunTrainer):
             num_environments=turns.num_segments,
         )
         turns.write(advantages_RG, returns_RG, rewards_RG)
-        metrics.update(turn_metrics(turns, rewards_RG))
+        metrics.update(turn_metrics(turns, rewards_RG, max_response_tokens=self.job.spec.verlog.max_response_tokens))
+        metrics.update(advantage_spread(advantages_RG, turns.mask_RG))
         if self.global_steps > 0:
             self.trajectory_log.append_token_advantages(self.global_steps, turns.token_advantages(advantages_RG))
             self._require_few_failures(metrics)

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -262,6 +263,19 @@ def test_rollout_metrics_include_dropped_trajectories():
     # Counted over the rows that are learned from.
     assert metrics["turnmill/turns"] == 2
     assert metrics["turnmill/response_tokens"] == 4
+
+
+def test_lengths_are_divided_by_outcome_over_all_rows_of_a_trajectory():
+    keys = ["uid0_0_0", "uid0_0_1", "uid0_1_0", "uid0_2_0"]
+    cut = replace(summary(0.0, num_turns=2), stop_reason="max_tokens")
+
+    metrics = metrics_of(keys, [summary(1.0, num_turns=4), summary(0.0, num_turns=1), cut])
+
+    # Every row has two tokens, and the first trajectory two rows.
+    assert metrics["turnmill/response_length_solved"] == 4 / 4
+    assert metrics["turnmill/response_length_unsolved"] == pytest.approx(4 / 3)
+    assert (metrics["turnmill/episode_length_solved"], metrics["turnmill/episode_length_unsolved"]) == (4, 1.5)
+    assert metrics["turnmill/truncated_ratio"] == pytest.approx(1 / 3)
 
 
 def test_unsampled_tokens_are_logged():

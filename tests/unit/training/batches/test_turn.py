@@ -58,7 +58,7 @@ def test_success_and_length_cover_only_episodes_that_ended():
     unfinished = TurnMetadata(reward=-0.1, valid=False, episode_reward=-0.1)
     turns = batch([solved, unsolved, unfinished, replace(unfinished, valid=True, reward=0)], [SegmentMetadata()] * 2)
 
-    metrics = turn_metrics(turns, turns.scores_RG)
+    metrics = turn_metrics(turns, turns.scores_RG, max_response_tokens=4)
 
     assert metrics["turnmill/success"] == 0.5
     assert metrics["turnmill/episode_length"] == 10
@@ -74,10 +74,30 @@ def test_plan_and_backtrack_lengths_are_averaged_over_turns_without_bootstrap_ro
     brief = TurnMetadata(plan_length=12)
     turns = batch([thoughtful, brief, brief, brief], [SegmentMetadata()] * 2)
 
-    metrics = turn_metrics(turns, turns.scores_RG)
+    metrics = turn_metrics(turns, turns.scores_RG, max_response_tokens=4)
 
     assert metrics["turnmill/plan_length"] == 16.5
     assert metrics["turnmill/backtrack_length"] == 1.25
+
+
+def test_lengths_are_divided_by_the_outcome_of_episodes_that_ended():
+    turns = batch(
+        [
+            TurnMetadata(episode_id="a", reward=0.0),
+            TurnMetadata(episode_id="b", reward=0.0),
+            TurnMetadata(episode_id="a", reward=1.0, done=True, episode_length=4),
+            TurnMetadata(episode_id="c", reward=0.0, done=True, episode_length=16),
+        ],
+        [SegmentMetadata()] * 2,
+    )
+    turns = replace(turns, response_lengths_R=torch.tensor([2, 9, 4, 7, 1, 1]))
+
+    metrics = turn_metrics(turns, turns.scores_RG, max_response_tokens=7)
+
+    assert (metrics["turnmill/episode_length_solved"], metrics["turnmill/episode_length_unsolved"]) == (4, 16)
+    assert (metrics["turnmill/response_length_solved"], metrics["turnmill/response_length_unsolved"]) == (3, 7)
+    # Bootstrap rows are no responses.
+    assert metrics["turnmill/truncated_ratio"] == 2 / 4
 
 
 def test_failures_are_read_from_bootstrap_rows_and_counted_by_cause():
@@ -86,7 +106,7 @@ def test_failures_are_read_from_bootstrap_rows_and_counted_by_cause():
         [SegmentMetadata(failure_causes=("environment", "inference", "environment")), SegmentMetadata()],
     )
 
-    metrics = turn_metrics(turns, turns.scores_RG)
+    metrics = turn_metrics(turns, turns.scores_RG, max_response_tokens=4)
 
     assert metrics["turnmill/episodes/failed"] == 3
     assert metrics["turnmill/failures/inference"] == 1
@@ -96,7 +116,7 @@ def test_failures_are_read_from_bootstrap_rows_and_counted_by_cause():
 def test_bootstrap_rows_are_not_counted_as_turns_or_tokens():
     turns = batch([TurnMetadata()] * 4, [SegmentMetadata()] * 2)
 
-    metrics = turn_metrics(turns, turns.scores_RG)
+    metrics = turn_metrics(turns, turns.scores_RG, max_response_tokens=4)
 
     assert (metrics["turnmill/turns"], metrics["turnmill/response_tokens"]) == (4, 8)
     assert metrics["turnmill/prompt_tokens"] == 40
@@ -106,7 +126,7 @@ def test_bootstrap_rows_are_not_counted_as_turns_or_tokens():
 def test_a_step_in_which_no_episode_ended_has_no_success_metric():
     turns = batch([TurnMetadata()] * 2, [SegmentMetadata()])
 
-    assert "turnmill/success" not in turn_metrics(turns, turns.scores_RG)
+    assert "turnmill/success" not in turn_metrics(turns, turns.scores_RG, max_response_tokens=4)
 
 
 def test_rewards_get_a_zero_row_for_each_bootstrap_row():
@@ -144,7 +164,7 @@ def test_rollout_seconds_are_summed_over_segments():
     segment = SegmentMetadata(seconds={"generation": 3.0, "tools": 2.0, "loop": 0.5})
     turns = batch([TurnMetadata(), TurnMetadata()], [segment, segment])
 
-    metrics = turn_metrics(turns, torch.zeros(2, 3))
+    metrics = turn_metrics(turns, torch.zeros(2, 3), max_response_tokens=4)
 
     assert metrics["turnmill/rollout_seconds/generation"] == 6.0
     assert metrics["turnmill/rollout_seconds/tools"] == 4.0

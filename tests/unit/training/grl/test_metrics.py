@@ -1,5 +1,7 @@
 """Metrics by kind of agent."""
 
+from dataclasses import replace
+
 import pytest
 
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
@@ -20,7 +22,7 @@ SUMMARIES = [summary("a", 1.0, success=True), summary("a", 0.0, turns=4), summar
 
 @pytest.mark.feature("GRL", "metrics of a rollout")
 def test_metrics_are_means_over_the_agents_of_a_tag():
-    metrics = step_metrics(SUMMARIES)
+    metrics = step_metrics(SUMMARIES, max_response_tokens=4)
 
     assert {name: value for name, value in metrics.items() if name.startswith("train/")} == {
         "train/a/success": 0.5,
@@ -31,6 +33,17 @@ def test_metrics_are_means_over_the_agents_of_a_tag():
     assert metrics["turnmill/success"] == pytest.approx(2 / 3)
     assert (metrics["turnmill/reward_mean"], metrics["turnmill/trajectories"]) == (2.0, 3.0)
     assert (metrics["turnmill/reward_quantile/0.5"], metrics["turnmill/episodes/completed"]) == (1.0, 3.0)
+
+
+def test_lengths_are_divided_by_outcome_and_compared_with_the_limit():
+    solved = replace(SUMMARIES[0], response_ends=((0, 1), (0, 5)), response_lengths=(2, 4))
+    unsolved = replace(SUMMARIES[1], response_ends=((0, 3),) * 4, response_lengths=(3, 3, 3, 3))
+
+    metrics = step_metrics([solved, unsolved], max_response_tokens=4)
+
+    assert (metrics["turnmill/episode_length_solved"], metrics["turnmill/episode_length_unsolved"]) == (2, 4)
+    assert metrics["turnmill/response_length_solved"] == metrics["turnmill/response_length_unsolved"] == 3
+    assert metrics["turnmill/truncated_ratio"] == pytest.approx(1 / 6)
 
 
 @pytest.mark.feature("GRL", "metrics of a rollout")

@@ -1,0 +1,53 @@
+"""Metrics that help to find why a policy does not learn.
+
+Axes: R rows, G response tokens.
+"""
+
+from collections.abc import Iterable
+
+import transfer_queue as tq
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
+
+ENGINE_KL = ("kl", "k3_kl")
+
+
+def advantage_spread(advantages_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:
+    """Return the standard deviation of the trained tokens' advantages; an empty mapping with fewer than two."""
+    kept = advantages_RG[mask_RG.bool()]
+    return {"critic/advantages/std": kept.double().std().item()} if kept.numel() > 1 else {}
+
+
+def by_outcome(name: str, values: Iterable[tuple[bool, float, float]]) -> dict[str, float]:
+    """Return `name` of solved and of unsolved episodes; an outcome that no episode has is left out.
+
+    Each value is an episode's outcome, a sum and the number of things summed; the result is a mean over these things.
+    """
+    sums: dict[bool, tuple[float, float]] = {}
+    for solved, total, count in values:
+        totals, counts = sums.get(solved, (0.0, 0.0))
+        sums[solved] = totals + total, counts + count
+    return {
+        f"{name}_{'solved' if solved else 'unsolved'}": total / count
+        for solved, (total, count) in sorted(sums.items())
+        if count
+    }
+
+
+def read_engine_kl(batch: KVBatchMeta) -> dict[str, float]:
+    """Fetch a batch's log-probs from the queue and return `engine_kl` of them."""
+    fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields).to_padded_tensor()
+    return engine_kl(data["old_log_probs"], data["rollout_log_probs"], data["response_mask"])
+
+
+def engine_kl(old_log_probs_RG: Tensor, rollout_log_probs_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:
+    """Return verl's estimates of KL(engine || trainer), in nats per token; an empty mapping without trained tokens.
+
+    `kl` is the mean of the log-ratios, which may be negative, and `k3_kl` Schulman's estimate, which may not.
+    """
+    if not mask_RG.any():
+        return {}
+    found = compute_offpolicy_metrics(old_log_probs_RG, rollout_log_probs_RG, mask_RG)
+    return {f"rollout_corr/{name}": found[name] for name in ENGINE_KL}
