@@ -1,4 +1,4 @@
-"""Report of a run for the terminal: results, time per phase, and stop reasons of episodes."""
+"""Report of a run for the terminal: results, time per phase, stop reasons of episodes, and what looks wrong."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +13,7 @@ from turnmill.observability.curve import draw_curve
 from turnmill.observability.proportions import Interval
 from turnmill.observability.run_folder import MetricsRow, RunFolder
 from turnmill.observability.summary import PhaseTimes, summarise
+from turnmill.observability.suspects import MORE, find_suspects
 
 __all__ = ["draw_curve", "report_text", "summarise"]
 
@@ -29,6 +30,8 @@ def report_text(run_dir: Path | str) -> RenderableType:
     if times.steps > 0:
         parts += [Text(), _phase_table(times)]
     parts += [Text(), _episode_table(rows)]
+    if times.steps > 0:
+        parts += [Text(), *_suspects(rows)]
     if folder.curve.exists():
         parts += [Text(), Text(f"curve  {folder.curve}")]
     return Group(*parts)
@@ -86,6 +89,18 @@ def _episode_table(rows: list[MetricsRow]) -> Table:
     for cause, count in sums.totals(rows, sums.FAILURES).most_common():
         table.add_row(f"  failed: {cause}", f"{count:.0f}", "", style="red")
     return table
+
+
+def _suspects(rows: list[MetricsRow]) -> list[RenderableType]:
+    """Return the section that names what may have kept the policy from learning."""
+    found = find_suspects(rows)
+    parts: list[RenderableType] = [Text("What to look at", style="bold")]
+    if not found:
+        return [*parts, Text("nothing unusual")]
+    for suspect in found:
+        parts.append(Text.assemble((suspect.name, "yellow"), f": {suspect.finding}"))
+        parts.append(Text(f"  Try: {suspect.advice}"))
+    return [*parts, Text(f"See {MORE}.", style="dim")]
 
 
 def _add_time(table: Table, phase: str, kind: str, seconds: float, whole: float) -> None:

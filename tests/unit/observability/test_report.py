@@ -71,6 +71,20 @@ def test_the_report_shows_success_with_its_interval(folder: RunFolder):
     assert "success after 100% (95 % interval 94% to 100%, 64 episodes)" in shown
 
 
+def test_the_report_names_what_looks_wrong(folder: RunFolder):
+    folder.append_metrics(1, STEP)
+    assert lines(folder)[-2:] == ["What to look at", "nothing unusual"]
+
+    folder.append_metrics(2, {**STEP, "turnmill/truncated_ratio": 0.97})
+
+    assert lines(folder)[-4:] == [
+        "What to look at",
+        "responses cut off: 97% of the responses reach the token limit, and what they were about to do is lost.",
+        "Try: More tokens: `maxResponseTokens` or `maxResponseLength`, with a tool also `maxActionLength`.",
+        "See docs/troubleshooting.md, The policy does not learn.",
+    ]
+
+
 def test_the_report_of_a_finished_run_has_its_versions(folder: RunFolder):
     folder.write_summary({**summarise(folder.path), "versions": {"turnmill": "0.0.7", "vllm": None}})
 
