@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -11,8 +10,6 @@ from vllm.sampling_params import RequestOutputKind
 from turnmill.core.errors import InferenceError
 from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.rollout.verl_types import LLMClient
-
-NUM_ROUTING_KEYS = 256
 
 
 class SampledEpisode(Protocol):
@@ -24,18 +21,18 @@ class SampledEpisode(Protocol):
 
 async def generate(
     client: LLMClient,
-    routing_key: int,
+    trajectory: str,
     prompt_ids: Sequence[int],
     sampling_params: Mapping[str, object],
     *,
     seed: int,
     timeout_seconds: float,
-    requester: str,
     **media: object,
 ) -> TokenOutput:
-    """Return the response to a prompt; requests with one routing key go to one server, where their prefix is cached.
+    """Return the response to a prompt; all requests of a trajectory go to one engine, where their prefix is cached.
 
-    Raises InferenceError, naming the requester, where no token comes within the timeout.
+    `trajectory` is unique in an attempt, so that every trajectory begins on the engine with the fewest requests.
+    Raises InferenceError, naming the trajectory, where no token comes within the timeout.
     """
     params = {
         # Only the final tokens are needed: vLLM's work per token, on by default, would double the cost.
@@ -47,12 +44,12 @@ async def generate(
     try:
         async with asyncio.timeout(timeout_seconds):
             output = await client.generate(
-                request_id=f"slot-{routing_key}", prompt_ids=prompt_ids, sampling_params=params, **media
+                request_id=trajectory, prompt_ids=prompt_ids, sampling_params=params, **media
             )
     except TimeoutError as error:
-        raise InferenceError(f"{requester}: the policy generated no response within {timeout_seconds:g} s") from error
+        raise InferenceError(f"{trajectory}: the policy generated no response within {timeout_seconds:g} s") from error
     if not output.token_ids:
-        raise InferenceError(f"{requester}: the policy generated no token ({output.stop_reason})")
+        raise InferenceError(f"{trajectory}: the policy generated no token ({output.stop_reason})")
     return output
 
 
@@ -65,11 +62,6 @@ def policy_versions(output: TokenOutput) -> tuple[int, int]:
     """Return the oldest and the newest policy version that sampled tokens of a response."""
     oldest, newest = (output.extra_fields.get(name) or 0 for name in ("min_global_steps", "max_global_steps"))
     return int(oldest), int(newest)
-
-
-def routing_key(episode_name: str) -> int:
-    """Return the routing key of an episode that plays in no environment slot."""
-    return zlib.crc32(episode_name.encode()) % NUM_ROUTING_KEYS
 
 
 def sampling_seed(run_seed: int, stream: str, slot: int, turn: int) -> int:

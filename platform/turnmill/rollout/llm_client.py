@@ -1,4 +1,4 @@
-"""Clients of verl's inference servers: permanent routing, and responses that survive a server's failure."""
+"""Clients of verl's inference servers; with the last, responses survive the failure of a server."""
 
 import asyncio
 import logging
@@ -15,24 +15,22 @@ RETRY_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
-class StickyClient(LLMServerClient):
-    """Assigns each request id permanently to one server, which caches its prefix.
+class SingleEngineClient(LLMServerClient):
+    """Sends every request to the only engine, which cannot be replaced.
 
     verl's own client asks the load balancer, a Ray actor, before and after every generation. With short turns and one
     agent loop process these calls are most of the cost of rollout.
     """
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self._servers: dict[str, tuple[str, ActorHandle]] = {}
+    _server: tuple[str, ActorHandle] | None = None
 
     async def _acquire_server(self, request_id: str, **extra: object) -> tuple[str, ActorHandle]:
-        if request_id not in self._servers:
-            self._servers[request_id] = await super()._acquire_server(request_id, **extra)
-        return self._servers[request_id]
+        if self._server is None:
+            self._server = await super()._acquire_server(request_id, **extra)
+        return self._server
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """Do nothing: request ids are assigned to servers permanently."""
+        """Do nothing: there is no load to balance."""
 
 
 class PositionSeededClient(LLMServerClient):

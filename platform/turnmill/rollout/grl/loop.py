@@ -18,7 +18,7 @@ from turnmill.jobs.grl_agent import AgentGroup, NamedAgent
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.generation import SampledEpisode, generate, routing_key, sampling_seed
+from turnmill.rollout.generation import SampledEpisode, generate, sampling_seed
 from turnmill.rollout.grl.episode import GrlEpisode
 from turnmill.rollout.grl.lockstep import Lockstep
 from turnmill.rollout.journal import Journal, NoJournal
@@ -126,12 +126,11 @@ class GrlLoop(AgentLoopBase):
         training = self.job.spec.training
         output = await generate(
             self.server_manager,
-            routing_key(episode.name),
+            episode.name,
             prompt_ids,
             {**sampling_params, "max_tokens": self.agent.max_response_length},
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
             timeout_seconds=training.stall_timeout_seconds,
-            requester=episode.name,
         )
         self.folder.beat()
         return output

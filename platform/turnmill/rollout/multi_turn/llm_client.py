@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from turnmill.core.errors import EpisodeError, InferenceError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.generation import generate, routing_key, sampling_seed
+from turnmill.rollout.generation import generate, sampling_seed
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, MultiTurnEpisode
 from turnmill.rollout.verl_classes import TokenOutput
 from turnmill.rollout.verl_types import LLMClient, SamplingParams
@@ -49,13 +49,12 @@ class EpisodeClient:
         try:
             return await generate(
                 self._client,
-                routing_key(episode.name),
+                episode.name,
                 prompt_ids,
                 # vLLM needs the text only to find stop strings.
                 {**sampling_params, "detokenize": bool(sampling_params.get("stop"))},
                 seed=sampling_seed(training.seed, episode.sampling_stream, 0, len(episode.generations)),
                 timeout_seconds=training.stall_timeout_seconds,
-                requester=episode.name,
                 **media,
             )
         except InferenceError as error:

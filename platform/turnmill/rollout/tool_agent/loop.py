@@ -11,7 +11,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
 from turnmill.rollout.episode_id import EpisodeId
-from turnmill.rollout.generation import generate, routing_key, sampling_seed
+from turnmill.rollout.generation import generate, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
 from turnmill.rollout.rewards import compute_reward
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
@@ -154,12 +154,11 @@ class ToolLoop(AgentLoopBase):
             params["stop_token_ids"] = list(self.agent.additional_eos_token_ids)
         output = await generate(
             self.server_manager,
-            routing_key(episode.name),
+            episode.name,
             prompt_ids,
             params,
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
             timeout_seconds=training.stall_timeout_seconds,
-            requester=episode.name,
         )
         self.folder.beat()
         return output

@@ -36,15 +36,18 @@ class EpisodePlan:
     episode_name: str = ""
     """Name of the only episode; empty if there are several."""
 
+    step: int = 0
+    """Step of a validation, whose episodes have the same names in every step."""
+
     @classmethod
     def training(cls, run_seed: int, slot: int) -> "EpisodePlan":
         """Return the plan of training episodes, with seeds that no validation uses."""
         return cls("training", run_seed, slot)
 
     @classmethod
-    def validation(cls, run_seed: int, slot: int) -> "EpisodePlan":
+    def validation(cls, run_seed: int, slot: int, step: int = 0) -> "EpisodePlan":
         """Return the plan of one episode, the same in every validation with the same seed."""
-        return cls("validation", run_seed, slot)
+        return cls("validation", run_seed, slot, step=step)
 
     @classmethod
     def of_task(cls, run_seed: int, task: int, *, step: int, slot: int, episode_name: str) -> "EpisodePlan":
@@ -134,6 +137,11 @@ class Slot:
     def episode_name(self) -> str:
         """Name of the episode, unique within the run."""
         return self.plan.episode_name or episode_name(self.plan.stream, self.index, self.episode)
+
+    @property
+    def trajectory(self) -> str:
+        """Name of the episode for the engines, which differs between validations."""
+        return f"{self.episode_name}@{self.plan.step}" if self.plan.stream == "validation" else self.episode_name
 
     @property
     def seed(self) -> int:

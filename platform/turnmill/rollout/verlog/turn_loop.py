@@ -154,18 +154,17 @@ class TurnLoop(AgentLoopBase):
         training = self.job.spec.training
         return await generate(
             self.server_manager,
-            slot.index,
+            slot.trajectory,
             prompt_ids,
             {**sampling_params, "max_tokens": self.job.spec.verlog.max_response_tokens},
             seed=sampling_seed(training.seed, slot.plan.stream, slot.index, slot.turns_played),
             timeout_seconds=training.stall_timeout_seconds,
-            requester=f"slot {slot.index}",
         )
 
     async def _validate(self, index: int, sampling_params: SamplingParams, step: int) -> TurnRow:
         """Play one whole episode; return its last turn as a row with the summary of the episode."""
         validation = self.job.spec.training.validation
-        slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index))
+        slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index, step))
         try:
             return await self._validation_episode(slot, sampling_params, step)
         finally:

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from turnmill.jobs.grl_agent import AgentGroup
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.worker import GROUP_SIZE
-from turnmill.rollout.llm_client import StickyClient
 from turnmill.rollout.queue_payload import EPISODE_SUMMARY
 from turnmill.training.advantages.index import TrajectoryIndex
 from turnmill.training.batches.trajectory import fetch_summaries, put_ragged, read_summaries, split
@@ -22,6 +20,7 @@ from turnmill.training.dataset import select
 from turnmill.training.grl.metrics import environment_metrics, step_metrics
 from turnmill.training.grl.scores import GroupSelection, Scores, place_scores
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
+from turnmill.training.trainers.sync import Sync
 from turnmill.training.trainers.trajectory import TrajectoryTrainer
 from turnmill.training.verl.types import Metrics, Row
 
@@ -140,12 +139,8 @@ class GrlTrainer(TrajectoryTrainer):
         return validation_metrics(summaries, num_failed=len(parts.failed.keys)) | environment_metrics(summaries)
 
 
-class GrlTrainerSync(GrlTrainer, PPOTrainerSync):
+class GrlTrainerSync(GrlTrainer, Sync):
     """Alternates rollout and learning on the same devices."""
-
-    def get_llm_client(self) -> StickyClient:
-        """Return the client by which agent loops generate."""
-        return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class GrlTrainerColocateAsync(GrlTrainer, ColocateAsync):

@@ -15,13 +15,11 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.llm_client import StickyClient
 from turnmill.training.advantages.rows import mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
@@ -37,6 +35,7 @@ from turnmill.training.batches.trajectory_metrics import trajectory_metrics, val
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.trainers.sync import Sync
 
 
 class TrajectoryTrainer(RunTrainer):
@@ -162,12 +161,8 @@ def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:
     return values_RG
 
 
-class TrajectoryTrainerSync(TrajectoryTrainer, PPOTrainerSync):
+class TrajectoryTrainerSync(TrajectoryTrainer, Sync):
     """Alternates rollout and learning on the same devices."""
-
-    def get_llm_client(self) -> StickyClient:
-        """Return the client by which agent loops generate."""
-        return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class TrajectoryTrainerColocateAsync(TrajectoryTrainer, ColocateAsync):

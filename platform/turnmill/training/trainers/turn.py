@@ -12,14 +12,12 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.llm_client import StickyClient
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
@@ -30,6 +28,7 @@ from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value
 from turnmill.training.dataset import select
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.trainers.sync import Sync
 from turnmill.training.verl.types import Metrics, Tag
 
 # With fewer episodes, a single failure would be a large share.
@@ -241,12 +240,8 @@ class TurnTrainer(RunTrainer):
         return tuple(self.agent_loop_manager.snapshot(self.global_steps))
 
 
-class TurnTrainerSync(TurnTrainer, PPOTrainerSync):
+class TurnTrainerSync(TurnTrainer, Sync):
     """Alternates rollout and learning on the same devices."""
-
-    def get_llm_client(self) -> StickyClient:
-        """Return the client by which agent loops generate."""
-        return self.llm_server_manager.get_client(client_cls=StickyClient)
 
 
 class TurnTrainerColocateAsync(TurnTrainer, ColocateAsync):

@@ -1,0 +1,18 @@
+"""Synchronous rollout: it alternates with learning on the same devices."""
+
+from verl.trainer.ppo.v1 import PPOTrainerSync
+
+from turnmill.rollout.llm_client import SingleEngineClient
+from turnmill.rollout.verl_classes import LLMServerClient
+from turnmill.training.verl.types import ServerManager
+
+
+class Sync(PPOTrainerSync):
+    """Alternates rollout and learning on the same devices."""
+
+    llm_server_manager: ServerManager
+
+    def get_llm_client(self) -> LLMServerClient:
+        """Return the client by which agent loops generate."""
+        has_one = len(self.llm_server_manager.server_addresses) == 1
+        return self.llm_server_manager.get_client(client_cls=SingleEngineClient if has_one else LLMServerClient)
