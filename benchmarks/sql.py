@@ -39,7 +39,10 @@ async def measure(folder: Path, sizes: list[int]) -> list[list[str]]:
     try:
         await sandbox.start()
         for megabytes in sizes:
-            dialogue = Dialogue(create("sql", ToolContext(sandbox)), {"db_path": str(make(folder, megabytes))})
+            dialogue = Dialogue(
+                create("sql", ToolContext(sandbox, {"SQL_DB_FOLDER": str(folder)})),
+                {"db_path": str(make(folder, megabytes))},
+            )
             times = [f"{await median_ms(dialogue, statement):.0f}" for statement in (READS, WRITES)]
             rows.append([f"{megabytes} MB", *times])
     finally:

@@ -54,7 +54,12 @@ def test_the_tool_server_image_passes_the_sandbox_self_test(namespace: Namespace
     tools = "python_code,ipython_code,bash_terminal,python_oj,sql,search_retrieval"
     ready = {"httpGet": {"path": "/health", "port": 5000}, "periodSeconds": 1}
     namespace.apply(
-        restricted_pod("tools", "turnmill/tool-server:0.1.0", args=["--tool-type", tools], readinessProbe=ready)
+        restricted_pod(
+            "tools",
+            "turnmill/tool-server:0.1.0",
+            args=["--host", "0.0.0.0", "--tool-type", tools],
+            readinessProbe=ready,
+        )
     )
 
     namespace.kubectl("wait", "--for=condition=Ready", "pod/tools", "--timeout=120s", timeout=150)

@@ -62,7 +62,18 @@ def tool_server(
     tool_type: Annotated[
         str, typer.Option(help="Tools to serve, separated by commas; the first that fits acts.")
     ] = "base",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name, such as tools.example.org, that clients may address.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that clients must send as `Authorization: Bearer TOKEN`.")
+    ] = None,
+    tls_cert_file: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): serve HTTPS.")] = None,
+    tls_key_file: Annotated[Path | None, typer.Option(help="Private key of --tls-cert-file (PEM).")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port for /metrics alone, without token; left out, /metrics is on --port.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one and logs it.")] = 5000,
     workers_per_tool: Annotated[int, typer.Option(help="Calls of one request that one tool does at once.")] = 32,
     max_concurrent_requests: Annotated[
@@ -158,6 +169,7 @@ def tool_server(
     flags = {name: value for name, value in locals().items() if name in ServerSettings.model_fields}
     given: dict[str, object] = flags | {
         "tool_type": tool_names(tool_type),
+        "allow_host": tuple(allow_host or ()),
         "tool_settings": tool_settings(settings or ()),
         "action_stop_tokens": stop_tokens(action_stop_tokens),
     }
@@ -196,4 +208,6 @@ def stop_tokens(text: str) -> tuple[str, ...]:
 
 def _problem(error: "ErrorDetails") -> str:
     name = "-".join(str(part) for part in error["loc"]).replace("_", "-")
+    if not name:
+        return f"{error['msg']}."
     return f"--{name} ({error['input']!r}): {error['msg']}."

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
@@ -13,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from turnmill import __version__
 from turnmill.core.errors import ToolError
 from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.tool_server.access import AccessMiddleware, read_token
 from turnmill.tool_server.call_result import CallResult
 from turnmill.tool_server.calls import RELEASE_SECONDS, Action, CallExecutor
 from turnmill.tool_server.completions import Completions, add_completions
@@ -198,8 +200,17 @@ class Worker:
 
 
 def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI:
-    """Build the HTTP application of a worker, with the routes of completions if there is a model server."""
+    """Build the HTTP application of a worker, with the routes of completions if there is a model server.
+
+    Raises SettingsError if the token cannot be read.
+    """
+    settings = worker.settings
     app = FastAPI(title="turnmill tool server", version=__version__)
+    app.add_middleware(
+        AccessMiddleware,
+        allowed_hosts=(settings.host, socket.getfqdn(), *settings.allow_host),
+        token=None if settings.token_file is None else read_token(settings.token_file),
+    )
     app.add_middleware(ProcessTimeMiddleware)
     app.add_exception_handler(BodyError, refuse_body)
     app.add_exception_handler(BodyTooLargeError, refuse_size)
@@ -227,13 +238,24 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
             return failure("The server stops.", "stopping")
         return JSONResponse({"status": "ready"})
 
+    if settings.metrics_port is None:
+        _add_metrics(app, worker)
+    if completions is not None:
+        add_completions(app, completions)
+    return app
+
+
+def build_metrics_app(worker: Worker) -> FastAPI:
+    """Build the HTTP application of the port for metrics."""
+    app = FastAPI(title="turnmill tool server metrics", version=__version__)
+    _add_metrics(app, worker)
+    return app
+
+
+def _add_metrics(app: FastAPI, worker: Worker) -> None:
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics(request: Request) -> Response:
         """Return metrics in Prometheus' text format; with `Accept: application/json`, verl-tool's JSON object."""
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(worker.json_metrics())
         return Response(await worker.prometheus_metrics(), media_type=CONTENT_TYPE_LATEST)
-
-    if completions is not None:
-        add_completions(app, completions)
-    return app

@@ -3,10 +3,11 @@
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from turnmill.core.errors import SettingsError
+from turnmill.tool_server.access import read_token
 from turnmill.tool_server.connections import close_half_open
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.supervisor import Supervisor
@@ -22,16 +23,21 @@ def run_server(settings: ServerSettings) -> None:
     Raises SettingsError if it cannot listen, and the errors of tools and sandbox that cannot start.
     """
     configure_logs(settings)
-    listener = listen(settings.host, settings.port)
-    with listener, _with_store(settings) as settings:
+    if settings.token_file is not None:
+        read_token(settings.token_file)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(listen(settings.host, settings.port))]
+        if settings.metrics_port is not None:
+            listeners.append(stack.enter_context(listen(settings.host, settings.metrics_port, "--metrics-port")))
+        settings = stack.enter_context(_with_store(settings))
         if settings.num_workers == 1:
-            run_worker(settings, listener, on_ready=lambda: _log_ready(settings, listener))
+            run_worker(settings, listeners, on_ready=lambda: _log_ready(settings, listeners))
         else:
-            Supervisor(settings, listener, on_ready=lambda: _log_ready(settings, listener)).run()
+            Supervisor(settings, listeners, on_ready=lambda: _log_ready(settings, listeners)).run()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, from which all workers accept connections."""
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Return a listening socket, from which all workers accept connections. Raises SettingsError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SettingsError(
-            f"--port {port} cannot be served on --host {host}: {error.strerror}. Choose another, or 0 for a free one."
+            f"{flag} {port} cannot be served on --host {host}: {error.strerror}. Choose another, or 0 for a free one."
         ) from error
     close_half_open(listener)
     listener.listen(BACKLOG)
@@ -58,12 +64,14 @@ def _with_store(settings: ServerSettings) -> Iterator[ServerSettings]:
         yield settings.model_copy(update={"redis": store.url})
 
 
-def _log_ready(settings: ServerSettings, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
+def _log_ready(settings: ServerSettings, listeners: Sequence[socket.socket]) -> None:
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    addresses = ["{}:{}".format(*listener.getsockname()[:2]) for listener in listeners]
     log.info(
         "Tool server ready",
         extra={
-            "url": f"http://{host}:{port}/get_observation",
+            "url": f"{scheme}://{addresses[0]}/get_observation",
+            "metrics": f"http://{addresses[-1]}/metrics",
             "tools": ",".join(settings.tool_type),
             "workers": settings.num_workers,
             "process_id": os.getpid(),

@@ -2,9 +2,10 @@
 
 import math
 import os
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from turnmill.jobs.settings import Settings
 
@@ -21,8 +22,23 @@ class ServerSettings(Settings):
     tool_type: tuple[str, ...] = ("base",)
     """Tools to serve; an action goes to the first that accepts it."""
 
-    host: str = "0.0.0.0"
+    host: str = "127.0.0.1"
     """Address to listen on."""
+
+    allow_host: tuple[str, ...] = ()
+    """Further names with a dot under which clients may address the server."""
+
+    token_file: Path | None = None
+    """File with the token that clients must send."""
+
+    tls_cert_file: Path | None = None
+    """Certificate chain in PEM format: the server speaks HTTPS."""
+
+    tls_key_file: Path | None = None
+    """Private key of `tls_cert_file`."""
+
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port for /metrics alone, which the server's own port then lacks."""
 
     port: int = Field(default=5000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and logs it."""
@@ -116,6 +132,12 @@ class ServerSettings(Settings):
 
     truncate_obs_side: Literal["left", "right"] = "left"
     """Part that a longer observation loses: `left` its beginning, `right` its end."""
+
+    @model_validator(mode="after")
+    def _has_certificate_and_key(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("--tls-cert-file and --tls-key-file belong together: name both files, or none")
+        return self
 
     @property
     def num_workers(self) -> int:

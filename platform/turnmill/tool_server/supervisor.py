@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -44,12 +44,12 @@ class Supervisor:
     def __init__(
         self,
         settings: ServerSettings,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         *,
         on_ready: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._listener = listener
+        self._listeners = tuple(listeners)
         self._on_ready = on_ready
         self._workers: list[_WorkerProcess] = []
         self._stopping = False
@@ -98,7 +98,7 @@ class Supervisor:
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_run_and_report,
-            args=(self._settings, self._listener, theirs),
+            args=(self._settings, self._listeners, theirs),
             name="tool-server-worker",
         )
         process.start()
@@ -138,7 +138,8 @@ class Supervisor:
         self._pause_seconds = min(self._pause_seconds * 2, MAX_PAUSE_SECONDS)
 
     def _stop_workers(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for worker in self._workers:
             # A worker stops on the closed pipe as on the signal.
             worker.reports.close()
@@ -154,11 +155,11 @@ class Supervisor:
             worker.process.close()
 
 
-def _run_and_report(settings: ServerSettings, listener: socket.socket, reports: Connection) -> None:
+def _run_and_report(settings: ServerSettings, listeners: Sequence[socket.socket], reports: Connection) -> None:
     configure_logs(settings)
     try:
         # The other end of the pipe closes when the parent ends, however it ends.
-        run_worker(settings, listener, on_ready=lambda: reports.send(READY), stop_when_readable=reports.fileno())
+        run_worker(settings, listeners, on_ready=lambda: reports.send(READY), stop_when_readable=reports.fileno())
     except TurnmillError as error:
         kind = "settings" if isinstance(error, SettingsError) else type(error).__name__
         reports.send((kind, str(error)))

@@ -5,14 +5,14 @@ import importlib.util
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
 from turnmill.observability import logs
-from turnmill.tool_server.app import Worker
+from turnmill.tool_server.app import Worker, build_metrics_app
 from turnmill.tool_server.connections import TimedHttpProtocol, raise_open_files_limit
 from turnmill.tool_server.factory import open_worker
 from turnmill.tool_server.settings import ServerSettings
@@ -24,12 +24,15 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def run_worker(
     settings: ServerSettings,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     *,
     on_ready: Callable[[], None],
     stop_when_readable: int | None = None,
 ) -> None:
-    """Serve in this process; when the descriptor `stop_when_readable` becomes readable, stop as on a signal."""
+    """Serve in this process, on a listener for calls and perhaps one for metrics.
+
+    When the descriptor `stop_when_readable` becomes readable, stop as on a signal.
+    """
     raise_open_files_limit()
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec("uvloop"):
@@ -37,11 +40,14 @@ def run_worker(
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve(settings, listener, on_ready, stop_when_readable))
+        runner.run(_serve(settings, listeners, on_ready, stop_when_readable))
 
 
 async def _serve(
-    settings: ServerSettings, listener: socket.socket, on_ready: Callable[[], None], stop_when_readable: int | None
+    settings: ServerSettings,
+    listeners: Sequence[socket.socket],
+    on_ready: Callable[[], None],
+    stop_when_readable: int | None,
 ) -> None:
     stop = StopHandler()
     loop = asyncio.get_running_loop()
@@ -51,7 +57,7 @@ async def _serve(
         loop.add_reader(stop_when_readable, _stop_once, stop, stop_when_readable)
     try:
         async with open_worker(settings) as (worker, app):
-            await _serve_http(worker, app, listener, stop, on_ready)
+            await _serve_http(worker, app, listeners, stop, on_ready)
     except asyncio.CancelledError:
         if not stop.sources:
             raise
@@ -66,7 +72,7 @@ def _stop_once(stop: "StopHandler", descriptor: int) -> None:
 
 
 async def _serve_http(
-    worker: Worker, app: FastAPI, listener: socket.socket, stop: "StopHandler", on_ready: Callable[[], None]
+    worker: Worker, app: FastAPI, listeners: Sequence[socket.socket], stop: "StopHandler", on_ready: Callable[[], None]
 ) -> None:
     server = _HttpServer(
         uvicorn.Config(
@@ -80,9 +86,11 @@ async def _serve_http(
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             # Typed as an integer, but handed to asyncio, which takes fractions.
             timeout_graceful_shutdown=worker.settings.grace_seconds,  # type: ignore[arg-type]
+            ssl_certfile=worker.settings.tls_cert_file,
+            ssl_keyfile=worker.settings.tls_key_file,
         )
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=[listeners[0]]))
     stop.attach(worker, server)
     logging_progress = asyncio.create_task(worker.log_progress())
     try:
@@ -90,11 +98,29 @@ async def _serve_http(
             await asyncio.sleep(0.005)
         if server.started:
             on_ready()
-        await serving
+        async with _serving_metrics(worker, listeners[1:]):
+            await serving
         # uvicorn has cancelled requests that exceeded the grace period; their claims are still being released.
         await worker.drain()
     finally:
         logging_progress.cancel()
+
+
+@asynccontextmanager
+async def _serving_metrics(worker: Worker, listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
+    if not listeners:
+        yield
+        return
+    app = build_metrics_app(worker)
+    server = _HttpServer(
+        uvicorn.Config(app, http=TimedHttpProtocol, ws="none", log_config=None, access_log=False, lifespan="off")
+    )
+    serving = asyncio.create_task(server.serve(sockets=list(listeners)))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
 
 
 class _HttpServer(uvicorn.Server):

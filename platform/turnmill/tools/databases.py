@@ -24,7 +24,7 @@ class Database:
 
 
 class Databases:
-    """Finds databases, and caches their digests; only within a folder if one is given."""
+    """Finds databases within a folder, and caches their digests; without a folder there are none."""
 
     def __init__(self, folder: Path | None, *, max_bytes: int) -> None:
         self._folder = folder.resolve() if folder else None
@@ -37,10 +37,12 @@ class Databases:
         return await asyncio.to_thread(self._read, path)
 
     def _path(self, extra: Mapping[str, object]) -> Path:
+        if self._folder is None:
+            raise ToolFailedError("sql: no folder of databases is set. Name it with --set SQL_DB_FOLDER=FOLDER.")
         named, number = extra.get("db_path"), extra.get("db_id")
         if isinstance(named, str) and named:
-            path = (self._folder / named if self._folder else Path(named)).resolve()
-        elif isinstance(number, str) and number and self._folder:
+            path = (self._folder / named).resolve()
+        elif isinstance(number, str) and number:
             candidates = (
                 self._folder / number,
                 self._folder / f"{number}.sqlite",
@@ -48,10 +50,8 @@ class Databases:
             )
             path = next((path for path in candidates if path.is_file()), candidates[0]).resolve()
         else:
-            raise ToolFailedError(
-                "sql: the call names no database. Send extra_fields.db_path, or db_id with SQL_DB_FOLDER set."
-            )
-        if self._folder and not path.is_relative_to(self._folder):
+            raise ToolFailedError("sql: the call names no database. Send extra_fields.db_path or db_id.")
+        if not path.is_relative_to(self._folder):
             raise ToolFailedError(f"sql: {path} is outside SQL_DB_FOLDER ({self._folder}).")
         return path
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +17,7 @@ from turnmill.tools.registry import register
 
 MAX_CHARACTERS = 20_000
 HELPERS = "mcp."
+SERVER_NAME = re.compile("[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,10 @@ class McpInterface(Tool):
 
     async def _resolve(self, wanted: McpCall, extra: Mapping[str, object]) -> str:
         allowed = _allowed(extra.get("mcp_servers"))
+        # A name becomes part of an address: one with slashes or dots would lead elsewhere on the gateway.
+        for name in (wanted.server, *allowed):
+            if name is not None and not SERVER_NAME.fullmatch(name):
+                raise _NotResolvedError(f"{name[:100]!r} is no name of a server: use letters, digits, _ and -.")
         if wanted.server is not None:
             if (allowed or extra.get("use_specified_server")) and wanted.server not in allowed:
                 raise _NotResolvedError(f"Server '{wanted.server}' not allowed for this task. Allowed: {allowed}")

@@ -74,10 +74,15 @@ class Media:
         if location.startswith("data:"):
             return _from_data_url(location)
         folder, max_bytes = self._limits.folder, self._limits.max_file_bytes
-        path = Path(location.removeprefix("file://"))
-        path = (folder / path if folder else path).resolve()
-        if folder is not None and not path.is_relative_to(folder):
-            raise ToolFailedError(f"{path} is not in {self._limits.prefix}_FOLDER ({folder}): move it there.")
+        setting = f"{self._limits.prefix}_FOLDER"
+        if folder is None:
+            raise ToolFailedError(
+                f"{location[:200]} is a path, and no folder is set: name one with --set {setting}=FOLDER, "
+                "or send data URLs."
+            )
+        path = (folder / location.removeprefix("file://")).resolve()
+        if not path.is_relative_to(folder):
+            raise ToolFailedError(f"{path} is not in {setting} ({folder}): move it there.")
         try:
             if path.stat().st_size > max_bytes:
                 name = f"{self._limits.prefix}_MAX_FILE_BYTES"

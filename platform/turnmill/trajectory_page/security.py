@@ -1,10 +1,11 @@
 """Security middleware: checks the Host header, and keeps browsers from running what trajectories contain."""
 
-import ipaddress
 from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
+
+from turnmill.core.hosts import host_name, is_allowed_host
 
 HEADERS = {
     # Trajectories contain text of models, which must not run, load or send anything.
@@ -24,11 +25,11 @@ def security_middleware(allowed_hosts: Iterable[str]) -> Callable[[Request, Call
 
     This prevents DNS rebinding: a foreign site can point its own name at this machine, but not an IP address.
     """
-    allowed = {"localhost", *(name.lower() for name in allowed_hosts)}
+    allowed = {name.lower() for name in allowed_hosts}
 
     async def middleware(request: Request, call_next: CallNext) -> Response:
-        host = _host_name(request.headers.get("host", ""))
-        if host not in allowed and not _is_address(host):
+        host = host_name(request.headers.get("host", ""))
+        if not is_allowed_host(host, allowed):
             response: Response = PlainTextResponse(
                 f"{host[:100]!r} is not an allowed host. Open the page as http://127.0.0.1:PORT, "
                 "or start it with --allow-host NAME.\n",
@@ -40,18 +41,3 @@ def security_middleware(allowed_hosts: Iterable[str]) -> Callable[[Request, Call
         return response
 
     return middleware
-
-
-def _host_name(host: str) -> str:
-    """Return the host of a Host header without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".").lower()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -27,7 +27,10 @@ def wrapped(result: str) -> str:
 async def test_a_trajectory_has_its_own_copy_of_the_database(new_dialogue: NewDialogue, database):
     before = database.read_bytes()
     extra = {"db_path": str(database), "turns_left": 2}
-    one, other = new_dialogue("sql", extra), new_dialogue("sql", extra)
+    one, other = (
+        new_dialogue("sql", extra, SQL_DB_FOLDER=str(database.parent)),
+        new_dialogue("sql", extra, SQL_DB_FOLDER=str(database.parent)),
+    )
 
     await one.say("<sql>insert into item values ('cup', 3)</sql>")
     await one.say("<sql>update item set price = 2 where name = 'pen'</sql>")
@@ -39,7 +42,7 @@ async def test_a_trajectory_has_its_own_copy_of_the_database(new_dialogue: NewDi
 
 async def test_statements_cannot_reach_other_files(new_dialogue: NewDialogue, database, tmp_path):
     (tmp_path / "secret.sqlite").write_bytes(database.read_bytes())
-    dialogue = new_dialogue("sql", {"db_path": str(database)})
+    dialogue = new_dialogue("sql", {"db_path": str(database)}, SQL_DB_FOLDER=str(database.parent))
 
     observation = await dialogue.say(f"<sql>attach '{tmp_path}/secret.sqlite' as secret</sql>")
 
@@ -47,7 +50,12 @@ async def test_statements_cannot_reach_other_files(new_dialogue: NewDialogue, da
 
 
 async def test_an_endless_statement_times_out(new_dialogue: NewDialogue, database):
-    dialogue = new_dialogue("sql", {"db_path": str(database), "turns_left": 2}, SQL_TIMEOUT_SECONDS="0.5")
+    dialogue = new_dialogue(
+        "sql",
+        {"db_path": str(database), "turns_left": 2},
+        SQL_TIMEOUT_SECONDS="0.5",
+        SQL_DB_FOLDER=str(database.parent),
+    )
     statement = "with recursive n(x) as (select 1 union all select x + 1 from n) select count(*) from n"
 
     assert await dialogue.say(f"<sql>{statement}</sql>") == wrapped(f"SQL Timeout:\n{statement}")

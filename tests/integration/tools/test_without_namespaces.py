@@ -59,7 +59,9 @@ async def test_a_python_session_keeps_variables_and_files(sandbox: ForkSandbox):
 
 async def test_a_database_keeps_its_changes(sandbox: ForkSandbox, tmp_path):
     (tmp_path / "empty.sqlite").touch()
-    dialogue = Dialogue(make_tool("sql", sandbox), {"db_path": str(tmp_path / "empty.sqlite")})
+    dialogue = Dialogue(
+        make_tool("sql", sandbox, SQL_DB_FOLDER=str(tmp_path)), {"db_path": str(tmp_path / "empty.sqlite")}
+    )
     await dialogue.say("<sql>create table item(name text)</sql>")
     await dialogue.say("<sql>insert into item values ('pen')</sql>")
 

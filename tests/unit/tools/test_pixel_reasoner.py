@@ -139,8 +139,18 @@ async def test_files_are_read_only_from_the_folder_of_images(tmp_path):
     outside = Dialogue(make_tool("pixel_reasoner", IMAGE_FOLDER=str(tmp_path / "inner")), {"images": ["../a.png"]})
 
     assert "cropped image" in await inside.say(crop([0, 0, 1, 1]))
-    with pytest.raises(ToolFailedError, match=r"is not in IMAGE_FOLDER"):
-        await outside.say(crop([0, 0, 1, 1]))
+    (tmp_path / "inner" / "link.png").symlink_to(tmp_path / "a.png")
+    linked = Dialogue(outside.tool, {"images": ["link.png"]})
+    for dialogue in (outside, linked):
+        with pytest.raises(ToolFailedError, match=r"is not in IMAGE_FOLDER"):
+            await dialogue.say(crop([0, 0, 1, 1]))
+
+
+async def test_without_a_folder_of_images_no_file_is_read(tmp_path):
+    picture().save(tmp_path / "a.png")
+
+    with pytest.raises(ToolFailedError, match="name one with --set IMAGE_FOLDER=FOLDER, or send data URLs"):
+        await Dialogue(make_tool("pixel_reasoner"), {"images": [str(tmp_path / "a.png")]}).say(crop([0, 0, 1, 1]))
 
 
 @pytest.mark.parametrize("source", ["nowhere.png", "data:image/png;base64,////", "data:image/png;base64,?"])

@@ -41,7 +41,7 @@ def test_the_last_statement_is_taken(action, statement):
 
 @pytest.mark.feature("verl-tool", "SQL")
 async def test_the_result_comes_with_the_statement_and_the_turns_left(database):
-    tool = make_tool("sql", ScriptedSandbox(answer(" 0\n 1")))
+    tool = make_tool("sql", ScriptedSandbox(answer(" 0\n 1")), SQL_DB_FOLDER=str(database.parent))
     dialogue = Dialogue(tool, {"db_path": str(database), "turns_left": 4})
 
     await dialogue.say("<sql>select 1</sql>")
@@ -62,7 +62,9 @@ async def test_an_empty_statement_is_answered_without_execution():
 
 async def test_a_fence_around_the_statement_is_removed(database):
     sandbox = ScriptedSandbox(answer(""))
-    await Dialogue(make_tool("sql", sandbox), {"db_path": str(database)}).say("<sql>```sql\nselect 1\n```</sql>")
+    await Dialogue(make_tool("sql", sandbox, SQL_DB_FOLDER=str(database.parent)), {"db_path": str(database)}).say(
+        "<sql>```sql\nselect 1\n```</sql>"
+    )
 
     (task,) = sandbox.tasks
     assert unpack(task.program.argument)["statement"] == b"select 1"
@@ -78,7 +80,9 @@ async def test_a_fence_around_the_statement_is_removed(database):
     ],
 )
 async def test_a_failed_statement_is_reported(database, outcome, text):
-    dialogue = Dialogue(make_tool("sql", ScriptedSandbox(outcome)), {"db_path": str(database)})
+    dialogue = Dialogue(
+        make_tool("sql", ScriptedSandbox(outcome), SQL_DB_FOLDER=str(database.parent)), {"db_path": str(database)}
+    )
 
     assert f"<observation>{text}\n<reminder>" in await dialogue.say("<sql>select 1</sql>")
     assert dialogue.result.change is None
@@ -86,7 +90,7 @@ async def test_a_failed_statement_is_reported(database, outcome, text):
 
 async def test_a_call_fails_if_the_database_changed_since_the_trajectory_began(database):
     sandbox = ScriptedSandbox(answer("", {"length": b"1", "block/0": b"x"}))
-    dialogue = Dialogue(make_tool("sql", sandbox), {"db_path": str(database)})
+    dialogue = Dialogue(make_tool("sql", sandbox, SQL_DB_FOLDER=str(database.parent)), {"db_path": str(database)})
     await dialogue.say("<sql>insert into item values ('x')</sql>")
 
     database.write_bytes(database.read_bytes() + b"more")
@@ -123,7 +127,22 @@ async def test_an_unavailable_database_fails_the_call(database, extra, message):
 
 
 async def test_a_database_beyond_the_limit_is_refused(database):
-    tool = make_tool("sql", SQL_MAX_DB_BYTES="100")
+    tool = make_tool("sql", SQL_MAX_DB_BYTES="100", SQL_DB_FOLDER=str(database.parent))
 
     with pytest.raises(ToolFailedError, match=r"more than SQL_MAX_DB_BYTES \(100\)"):
         await Dialogue(tool, {"db_path": str(database)}).say("<sql>select 1</sql>")
+
+
+async def test_without_a_folder_no_database_is_opened(database):
+    with pytest.raises(ToolFailedError, match="Name it with --set SQL_DB_FOLDER=FOLDER"):
+        await Dialogue(make_tool("sql"), {"db_path": str(database)}).say("<sql>select 1</sql>")
+
+
+async def test_a_link_that_leads_out_of_the_folder_is_refused(database):
+    folder = database.parent / "databases"
+    folder.mkdir()
+    (folder / "link.sqlite").symlink_to(database)
+
+    for extra in ({"db_path": "link.sqlite"}, {"db_id": "link"}):
+        with pytest.raises(ToolFailedError, match="is outside SQL_DB_FOLDER"):
+            await Dialogue(make_tool("sql", SQL_DB_FOLDER=str(folder)), extra).say("<sql>select 1</sql>")

@@ -35,7 +35,7 @@ class GrlEpisode:
         self.sampling_stream = name.sampling_stream
         self.group, self.seed = group, seed
         self.task = Task(name.task, ())
-        self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(4)}"
+        self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(16)}"
         self.turns: list[Turn] = []
         self.views: list[AgentView] = []
         """State of the agent before the first turn, and after each turn."""

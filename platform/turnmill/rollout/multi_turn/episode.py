@@ -57,7 +57,7 @@ class MultiTurnEpisode:
         self.step = episode_id.step
         self.validate = episode_id.validate
         self.sampling_stream = episode_id.sampling_stream
-        self.trajectory_id = f"{run_name}-{episode_id}-{secrets.token_hex(4)}"
+        self.trajectory_id = f"{run_name}-{episode_id}-{secrets.token_hex(16)}"
         self.task = task
         self.generations: list[Generation] = []
         self.outputs: list[AgentLoopOutput] = []

@@ -1,6 +1,7 @@
 """Client of tool servers: calls go to any of several servers with retries, and take effect once."""
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,10 @@ from turnmill.core.errors import (
 from turnmill.rollout.tool_agent.tracing import CallStages, trace_config
 
 ENDPOINT = "/get_observation"
+
+TOKEN = "TURNMILL_TOOL_SERVER_TOKEN"
+"""Environment variable with the token that the tool servers require, if they require one."""
+
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 CONNECT_SECONDS = 5.0
 FINISH_SECONDS = 5.0
@@ -174,7 +179,9 @@ class ToolServerClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self._max_connections, ttl_dns_cache=10)
-            self._session = aiohttp.ClientSession(connector=connector, trace_configs=[trace_config()])
+            token = os.environ.get(TOKEN)
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            self._session = aiohttp.ClientSession(connector=connector, headers=headers, trace_configs=[trace_config()])
         return self._session
 
 

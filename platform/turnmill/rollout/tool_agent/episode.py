@@ -77,7 +77,7 @@ class Episode:
         self.validate = name.validate
         self.sampling_stream = name.sampling_stream
         # Unique, so that no other attempt at the episode gets its tools' state, unless it resumes this one.
-        self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(4)}"
+        self.trajectory_id = f"{loop.run_name}-{name}-{secrets.token_hex(16)}"
         self.task = task
         self.turns: list[Turn] = []
         self.tool_info: list[Mapping[str, object]] = []
