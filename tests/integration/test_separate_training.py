@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from support.server_process import eventually, kill_now
 from support.training_runs import TrainingRun
 from turnmill.jobs import load_job
 from turnmill.observability.run_folder import RunFolder
@@ -91,7 +93,7 @@ MACHINES = {
     "SimpleStorageUnit": "H100",
     "TransferQueueController": "head",
     "CheckpointEngineWorker": "A40",
-    "vLLMHttpServer": "A40",
+    "EngineServer": "A40",
 }
 
 
@@ -152,6 +154,31 @@ def test_training_and_rollout_use_the_machines_of_the_job_and_continue_when_one_
     # The engine that replaces the lost one has the current policy.
     assert versions(tmp_path / "run", 8) <= {6, 7}
     assert max(row.get("training/rollout_probs_diff_max", 0) for row in rows) <= 1e-4
+
+
+def test_a_run_goes_on_when_the_core_processes_of_its_engines_are_killed(cluster, rollout_machine, tmp_path):
+    add_machine(cluster, "A40")
+    folder = RunFolder(tmp_path / "run")
+    with joined(["training.steps=12"], tmp_path / "run", cluster.address) as process:
+        eventually(lambda: process.poll() is not None or folder.last_step().get("step", 0) >= 2, 400)
+        first, second = core_processes()
+        kill_now([first])
+        eventually(lambda: process.poll() is not None or folder.last_step().get("turnmill/engines") == 1, 300)
+        # The run needs an engine that has replaced the first.
+        kill_now([second])
+        process.wait(400)
+
+    assert process.returncode == 0, (tmp_path / "run.out").read_text()[-5000:]
+    rows = list(folder.read_metrics())
+    assert [row["step"] for row in rows] == list(range(13))
+    assert versions(tmp_path / "run", 12) <= {10, 11}
+    assert max(row.get("training/rollout_probs_diff_max", 0) for row in rows) <= 1e-4
+
+
+def core_processes() -> list[int]:
+    """Return vLLM's core processes on the machines of this test."""
+    below = psutil.Process().children(recursive=True)
+    return [process.pid for process in below if "EngineCore" in " ".join(process.cmdline())]
 
 
 def test_the_error_for_a_missing_accelerator_lists_the_existing_ones(cluster, rollout_machine, tmp_path):

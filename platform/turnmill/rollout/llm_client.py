@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 
 import ray
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from turnmill.rollout.generation import seed_at_position
 from turnmill.rollout.verl_classes import FullyAsyncLLMServerClient, LLMServerClient, TokenOutput
@@ -59,6 +60,10 @@ class EngineClient(ResumingClient):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._addresses: dict[str, str] = {}
+        """Engines' addresses by the ids of their actors."""
+
+        self._serving: dict[str, str] = {}
+        """Addresses of the engines that have requests, by the ids of these."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, **media: object
@@ -74,10 +79,20 @@ class EngineClient(ResumingClient):
                 if address is None:
                     # Not an engine.
                     raise
-                log.warning("Engine died", extra={"engine": address, "request": request_id})
-                await self._load_balancer.remove_servers.remote([address])
+                await self._leave(address, request_id)
+            except ray.exceptions.RayTaskError as error:
+                if not isinstance(error.cause, EngineDeadError):
+                    raise
+                # Its core process has died, and its actor is about to end.
+                await self._leave(self._serving[request_id], request_id)
             except ray.exceptions.ActorUnavailableError:
                 await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                self._serving.pop(request_id, None)
+
+    async def _leave(self, address: str, request_id: str) -> None:
+        log.warning("Engine died", extra={"engine": address, "request": request_id})
+        await self._load_balancer.remove_servers.remote([address])
 
     async def _acquire_server(self, request_id: str, **extra: object) -> tuple[str, ActorHandle]:
         while True:
@@ -89,5 +104,5 @@ class EngineClient(ResumingClient):
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                self._addresses[engine._actor_id.hex()] = address
+                self._addresses[engine._actor_id.hex()] = self._serving[request_id] = address
                 return address, engine

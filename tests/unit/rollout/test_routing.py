@@ -7,15 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import ActorID
+from ray.exceptions import RayTaskError
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from support.jobs import job
 from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.generation import generate
-from turnmill.rollout.llm_client import ResumingClient, SingleEngineClient
+from turnmill.rollout.llm_client import EngineClient, ResumingClient, SingleEngineClient
 from turnmill.rollout.verlog.slot import EpisodePlan, Slot
 
 
@@ -24,10 +27,14 @@ class Engine:
 
     def __init__(self, name: str, cluster: "Cluster") -> None:
         self.name = name
+        self._actor_id = ActorID.from_random()
+        self.core_has_died = False
         self.generate = SimpleNamespace(remote=self._generate)
         self._cluster = cluster
 
     async def _generate(self, **_: Any) -> TokenOutput:
+        if self.core_has_died:
+            raise RayTaskError("generate", "", EngineDeadError()).as_instanceof_cause()
         await self._cluster.arrive()
         # Clients pass on the tokens of a response, and no more.
         return TokenOutput(token_ids=[ord(letter) for letter in self.name], log_probs=[0.0], stop_reason="completed")
@@ -54,7 +61,8 @@ class Cluster:
     """Engines behind verl's load balancer."""
 
     def __init__(self, engines: Iterable[str], client_cls: type[LLMServerClient] = ResumingClient) -> None:
-        self.balancer = GlobalRequestLoadBalancer({name: Engine(name, self) for name in engines})
+        self.engines = {name: Engine(name, self) for name in engines}
+        self.balancer = GlobalRequestLoadBalancer(self.engines)  # type: ignore[arg-type]
         rollout = SimpleNamespace(name="vllm", full_determinism=False)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
         self.client = client_cls(config, Balancer(self.balancer))  # type: ignore[arg-type]
@@ -116,6 +124,19 @@ async def test_the_turns_of_a_trajectory_go_to_the_engine_that_has_its_prefix(cl
 
     after = await cluster.play(step(1, size=64))
     assert [engine for engine, before in zip(after, first, strict=True) if before == "B"] == ["B"] * 32
+
+
+async def test_requests_of_an_engine_whose_core_has_died_continue_on_the_others():
+    cluster = Cluster("ABC", EngineClient)
+    first = await cluster.play(step(1, size=63))
+    cluster.engines["A"].core_has_died = True
+
+    after = await cluster.play(step(1, size=63))
+
+    assert cluster.balancer.get_all_servers() == ["B", "C"]
+    assert set(after) == {"B", "C"}
+    moved = {(before, engine) for before, engine in zip(first, after, strict=True) if before != engine}
+    assert {before for before, _ in moved} == {"A"}
 
 
 async def test_the_only_engine_of_synchronous_rollout_is_looked_up_once():

@@ -1,4 +1,4 @@
-"""Placement of a run: verl's resource pools, restricted to the accelerators in the job."""
+"""Placement of a run: verl's resource pools and engines, restricted to the accelerators in the job."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from turnmill.jobs.resources import ray_resource
+from turnmill.training.verl.engine_server import EngineServer
 
 
 @dataclass
@@ -28,6 +29,10 @@ def register_placed_replica(accelerator: str | None) -> None:
     """Make verl start standalone engines on machines with this accelerator, in this process from now on."""
 
     class PlacedReplica(vLLMReplica):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)
+            self.server_class = ray.remote(EngineServer)
+
         @property
         def resource_pool(self) -> RayResourcePool | None:
             return self._resource_pool
