@@ -3,7 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 JOB ?= manifests/examples/babyai-goto-cpu.yaml
-STAMP := $(VENV)/installed
+# cpu or cuda; once installed, the device of .venv.
+DEVICE ?= $(or $(patsubst $(VENV)/installed-%,%,$(firstword $(wildcard $(VENV)/installed-*))),cpu)
+STAMP := $(VENV)/installed-$(DEVICE)
 # Test files that run side by side: one per core, four at most (`nproc` alone would answer OMP_NUM_THREADS).
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
@@ -13,15 +15,23 @@ JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
-install: $(STAMP) ## Build .venv
+install: $(STAMP) ## Build .venv; with DEVICE=cuda for GPUs
 
-$(STAMP): pyproject.toml requirements/cpu.txt requirements/vllm-metadata/pyproject.toml
-	@echo "Installing into $(VENV) (one to four minutes, 3 GB)"
+$(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/install_cpu_torch.sh requirements/vllm-metadata/pyproject.toml
+	@case $(DEVICE) in \
+		cpu) echo "Installing into $(VENV) (one to four minutes, 3 GB)";; \
+		cuda) echo "Installing into $(VENV) (two to ten minutes, 10 GB)";; \
+		*) echo "DEVICE=$(DEVICE): it must be cpu or cuda" >&2; exit 1;; \
+	esac
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or name it with 'make PYTHON=...'" >&2; exit 1; }
+	@rm -rf $(filter-out $(STAMP),$(wildcard $(VENV)/installed-*)) $(if $(filter-out $(STAMP),$(wildcard $(VENV)/installed-*)),$(VENV))
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.9 || exit 1
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode -r requirements/cpu.txt
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation ./requirements/vllm-metadata -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9 || exit 1
+	@if [ $(DEVICE) = cpu ]; then requirements/install_cpu_torch.sh $(BIN)/python; fi
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode -r requirements/$(DEVICE).txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
+		$(if $(filter cpu,$(DEVICE)),./requirements/vllm-metadata) -e .
+	@$(BIN)/python -c "import torch"
 	@touch $@
 
 extras: $(STAMP) ## Install what environments need that do not go with the rest: .venv-nethack, -textworld, -verifiers
