@@ -62,8 +62,9 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
 def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
     job = attempt.job
     device = attempt.device or resolve_device(job.spec.resources.device)
-    os.environ.update(process_environment(device))
-    with _ray_connection(device):
+    environment = process_environment(device)
+    os.environ.update(environment)
+    with _ray_connection(device, environment):
         import ray
 
         from turnmill.runs.task_runner import TurnTaskRunner
@@ -118,12 +119,12 @@ async def _claim_run(store_url: str, run: str, attempt: int) -> None:
 
 
 @contextmanager
-def _ray_connection(device: str) -> Iterator[None]:
+def _ray_connection(device: str, environment: Mapping[str, str]) -> Iterator[None]:
     import ray
 
-    environment = runtime_env(device, pod.python() if device == "cpu" else [])
+    workers = runtime_env(environment, pod.python() if device == "cpu" else [])
     try:
-        ray.init(address="auto", runtime_env=environment, log_to_driver=False, configure_logging=False)
+        ray.init(address="auto", runtime_env=workers, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ray.exceptions.RaySystemError) as error:
         raise RunFailedError(
             f"There is no Ray cluster to join: {str(error).strip()} `turnmill run --ray auto` runs on the head of one.",

@@ -135,12 +135,13 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
     temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-", dir=_parent_of_sockets()))
     owner.remember_folder(temp_dir)
     (temp_dir / TEMPORARY).mkdir()
-    os.environ.update(process_environment(device))
+    environment = process_environment(device)
+    os.environ.update(environment)
     fork_server = PythonForkServer(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
     import ray
 
     try:
-        _start_ray(job, device, temp_dir, fork_server)
+        _start_ray(job, device, environment, temp_dir, fork_server)
         yield
     finally:
         ray.shutdown()
@@ -158,7 +159,13 @@ def _parent_of_sockets() -> str:
     return given if len(given) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
 
 
-def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, fork_server: PythonForkServer | None) -> None:
+def _start_ray(
+    job: AgentTrainingJob,
+    device: str,
+    environment: Mapping[str, str],
+    temp_dir: Path,
+    fork_server: PythonForkServer | None,
+) -> None:
     import ray
 
     # It reports that this cluster requires a token, as intended.
@@ -174,7 +181,9 @@ def _start_ray(job: AgentTrainingJob, device: str, temp_dir: Path, fork_server: 
             configure_logging=False,
             object_store_memory=256 * 1024**2 if device == "cpu" else None,
             _temp_dir=str(temp_dir),
-            runtime_env=runtime_env(device, [str(fork_server.python)] if fork_server else [], temp_dir / TEMPORARY),
+            runtime_env=runtime_env(
+                environment, [str(fork_server.python)] if fork_server else [], temp_dir / TEMPORARY
+            ),
         )
     except Exception as error:
         # A plain Exception if the machine is too busy for Ray to start in time.

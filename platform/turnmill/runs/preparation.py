@@ -3,8 +3,9 @@
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 
 import yaml
@@ -18,15 +19,31 @@ from turnmill.runs.watch import Report
 
 
 def resolve_device(device: str) -> str:
-    """Return the device; `auto` is CUDA if the driver reports a GPU. Raises SettingsError for CUDA without a GPU."""
-    has_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
+    """Return the device; `auto` is CUDA if the driver reports a GPU and torch is built for it.
+
+    Raises:
+        SettingsError: CUDA without a GPU, or with a build of torch that has no CUDA.
+    """
+    has_gpu = shows_gpu()
+    torch = metadata.version("torch")
+    has_cuda = not torch.endswith("+cpu")
     if device == "cuda" and not has_gpu:
         raise SettingsError(
             "spec.resources.device: cuda, but this machine shows no GPU (no /dev/nvidia0). Use cpu or auto."
         )
+    if device == "cuda" and not has_cuda:
+        raise SettingsError(
+            f"spec.resources.device: cuda, but the installed torch {torch} has no CUDA. Install the packages for GPUs "
+            "(make install DEVICE=cuda), or use cpu or auto."
+        )
     if device == "auto":
-        return "cuda" if has_gpu else "cpu"
+        return "cuda" if has_gpu and has_cuda else "cpu"
     return device
+
+
+def shows_gpu() -> bool:
+    """Return whether the driver reports a GPU."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
 
 
 def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
@@ -72,47 +89,64 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
     )
 
 
+_DEFAULTS = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VERL_LOGGING_LEVEL": "WARNING",
+    "HYDRA_FULL_ERROR": "1",
+}
+_CUDA_DEFAULTS = _DEFAULTS | {
+    # As verl's launcher sets them (`verl.trainer.constants_ppo`).
+    "TOKENIZERS_PARALLELISM": "true",
+    "NCCL_DEBUG": "WARN",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
+}
+_CPU = {
+    "VERL_PLATFORM": "cpu",
+    # On the CPU, vLLM reads this as: the executor may be in the engine's process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Otherwise vLLM compiles a small function, which requires a C++ compiler and takes seconds.
+    "TORCH_COMPILE_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
 def process_environment(device: str) -> dict[str, str]:
-    """Return the environment variables of all processes of a run."""
-    common = {
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VERL_LOGGING_LEVEL": "WARNING",
-        "HYDRA_FULL_ERROR": "1",
-    }
+    """Return the environment variables that all processes of a run get in addition to their own.
+
+    A default is left out if this process has the variable: its processes inherit the value, and the pods of a cluster
+    keep theirs. So do variables that are not named here, such as those of NCCL.
+    """
+    defaults = _DEFAULTS if device == "cpu" else _CUDA_DEFAULTS
+    variables = {name: value for name, value in defaults.items() if name not in os.environ}
     if device != "cpu":
-        return common
-    return common | {
-        "VERL_PLATFORM": "cpu",
-        # On the CPU, vLLM reads this as: the executor may be in the engine's process.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # By default without the plug-in that reports metrics to Ray, which would slow down a small model's short steps.
-        "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", ""),
-        # Otherwise vLLM compiles a small function, which requires a C++ compiler and takes seconds.
-        "TORCH_COMPILE_DISABLE": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    }
+        return variables
+    # By default without the plug-in that reports metrics to Ray, which would slow down a small model's short steps.
+    return variables | _CPU | {"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", "")}
 
 
-def runtime_env(device: str, python: Sequence[str], temporary: Path | None = None) -> dict[str, object]:
+def runtime_env(
+    environment: Mapping[str, str], python: Sequence[str], temporary: Path | None = None
+) -> dict[str, object]:
     """Return the runtime environment of Ray's workers: variables, and the command that replaces Python, if any.
 
     `temporary` is the folder for files that are deleted with the run, such as locks and sockets of verl and vLLM. Files
     that torch has compiled are kept.
     """
-    variables = process_environment(device) | {"TRANSFER_QUEUE_ENABLE": "1"}
+    variables = {**environment, "TRANSFER_QUEUE_ENABLE": "1"}
     if temporary is not None:
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
         variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         variables["TMPDIR"] = str(temporary)
-    environment: dict[str, object] = {"env_vars": variables}
-    return environment | ({"py_executable": shlex.join(python)} if python else {})
+    result: dict[str, object] = {"env_vars": variables}
+    return result | ({"py_executable": shlex.join(python)} if python else {})
 
 
 @contextmanager

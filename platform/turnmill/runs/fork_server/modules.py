@@ -13,7 +13,7 @@ LATE = (
     "turnmill.training.trainers.trajectory",
     "turnmill.training.grl.trainer",
     "turnmill.training.verl.weight_transfer",
-    "turnmill.training.verl.cpu.workers",
+    "turnmill.training.verl.workers",
     "turnmill.training.verl.cpu.vllm_worker",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "vllm.v1.worker.cpu_worker",
