@@ -77,12 +77,11 @@ class RunTrainer(PPOTrainer):
             self.mapping,
             accelerator=self.job.spec.resources.train.accelerator,
         )
-        if self.config.trainer.device == "cpu":
-            from turnmill.training.verl.cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
+        # verl imports the engines with its workers, which takes seconds.
+        from turnmill.training.verl.workers import CriticWorker, PolicyWorker
 
-            for role in self.role_worker_mapping:
-                worker = CpuTrainingWorker if role == Role.Critic else CpuActorRolloutRefWorker
-                self.role_worker_mapping[role] = ray.remote(worker)
+        for role in self.role_worker_mapping:
+            self.role_worker_mapping[role] = ray.remote(CriticWorker if role == Role.Critic else PolicyWorker)
 
     # ---- the run ----
 

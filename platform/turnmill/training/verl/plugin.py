@@ -7,7 +7,7 @@ from turnmill.training.verl.patches import gloo_backend, value_head_attention, w
 
 weight_sockets.apply()
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    # The engines take seconds to import, and only training workers need them: `cpu.workers` imports them.
+    # The engines take seconds to import, and only training workers need them: `workers` imports them.
     importlib.import_module("turnmill.training.verl.cpu.platform")
     gloo_backend.apply()
     value_head_attention.apply()

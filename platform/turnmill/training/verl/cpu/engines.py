@@ -2,8 +2,8 @@
 
 import torch
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from turnmill.training.verl.fsdp_engines import BACKENDS, PolicyEngine, ValueEngine
 from turnmill.training.verl.patches import pinned_memory
 
 
@@ -16,11 +16,11 @@ class _UnpinnedMemoryMixin:
             return built
 
 
-@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuPolicyEngine(_UnpinnedMemoryMixin, FSDPEngineWithLMHead):
+@EngineRegistry.register(model_type="language_model", backend=BACKENDS, device="cpu")
+class CpuPolicyEngine(_UnpinnedMemoryMixin, PolicyEngine):
     """Engine of the policy and the reference model."""
 
 
-@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuValueEngine(_UnpinnedMemoryMixin, FSDPEngineWithValueHead):
+@EngineRegistry.register(model_type="value_model", backend=BACKENDS, device="cpu")
+class CpuValueEngine(_UnpinnedMemoryMixin, ValueEngine):
     """Engine of the critic."""
