@@ -142,3 +142,20 @@ def test_lora_adapters_train_and_reach_the_engine(run):
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert all(row["actor/grad_norm"] > 0 for row in steps)
     assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in steps)
+
+
+def test_lora_adapters_reach_engines_on_other_machines(run):
+    # A learning rate so high that a policy and the next one disagree about every token.
+    settings = ["training.mode=separate_async", "resources.rollout.replicas=1", "algorithm.actorLearningRate=5e-3"]
+    settings += ["model.lora={rank: 4, alpha: 8}"]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+
+    run.train(*arguments)
+    # The first step after a restart has rows of the newest policy alone.
+    run.train(*arguments, "--resume", "--set", "training.steps=4")
+
+    steps = run.metrics[1:]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert all(row["actor/grad_norm"] > 0 for row in steps)
+    assert {turn["policy_version"] for turn in lines(run, "step-000004.jsonl")} == {3}
+    assert steps[3]["training/rollout_probs_diff_max"] <= 1e-4

@@ -119,6 +119,21 @@ def test_verl_accepts_the_lora_settings(model):
     assert omega_conf_to_dataclass(config.critic.model).lora_rank == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "mode", "merged"),
+    [
+        ("babyai-goto-cpu", "sync", False),
+        ("babyai-goto-cpu", "colocate_async", False),
+        ("babyai-goto-separate-cpu", "separate_async", True),
+    ],
+)
+def test_adapters_are_merged_into_the_weights_that_are_sent_over_the_network(model, name, mode, merged):
+    changes = ("spec.model.lora={rank: 8, alpha: 16}", f"spec.training.mode={mode}")
+    config = config_of(example(name, model, *changes), model, "cuda")
+
+    assert omega_conf_to_dataclass(OmegaConf.select(config, MODEL)).lora["merge"] is merged
+
+
 def test_the_settings_of_the_paper_reach_the_dataclasses_of_verl(model):
     config = config_of(example("babyai-goto-gpu", model), model, "cuda")
 

@@ -148,6 +148,8 @@ def _model(job: AgentTrainingJob, model: Path) -> VerlSettings:
             "actor_rollout_ref.model.target_modules": modules[0] if modules == ["all-linear"] else modules,
         }
         settings["actor_rollout_ref.rollout.load_format"] = "safetensors"
+        # Over the network verl sends only weights: engines that expect adapters would sample from the base model.
+        settings["actor_rollout_ref.model.lora.merge"] = job.spec.training.mode == "separate_async"
     return settings
 
 
