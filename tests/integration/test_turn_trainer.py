@@ -1,5 +1,6 @@
 """Advantages and losses that the trainer of turns computes from a step's rows."""
 
+import math
 import random
 import statistics
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.queue_payload import TURN_METADATA, encode
+from turnmill.training import rollout_correction
+from turnmill.training.batches import trajectory as trajectory_batch
 from turnmill.training.batches import turn as turn_batch
 from turnmill.training.trainers import turn as turn_trainer
 from turnmill.training.trainers.base import RunTrainer
@@ -37,6 +40,9 @@ LENGTHS = {"1e0": (3, 1, 4, 2), "1e1": (1, 4, 2, 3), "1e2": (2, 2, 1, 4)}
 NUM_TURNS = 4
 ENDS = {("1e0", 1), ("1e2", 0), ("1e2", 3)}
 TRUNCATED = {("1e0", 1), ("1e1", 2)}
+
+RATIOS = (0.4, 3.0, 1.1, 0.9)
+"""Probability of each response token of a turn by the trainer, divided by the engine's."""
 
 Place = tuple[str, int]
 """A segment, and a time in it; the bootstrap row follows the turns."""
@@ -145,6 +151,10 @@ def add(queue: RowQueue, rows: dict[Place, Row], *, with_reference: bool) -> Non
         if is_turn:
             fields |= {"rm_scores": doubles([0.0] * (row.num_response - 1) + [row.score])}
             fields |= {"old_log_probs": doubles(row.old_log_probs)}
+            # A ratio of the trainer's and the engine's probabilities for each token.
+            fields |= {
+                "rollout_log_probs": doubles([x - math.log(r) for x, r in zip(row.old_log_probs, RATIOS, strict=False)])
+            }
         if is_turn and with_reference:
             fields |= {"ref_log_prob": doubles(row.ref_log_probs)}
         queue.add(key_of(place), **fields)
@@ -203,6 +213,8 @@ def queue(monkeypatch) -> RowQueue:
     queue = RowQueue()
     monkeypatch.setattr(turn_trainer, "tq", queue)
     monkeypatch.setattr(turn_batch, "tq", queue)
+    monkeypatch.setattr(trajectory_batch, "tq", queue)
+    monkeypatch.setattr(rollout_correction, "tq", queue)
     monkeypatch.setattr(turn_trainer, "ray", SimpleNamespace(get=lambda futures: [wait() for wait in futures]))
     return queue
 
@@ -287,6 +299,51 @@ def test_bootstrap_rows_and_padding_are_not_learned_from(queue, new_trainer):
     learned_from = {key for key, row in queue.rows.items() if "advantages" in row}
     assert learned_from == {key_of(place) for place in rows if place[1] < NUM_TURNS}
     assert metrics["turnmill/turns"] == NUM_TURNS * len(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("level", "weights"),
+    [("token", [(0.4, 2.0, 1.1, 0.9)] * 4), ("sequence", [(0.4,) * 4, (1.2,) * 4, (1.32,) * 4, (1.188,) * 4])],
+)
+def test_every_turn_is_a_row_of_off_policy_correction(queue, new_trainer, level, weights):
+    rows = rows_of_a_step()
+    add(queue, rows, with_reference=False)
+    trainer = new_trainer(kl={"coefficient": 0}, rolloutCorrection={"importanceSampling": level, "rejection": "token"})
+
+    trainer._compute_advantage(trainer._compute_values(queue.meta(), {}), {})
+
+    for place, row in rows.items():
+        stored = queue.rows[key_of(place)]
+        if place[1] == NUM_TURNS:
+            assert "rollout_is_weights" not in stored
+            continue
+        n = row.num_response
+        assert stored["rollout_is_weights"].tolist() == pytest.approx(weights[n - 1][:n], rel=1e-5)
+        assert stored["response_mask"].tolist() == [0, 0, 1, 1][:n]
+
+
+def test_rejection_does_not_change_advantages(queue, new_trainer):
+    rows = rows_of_a_step()
+    add(queue, rows, with_reference=False)
+    trainer = new_trainer(kl={"coefficient": 0}, whiten=False, rolloutCorrection={"rejection": "token"})
+
+    trainer._compute_advantage(trainer._compute_values(queue.meta(), {}), {})
+
+    for place, learned in expected_results(rows, 0.0).items():
+        assert queue.rows[key_of(place)]["advantages"].tolist() == pytest.approx(learned.advantages, abs=1e-6)
+
+
+def test_the_critic_warm_up_corrects_nothing(queue, new_trainer):
+    add(queue, rows_of_a_step(), with_reference=False)
+    trainer = new_trainer(
+        kl={"coefficient": 0}, rolloutCorrection={"importanceSampling": "token", "rejection": "token"}
+    )
+    trainer.global_steps = 0
+
+    trainer._compute_advantage(trainer._compute_values(queue.meta(), {}), {})
+
+    turns = [row for row in queue.rows.values() if "old_log_probs" in row]
+    assert all("rollout_is_weights" not in row and bool(row["response_mask"].all()) for row in turns)
 
 
 @pytest.mark.feature("Verlog", "weight of the first value")

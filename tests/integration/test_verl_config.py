@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import AdaptiveKLController, AdvantageEstimator, get_kl_controller
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
@@ -300,6 +301,84 @@ def test_a_setting_without_effect_is_refused_with_an_alternative(model, setting)
     job = example("babyai-goto-cpu", model, f"spec.verl={{{setting}}}")
 
     with pytest.raises(SettingsError, match=r"^spec\.verl\.algorithm\..* has no effect here\. (Set|Lower) .*spec\."):
+        build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+
+ALGORITHMS = ("turn_ppo", "ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo", "gigpo")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode", "given", "level"),
+    [
+        *((algorithm, "sync", "{}", None) for algorithm in ALGORITHMS),
+        *((algorithm, "separate_async", "{}", "token") for algorithm in ALGORITHMS),
+        ("grpo", "colocate_async", "{}", "token"),
+        ("grpo", "sync", "{importanceSampling: sequence}", "sequence"),
+        ("turn_ppo", "colocate_async", "{importanceSampling: none}", None),
+        ("turn_ppo", "colocate_async", "{bypass: true}", None),
+    ],
+)
+def test_the_correction_of_every_algorithm_reaches_verl(algorithm, mode, given, level, model):
+    name = "babyai-goto-cpu" if algorithm == "turn_ppo" else "babyai-goto-gigpo-cpu"
+    section = f"spec.algorithm={{type: {algorithm}, rolloutCorrection: {given}}}"
+
+    config = config_of(example(name, model, section, f"spec.training.mode={mode}"), model, "cpu")
+
+    require_verl_accepts(config)
+    found = omega_conf_to_dataclass(config.algorithm.rollout_correction, RolloutCorrectionConfig)
+    assert (found.rollout_is, found.rollout_is_threshold, found.rollout_rs) == (level, 2.0, None)
+    assert found.bypass_mode is ("bypass" in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ("{lowerThreshold: 0.5, threshold: 5}", "rollout_is_threshold", "0.5_5.0"),
+        ("{normalise: true}", "rollout_is_batch_normalize", True),
+        ("{rejection: token}", "rollout_rs", "token_k1"),
+        ("{rejection: sequence}", "rollout_rs", "seq_sum_k1"),
+        ("{rejection: geometric}", "rollout_rs", "seq_mean_k1"),
+        # verl bounds the inverse ratio.
+        ("{rejection: token, rejectionLow: 0.5, rejectionHigh: 4}", "rollout_rs_threshold", "0.25_2.0"),
+    ],
+)
+def test_the_settings_of_the_correction_reach_verl(given, name, value, model):
+    section = f"spec.algorithm.rolloutCorrection={given}"
+
+    assert (
+        config_of(example("tool-arithmetic-cpu", model, section), model, "cpu").algorithm.rollout_correction[name]
+        == value
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "overrides"),
+    [
+        ("{algorithm.rollout_correction.bypass_mode: true}", []),
+        ("{actor_rollout_ref.rollout.calculate_log_probs: false}", []),
+        ("{}", ["spec.agent.logprobs=false"]),
+    ],
+)
+def test_jobs_without_ratios_stay_valid_in_asynchronous_modes(setting, overrides, model):
+    mode = "spec.training.mode=colocate_async"
+    job = example("tool-arithmetic-cpu", model, mode, f"spec.verl={setting}", *overrides)
+
+    assert config_of(job, model, "cpu").algorithm.rollout_correction.rollout_is is None
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "algorithm.rollout_correction.bypass_mode: true",
+        f"{ROLLOUT}.calculate_log_probs: false",
+        f"{ACTOR}.policy_loss.loss_mode: bypass_mode",
+    ],
+)
+def test_settings_of_verl_that_ignore_the_correction_are_refused(setting, model):
+    correction = "spec.algorithm.rolloutCorrection={importanceSampling: token}"
+    job = example("tool-arithmetic-cpu", model, correction, f"spec.verl={{{setting}}}")
+
+    with pytest.raises(SettingsError, match=r"^spec\.verl\..* ignores spec\.algorithm\.rolloutCorrection"):
         build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
 
 

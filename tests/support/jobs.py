@@ -84,6 +84,12 @@ RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "retries without a checkpoint": {"retries": 1, "training__checkpointEvery": 20},
     "more rendered episodes than episodes": {"training__validation": {"episodes": 1, "renderEpisodes": 2}},
     "idle workers": {"resources__agentLoopWorkers": 33},
+    "a correction of bypassed log-probs": {
+        "algorithm__rolloutCorrection": {"bypass": True, "importanceSampling": "token"}
+    },
+    "rejection by bypassed log-probs": {"algorithm__rolloutCorrection": {"bypass": True, "rejection": "token"}},
+    "a mask without weights inside": {"algorithm__rolloutCorrection": {"lowerThreshold": 3}},
+    "a rejection of everything": {"algorithm__rolloutCorrection": {"rejectionLow": 2, "rejectionHigh": 1}},
     "a queue for the shared cluster": {"queue": "team-a", "cluster": "shared"},
 }
 
@@ -99,6 +105,10 @@ TOOL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "no stop tokens": {"agent__stopTokens": []},
     "rendered episodes of a tool agent": {"training__validation__renderEpisodes": 1},
     "idle workers": {"resources__agentLoopWorkers": 17},
+    "a correction without log-probs": {
+        "agent__logprobs": False,
+        "algorithm__rolloutCorrection": {"importanceSampling": "sequence"},
+    },
 }
 
 GRL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, Tag
 
 from turnmill.jobs.plugin_algorithm import PluginAlgorithm
+from turnmill.jobs.rollout_correction import RolloutCorrection
 from turnmill.jobs.settings import PLUGIN, Settings, TypedSection, by_type
 from turnmill.jobs.trajectory_algorithms import (
     Dapo,
@@ -90,6 +91,9 @@ class TurnPpo(TypedSection):
 
     gradient_clip: float = Field(default=1.0, gt=0, le=1_000_000)
     """Maximum norm of the gradients."""
+
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    """Correction for rows that another policy sampled than the one that learns from them."""
 
     whiten: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 over a step's response tokens."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from turnmill.jobs.grl_rules import GRL_RULES
 from turnmill.jobs.problems import Problem
+from turnmill.jobs.rollout_correction import CORRECTION_RULES
 from turnmill.jobs.rule import Rule
 from turnmill.jobs.settings import PLUGIN
 from turnmill.jobs.values import BrokenValueError, Values
@@ -388,5 +389,6 @@ RULES: tuple[Rule, ...] = (
         "agents of type grl have environments of their own",
         way_out=lambda v: "Take it out." if v["spec.environment.name"] else "Add it, for example babyai.",
     ),
+    *CORRECTION_RULES,
     *GRL_RULES,
 )

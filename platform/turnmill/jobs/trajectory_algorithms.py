@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from turnmill.jobs.rollout_correction import RolloutCorrection
 from turnmill.jobs.settings import Settings, TypedSection
 
 Gamma = Annotated[float, Field(ge=0, le=1)]
@@ -60,6 +61,9 @@ class TrajectoryAlgorithmSettings(TypedSection):
 
     gradient_clip: float = Field(default=1.0, gt=0, le=1_000_000)
     """Maximum norm of the gradients."""
+
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    """Correction for rows that another policy sampled than the one that learns from them."""
 
     @property
     def max_batches(self) -> int:

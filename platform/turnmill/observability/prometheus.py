@@ -58,6 +58,22 @@ GAUGES = {
         "turnmill_rollout_probability_difference",
         "Mean absolute difference between a token's probability at rollout and in the trainer",
     ),
+    "turnmill/off_policy_kl": (
+        "turnmill_off_policy_kl",
+        "KL divergence between the policies that sampled the step's tokens and the trainer's, nats per token",
+    ),
+    "rollout_corr/rollout_is_eff_sample_size": (
+        "turnmill_effective_sample_ratio",
+        "Effective sample size under the weights of importance sampling, as a share of the step's tokens",
+    ),
+    "rollout_corr/rollout_is_ratio_fraction_high": (
+        "turnmill_weights_above_threshold_ratio",
+        "Share of importance sampling ratios above the threshold, which are truncated or masked",
+    ),
+    "rollout_corr/rollout_rs_masked_fraction": (
+        "turnmill_rejected_tokens_ratio",
+        "Share of the step's tokens that rejection left out of the loss",
+    ),
     "turnmill/failed_ratio": ("turnmill_failed_ratio", "Share of the step's trajectories that something around broke"),
     "turnmill/tool/num_tool_calls/mean": ("turnmill_tool_calls_per_trajectory", "Mean tool calls of a trajectory"),
     "turnmill/tool/session_request_time/mean": (

@@ -39,6 +39,16 @@ AGE = Row(
             max=1,
         ),
         lines(
+            "Off-policy correction",
+            "Effective sample size under the weights, as a share of tokens, the share of ratios above the threshold, "
+            "and the share of tokens left out of the loss.",
+            "percentunit",
+            (RUN("turnmill_effective_sample_ratio"), "{{namespace}} {{training_job}} effective"),
+            (RUN("turnmill_weights_above_threshold_ratio"), "{{namespace}} {{training_job}} above threshold"),
+            (RUN("turnmill_rejected_tokens_ratio"), "{{namespace}} {{training_job}} rejected"),
+            max=1,
+        ),
+        lines(
             "Weight updates",
             "Weight updates per hour that reach the engines.",
             "none",

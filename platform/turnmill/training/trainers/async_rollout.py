@@ -75,7 +75,8 @@ class AsyncRolloutMixin(PPOTrainer):
             del metrics[name]
         on_policy = self._on_policy_rows(batch)
         metrics["turnmill/fresh_rows"] = float(len(on_policy.keys))
-        if on_policy.keys and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+        compares = self.config.actor_rollout_ref.rollout.calculate_log_probs
+        if on_policy.keys and compares and not self.config.algorithm.rollout_correction.bypass_mode:
             fields = ["old_log_probs", "rollout_log_probs", "response_mask", "responses"]
             data = tq.kv_batch_get(keys=on_policy.keys, partition_id=on_policy.partition_id, select_fields=fields)
             metrics.update(calculate_debug_metrics(DataProto(batch=data.to_padded_tensor())))

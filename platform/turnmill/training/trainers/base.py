@@ -26,6 +26,8 @@ from turnmill.training import checkpoints
 from turnmill.training.batches.diagnostics import read_engine_kl
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
+from turnmill.training.rollout_correction import correct_rows
+from turnmill.training.verl.correction_config import is_corrected
 from turnmill.training.verl.placement import PlacedPools
 from turnmill.training.verl.types import Metrics, Row, ServerManager, Tracking
 from turnmill.training.vocabulary import save_vocabulary
@@ -155,6 +157,12 @@ class RunTrainer(PPOTrainer):
         metrics["turnmill/kl_reference"] = kl_metrics["actor/reward_kl_penalty"]
         rewards: Tensor = data.batch["token_level_rewards"]
         return rewards
+
+    def _correct_off_policy(self, batch: KVBatchMeta, metrics: Metrics) -> None:
+        """Write the weights and the mask of the loss for rows of another policy than the trainer's."""
+        settings = self.config.algorithm.rollout_correction
+        if is_corrected(settings):
+            metrics.update(correct_rows(batch, settings))
 
     def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)

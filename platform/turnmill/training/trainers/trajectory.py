@@ -33,6 +33,7 @@ from turnmill.training.batches.trajectory import (
 )
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics, validation_metrics
 from turnmill.training.dataset import rows_as_columns, select
+from turnmill.training.rollout_correction import WEIGHTS
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.sync import Sync
@@ -126,6 +127,7 @@ class TrajectoryTrainer(RunTrainer):
         means_R = mean_over_trajectories(advantages_RG, rewarded)
         self.trajectory_log.append_advantages(self.global_steps, rows.by_trajectory(means_R))
         self.trajectory_log.append_token_advantages(self.global_steps, rows.by_turn(advantages_RG))
+        self._correct_off_policy(rows.meta, metrics)
         self._fill_padding(batch)
         metrics.update(self.algorithm.metrics(rewarded, penalties_R))
         metrics.update(advantage_spread(advantages_RG, rows.mask_RG))
@@ -144,7 +146,9 @@ class TrajectoryTrainer(RunTrainer):
         if padding.keys:
             lengths_R = torch.tensor([int(tag["response_len"]) for tag in padding.tags])
             zeros_RG = torch.zeros(len(padding.keys), int(lengths_R.max()))
-            names = ("advantages", "returns", "token_level_rewards")
+            names = ["advantages", "returns", "token_level_rewards"]
+            if self.config.algorithm.rollout_correction.rollout_is is not None:
+                names.append(WEIGHTS)
             put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:

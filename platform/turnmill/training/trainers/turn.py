@@ -147,6 +147,7 @@ class TurnTrainer(RunTrainer):
         if self.global_steps > 0:
             self.trajectory_log.append_token_advantages(self.global_steps, turns.token_advantages(advantages_RG))
             self._require_few_failures(metrics)
+            self._correct_off_policy(self._turns_of(batch), metrics)
         return batch
 
     def _require_few_failures(self, metrics: Metrics) -> None:

@@ -14,6 +14,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import ray_resource
 from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
+from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
 
 NEVER = 10**9
@@ -51,6 +52,7 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
         for name, value in (settings | dict(job.spec.verl)).items():
             OmegaConf.update(config, name, value, merge=True)
         _make_room_for_rows(config, job.spec.verl)
+        refuse_ignored_correction(config)
         config.turnmill = {"job": job.model_dump_json(by_alias=True), "run_dir": str(run_dir.absolute())}
     return config
 
@@ -92,6 +94,7 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
         **_policy(job),
         **_rollout(job),
         **learning_settings(job),
+        **correction_settings(job),
         "algorithm.use_kl_in_reward": spec.kl.coefficient > 0,
         "algorithm.kl_ctrl.type": spec.kl.type,
         "algorithm.kl_ctrl.kl_coef": spec.kl.coefficient,

@@ -15,7 +15,7 @@ WITHOUT_EFFECT = {
     "algorithm.gamma": "Set it among the discounts of spec.algorithm.",
     "algorithm.lam": "Set it among the weights of GAE in spec.algorithm.",
     "algorithm.norm_adv_by_std_in_grpo": "Set spec.algorithm.normalise.",
-    "algorithm.rollout_correction": "Lower spec.training.maxStaleness where policies drift apart.",
+    "algorithm.rollout_correction": "Set spec.algorithm.rolloutCorrection.",
 }
 """Settings of verl's advantages, which turnmill computes itself, and what to set instead."""
 
