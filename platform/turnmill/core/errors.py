@@ -56,6 +56,8 @@ class ToolError(TurnmillError):
     """A tool call could not be executed; it had no effect."""
 
     cause: ClassVar[str] = "tool"
+    is_final: ClassVar[bool] = False
+    """True if a repeat of the call would fail in the same way: its trajectory has failed."""
 
 
 class ToolUnavailableError(ToolError, SettingsError):
@@ -102,6 +104,13 @@ class CallInProgressError(StoreError):
     cause: ClassVar[str] = "call_in_progress"
 
 
+class PoisonCallError(StoreError):
+    """Servers died while they executed the call: it is not executed again."""
+
+    cause: ClassVar[str] = "poison_call"
+    is_final: ClassVar[bool] = True
+
+
 class ToolCallError(EpisodeError):
     """A tool call could not be executed on any server within its timeout."""
 
@@ -124,6 +133,12 @@ class ToolCallRefusedError(ToolCallError):
     """A tool server rejected a call; repeating it would have the same result."""
 
     cause: ClassVar[str] = "tool_refused"
+
+
+class ToolCallPoisonError(ToolCallRefusedError):
+    """Tool servers died of a call, and the next one refused it."""
+
+    cause: ClassVar[str] = "tool_poison"
 
 
 class ToolRaisedError(ToolCallError):

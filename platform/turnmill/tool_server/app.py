@@ -30,6 +30,7 @@ from turnmill.tool_server.requests import (
 from turnmill.tool_server.responses import (
     REFUSALS,
     body_schema,
+    call_failure,
     failure,
     json_response,
     refuse_body,
@@ -137,7 +138,8 @@ class Worker:
         errors = [result for result in results if isinstance(result, ToolError)]
         if errors:
             share = f"{len(errors)} of {len(results)} calls failed: " if len(results) > 1 else ""
-            return failure(f"{share}{errors[0]}", errors[0].cause)
+            error = max(errors, key=lambda error: error.is_final)
+            return call_failure(error, f"{share}{error}")
         done = [result for result in results if isinstance(result, CallResult)]
         return json_response(
             {

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from turnmill.core.errors import InferenceError, ToolError
 from turnmill.tool_server.completion_loop import Completion, CompletionLoop
 from turnmill.tool_server.requests import Admission, read_body
-from turnmill.tool_server.responses import REFUSALS, body_schema, failure, json_response
+from turnmill.tool_server.responses import REFUSALS, body_schema, call_failure, failure, json_response
 from turnmill.tool_server.schemas import MAX_ACTIONS, ApiModel, Detail
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.upstream import Messages, Upstream, UpstreamRefusedError
@@ -145,7 +145,7 @@ class Completions:
         except UpstreamRefusedError as error:
             return JSONResponse({"detail": str(error)}, 400)
         except (ToolError, InferenceError) as error:
-            return failure(str(error), error.cause)
+            return call_failure(error)
         return json_response(endpoint.response(served, completions, num_prompts=len(prompts)))
 
     async def _complete(self, body: CompletionsBody, prompts: Sequence[str | Messages]) -> list[Completion]:

@@ -7,6 +7,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from turnmill.core.errors import InferenceError, ToolError
 from turnmill.tool_server.requests import BodyError, BodyTimeoutError, BodyTooLargeError
 from turnmill.tool_server.schemas import Detail, Failure
 
@@ -15,6 +16,7 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     408: {"model": Detail, "description": "The body did not arrive in time"},
+    409: {"model": Failure, "description": "The trajectory has failed: do not send the call again"},
     413: {"model": Detail, "description": "The body is too large"},
     422: {"model": Detail, "description": "The body or a header is not what it must be"},
     503: {"model": Failure, "description": "Infrastructure failed; nothing is half done, send it again"},
@@ -26,6 +28,13 @@ def body_schema(model: type[BaseModel]) -> dict[str, object]:
     """Return the OpenAPI description of a body that the endpoint itself reads."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def call_failure(error: ToolError | InferenceError, detail: str = "") -> Response:
+    """Return 503, or 409 for an error that a repeat of the call would meet again."""
+    if isinstance(error, ToolError) and error.is_final:
+        return JSONResponse({"detail": detail or str(error), "cause": error.cause}, status_code=409)
+    return failure(detail or str(error), error.cause)
 
 
 def failure(detail: str, cause: str) -> Response:

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
-from turnmill.core.errors import CallInProgressError, StaleClaimError, StoreFullError
+from turnmill.core.errors import CallInProgressError, PoisonCallError, StaleClaimError, StoreFullError
 from turnmill.trajectories import scripts
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State
 from turnmill.trajectories.claim_renewer import ClaimRenewer
+from turnmill.trajectories.claim_watch import ClaimWatch
 from turnmill.trajectories.client import Argument, StoreClient
 from turnmill.trajectories.keys import Keys
+from turnmill.trajectories.script_arguments import (
+    call_arguments,
+    claim_field,
+    flag,
+    microseconds,
+    to_bytes,
+    to_text,
+)
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.state_cache import StateCache
 
@@ -34,9 +43,9 @@ _NO_CHANGE = Change()
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Another claim is held, for this time at most unless it is renewed."""
+    """Another claim is held; its stamp changes when it is renewed."""
 
-    left_seconds: float
+    stamp: str
 
 
 class TrajectoryStore:
@@ -60,6 +69,7 @@ class TrajectoryStore:
         self._keys = Keys(run)
         self._settings = settings or StoreSettings()
         self._cache = StateCache(self._settings.cache_bytes)
+        self._watch = ClaimWatch(self._settings.lease_seconds)
         self._renewal = ClaimRenewer(self._renew_in_time, self._settings.lease_seconds, self._settings.max_call_seconds)
         self.num_taken_over = 0
         """Number of expired claims of other servers that this one took over."""
@@ -88,17 +98,21 @@ class TrajectoryStore:
                     "beyond this call's deadline: send it again later."
                 )
 
-        holder, wait_seconds = secrets.token_hex(8), FIRST_WAIT_SECONDS
-        begun = await self._try_claim(key, tool, stateful, holder, deadline)
-        while isinstance(begun, _Held):
-            pause = min(wait_seconds, begun.left_seconds)
-            require_time(pause)
-            await asyncio.sleep(pause)
+        holder, wait_seconds, expired = secrets.token_hex(8), FIRST_WAIT_SECONDS, ""
+        while True:
+            begun = await self._try_claim(key, tool, stateful, holder, expired, deadline)
+            if not isinstance(begun, _Held):
+                self._watch.forget(expired)
+                return begun
+            left_seconds = self._watch.left_seconds(begun.stamp)
+            if left_seconds:
+                pause = min(wait_seconds, left_seconds)
+                require_time(pause)
+                await asyncio.sleep(pause)
+                wait_seconds = min(wait_seconds * 1.5, MAX_WAIT_SECONDS)
             # On a busy machine a pause may take much longer.
             require_time(0)
-            wait_seconds = min(wait_seconds * 1.5, MAX_WAIT_SECONDS)
-            begun = await self._try_claim(key, tool, stateful, holder, deadline)
-        return begun
+            expired = "" if self._watch.left_seconds(begun.stamp) else begun.stamp
 
     async def commit(
         self,
@@ -127,17 +141,17 @@ class TrajectoryStore:
             answer, *rest = await self._run(
                 COMMIT,
                 claim.key.trajectory_id,
-                *_call(claim.key, claim.tool, claim.stateful),
+                *call_arguments(claim.key, claim.tool, claim.stateful),
                 claim.token,
                 result,
-                _flag(finishes),
+                flag(finishes),
                 self._expiry_ms(finished=finishes),
                 self._settings.max_trajectory_bytes,
-                _flag(changes),
-                _flag(change.forget),
+                flag(changes),
+                flag(change.forget),
                 len(removed),
-                *map(_bytes, removed),
-                *(word for name, value in change.written.items() for word in (_bytes(name), value)),
+                *map(to_bytes, removed),
+                *(word for name, value in change.written.items() for word in (to_bytes(name), value)),
                 deadline=deadline,
             )
         finally:
@@ -164,11 +178,11 @@ class TrajectoryStore:
         """Release a claim: nothing of the call took effect, and a repeat executes it again."""
         self._renewal.drop(claim)
         if claim.token:
-            await self._run(RELEASE, claim.key.trajectory_id, _field(claim), claim.token, deadline=deadline)
+            await self._run(RELEASE, claim.key.trajectory_id, claim_field(claim), claim.token, deadline=deadline)
 
     async def renew(self, claim: Claim, *, deadline: float) -> None:
         """Renew a claim for another lease. Raises StaleClaimError if it is lost."""
-        arguments = (_field(claim), claim.token, _microseconds(self._settings.lease_seconds))
+        arguments = (claim_field(claim), claim.token, microseconds(self._settings.lease_seconds))
         if claim.token and not await self._run(RENEW, claim.key.trajectory_id, *arguments, deadline=deadline):
             raise StaleClaimError(
                 f"The claim on {claim.tool!r} for trajectory {claim.key.trajectory_id!r} was lost: begin again."
@@ -216,17 +230,18 @@ class TrajectoryStore:
         return await self._client.run(script, self._keys.trajectory(trajectory_id), *arguments, deadline=deadline)
 
     async def _try_claim(
-        self, key: CallKey, tool: str, stateful: bool, holder: str, deadline: float
+        self, key: CallKey, tool: str, stateful: bool, holder: str, expired: str, deadline: float
     ) -> "Claim | Recorded | _Held":
         cached = self._cache.version(key.trajectory_id, tool) if stateful else 0
         answer, *rest = await self._run(
             BEGIN,
             key.trajectory_id,
-            *_call(key, tool, stateful),
-            _microseconds(self._settings.lease_seconds),
+            *call_arguments(key, tool, stateful),
+            microseconds(self._settings.lease_seconds),
             holder,
             cached,
             self._expiry_ms(),
+            expired,
             deadline=deadline,
         )
         if answer == b"gone":
@@ -237,7 +252,12 @@ class TrajectoryStore:
         if answer == b"recorded":
             return Recorded(rest[0])
         if answer == b"held":
-            return _Held(left_seconds=int(rest[0]) / 1e6)
+            return _Held(rest[0].decode())
+        if answer == b"poison":
+            raise PoisonCallError(
+                f"Call {key.call_id!r} of {tool!r} for trajectory {key.trajectory_id!r} was in progress on "
+                f"{int(rest[0])} servers when they died: it is not given to another. Finish the trajectory."
+            )
         return self._build_claim(key, tool, stateful, rest)
 
     def _build_claim(self, key: CallKey, tool: str, stateful: bool, rest: list[Any]) -> Claim:
@@ -248,7 +268,7 @@ class TrajectoryStore:
             cached = self._cache.get(key.trajectory_id, tool, version)
             if cached is None:
                 pairs = zip(parts[::2], parts[1::2], strict=True)
-                cached = MappingProxyType({_text(name): value for name, value in pairs})
+                cached = MappingProxyType({to_text(name): value for name, value in pairs})
                 self._cache.put(key.trajectory_id, tool, version, cached)
             state = cached
         claim = Claim(key, tool, token, state, stateful, version)
@@ -268,29 +288,3 @@ class TrajectoryStore:
     def _expiry_ms(self, *, finished: bool = False) -> int:
         seconds = self._settings.finished_seconds if finished else self._settings.expiry_seconds
         return max(1, round(seconds * 1000))
-
-
-def _call(key: CallKey, tool: str, stateful: bool) -> tuple[str, str, bytes, str]:
-    return tool, _flag(key.call_id is not None), _bytes(key.call_id or ""), _flag(stateful)
-
-
-def _field(claim: Claim) -> bytes:
-    """Return the hash field of a claim, see `scripts/trajectory.lua`."""
-    return _bytes(f"lock {claim.tool}" if claim.stateful else f"claim {claim.key.call_id}")
-
-
-def _bytes(name: str) -> bytes:
-    # Names of files and ids from JSON may hold halves of surrogate pairs.
-    return name.encode(errors="surrogatepass")
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="surrogatepass")
-
-
-def _flag(value: bool) -> str:
-    return "1" if value else "0"
-
-
-def _microseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1e6))

@@ -1,5 +1,6 @@
 """Several servers that share a store: any server serves any turn, also in place of one that died."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import pytest
 import redis
 
 from support.server_process import NewServer, ServerProcess, alive, eventually
+from turnmill.core.errors import ToolCallPoisonError
+from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient
 
 
 @pytest.fixture
@@ -89,6 +92,27 @@ def test_a_paused_server_is_fenced_off_and_returns_the_other_servers_result(
         assert late.result() == "hold 1"
     assert other.observe("count", call_id="2") == "count 2"
     assert paused.metric("turnmill_tool_fenced_writers_total") == 1
+
+
+def test_a_poison_call_kills_two_servers_at_most(
+    contained: None, new_server: NewServer, redis_url: str, trial_folder: Path
+):
+    servers = [new_server("--tool_type", "trial", "--redis", redis_url) for _ in range(3)]
+    for number, server in enumerate(servers[:2], start=1):
+        with ThreadPoolExecutor() as pool:
+            lost = pool.submit(server.post, ["t"], ["hold"], extra_fields=[{"call_id": "1"}])
+            eventually(lambda number=number: len(list(trial_folder.glob("held-*"))) == number)
+            server.kill()
+            assert lost.exception() is not None
+
+    async def call() -> None:
+        async with ToolServerClient([servers[2].url], timeout_seconds=60, max_retries=3, max_connections=1) as client:
+            await client.call(ToolRequest("t", "hold", {"call_id": "1"}))
+
+    with pytest.raises(ToolCallPoisonError, match="answered 409"):
+        asyncio.run(call())
+    assert len(list(trial_folder.glob("held-*"))) == 2
+    assert servers[2].observe("count", call_id="2") == "count 1"
 
 
 def test_a_stopping_server_releases_its_claims_after_the_grace_period(

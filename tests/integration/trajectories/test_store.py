@@ -5,7 +5,7 @@ import pytest
 import redis.asyncio
 from redis.crc import key_slot
 
-from turnmill.core.errors import CallInProgressError, SettingsError, StaleClaimError, StoreFullError
+from turnmill.core.errors import CallInProgressError, PoisonCallError, SettingsError, StaleClaimError, StoreFullError
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -172,6 +172,75 @@ async def test_a_fenced_server_can_no_longer_write(new_server, key):
         await commit(revived, late, b"of the first", Change(written={"part": b"first"}))
 
     assert await state(second) == {"part": b"second"}
+
+
+async def set_until(redis_url: str, store: TrajectoryStore, until_us: int) -> None:
+    """Make a claim look as if Redis's clock had been set since it was given."""
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        key, field = store._keys.trajectory(FIRST.trajectory_id), f"lock {SHELL}"
+        token, _, rest = (await client.hget(key, field)).split(b" ", 2)
+        await client.hset(key, field, b"%s %d %s" % (token, until_us, rest))
+
+
+async def test_a_claim_with_an_end_far_ahead_is_taken_over(new_server, redis_url):
+    first, second = new_server(SHORT_LEASE), new_server(SHORT_LEASE)
+    held = await claim(first)
+    await die(first)
+    await set_until(redis_url, second, held.token + 3_600_000_000)
+
+    assert (await claim(second)).token > held.token
+
+
+async def test_a_claim_that_lives_is_not_taken_over_after_a_step_of_the_clock(new_server, redis_url):
+    first, second = new_server(StoreSettings(lease_seconds=1e3)), new_server(StoreSettings(lease_seconds=1e3))
+    held = await claim(first)
+    await set_until(redis_url, first, held.token - 3_600_000_000)
+
+    with pytest.raises(CallInProgressError):
+        await second.begin(FIRST, SHELL, deadline=deadline_in(1))
+    await commit(first, held, b"of the first")
+    assert await second.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"of the first")
+
+
+async def test_a_renewal_after_the_clock_was_set_back_ends_one_lease_later(new_server, redis_url):
+    first = new_server(StoreSettings(lease_seconds=1e3))
+    held = await claim(first)
+    await set_until(redis_url, first, held.token + 10**13)
+
+    await first.renew(held, deadline=deadline_in(10))
+
+    assert await lease_end(redis_url, first) < held.token / 1e6 + 2e3
+
+
+@pytest.mark.parametrize(("key", "stateful"), [(FIRST, True), (FIRST, False), (WITHOUT_ID, True)])
+async def test_a_call_that_two_servers_died_of_is_given_to_no_third(new_server, key, stateful):
+    for _ in range(2):
+        dying = new_server(SHORT_LEASE)
+        await claim(dying, key, stateful=stateful)
+        await die(dying)
+    survivor = new_server(SHORT_LEASE)
+
+    for _ in range(2):
+        with pytest.raises(PoisonCallError, match="2 servers when they died"):
+            await survivor.begin(key, SHELL, stateful=stateful, deadline=deadline_in(10))
+    await survivor.finish(key.trajectory_id, deadline=deadline_in(10))
+
+
+async def test_a_call_may_follow_on_one_that_servers_died_of(new_server):
+    for key in (FIRST, FIRST, SECOND, FIRST):
+        dying = new_server(SHORT_LEASE)
+        await claim(dying, key)
+        await die(dying)
+
+    assert (await claim(new_server(SHORT_LEASE), SECOND)).token
+
+
+async def test_released_and_renewed_claims_are_not_counted_as_deaths(new_server):
+    for _ in range(4):
+        store = new_server(SHORT_LEASE)
+        await store.release(await claim(store), deadline=deadline_in(10))
+
+    assert (await claim(new_server())).token
 
 
 async def test_a_fenced_server_cannot_release_or_renew_the_claim_of_the_other(new_server):

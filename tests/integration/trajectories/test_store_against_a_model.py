@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, rule, run_state_machine_as_test
 
-from turnmill.core.errors import StaleClaimError, StoreError
+from turnmill.core.errors import PoisonCallError, StaleClaimError, StoreError
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
+from turnmill.trajectories.claim_watch import ClaimWatch
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.keys import Keys
 from turnmill.trajectories.settings import StoreSettings
@@ -37,6 +38,9 @@ class Model:
     held: dict = field(default_factory=dict)
     """By tool, or by call for tools without state: the token that may commit, and whether its lease runs."""
 
+    takeovers: dict = field(default_factory=dict)
+    """By token: how often the call was taken over."""
+
     committed: set = field(default_factory=set)
 
     def finish(self):
@@ -49,6 +53,16 @@ class Model:
 
 def place(key, tool):
     return tool if STATEFUL[tool] else ("call", key.call_id)
+
+
+class EndedLeases(ClaimWatch):
+    """Leases end only when the test ends them: `end_lease` gives their claims the time 1."""
+
+    def __init__(self):
+        super().__init__(NEVER.lease_seconds)
+
+    def left_seconds(self, stamp):
+        return 0.0 if stamp.endswith(" 1") else super().left_seconds(stamp)
 
 
 class Servers(RuleBasedStateMachine):
@@ -64,7 +78,9 @@ class Servers(RuleBasedStateMachine):
         self.num_commits = 0
 
     async def new(self, url, store_settings):
-        return TrajectoryStore.from_url(url, self.run_name, store_settings)
+        store = TrajectoryStore.from_url(url, self.run_name, store_settings)
+        store._watch = EndedLeases()
+        return store
 
     def teardown(self):
         async def close():
@@ -102,13 +118,20 @@ class Servers(RuleBasedStateMachine):
         if expected is not None:
             assert self.ask(server, "begin", key, tool, stateful=stateful) == Recorded(expected[1])
             return multiple()
-        token, runs, _ = model.held.get(place(key, tool), (0, False, None))
+        token, runs, holder = model.held.get(place(key, tool), (0, False, None))
         if runs:
             with pytest.raises(StoreError):
                 self.ask(server, "begin", key, tool, stateful=stateful, seconds=0.06)
             return multiple()
+        # The second server that dies of a call is the last that gets it.
+        takeovers = model.takeovers.get(token, 0) + 1 if token and holder == call else 0
+        if takeovers == 2:
+            with pytest.raises(PoisonCallError):
+                self.ask(server, "begin", key, tool, stateful=stateful)
+            return multiple()
         claim = self.ask(server, "begin", key, tool, stateful=stateful)
         assert isinstance(claim, Claim)
+        model.takeovers[claim.token] = takeovers
         assert claim.token > token
         assert dict(claim.state) == (model.states.get(tool, {}) if stateful else {})
         model.held[place(key, tool)] = (claim.token, True, call)

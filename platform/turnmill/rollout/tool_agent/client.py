@@ -1,6 +1,7 @@
 """Client of tool servers: calls go to any of several servers with retries, and take effect once."""
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -12,8 +13,10 @@ from typing import Any, Self
 import aiohttp
 
 from turnmill.core.errors import (
+    PoisonCallError,
     ToolCallConnectionError,
     ToolCallError,
+    ToolCallPoisonError,
     ToolCallRefusedError,
     ToolCallTimeoutError,
     ToolRaisedError,
@@ -37,6 +40,9 @@ RAISED_TOOL_FIELDS = frozenset({"error", "tool_type"})
 # All of C0 but tab, line feed and carriage return.
 _CONTROL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 
+
+_FINAL_ERRORS: Mapping[str, type[ToolCallRefusedError]] = {PoisonCallError.cause: ToolCallPoisonError}
+"""Errors of tool servers that end a trajectory, by their cause."""
 
 Reply = tuple[dict[str, Any], Mapping[str, str], int]
 """Body, headers and size of an HTTP response."""
@@ -198,12 +204,21 @@ def _require_success(url: str, response: aiohttp.ClientResponse, raw: bytes) -> 
         return
     message = f"{url} answered {response.status}: {raw[:300].decode(errors='replace')}"
     if response.status not in RETRYABLE_STATUSES:
-        raise ToolCallRefusedError(message)
+        raise _FINAL_ERRORS.get(_cause(raw), ToolCallRefusedError)(message)
     try:
         retry_after = float(response.headers.get("Retry-After", 0))
     except ValueError:
         retry_after = 0.0
     raise _RetryableError(message, retry_after)
+
+
+def _cause(raw: bytes) -> str:
+    """Return the cause of a failure as a tool server names it; empty if another program answered."""
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        return ""
+    return str(body.get("cause", "")) if isinstance(body, dict) else ""
 
 
 def _backoff_seconds(attempt: int, error: ToolCallError) -> float:

@@ -1,7 +1,9 @@
 -- Claims a call, or tells what it did. ARGV: tool, has an id ('1'), id, stateful ('1'), lease in us, holder,
--- version of the state that the server has, expiry in ms.
+-- version of the state that the server has, expiry in ms, stamp of the claim that it takes over ('' for none).
 local tool, has_id, call, stateful = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] == '1'
-local lease_us, holder, cached, expiry_ms = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+local lease_us, holder, cached, expiry_ms, expired = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+-- A call that has ended as many servers as this is not given to another.
+local MAX_SERVERS = 2
 
 if has_id then
   local record = redis.call('HGET', CALLS, call)
@@ -16,14 +18,20 @@ end
 
 local field = stateful and 'lock ' .. tool or 'claim ' .. call
 local time, held = now(), get_claim(field)
-local claim = {until_us = time + lease_us, holder = holder, call = has_id and call or nil}
+local claim = {until_us = time + lease_us, holder = holder, takeovers = 0, call = has_id and call or nil}
 local fenced = 0
 if held and held.holder == holder then
   -- It asked before and lost the answer: the claim is its own.
-  claim.token = held.token
-elseif held and held.until_us > time then
-  return {'held', integer(held.until_us - time)}
+  claim.token, claim.takeovers = held.token, held.takeovers
+elseif held and held.stamp ~= expired then
+  return {'held', held.stamp}
 else
+  if held and held.call == claim.call then
+    claim.takeovers = held.takeovers + 1
+    if claim.takeovers >= MAX_SERVERS then
+      return {'poison', integer(claim.takeovers)}
+    end
+  end
   claim.token = integer(math.max(get_number('token') + 1, time))
   fenced = held and 1 or 0
 end

@@ -3,6 +3,8 @@ local claim = get_claim(ARGV[1])
 if not claim or claim.token ~= ARGV[2] then
   return 0
 end
-claim.until_us = math.max(claim.until_us, now() + tonumber(ARGV[3]))
+-- Never the same again, and never far ahead where the clock was set back.
+local until_us = now() + tonumber(ARGV[3])
+claim.until_us = until_us == claim.until_us and until_us + 1 or until_us
 set_claim(ARGV[1], claim)
 return 1

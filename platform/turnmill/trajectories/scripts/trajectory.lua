@@ -2,7 +2,8 @@
 --
 -- KEYS[1], a hash, is the trajectory:
 --   token            the last fencing token given
---   lock TOOL        who has claimed a stateful tool: "TOKEN UNTIL HOLDER", and " CALL" where the call has an id
+--   lock TOOL        who has claimed a stateful tool: "TOKEN UNTIL HOLDER", and " CALL" where the call has an id;
+--                    HOLDER ends with "*N" where the call was taken over N times from servers that died
 --   claim CALL       who has claimed a call of a tool without state, alike
 --   committed TOOL   the last tokens that were committed by calls without an id
 --   version TOOL     the token that wrote the tool's state last
@@ -13,7 +14,8 @@
 -- KEYS[1]:state:TOOL, a hash, has a tool's state.
 --
 -- Times are microseconds of Redis's clock: one clock for all servers. Tokens come from it too, so that they go on
--- rising where a trajectory was deleted and begun anew.
+-- rising where a trajectory was deleted and begun anew. The clock may jump: no claim is judged by it. UNTIL changes with
+-- each renewal, and a server that has seen the same UNTIL for a whole lease, by its own clock, takes the claim over.
 
 local TRAJECTORY = KEYS[1]
 local CALLS = TRAJECTORY .. ':calls'
@@ -56,7 +58,16 @@ end
 
 local function parse_claim(value)
   local token, until_us, holder, rest = string.match(value, '^(%d+) (%d+) (%S+)(.*)$')
-  return {token = token, until_us = tonumber(until_us), holder = holder, call = rest ~= '' and string.sub(rest, 2) or nil}
+  local name, takeovers = string.match(holder, '^([^*]*)%*(%d+)$')
+  return {
+    token = token,
+    until_us = tonumber(until_us),
+    holder = name or holder,
+    takeovers = tonumber(takeovers or 0),
+    call = rest ~= '' and string.sub(rest, 2) or nil,
+    -- Changes whenever the claim is renewed or taken over.
+    stamp = token .. ' ' .. until_us,
+  }
 end
 
 local function get_claim(field)
@@ -66,6 +77,9 @@ end
 
 local function set_claim(field, claim)
   local value = claim.token .. ' ' .. integer(claim.until_us) .. ' ' .. claim.holder
+  if claim.takeovers > 0 then
+    value = value .. '*' .. integer(claim.takeovers)
+  end
   if claim.call then
     value = value .. ' ' .. claim.call
   end
