@@ -144,10 +144,11 @@ def test_lora_adapters_train_and_reach_the_engine(run):
     assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in steps)
 
 
-def test_lora_adapters_reach_engines_on_other_machines(run):
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_lora_adapters_reach_the_engines_of_asynchronous_rollout(run, mode):
     # A learning rate so high that a policy and the next one disagree about every token.
-    settings = ["training.mode=separate_async", "resources.rollout.replicas=1", "algorithm.actorLearningRate=5e-3"]
-    settings += ["model.lora={rank: 4, alpha: 8}"]
+    settings = [f"training.mode={mode}", "algorithm.actorLearningRate=5e-3", "model.lora={rank: 4, alpha: 8}"]
+    settings += ["resources.rollout.replicas=1"] if mode == "separate_async" else []
     arguments = [argument for setting in settings for argument in ("--set", setting)]
 
     run.train(*arguments)
