@@ -25,6 +25,7 @@ _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE = 1, 2, 10,
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _PR_SET_SECCOMP = 22
+_FALLOC_KEEP_SIZE = 1
 _ALL_PROCESSES = 0xFFFFFFFF
 """The pid -1 as the target of a signal."""
 
@@ -110,9 +111,17 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
             *_allow(),
         ]
     else:
-        blocks |= dict.fromkeys((*_SOCKET_CALLS, "socket"), refuse)
+        # A descriptor that is in flight in a socket pair is nobody's, so nothing counts its file.
+        blocks |= dict.fromkeys((*_SOCKET_CALLS, "socket", "sendmsg", "sendmmsg"), refuse)
     blocks["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP)
     blocks["fcntl"] = _refuse_values(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX)
+    # Blocks beyond the end of a file escape RLIMIT_FSIZE.
+    blocks["fallocate"] = [
+        _load_argument(1),
+        (_JUMP_BITS, 0, 1, _FALLOC_KEEP_SIZE),
+        _refuse(errno.EOPNOTSUPP),
+        *_allow(),
+    ]
     blocks["prctl"] = _refuse_values(0, _PR_SET_SECCOMP)
     for name in _ON_OTHER_PROCESSES:
         blocks[name] = [_load_argument(0), *_require(0), *_allow()]

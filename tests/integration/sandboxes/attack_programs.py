@@ -249,6 +249,21 @@ ATTACKS = [
         _prints("written"),
     ),
     Attack(
+        "reserves blocks beyond the end of a file",
+        "f = open('f', 'wb')\n"
+        "print('reserved', libc.fallocate(f.fileno(), 1, ctypes.c_long(0), ctypes.c_long(60 << 20)))",
+        _prints("reserved 0"),
+    ),
+    Attack(
+        "hides deleted files in a socket pair",
+        "a, b = socket.socketpair()\n"
+        "for n in range(60):\n"
+        "    with open('f', 'wb') as f:\n"
+        "        os.unlink('f'); f.write(b'x' * (1 << 20)); f.flush(); socket.send_fds(a, [b'x'], [f.fileno()])\n"
+        "time.sleep(1.5); print('hidden')",
+        _prints("hidden"),
+    ),
+    Attack(
         "writes one file that is too large",
         "with open('f', 'wb') as f:\n    for n in range(60): f.write(b'x' * (1 << 20))\nprint('written')",
         _prints("written"),
