@@ -111,6 +111,13 @@ class PoisonCallError(StoreError):
     is_final: ClassVar[bool] = True
 
 
+class CallMismatchError(StoreError):
+    """A call with this id was executed with another action."""
+
+    cause: ClassVar[str] = "call_mismatch"
+    is_final: ClassVar[bool] = True
+
+
 class ToolCallError(EpisodeError):
     """A tool call could not be executed on any server within its timeout."""
 

@@ -15,7 +15,7 @@ from turnmill.tool_server.call_result import FINISHED, CallResult, tool_error_re
 from turnmill.tool_server.locks import KeyedLocks
 from turnmill.tool_server.tool_set import FINISH, ToolSet
 from turnmill.tools.base import Tool, ToolCall, ToolResult
-from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State
+from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State, action_digest
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ class Action:
     def key(self) -> CallKey:
         """Key of the call in the store."""
         call_id = self.extra.get(CALL_ID)
-        return CallKey(self.trajectory_id, None if call_id in (None, "") else str(call_id))
+        named = None if call_id in (None, "") else str(call_id)
+        return CallKey(self.trajectory_id, named, action_digest(self.text))
 
 
 @dataclass(frozen=True, slots=True)

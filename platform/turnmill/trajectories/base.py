@@ -1,5 +1,6 @@
 """Tool state, changes of it, and claims on calls."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +24,13 @@ class CallKey:
 
     trajectory_id: str
     call_id: str | None
+    digest: str = field(default="", compare=False)
+    """Hexadecimal digest of the action, which a repeat must have as well; empty if it is not compared."""
+
+
+def action_digest(action: str) -> str:
+    """Return the first 128 bits of an action's SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(action.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

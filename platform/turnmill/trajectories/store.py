@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
-from turnmill.core.errors import CallInProgressError, PoisonCallError, StaleClaimError, StoreFullError
+from turnmill.core.errors import (
+    CallInProgressError,
+    CallMismatchError,
+    PoisonCallError,
+    StaleClaimError,
+    StoreFullError,
+)
 from turnmill.trajectories import scripts
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State
 from turnmill.trajectories.claim_renewer import ClaimRenewer
@@ -150,6 +156,7 @@ class TrajectoryStore:
                 flag(changes),
                 flag(change.forget),
                 len(removed),
+                claim.key.digest,
                 *map(to_bytes, removed),
                 *(word for name, value in change.written.items() for word in (to_bytes(name), value)),
                 deadline=deadline,
@@ -242,6 +249,7 @@ class TrajectoryStore:
             cached,
             self._expiry_ms(),
             expired,
+            key.digest,
             deadline=deadline,
         )
         if answer == b"gone":
@@ -249,14 +257,18 @@ class TrajectoryStore:
                 f"Trajectory {key.trajectory_id!r} was finished while call {key.call_id!r} was in progress: "
                 "it will not be executed any more. Send a call with another call_id."
             )
+        if answer == b"other":
+            raise CallMismatchError(
+                f"Call {key.call_id!r} was executed with another action: give each its own call_id."
+            )
         if answer == b"recorded":
             return Recorded(rest[0])
         if answer == b"held":
             return _Held(rest[0].decode())
         if answer == b"poison":
             raise PoisonCallError(
-                f"Call {key.call_id!r} of {tool!r} for trajectory {key.trajectory_id!r} was in progress on "
-                f"{int(rest[0])} servers when they died: it is not given to another. Finish the trajectory."
+                f"Call {key.call_id!r} for trajectory {key.trajectory_id!r} was in progress on {int(rest[0])} "
+                "servers when they died: it is not given to another. Finish the trajectory."
             )
         return self._build_claim(key, tool, stateful, rest)
 

@@ -5,7 +5,14 @@ import pytest
 import redis.asyncio
 from redis.crc import key_slot
 
-from turnmill.core.errors import CallInProgressError, PoisonCallError, SettingsError, StaleClaimError, StoreFullError
+from turnmill.core.errors import (
+    CallInProgressError,
+    CallMismatchError,
+    PoisonCallError,
+    SettingsError,
+    StaleClaimError,
+    StoreFullError,
+)
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -50,6 +57,24 @@ async def test_a_repeated_call_gets_the_recorded_result_on_any_server(new_server
 
     for store in (first, second):
         assert await store.begin(FIRST, SHELL, deadline=deadline_in(10)) == Recorded(b"one\0two")
+
+
+async def test_a_repeat_with_another_action_is_refused(new_server):
+    store = new_server()
+    await commit(store, await claim(store, replace(FIRST, digest="aa")), b"done")
+
+    with pytest.raises(CallMismatchError, match="another action"):
+        await store.begin(replace(FIRST, digest="bb"), SHELL, deadline=deadline_in(10))
+    for digest in ("aa", ""):
+        repeated = await new_server().begin(replace(FIRST, digest=digest), SHELL, deadline=deadline_in(10))
+        assert repeated == Recorded(b"done")
+
+
+async def test_records_of_0_1_without_a_digest_are_read(new_server):
+    store = new_server()
+    await commit(store, await claim(store), b"done")
+
+    assert await store.begin(replace(FIRST, digest="bb"), SHELL, deadline=deadline_in(10)) == Recorded(b"done")
 
 
 async def test_state_written_by_one_server_is_read_by_another(new_server):

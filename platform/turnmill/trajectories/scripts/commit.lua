@@ -1,10 +1,11 @@
 -- Records what a call did and lets its claim go. ARGV: tool, has an id ('1'), id, stateful ('1'), token, result,
 -- finishes the trajectory ('1'), expiry in ms, most bytes of a trajectory, changes state ('1'), forgets state ('1'),
--- number of removed parts, their names, then name and value of each part written.
+-- number of removed parts, digest of the action, names of the removed parts, then name and value of each part written.
 local tool, has_id, call, stateful, token, result = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] == '1', ARGV[5], ARGV[6]
 local finishes, expiry_ms, max_bytes = ARGV[7] == '1', ARGV[8], tonumber(ARGV[9])
 local changes, forgets, removed = ARGV[10] == '1', ARGV[11] == '1', tonumber(ARGV[12])
-local FIRST_REMOVED = 13
+local digest = ARGV[13]
+local FIRST_REMOVED = 14
 local MAX_TOKENS = 8
 local FIRST_WRITTEN = FIRST_REMOVED + removed
 
@@ -62,7 +63,7 @@ if finishes then
   finish(expiry_ms)
 end
 if has_id then
-  redis.call('HSET', CALLS, call, token .. ' ' .. result)
+  redis.call('HSET', CALLS, call, token .. (digest ~= '' and ':' .. digest or '') .. ' ' .. result)
 else
   local tokens = token .. ' ' .. (get('committed ' .. tool) or '')
   set('committed ' .. tool, string.sub(tokens, 1, MAX_TOKENS * (#token + 1)))

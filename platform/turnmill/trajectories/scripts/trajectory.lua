@@ -10,7 +10,7 @@
 --   bytes            of all state and results; bytes TOOL: of a tool's state
 --   tools            names of the tools with state, a line each
 --   finished         the last request that finished it
--- KEYS[1]:calls, a hash, has a call's record by its id: "TOKEN RESULT", or "gone".
+-- KEYS[1]:calls, a hash, has a call's record by its id: "TOKEN:DIGEST RESULT", without ":DIGEST" in 0.1, or "gone".
 -- KEYS[1]:state:TOOL, a hash, has a tool's state.
 --
 -- Times are microseconds of Redis's clock: one clock for all servers. Tokens come from it too, so that they go on
@@ -53,7 +53,8 @@ end
 -- A record is as large as a result: no pattern runs over it.
 local function parse_record(record)
   local space = string.find(record, ' ', 1, true)
-  return string.sub(record, 1, space - 1), string.sub(record, space + 1)
+  local token, digest = string.match(string.sub(record, 1, space - 1), '^(%d+):?(%x*)$')
+  return token, string.sub(record, space + 1), digest
 end
 
 local function parse_claim(value)
