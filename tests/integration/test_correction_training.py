@@ -1,0 +1,39 @@
+"""Whole runs whose losses are weighted by off-policy correction."""
+
+from pathlib import Path
+
+import pytest
+
+from support.training_runs import TOOL_JOB, TrainingRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+TURN_JOB = """
+apiVersion: turnmill.dev/v1alpha1
+kind: AgentTrainingJob
+metadata: {name: turns}
+spec:
+  model: {warmStart: {turns: 600, gradientSteps: 40, maxLoss: 10}}
+  agent: {maxTurns: 6, prompt: compact, maxPromptTokens: 160, maxResponseTokens: 20}
+  environment: {name: babyai, task: GoToObj, count: 4}
+  algorithm: {minibatchTurns: 8, entropyCoefficient: 0, criticWarmup: {batches: 1, steps: 1}}
+  training: {steps: 2, turnsPerStep: 16, validation: {episodes: 0}}
+  resources: {device: cpu}
+"""
+
+
+@pytest.mark.parametrize("job", [TURN_JOB, TOOL_JOB], ids=["turns", "trajectories"])
+def test_the_weights_reach_the_update_of_the_policy(job, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(job)
+    mode = ("--set", "training.mode=colocate_async", "--set", "training.validation.episodes=0")
+    with TrainingRun(file, tmp_path / "run", {"PYTHONPATH": str(Path(__file__).parents[1])}) as run:
+        # All weights are truncated to a millionth.
+        run.train(*mode, "--set", "training.steps=2", "--set", "algorithm.rolloutCorrection.threshold=1e-6")
+
+    rows = run.metrics
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["rollout_corr/rollout_is_ratio_fraction_high"] == 1
+        assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1e-6, rel=1e-3)
+        assert 0 < row["actor/grad_norm"] < 1e-4
