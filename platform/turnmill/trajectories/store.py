@@ -258,9 +258,7 @@ class TrajectoryStore:
                 "it will not be executed any more. Send a call with another call_id."
             )
         if answer == b"other":
-            raise CallMismatchError(
-                f"Call {key.call_id!r} was executed with another action: give each its own call_id."
-            )
+            raise CallMismatchError(f"Call {key.call_id!r} had another action before: give each its own call_id.")
         if answer == b"recorded":
             return Recorded(rest[0])
         if answer == b"held":
