@@ -49,6 +49,12 @@ AGE = Row(
             max=1,
         ),
         lines(
+            "KL divergence to the trainer",
+            "From the policies that sampled the step's tokens, stale ones too, to the trainer's at the step's start.",
+            "suffix: nats per token",
+            (RUN("turnmill_off_policy_kl"), "{{namespace}} {{training_job}}"),
+        ),
+        lines(
             "Weight updates",
             "Weight updates per hour that reach the engines.",
             "none",
