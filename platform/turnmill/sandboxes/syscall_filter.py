@@ -115,7 +115,7 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         blocks |= dict.fromkeys((*_SOCKET_CALLS, "socket", "sendmsg", "sendmmsg"), refuse)
     blocks["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP)
     blocks["fcntl"] = _refuse_values(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX)
-    # Blocks beyond the end of a file escape RLIMIT_FSIZE.
+    # Blocks beyond the end of a file are not part of its size; RLIMIT_FSIZE counts them on tmpfs alone.
     blocks["fallocate"] = [
         _load_argument(1),
         (_JUMP_BITS, 0, 1, _FALLOC_KEEP_SIZE),

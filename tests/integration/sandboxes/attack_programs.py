@@ -249,12 +249,6 @@ ATTACKS = [
         _prints("written"),
     ),
     Attack(
-        "reserves blocks beyond the end of a file",
-        "f = open('f', 'wb')\n"
-        "print('reserved', libc.fallocate(f.fileno(), 1, ctypes.c_long(0), ctypes.c_long(60 << 20)))",
-        _prints("reserved 0"),
-    ),
-    Attack(
         "hides deleted files in a socket pair",
         "a, b = socket.socketpair()\n"
         "for n in range(60):\n"

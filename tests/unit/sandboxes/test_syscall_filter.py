@@ -170,3 +170,18 @@ def test_the_filter_protects_the_first_process_of_a_namespace_if_the_kernel_does
 
 def test_signals_to_all_processes_are_refused_if_the_kernel_does_not_protect_the_first():
     assert judge("kill", -1, first_process=False) == errno.EPERM
+
+
+@MACHINES
+def test_blocks_beyond_the_end_of_a_file_are_refused(machine):
+    keep_size = 1
+
+    assert judge("fallocate", 3, keep_size, machine=machine) == errno.EOPNOTSUPP
+    assert judge("fallocate", 3, 0, machine=machine) == ALLOWED
+
+
+@MACHINES
+@pytest.mark.parametrize("name", ["sendmsg", "sendmmsg"])
+def test_messages_that_carry_descriptors_need_the_network(machine, name):
+    assert judge(name, machine=machine) == errno.EPERM
+    assert judge(name, machine=machine, network=True) == ALLOWED
