@@ -433,3 +433,38 @@ def test_every_setting_that_turnmill_sets_is_known_to_verl(model, defaults):
         del config["turnmill"]
 
         assert unknown_names(defaults, config) == []
+
+
+MODELS = ("actor_rollout_ref.model", "critic.model")
+
+
+@pytest.mark.parametrize(("installed", "attention"), [(False, "sdpa"), (True, "flash_attention_2")])
+def test_models_on_gpus_use_the_attention_that_is_installed(installed, attention, model, monkeypatch):
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda name: object() if installed else None)
+
+    config = config_of(example("babyai-goto-gpu", model), model, "cuda")
+
+    used = {OmegaConf.select(config, f"{name}.override_config.attn_implementation") for name in MODELS}
+    assert used == {attention}
+    assert config.actor_rollout_ref.model.use_fused_kernels is not installed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+        "critic.ulysses_sequence_parallel_size",
+    ],
+)
+def test_sequence_parallelism_without_flash_attention_is_refused(name, model, monkeypatch):
+    job = example("babyai-goto-gpu", model, f"verl={{{name}: 2}}")
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda package: None)
+
+    with pytest.raises(
+        SettingsError, match=rf"spec\.verl: {name}: 2 needs flash attention.*'sdpa'.*Install flash-attn"
+    ):
+        config_of(job, model, "cuda")
+
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda package: object())
+    assert OmegaConf.select(config_of(job, model, "cuda"), name) == 2

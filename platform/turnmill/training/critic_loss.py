@@ -1,4 +1,4 @@
-"""Loss of the critic over turns.
+"""Losses of the critic, over turns and over trajectories, computed in float32 whatever the critic returns.
 
 Axes: R rows, S value slots (the response tokens and one after the last).
 """
@@ -10,6 +10,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import CriticConfig
+from verl.workers.utils.losses import value_loss
+
+from turnmill.training.advantages.precision import at_least_float32
 
 
 def slots_per_row(response_lengths: Tensor, max_response_tokens: int) -> Tensor:
@@ -50,8 +53,11 @@ def turn_value_loss(
     prompt_lengths = data["prompts"].offsets().diff()
     response_lengths = data["responses"].offsets().diff()
     num_slots = slots_per_row(response_lengths, max_response_tokens)
-    predicted_RS = _pad(split_slots(_as_sequences(model_output["values"], data), prompt_lengths, num_slots))
-    values_RS, returns_RS = (data[name].to_padded_tensor(0.0) for name in ("slot_values", "slot_returns"))
+    predicted = at_least_float32(_as_sequences(model_output["values"], data))
+    predicted_RS = _pad(split_slots(predicted, prompt_lengths, num_slots))
+    values_RS, returns_RS = (
+        at_least_float32(data[name].to_padded_tensor(0.0)) for name in ("slot_values", "slot_returns")
+    )
     width = predicted_RS.shape[1]
     live_RS = torch.arange(width, device=predicted_RS.device) < num_slots[:, None]
 
@@ -67,6 +73,18 @@ def turn_value_loss(
         "critic/vf_clipfrac": clipped_RS[live_RS].float().mean().item(),
         "critic/vpred_mean": predicted_RS[live_RS].mean().item(),
     }
+
+
+def trajectory_value_loss(
+    config: CriticConfig, model_output: Mapping[str, Tensor], data: TensorDict, dp_group: object = None
+) -> tuple[Tensor, dict[str, float | Metric]]:
+    """Return verl's value loss over whole trajectories and its metrics."""
+    wider = data.copy()
+    for name in ("values", "returns"):
+        wider[name] = at_least_float32(data[name])
+    predicted = {"values": at_least_float32(model_output["values"])}
+    found: tuple[Tensor, dict[str, float | Metric]] = value_loss(config, predicted, wider, dp_group)
+    return found
 
 
 def _as_sequences(values: Tensor, data: TensorDict) -> Tensor:

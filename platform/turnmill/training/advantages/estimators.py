@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from turnmill.training.advantages.gae import outcome_advantages
+from turnmill.training.advantages.precision import at_least_float32
 
 
 def move_to_trained_tokens(rewards_KL: Tensor, mask_KL: Tensor) -> Tensor:
@@ -38,6 +39,7 @@ def state_advantages(
     reward and those of later turns, discounted by `gamma` per turn. `turns_K` has the rows of each trajectory in order;
     a situation is a group and a state.
     """
+    rewards_R = at_least_float32(rewards_R)
     returns = rewards_R.tolist()
     for turns in turns_K:
         for turn, after in zip(reversed(turns[:-1]), reversed(turns[1:]), strict=True):

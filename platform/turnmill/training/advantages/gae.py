@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnmill.training.advantages.precision import at_least_float32
+
 
 def dual_discount_gae(
     rewards: Tensor,
@@ -31,8 +33,11 @@ def dual_discount_gae(
     tokens has L + 1 live slots where there is room for them; the step discounts apply once per turn, at the last.
 
     Returns advantages before whitening and returns, each shaped like `values`; zero advantage outside live slots
-    and in bootstrap rows. Raises ValueError if the rows do not split into environments.
+    and in bootstrap rows. Both are float32, or float64 if rewards or values are. Raises ValueError if the rows do not
+    split into environments.
     """
+    precision = torch.promote_types(at_least_float32(values).dtype, rewards.dtype)
+    values, rewards = values.to(precision), rewards.to(precision)
     num_rows, num_tokens = values.shape
     if num_environments < 1 or num_rows % num_environments or num_rows < 2 * num_environments:
         raise ValueError(
@@ -47,7 +52,7 @@ def dual_discount_gae(
     lengths_R = live_RG.sum(1)
     slots_RG = _slots(live_RG)
 
-    values_RG, rewards_RG = values[:turns], rewards[:turns].to(values.dtype)
+    values_RG, rewards_RG = values[:turns], rewards[:turns]
     if slots_RG is not None:
         values_RG, rewards_RG = (_gather_left(x, live_RG, slots_RG) for x in (values_RG, rewards_RG))
 
@@ -121,7 +126,7 @@ def _follow_turns(first_R: Tensor, reach_R: Tensor, num_environments: int) -> Te
 
 def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Normalize advantages to mean 0 and unbiased variance 1 over the mask; both of shape (rows, response tokens)."""
-    mask = response_mask.bool()
+    advantages, mask = at_least_float32(advantages), response_mask.bool()
     kept = advantages[mask]
     variance = kept.var(unbiased=True) if kept.numel() > 1 else kept.new_ones(())
     return (advantages - kept.mean()) * torch.rsqrt(variance + 1e-8)
@@ -136,6 +141,7 @@ def outcome_advantages(rewards_K: Tensor, groups_K: Sequence[str], *, normalise:
     # verl's module takes seconds to import.
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
+    rewards_K = at_least_float32(rewards_K)
     advantages_K1: Tensor
     advantages_K1, _ = compute_grpo_outcome_advantage(
         rewards_K[:, None],

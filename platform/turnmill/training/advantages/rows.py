@@ -11,6 +11,7 @@ from torch import Tensor
 
 from turnmill.training.advantages.gae import singleton_groups
 from turnmill.training.advantages.index import TrajectoryIndex, group_of
+from turnmill.training.advantages.precision import at_least_float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,15 @@ class Rows:
         If rows repeat the score of their trajectory, only the last row keeps it; penalties of all rows are kept.
         """
         if self.own_scores:
-            return self.rewards_RG
+            return at_least_float32(self.rewards_RG)
         is_last_R = torch.zeros(len(self.keys), dtype=torch.bool)
         is_last_R[index.last_rows] = True
-        return self.rewards_RG - self.scores_RG * ~is_last_R[:, None]
+        return at_least_float32(self.rewards_RG) - self.scores_RG * ~is_last_R[:, None]
 
 
 def mean_over_trajectories(advantages_RG: Tensor, rows: Rows) -> Tensor:
     """Return the mean advantage of the trained tokens of each row's trajectory, shape (rows,)."""
     joined = TrajectoryIndex.of(rows.keys, rows.lengths_R)
     mask_KL = joined.join(rows.mask_RG)
-    means_K = (joined.join(advantages_RG) * mask_KL).sum(1) / mask_KL.sum(1).clamp(min=1)
+    means_K = (joined.join(at_least_float32(advantages_RG)) * mask_KL).sum(1) / mask_KL.sum(1).clamp(min=1)
     return means_K[joined.trajectory_of_row]

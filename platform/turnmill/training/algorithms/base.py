@@ -18,6 +18,7 @@ from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.advantages.estimators import move_to_trained_tokens
 from turnmill.training.advantages.gae import singleton_groups
 from turnmill.training.advantages.index import TrajectoryIndex, group_of
+from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.plugins import NoOptions
 
@@ -92,8 +93,9 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
 
         Arguments have the same shape, except `groups_K`, the group of each trajectory. Advantages are 0 outside the
         mask. Failed trajectories are not included: the others are compared among themselves, and one that is alone in
-        its group has no advantage.
+        its group has no advantage. Everything is computed in float32 or float64, also from narrower arguments.
         """
+        rewards_KL, values_KL = at_least_float32(rewards_KL), None if values_KL is None else at_least_float32(values_KL)
         mask_KL = mask_KL.to(rewards_KL.dtype)
         rewards_KL = move_to_trained_tokens(rewards_KL, mask_KL)
         if self.drops_singletons:

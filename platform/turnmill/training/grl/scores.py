@@ -12,6 +12,7 @@ from torch import Tensor
 
 from turnmill.jobs.grl_agent import RewardNormalization
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
+from turnmill.training.advantages.precision import at_least_float32
 
 MIN_STD = 1e-6
 CLIP = (-1.0, 3.0)
@@ -24,6 +25,7 @@ def normalise(rewards_K: Tensor, groups_K: Sequence[Hashable], method: str) -> T
 
     `method` is one of `rewardNormalization.method`.
     """
+    rewards_K = at_least_float32(rewards_K)
     if method == "identity":
         return rewards_K.clone()
     normalised_K = torch.zeros_like(rewards_K)
@@ -39,7 +41,7 @@ def normalise(rewards_K: Tensor, groups_K: Sequence[Hashable], method: str) -> T
 
 def deviation(values: Tensor) -> float:
     """Return the unbiased standard deviation; 0 for a single value."""
-    return float(values.std(unbiased=True)) if len(values) > 1 else 0.0
+    return float(at_least_float32(values).std(unbiased=True)) if len(values) > 1 else 0.0
 
 
 def _members(groups_K: Sequence[Group]) -> dict[Group, list[int]]:

@@ -23,6 +23,7 @@ from turnmill.observability.step_time import RELEASE
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training import checkpoints
+from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.batches.diagnostics import read_engine_kl
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
@@ -143,9 +144,9 @@ class RunTrainer(PPOTrainer):
         """
         coefficient = self.kl_ctrl_in_reward.value
         tensors = {
-            "token_level_scores": scores,
-            "old_log_probs": old_log_probs,
-            "ref_log_prob": ref_log_probs,
+            "token_level_scores": at_least_float32(scores),
+            "old_log_probs": at_least_float32(old_log_probs),
+            "ref_log_prob": at_least_float32(ref_log_probs),
             "response_mask": mask,
         }
         data, kl_metrics = apply_kl_penalty(

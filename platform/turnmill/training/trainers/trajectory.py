@@ -6,7 +6,7 @@ Axes: R rows, G response tokens.
 import math
 import uuid
 from collections import Counter
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.run_folder import RunFolder
+from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
@@ -32,6 +34,7 @@ from turnmill.training.batches.trajectory import (
     split,
 )
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics, validation_metrics
+from turnmill.training.critic_loss import trajectory_value_loss
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
@@ -46,6 +49,11 @@ class TrajectoryTrainer(RunTrainer):
     def algorithm(self) -> TrajectoryAlgorithm[Any]:
         """The algorithm, with the job's settings."""
         return trajectory_algorithm_of(self.job.spec.trajectory_algorithm)
+
+    def _setup(self) -> None:
+        super()._setup()
+        if self.config.critic.enable:
+            self.critic_wg.set_loss_fn(partial(trajectory_value_loss, omega_conf_to_dataclass(self.config.critic)))
 
     def _init_dataloader(self) -> None:
         self._num_requested: Counter[int] = Counter()
@@ -137,7 +145,7 @@ class TrajectoryTrainer(RunTrainer):
 
     def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
         if rows.ref_log_probs_RG is None:
-            return rows.scores_RG
+            return at_least_float32(rows.scores_RG)
         return self._after_kl(rows.scores_RG, rows.old_log_probs_RG, rows.ref_log_probs_RG, rows.mask_RG, metrics)
 
     def _fill_padding(self, batch: KVBatchMeta) -> None:
@@ -160,7 +168,7 @@ class TrajectoryTrainer(RunTrainer):
 
 def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:
     """Place a value of each row at the row's last token, shape (rows, response tokens)."""
-    values_RG = torch.zeros_like(rows.scores_RG)
+    values_RG = torch.zeros_like(at_least_float32(rows.scores_RG))
     values_RG[torch.arange(len(values_R)), rows.response_lengths_R - 1] = values_R.to(values_RG.dtype)
     return values_RG
 

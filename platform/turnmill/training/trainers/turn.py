@@ -19,6 +19,7 @@ from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.verlog.slot import SlotState
+from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
 from turnmill.training.batches.trajectory import fetch_summaries
@@ -122,9 +123,10 @@ class TurnTrainer(RunTrainer):
         fields = ["values", "prompts", "responses", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         num_slots = slots_per_row(data["responses"].offsets().diff(), self.job.spec.verlog.max_response_tokens)
-        slots = split_slots(data["values"], data["prompts"].offsets().diff(), num_slots)
-        values = response_from_nested(data["values"], data["response_mask"])
-        columns = {"values": values, "slot_values": torch.nested.as_nested_tensor(slots, layout=torch.jagged)}
+        values = at_least_float32(data["values"])
+        slots = split_slots(values, data["prompts"].offsets().diff(), num_slots)
+        responses = response_from_nested(values, data["response_mask"])
+        columns = {"values": responses, "slot_values": torch.nested.as_nested_tensor(slots, layout=torch.jagged)}
         tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch.keys))
         )

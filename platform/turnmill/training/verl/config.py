@@ -14,6 +14,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import ray_resource
 from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
+from turnmill.training.verl.attention import attention_settings, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
 
@@ -43,7 +44,8 @@ def _queue_defaults() -> Any:
 def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, device: str) -> DictConfig:
     """Compose the configuration of a run; settings in `spec.verl` override all others.
 
-    Raises SettingsError for a setting in `spec.verl` that verl does not have, or that has no effect.
+    Raises SettingsError for a setting in `spec.verl` that verl does not have, that has no effect, or that makes it
+    compute wrong numbers.
     """
     config = compose_defaults()
     _refuse_unknown(config, job.spec.verl)
@@ -53,6 +55,7 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
             OmegaConf.update(config, name, value, merge=True)
         _make_room_for_rows(config, job.spec.verl)
         refuse_ignored_correction(config)
+        refuse_wrong_sequence_parallel(config)
         config.turnmill = {"job": job.model_dump_json(by_alias=True), "run_dir": str(run_dir.absolute())}
     return config
 
@@ -222,7 +225,7 @@ def _mode(job: AgentTrainingJob, device: str) -> VerlSettings:
 
 def _cuda() -> VerlSettings:
     """Return the settings for machines with GPUs that differ from verl's defaults."""
-    return {
+    return attention_settings() | {
         "trainer.device": "cuda",
         "actor_rollout_ref.model.use_remove_padding": True,
         "critic.model.use_remove_padding": True,

@@ -6,8 +6,8 @@ import os
 from turnmill.training.verl.patches import gloo_backend, value_head_attention, weight_sockets
 
 weight_sockets.apply()
+value_head_attention.apply()
 if os.environ.get("VERL_PLATFORM") == "cpu":
     # The engines take seconds to import, and only training workers need them: `workers` imports them.
     importlib.import_module("turnmill.training.verl.cpu.platform")
     gloo_backend.apply()
-    value_head_attention.apply()
