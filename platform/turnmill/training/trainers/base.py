@@ -130,7 +130,9 @@ class RunTrainer(PPOTrainer):
         return computed
 
     def _on_policy_rows(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Return the rows that the policy generated with its present weights."""
+        """Return the rows that the policy generated with its present weights; in the mode `sync`, all."""
+        if self.job.spec.training.mode == "sync":
+            return batch
         version = max(0, self.global_steps - 1)
         return select(batch, [tag.get("min_global_steps") == version for tag in batch.tags])
 
