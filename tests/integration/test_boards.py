@@ -77,7 +77,14 @@ def test_every_query_on_runs_returns_a_series(server: ServerProcess, tmp_path: P
         TrainingRun(job, tmp_path / "run") as run,
         Prometheus(program, tmp_path, {"run": port, "tool-server": port_of(server)}) as prometheus,
     ):
-        run.train("--set", f"metrics.port={port}", "--set", f"agent.toolServerUrl={server.http.base_url}")
+        settings = {
+            "metrics.port": port,
+            "agent.toolServerUrl": server.http.base_url,
+            # With a critic and with off-policy correction, whose metrics other runs do not have.
+            "algorithm.type": "ppo",
+            "algorithm.rolloutCorrection": "{importanceSampling: token, rejection: sequence}",
+        }
+        run.train(*(word for name, value in settings.items() for word in ("--set", f"{name}={value}")))
 
         assert queries_without_data(prometheus, wanted, **RANGES) == []
         assert queries_without_data(prometheus, queries_of_tool_servers(), **RANGES) == []
