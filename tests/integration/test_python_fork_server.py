@@ -67,6 +67,18 @@ def test_modules_of_the_fork_server_are_imported_once_and_shared_by_its_forks(se
     assert imports(tmp_path) == [server.process.pid]
 
 
+def test_a_client_waits_for_a_server_that_does_not_listen_yet(tmp_path, modules):
+    slow = "def listen(self, *arguments, listen=socket.socket.listen): time.sleep(1); listen(self, *arguments)"
+    (modules / "sitecustomize.py").write_text(f"import socket, time\n{slow}\nsocket.socket.listen = listen\n")
+    server = PythonForkServer(tmp_path, ("heavy",), ())
+    eventually(lambda: any(tmp_path.glob("fork_server.sock*")), seconds=SECONDS)
+
+    result = run(server, "-c", "import os; print(os.getppid())")
+
+    server.close()
+    assert int(result.stdout) == server.process.pid
+
+
 def test_a_client_that_dies_while_it_waits_does_not_affect_other_clients(server):
     earlier = subprocess.Popen([str(server.python), "-c", "print('here', flush=True); input()"], stdin=-1, stdout=-1)
     assert earlier.stdout is not None

@@ -59,8 +59,11 @@ class Child:
 def main(path: str, python: str, early: list[str], late: list[str]) -> None:
     """Serve until this process is killed; in a forked child, run the request."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
+    # A client that connects before `listen` is refused, and takes the server for gone.
+    unready = Path(f"{path}.new")
+    listener.bind(str(unready))
     listener.listen(128)
+    unready.rename(path)
     for module in early:
         importlib.import_module(module)
     multiprocessing.set_executable(python)
