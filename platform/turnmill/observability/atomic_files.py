@@ -1,5 +1,6 @@
 """Atomic writing of files: a file is written completely or not at all."""
 
+import errno
 import os
 import uuid
 from pathlib import Path
@@ -27,17 +28,27 @@ def write_text(path: Path, content: str, *, durable: bool = True) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append bytes to a file in one write, so that lines of processes that share the file do not mix."""
+    """Append bytes to a file in one write, so that lines of processes that share the file do not mix.
+
+    Linux writes at most 2 GiB at once; what is longer takes several writes.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    remaining = memoryview(content)
     try:
-        written = os.write(descriptor, content)
+        while remaining:
+            written = os.write(descriptor, remaining)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            remaining = remaining[written:]
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"The disk is full: only {len(content) - len(remaining)} of {len(content)} bytes were written to {path}. "
+            "Free some space and resume."
+        ) from error
     finally:
         os.close(descriptor)
-    if written != len(content):
-        raise OSError(
-            f"The disk is full: only {written} of {len(content)} bytes were written to {path}. "
-            "Free some space and resume."
-        )
 
 
 def remove_partial_files(folder: Path) -> None:
