@@ -44,8 +44,9 @@ def append(path: Path, content: bytes) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise OSError(
+            error.errno,
             f"The disk is full: only {len(content) - len(remaining)} of {len(content)} bytes were written to {path}. "
-            "Free some space and resume."
+            "Free some space and resume",
         ) from error
     finally:
         os.close(descriptor)

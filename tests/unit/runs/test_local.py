@@ -95,7 +95,7 @@ def test_a_full_disk_does_not_hide_the_error_that_ended_a_run(error: BaseExcepti
 
     with pytest.raises(type(error)), finalize_run(folder):
         raise error
-    with pytest.raises(OSError, match="No space left"), finalize_run(folder):
+    with pytest.raises(OSError, match="The disk is full"), finalize_run(folder):
         pass
 
 
