@@ -25,6 +25,7 @@ def decode(encoding: str, body: bytes, *, max_bytes: int = MIB, piece: int = 100
         (" X-GZIP ", gzip.compress(b"a page" * 1000)),
         ("deflate", zlib.compress(b"a page" * 1000)),
     ],
+    ids=["none", "identity", "gzip", "x-gzip", "deflate"],
 )
 def test_one_layer_of_encoding_is_undone(encoding: str, body: bytes):
     decoder = decode(encoding, body)
