@@ -1,9 +1,12 @@
 import errno
+import itertools
 import socket
 import struct
+from dataclasses import fields
 
 import pytest
 
+from turnmill.sandboxes import syscall_filter
 from turnmill.sandboxes.syscall_filter import Permissions, build_filter
 from turnmill.sandboxes.syscall_numbers import NUMBERS, number_of
 
@@ -65,6 +68,21 @@ def test_common_calls_pass(machine):
     verdicts = {verdict(program, number, architecture=ARCHITECTURES[machine]) for number in ordinary}
 
     assert verdicts == {ALLOWED}
+
+
+@MACHINES
+@pytest.mark.parametrize("values", list(itertools.product((False, True), repeat=len(fields(Permissions)))))
+def test_every_call_reaches_its_own_block(machine: str, values: tuple[bool, ...]):
+    """The search gives the verdict of the block that a list of all calls would give."""
+    permissions = Permissions(*values)
+    program = build_filter(permissions, OWN_PID, machine)
+    blocks = {number_of(name, machine): block for name, block in syscall_filter._blocks(permissions, OWN_PID).items()}
+    allow = [(0x06, 0, 0, 0x7FFF0000)]
+
+    for number in range(463):
+        block = b"".join(struct.pack("HBBI", *instruction) for instruction in blocks.get(number, allow))
+        expected = verdict(block, number, architecture=ARCHITECTURES[machine])
+        assert verdict(program, number, architecture=ARCHITECTURES[machine]) == expected
 
 
 @MACHINES
