@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from support.training_runs import DIAGNOSTICS, TrainingRun
 from turnmill.observability import json_lines
@@ -94,10 +95,11 @@ def run(tmp_path: Path) -> Iterator[TrainingRun]:
         yield run
 
 
-def num_updates(run_dir: Path, part: str, *, step: int) -> int:
+def num_updates(run_dir: Path, part: str, *, step: int, folder: Path) -> int:
     """Return how many updates the optimizer of a checkpoint has made."""
-    (file,) = run_dir.glob(f"checkpoints/global_step_{step}/{part}/optim_*.pt")
-    state = torch.load(file, weights_only=False)["state"]
+    file = folder / f"{part}_{step}.pt"
+    dcp_to_torch_save(run_dir / "checkpoints" / f"global_step_{step}" / part / "state", file)
+    state = torch.load(file, weights_only=True)["optimizer"]
     return int(max(each["step"] for each in state.values()))
 
 
@@ -113,7 +115,8 @@ def test_the_example_trains_without_a_data_set_and_resumes_from_its_checkpoint(t
         assert run.checkpoints() == [1, 2]
         for part in ("actor", "critic"):
             # The second attempt resumed from the checkpoint: its optimizer has counted the updates of both.
-            assert num_updates(run.folder, part, step=2) > num_updates(run.folder, part, step=1) > 0
+            first_updates, updates = (num_updates(run.folder, part, step=step, folder=tmp_path) for step in (1, 2))
+            assert updates > first_updates > 0
     for key in ("success", "num_actions", "action_is_effective", "action_is_valid"):
         assert all(math.isfinite(row[f"train/sokobanAgent/{key}"]) for row in (first, second))
         assert all(math.isfinite(row[f"val-env/sokobanAgent/{key}"]) for row in (before, second))
