@@ -1,6 +1,5 @@
 """The batch of a step with groups of GRL's agents."""
 
-import json
 from typing import Any
 
 import pytest
@@ -113,10 +112,9 @@ def test_advantages_are_kept_by_turn(queue, tmp_path):
 
     made._log_turn_advantages(queue.meta())
 
-    (file,) = folder.trajectories.glob("advantages*")
-    assert [json.loads(line) for line in file.read_text().splitlines()] == [
-        {"episode": "t1-0-0", "turn": 0, "advantages": [1.0, 2.0]},
-        {"episode": "t1-0-0", "turn": 1, "advantages": [4.0, 5.0]},
+    assert list(made.trajectory_log.advantages.read_tokens(1)) == [
+        ("t1-0-0", 0, [1.0, 2.0]),
+        ("t1-0-0", 1, [4.0, 5.0]),
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.training_runs import DIAGNOSTICS, TrainingRun
+from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.runs import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -58,10 +59,6 @@ def lines(run: TrainingRun, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "trajectories" / file).read_text().splitlines()]
 
 
-def tokens_of_turns(turns: list[dict[str, Any]], tokens: str) -> dict[tuple[str, int], int]:
-    return {(turn["episode"], turn["turn"]): len(turn[tokens]) for turn in turns}
-
-
 def first_step(run: TrainingRun) -> list[tuple[object, ...]]:
     turns = lines(run, "step-000001.jsonl")
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
@@ -84,8 +81,9 @@ def test_a_run_trains_writes_its_run_folder_and_is_reproducible_from_its_seed(ru
     assert 0 <= summary["success_final"] <= 1
     assert (run.folder / "curve.png").stat().st_size > 0
     assert first_step(run) == first_step(second)
-    advantages, turns = lines(run, "advantages-000001.jsonl"), lines(run, "step-000001.jsonl")
-    assert tokens_of_turns(advantages, "advantages") == tokens_of_turns(turns, "response_ids")
+    advantages = AdvantageLog(run.folder / "trajectories").read_tokens(1)
+    lengths = {(turn["episode"], turn["turn"]): len(turn["response_ids"]) for turn in lines(run, "step-000001.jsonl")}
+    assert {(episode, turn): len(values) for episode, turn, values in advantages} == lengths
     assert (run.folder / "vocabulary.json").exists()
     assert "no forking" not in (run.folder / "logs" / "fork_server.log").read_text()
     assert run.mark() == ""

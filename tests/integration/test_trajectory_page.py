@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     log.append([turn("t0-0"), turn("t0-0", 1, 0, 5, observation_ids=(6,), **last(reward=1.0))])
     log.append([turn("t1-0", 0, 4, 4, **last(stop_reason="max_turns"))])
     log.append([turn("t2-0", **last(stop_reason="failed", failed_cause="environment", observation="It died."))])
-    log.append_token_advantages(1, [("t0-0", 0, [0.5, -1.0]), ("t0-0", 1, [1.0, 0.0])])
+    log.advantages.write_tokens(1, [("t0-0", 0, [0.5, -1.0]), ("t0-0", 1, [1.0, 0.0])])
     for step, way in ((1, 1), (2, 2)):
         version = {"step": step, "policy_version": step}
         log.append(

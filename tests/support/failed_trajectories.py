@@ -31,7 +31,7 @@ class RunTrajectories:
         return cls(
             learned={name: episode for name, episode in training.items() if episode.failed_cause is None},
             failed={name: episode for name, episode in training.items() if episode.failed_cause is not None},
-            advantages={name: value for step in steps for name, value in log.read_advantages(step).items()},
+            advantages={name: value for step in steps for name, value in log.advantages.read(step).items()},
         )
 
     def largest_difference(self, rewards: Mapping[str, float] | None = None) -> float:

@@ -35,7 +35,7 @@ def write_long_log(
         step, numbers = first // per_step + 1, range(first, min(first + per_step, trajectories))
         played = [_episode(generator, number, step, turns, tokens) for number in numbers]
         log.append(turn for episode in played for turn in episode)
-        log.append_token_advantages(step, (each for episode in played for each in _advantages(generator, episode)))
+        log.advantages.write_tokens(step, (each for episode in played for each in _advantages(generator, episode)))
     steps = -(-trajectories // per_step)
     write_progress(folder, Progress("training", done=steps, total=steps))
     folder.write_summary({})

@@ -3,17 +3,27 @@
 import errno
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 TEMPORARY_SUFFIX = ".partial"
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file atomically; a `durable` write is flushed to disk and survives a power cut."""
+    with replacing(path, durable=durable) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` when the block ends; an exception leaves `path` as it was."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:
-            file.write(content)
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

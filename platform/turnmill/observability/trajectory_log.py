@@ -2,18 +2,18 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from turnmill.core.trajectory import Turn
 from turnmill.observability import json_lines
+from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.observability.run_folder import RunFolder
 
 TRAINING = "step"
 VALIDATION = "validation"
-ADVANTAGES = "advantages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +196,7 @@ class TrajectoryLog:
 
     def __init__(self, folder: RunFolder) -> None:
         self.path = folder.trajectories
+        self.advantages = AdvantageLog(self.path)
 
     def append(self, turns: Iterable[TurnRecord], *, validation: bool = False) -> None:
         """Append turns, those of one step in one write; turns of an episode must be in order."""
@@ -205,30 +206,13 @@ class TrajectoryLog:
         for step, of_step in by_step.items():
             json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(_record, of_step))
 
-    def append_advantages(self, step: int, advantages: Mapping[str, float]) -> None:
-        """Append the advantage of every trajectory of a step, by episode id."""
-        records = ({"episode": name, "advantage": value} for name, value in advantages.items())
-        json_lines.append(self._file(ADVANTAGES, step), records)
-
-    def append_token_advantages(self, step: int, advantages: Iterable[tuple[str, int, Sequence[float]]]) -> None:
-        """Append the advantages of response tokens, by episode and turn, rounded to four digits."""
-        records = (
-            {"episode": name, "turn": turn, "advantages": [float(f"{value:.4g}") for value in values]}
-            for name, turn, values in advantages
-        )
-        json_lines.append(self._file(ADVANTAGES, step), records)
-
-    def read_advantages(self, step: int) -> dict[str, float]:
-        """Return the advantages of a step's trajectories by episode id; empty if there are none."""
-        records = json_lines.read(self._file(ADVANTAGES, step), "episode")
-        return {str(record["episode"]): _number(record["advantage"]) for record in records if "advantage" in record}
-
     def rewind(self, step: int) -> None:
         """Delete the records of later steps, before a run resumes from its checkpoint."""
-        for kind in (TRAINING, VALIDATION, ADVANTAGES):
+        for kind in (TRAINING, VALIDATION):
             for file in self._files(kind):
                 if _step_of(file) > step:
                     file.unlink()
+        self.advantages.rewind(step)
 
     def read_turns(self, *, validation: bool = False) -> Iterator[TurnRecord]:
         """Return the turns of all complete lines so far, step by step."""

@@ -1,14 +1,13 @@
 """Turns of a trajectory for the page."""
 
-import contextlib
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turnmill.observability.trajectory_log import ADVANTAGES, TurnRecord
+from turnmill.observability.advantage_log import AdvantageLog
+from turnmill.observability.trajectory_log import TurnRecord
 from turnmill.trajectory_page.summary import TRAINING, Summary
 from turnmill.trajectory_page.tokens import TokenColumns, Vocabulary, printable, token_columns
 
@@ -115,31 +114,11 @@ def _gap_seconds(before: TurnRecord | None, turn: TurnRecord) -> float | None:
 
 
 def read_advantages(folder: Path, name: str, steps: set[int]) -> Advantages:
-    """Read a trajectory's advantages from the log, without parsing the lines of other trajectories."""
+    """Read a trajectory's advantages from the log."""
     by_turn: dict[int, Sequence[float | None]] = {}
     shared: float | None = None
     for step in sorted(steps):
-        for record in _records_of(folder / f"{ADVANTAGES}-{step:06d}.jsonl", name):
-            if "advantages" in record:
-                by_turn[int(record["turn"])] = record["advantages"]
-            elif isinstance(record.get("advantage"), int | float):
-                shared = float(record["advantage"])
+        of_turns, of_trajectory = AdvantageLog(folder).read_episode(step, name)
+        by_turn |= of_turns
+        shared = shared if of_trajectory is None else of_trajectory
     return by_turn or shared
-
-
-def _records_of(path: Path, name: str) -> list[dict[str, Any]]:
-    needle = b'{"episode":' + json.dumps(name, ensure_ascii=False).encode("utf-8", errors="replace") + b","
-    found = []
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            start = content.find(needle)
-            while start >= 0:
-                content.seek(start)
-                # Torn lines are skipped.
-                with contextlib.suppress(ValueError):
-                    found.append(json.loads(content.readline()))
-                start = content.find(needle, start + len(needle))
-    except (FileNotFoundError, ValueError):
-        # There is no such file, or it is empty.
-        return []
-    return found

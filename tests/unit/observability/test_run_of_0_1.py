@@ -70,7 +70,7 @@ def test_the_trajectories_of_a_0_1_run_are_read(folder):
     assert first.turns[0].tool["invalid_reason"] == "No valid tool found for action"
     assert first.turns[0].seconds == {"generation": 0.069516, "tools": 0.00314}
     assert (first.turns[1].stop_reason, first.turns[1].stop_detail) == ("completed", "model_chose_to_finish")
-    assert log.read_advantages(1)["t1-0-0"] == pytest.approx(0.7071057)
+    assert log.advantages.read(1)["t1-0-0"] == pytest.approx(0.7071057)
     assert "No valid tool" not in printed(render_episode(first, tokens=True))
 
 

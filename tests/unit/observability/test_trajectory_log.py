@@ -176,23 +176,6 @@ def test_processes_that_write_the_same_file_do_not_mix_their_lines(log: Trajecto
     assert sorted(turns) == [(environment, turn) for environment in range(3) for turn in range(50)]
 
 
-def test_rewinding_drops_the_advantages_of_later_steps(log: TrajectoryLog):
-    log.append_advantages(1, {"t1-0-0": 0.5, "t1-0-1": -0.5})
-    log.append_advantages(2, {"t2-0-0": 1.0})
-
-    log.rewind(1)
-
-    assert log.read_advantages(1) == {"t1-0-0": 0.5, "t1-0-1": -0.5}
-    assert log.read_advantages(2) == {}
-    assert list(log.read_turns()) == []
-
-
-def test_a_nan_advantage_is_read_as_it_was_written(log: TrajectoryLog):
-    log.append_advantages(1, {"t1-0-0": math.nan, "t1-0-1": 0.5})
-
-    assert log.read_advantages(1) == {"t1-0-0": pytest.approx(math.nan, nan_ok=True), "t1-0-1": 0.5}
-
-
 def test_an_episode_with_a_nan_reward_counts_as_unsolved(log: TrajectoryLog):
     log.append([*episode("a", turns=2, done=True, reward=math.nan), *episode("b", done=True, reward=1.0)])
 
@@ -200,12 +183,3 @@ def test_an_episode_with_a_nan_reward_counts_as_unsolved(log: TrajectoryLog):
     assert math.isnan(first.reward)
     assert (first.outcome, second.outcome) == ("unsolved", "solved")
     assert episode_names(log, EpisodeFilter(min_reward=-9.0)) == ["b"]
-
-
-def test_token_advantages_are_stored_beside_trajectory_advantages(log: TrajectoryLog):
-    log.append_advantages(1, {"t1-0-0": 0.5})
-    log.append_token_advantages(1, [("t0-0", 3, [0.123456, -2.0])])
-
-    assert log.read_advantages(1) == {"t1-0-0": 0.5}
-    lines = (log.path / "advantages-000001.jsonl").read_text().splitlines()
-    assert json.loads(lines[1]) == {"episode": "t0-0", "turn": 3, "advantages": [0.1235, -2.0]}

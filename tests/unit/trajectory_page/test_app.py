@@ -133,7 +133,7 @@ def test_a_page_contains_the_tokens_for_the_script(folder, visit):
 def test_a_trajectory_of_a_run_that_diverged_can_be_opened(folder, visit):
     log = TrajectoryLog(folder)
     log.append([replace(TURN, reward=math.nan)])
-    log.append_token_advantages(1, [("t0-0", 0, [math.nan])])
+    log.advantages.write_tokens(1, [("t0-0", 0, [math.nan])])
 
     page = visit().get("/trajectory/t0-0")
 

@@ -103,11 +103,11 @@ def test_malformed_tool_calls_are_tolerated(calls):
 def test_advantages_of_one_trajectory_are_read(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.create()
-    log = TrajectoryLog(folder)
-    log.append_token_advantages(1, [("t0-0", 0, [0.5]), ("t0-01", 0, [9.0]), ("t0-0", 1, [-0.5])])
-    log.append_token_advantages(2, [("t0-0", 2, [0.25])])
-    log.append_advantages(3, {"t3-0-0": 1.5})
-    log.append_advantages(1, {"t0-0": 0.25})
+    log = TrajectoryLog(folder).advantages
+    log.write_tokens(1, [("t0-0", 0, [0.5]), ("t0-01", 0, [9.0]), ("t0-0", 1, [-0.5])])
+    log.write_tokens(2, [("t0-0", 2, [0.25])])
+    log.write(3, {"t3-0-0": 1.5})
+    log.write(1, {"t0-0": 0.25})
 
     assert read_advantages(log.path, "t0-0", {1, 2, 7}) == {0: [0.5], 1: [-0.5], 2: [0.25]}
     assert read_advantages(log.path, "t3-0-0", {3}) == 1.5
@@ -117,9 +117,9 @@ def test_advantages_of_one_trajectory_are_read(tmp_path: Path):
 def test_advantages_that_are_not_numbers_are_none(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.create()
-    log = TrajectoryLog(folder)
-    log.append_token_advantages(1, [("t0-0", 0, [0.5, float("nan")])])
-    log.append_advantages(1, {"t1-0": float("nan")})
+    log = TrajectoryLog(folder).advantages
+    log.write_tokens(1, [("t0-0", 0, [0.5, float("nan")])])
+    log.write(1, {"t1-0": float("nan")})
 
     worth = read_advantages(log.path, "t0-0", {1})
 

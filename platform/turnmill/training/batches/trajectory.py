@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
+from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.rollout.failure import FAILED, FAILURE
 from turnmill.rollout.queue_payload import EPISODE_SUMMARY, decode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
@@ -171,12 +172,12 @@ class TrajectoryBatch:
         values_K = values_R[last_rows(self.meta.keys)].tolist()
         return {summary.episode_id: value for summary, value in zip(self.summaries, values_K, strict=True)}
 
-    def by_turn(self, values_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
+    def by_turn(self, values_RG: Tensor) -> Iterator[TokenAdvantages]:
         """Yield episode id, number and token values of each turn, if rows are turns."""
-        rows = zip(self.meta.keys, self._summaries_R, values_RG, self.response_lengths_R.tolist(), strict=True)
+        rows = zip(self.meta.keys, self._summaries_R, values_RG.numpy(), self.response_lengths_R.tolist(), strict=True)
         for key, summary, values_G, length in rows:
             if summary.rows_are_turns:
-                yield summary.episode_id, row_number(key), values_G[:length].tolist()
+                yield summary.episode_id, row_number(key), values_G[:length]
 
     def response_lengths(self) -> Iterator[tuple[bool, float, float]]:
         """Yield success, generated tokens and turns of each trajectory."""

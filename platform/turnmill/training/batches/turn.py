@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.core.trajectory import SegmentMetadata, TurnMetadata
 from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.queue_payload import TURN_METADATA, decode
 from turnmill.rollout.token_integrity import token_checksum
@@ -108,10 +109,10 @@ class TurnBatch:
         """Append a row of zeros for each bootstrap row."""
         return torch.cat([x_RG, x_RG.new_zeros(self.num_segments, x_RG.shape[1])])
 
-    def token_advantages(self, advantages_RG: Tensor) -> Iterator[tuple[str, int, list[float]]]:
+    def token_advantages(self, advantages_RG: Tensor) -> Iterator[TokenAdvantages]:
         """Yield episode id, number and advantages of the response tokens of each turn."""
         lengths = self.response_lengths_R[: self.num_turns].tolist()
-        for turn, length, values in zip(self.turns, lengths, advantages_RG.tolist(), strict=False):
+        for turn, length, values in zip(self.turns, lengths, advantages_RG.numpy(), strict=False):
             yield turn.episode_id, turn.turn, values[:length]
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:

@@ -108,19 +108,19 @@ class GrlTrainer(TrajectoryTrainer):
         """Write the advantages of each response's tokens to the trajectory log."""
         fields = ["advantages", EPISODE_SUMMARY]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        advantages_R = data["advantages"].unbind()
+        advantages_R = [of_row.numpy() for of_row in data["advantages"].unbind()]
         rows = TrajectoryIndex.of(batch.keys, data["advantages"].offsets().diff())
         summaries = read_summaries(batch.keys, data[EPISODE_SUMMARY], GrlEpisodeSummary)
         found = (
             (
                 summary.episode_id,
                 place.turn,
-                advantages_R[rows_of_it[place.row]][place.end + 1 - place.num_tokens : place.end + 1].tolist(),
+                advantages_R[rows_of_it[place.row]][place.end + 1 - place.num_tokens : place.end + 1],
             )
             for summary, rows_of_it in zip(summaries, rows.rows_K, strict=True)
             for place in summary.responses
         )
-        self.trajectory_log.append_token_advantages(self.global_steps, found)
+        self.trajectory_log.advantages.write_tokens(self.global_steps, found)
 
     def _validation_rows(self) -> list[Row]:
         """Return every group of a validation, once for each repetition."""

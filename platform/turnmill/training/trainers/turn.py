@@ -147,7 +147,7 @@ class TurnTrainer(RunTrainer):
         metrics.update(turn_metrics(turns, rewards_RG, max_response_tokens=self.job.spec.verlog.max_response_tokens))
         metrics.update(advantage_spread(advantages_RG, turns.mask_RG))
         if self.global_steps > 0:
-            self.trajectory_log.append_token_advantages(self.global_steps, turns.token_advantages(advantages_RG))
+            self.trajectory_log.advantages.write_tokens(self.global_steps, turns.token_advantages(advantages_RG))
             self._require_few_failures(metrics)
             self._correct_off_policy(self._turns_of(batch), metrics)
         return batch

@@ -158,7 +158,8 @@ def test_turn_rows_have_the_states_and_numbers_of_their_turns():
     rows = rows_of(keys, [turns, summary(episode_id="t1-0-1")])
 
     assert rows.states_R == ("second", "", "first")
-    assert list(rows.by_turn(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))) == [
+    of_turns = rows.by_turn(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    assert [(episode, turn, values.tolist()) for episode, turn, values in of_turns] == [
         ("t1-0-0", 1, [1.0, 2.0]),
         ("t1-0-0", 0, [5.0, 6.0]),
     ]

@@ -186,9 +186,12 @@ def test_tokens_of_turns_with_a_wrong_checksum_are_counted_as_unsampled():
 def test_token_advantages_have_episode_id_and_turn():
     turns = batch([TurnMetadata(episode_id="t3-1", turn=4), TurnMetadata(episode_id="t5-0")], [SegmentMetadata()])
 
-    advantages = list(turns.token_advantages(torch.tensor([[0.5, -0.5, 9.0], [1.0, 2.0, 9.0]])))
+    advantages = turns.token_advantages(torch.tensor([[0.5, -0.5, 9.0], [1.0, 2.0, 9.0]]))
 
-    assert advantages == [("t3-1", 4, [0.5, -0.5]), ("t5-0", 0, [1.0, 2.0])]
+    assert [(episode, turn, values.tolist()) for episode, turn, values in advantages] == [
+        ("t3-1", 4, [0.5, -0.5]),
+        ("t5-0", 0, [1.0, 2.0]),
+    ]
 
 
 def test_only_the_row_of_the_last_turn_is_done():
