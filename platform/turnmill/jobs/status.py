@@ -56,6 +56,9 @@ class JobProgress(Settings):
     checkpoint_step: int | None = Field(default=None, ge=0)
     """Step of the newest complete checkpoint."""
 
+    damaged_checkpoints: int | None = Field(default=None, ge=0)
+    """Checkpoints that were set aside because their files were damaged."""
+
 
 class JobStatus(Settings):
     """State of the job as the operator last observed it."""

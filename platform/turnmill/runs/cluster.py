@@ -42,19 +42,17 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
     report = on_progress or (lambda _: None)
     folder = RunFolder(fence.claim(attempt.run_dir, attempt.number))
     server = ProgressServer(folder, steps=attempt.job.spec.training.steps)
-    prepare(folder, attempt.job, resume=attempt.number > 1)
     write_progress(folder, Progress(phase="starting"))
     logs.configure(folder, process="launch", level=logging.WARNING)
     ended = FAILED
     with server.serve(attempt.metrics_port):
         try:
+            prepare(folder, attempt.job, resume=attempt.number > 1)
             with finalize_run(folder):
-                try:
-                    _train(attempt, folder, report)
-                    ended = COMPLETE
-                finally:
-                    logs.close()
+                _train(attempt, folder, report)
+                ended = COMPLETE
         finally:
+            logs.close()
             server.end(ended, wait_seconds=LAST_SCRAPE_SECONDS)
     return folder
 

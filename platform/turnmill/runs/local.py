@@ -66,15 +66,15 @@ def launch(
     folder = RunFolder(run_dir.absolute())
     device = resolve_device(job.spec.resources.device)
     with processes.owned(folder.path) as owner:
-        prepare(folder, job, resume=resume)
         logs.configure(folder, process="launch", level=logging.WARNING)
-        with finalize_run(folder):
-            try:
+        try:
+            prepare(folder, job, resume=resume)
+            with finalize_run(folder):
                 model = ensure_model(job, folder, report)
                 train = partial(_train, job, model, folder, device, owner, report)
                 _with_retries(train, job.spec.retries, folder, owner)
-            finally:
-                logs.close()
+        finally:
+            logs.close()
     return RunResult(folder.path, folder.read_summary())
 
 

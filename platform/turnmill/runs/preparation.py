@@ -55,10 +55,14 @@ def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
 
 
 def rewind(folder: RunFolder) -> None:
-    """Delete everything recorded after the last complete checkpoint."""
+    """Delete everything recorded after the last complete checkpoint that is undamaged.
+
+    Raises RunFailedError if all are damaged.
+    """
     from turnmill.training import checkpoints
 
     checkpoints.discard_incomplete(folder.checkpoints)
+    checkpoints.set_aside_damaged(folder.checkpoints, folder.beat)
     newest = checkpoints.latest(folder.checkpoints)
     step = newest.state.step if newest else -1
     folder.truncate_after(step)

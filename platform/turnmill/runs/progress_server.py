@@ -89,6 +89,7 @@ def progress_of(folder: RunFolder, *, steps: int) -> dict[str, object]:
         rollouts_per_second=ended / seconds if seconds else None,
         infra_failed_ratio=episodes["failed"] / ended if ended else None,
         checkpoint_step=newest.state.step if newest else None,
+        damaged_checkpoints=len(checkpoints.damaged(folder.checkpoints)) or None,
     )
     return {"phase": progress.phase if progress else "starting"} | known.model_dump(by_alias=True, exclude_none=True)
 

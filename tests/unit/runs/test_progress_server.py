@@ -9,6 +9,7 @@ import pytest
 from turnmill.core.errors import SettingsError
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs.preparation import rewind
 from turnmill.runs.progress_server import ProgressServer, progress_of
 from turnmill.training import checkpoints
 from turnmill.training.checkpoints import RunState
@@ -33,6 +34,21 @@ def get(port: int, path: str) -> str:
 
 def test_a_run_that_has_just_started_is_at_step_0(folder: RunFolder):
     assert progress_of(folder, steps=20) == {"phase": "starting", "step": 0, "steps": 20}
+
+
+def test_progress_counts_damaged_checkpoints(folder: RunFolder):
+    for step in (1, 2):
+        checkpoint = checkpoints.folder_of(folder.checkpoints, step)
+        checkpoint.mkdir()
+        (checkpoint / "weights").touch()
+        checkpoints.complete(folder.checkpoints, RunState(step, slots=(), kl_coefficient=0.0), keep=2)
+    (checkpoint / "weights").unlink()
+
+    rewind(folder)
+
+    assert progress_of(folder, steps=20) == {
+        "phase": "starting", "step": 0, "steps": 20, "checkpointStep": 1, "damagedCheckpoints": 1,
+    }  # fmt: skip
 
 
 def test_progress_has_the_last_step_and_the_newest_checkpoint(folder: RunFolder):

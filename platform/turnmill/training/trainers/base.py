@@ -1,12 +1,14 @@
 """verl's PPO trainer with a run folder, complete checkpoints, validation by episodes, and the CPU as a device."""
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
+from ray.exceptions import RayTaskError
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
@@ -30,11 +32,13 @@ from turnmill.training.recorder import RunRecorder, StepLogger
 from turnmill.training.rollout_correction import correct_rows
 from turnmill.training.verl.correction_config import is_corrected
 from turnmill.training.verl.placement import PlacedPools
+from turnmill.training.verl.safe_loading import weights_only
 from turnmill.training.verl.types import Metrics, Row, ServerManager, Tracking
 from turnmill.training.vocabulary import save_vocabulary
 
 # verl's default of 2 s would be most of a small step.
 POLL_INTERVAL_SECONDS = 0.02
+_BEAT_SECONDS = 5.0
 
 
 class RunTrainer(PPOTrainer):
@@ -56,6 +60,8 @@ class RunTrainer(PPOTrainer):
             config.trainer.resume_from_path = str(self.resumed_from.path)
         self.trajectory_log = TrajectoryLog(RunFolder(self.run_dir))
         self._pending_checkpoint: checkpoints.RunState | None = None
+        self._background = ThreadPoolExecutor(1)
+        self._digests: list[Future[None]] = []
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
 
@@ -112,6 +118,11 @@ class RunTrainer(PPOTrainer):
         if self.global_steps >= self.total_training_steps:
             # verl validates at multiples of test_freq; this makes the last step one.
             self.config.trainer.test_freq = self.total_training_steps if self._validates else -1
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        while wait(self._digests, timeout=_BEAT_SECONDS).not_done:
+            self.recorder.beat()
 
     @property
     def _validates(self) -> bool:
@@ -202,8 +213,14 @@ class RunTrainer(PPOTrainer):
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        """Save verl's checkpoint and the run's own state; it is marked complete once the step's metrics are written."""
-        super()._save_checkpoint()
+        """Save verl's checkpoint and the run's own state; it is marked complete once the step's metrics are written.
+
+        Raises RunFailedError if it cannot be written; earlier checkpoints stay.
+        """
+        try:
+            super()._save_checkpoint()
+        except (OSError, RayTaskError) as error:
+            raise checkpoints.failed_to_write(self.run_dir / "checkpoints", self.global_steps, error) from error
         coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0
         self._pending_checkpoint = checkpoints.RunState(
             step=self.global_steps, slots=self._slot_states(), kl_coefficient=float(coefficient)
@@ -216,5 +233,11 @@ class RunTrainer(PPOTrainer):
         if self._pending_checkpoint is not None:
             root, keep = self.run_dir / "checkpoints", self.job.spec.training.keep_checkpoints
             checkpoints.complete(root, self._pending_checkpoint, keep=keep)
+            step = self._pending_checkpoint.step
+            self._digests.append(self._background.submit(checkpoints.write_digests, root, step))
             self._pending_checkpoint = None
             self.recorder.checkpoint_written()
+
+    def _load_checkpoint(self) -> None:
+        with weights_only():
+            super()._load_checkpoint()

@@ -7,12 +7,15 @@ tokenizer are saved by verl.
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -21,6 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+from turnmill.training.verl.safe_loading import TensorPlanner, TensorReader, weights_only
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +75,8 @@ class DistributedCheckpoints(FSDPCheckpointManager):
         finally:
             self.checkpoint_save_contents = contents
         folder = Path(local_path, STATE)
-        state_dict_saver.save(state, checkpoint_id=folder)
+        with plain_errors():
+            state_dict_saver.save(state, checkpoint_id=folder)
         if "extra" in contents:
             torch.save(_portable(self.get_rng_state()), folder / self._rng_file)
             if self.rank == 0 and self.lr_scheduler is not None:
@@ -80,14 +86,21 @@ class DistributedCheckpoints(FSDPCheckpointManager):
     def load_checkpoint(
         self, local_path: str | None, hdfs_path: str | None = None, del_local_after_load: bool = False
     ) -> None:
-        """Load a checkpoint that this number of ranks or another has saved; called by all ranks."""
-        if local_path is None or not Path(local_path, STATE).exists():
-            super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
-            return
-        folder = Path(local_path, STATE)
+        """Load a checkpoint that this number of ranks or another has saved; called by all ranks.
+
+        Raises pickle.UnpicklingError if it contains anything but tensors and plain containers.
+        """
+        with weights_only():
+            if local_path is None or not Path(local_path, STATE).exists():
+                super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+            else:
+                self._load(Path(local_path, STATE))
+
+    def _load(self, folder: Path) -> None:
         options = StateDictOptions(strict=True)
         state = self._state(model=self.should_load_model, optimizer=self.should_load_optimizer)
-        state_dict_loader.load(state, checkpoint_id=folder)
+        with plain_errors():
+            state_dict_loader.load(state, storage_reader=TensorReader(folder), planner=TensorPlanner())
         if self.should_load_model:
             set_model_state_dict(self.model, state["model"], options=options)
         if self.should_load_optimizer:
@@ -126,6 +139,16 @@ class DistributedCheckpoints(FSDPCheckpointManager):
     @property
     def _rng_file(self) -> str:
         return f"rng_{self.rank}_of_{self.world_size}.pt"
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise the first failed rank's error instead of DCP's, which is no `Exception` and would end the worker."""
+    try:
+        yield
+    except CheckpointException as error:
+        (first, _), *_ = error.failures.values()
+        raise first from error
 
 
 def _portable(rng_state: dict[str, Any]) -> dict[str, Any]:
