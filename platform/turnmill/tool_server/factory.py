@@ -85,7 +85,7 @@ def open_completions(settings: ServerSettings, executor: CallExecutor, stack: As
 async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandbox:
     """Start the sandbox; raises SandboxError with the isolation mechanisms that do not hold."""
     kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
-    preload = dict.fromkeys(MODULES[name] for name in settings.tool_type if name in MODULES)
+    preload = dict.fromkeys(module for name in settings.tool_type for module in MODULES.get(name, ()))
     sandbox = kind(preload=tuple(preload), max_running=settings.max_sandboxes)
     stack.push_async_callback(sandbox.close)
     await sandbox.start()

@@ -1,13 +1,16 @@
 """The tool `python_code`: runs a program without keeping any state."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, SandboxTask
 from turnmill.tools import settings
+from turnmill.tools.assertions import JUDGE_MODULES
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import fenced, fences_are_even, stdin_of, tagged
 from turnmill.tools.registry import register
+from turnmill.tools.sandboxed import python_judge
 from turnmill.tools.sandboxed.packing import pack
 from turnmill.tools.sandboxed.python_main import EXITED, REACHED_END
 
@@ -71,15 +74,46 @@ class PythonProgram:
         if self._refuses_words and is_blocked(source):
             return ProgramResult("", BLOCKED, failed=True)
         parts = {"source": source.encode("utf-8", "replace"), **({"prelude": b""} if prelude else {})}
-        program = Function("turnmill.tools.sandboxed.python_main:run", pack(parts))
-        result = await self._sandbox.run(SandboxTask(program, stdin=stdin, limits=self._limits))
-        stderr = result.stderr.decode("utf-8", "replace") + self._explain(result)
+        result, stderr = await self._call("python_main:run", parts, stdin)
         return ProgramResult(
             result.stdout.decode("utf-8", "replace"),
             stderr,
             failed=bool(stderr) or result.value not in (REACHED_END, EXITED),
             reached_end=result.value == REACHED_END,
         )
+
+    async def evaluate(self, source: str, stdin: bytes, expressions: Sequence[str]) -> tuple[ProgramResult, bytes]:
+        """Run a program to its end; return also the pickled values of expressions, which only `judge` reads."""
+        if self._refuses_words and is_blocked(source):
+            return ProgramResult("", BLOCKED, failed=True), b""
+        parts = {"source": source.encode("utf-8", "replace"), "expressions": "\n".join(expressions).encode()}
+        result, stderr = await self._call("python_main:evaluate", parts, stdin)
+        ended = bool(result.value)
+        output = ProgramResult(
+            result.stdout.decode("utf-8", "replace"), stderr, failed=bool(stderr) or not ended, reached_end=ended
+        )
+        return output, result.value or b""
+
+    async def judge(self, condition: str, values: bytes) -> str | None:
+        """Return None if a condition on the values of `evaluate` holds, otherwise the error."""
+        modules = " ".join(module for module in JUDGE_MODULES if module in condition)
+        parts = {"condition": condition.encode(), "values": values, "modules": modules.encode()}
+        result, stderr = await self._call("python_judge:run", parts, b"")
+        match result.value:
+            case python_judge.HOLDS:
+                return None
+            case None:
+                return stderr
+            case python_judge.FAILS:
+                return "AssertionError\n"
+            case error:
+                return error.decode()
+
+    async def _call(self, function: str, parts: Mapping[str, bytes], stdin: bytes) -> tuple[SandboxResult, str]:
+        """Call a function in the sandbox; return its result, and its errors with an explanation of how it ended."""
+        program = Function(f"turnmill.tools.sandboxed.{function}", pack(parts))
+        result = await self._sandbox.run(SandboxTask(program, stdin=stdin, limits=self._limits))
+        return result, result.stderr.decode("utf-8", "replace") + self._explain(result)
 
     def _explain(self, result: SandboxResult) -> str:
         match result.limit:

@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from turnmill.core.errors import ToolFailedError
+from turnmill.tools.assertions import split_assertion
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import encodable, stdin_of
 from turnmill.tools.python_code import ProgramResult, PythonProgram, python_blocks
@@ -59,10 +60,26 @@ class PythonOJ(Tool):
 
     async def _failed_assertion(self, source: str, stdin: bytes, assertions: Sequence[str]) -> str | None:
         for assertion in assertions:
-            result = await self._program.run(f"{source}\n{assertion}", stdin, prelude=False)
-            if result.failed or not result.reached_end:
-                return f"{_INCORRECT}. \nFailed test case: {assertion}\nError:{result.stdout}\n{result.stderr}"
+            failed = await self._run_assertion(source, stdin, assertion)
+            if failed is not None:
+                return f"{_INCORRECT}. \nFailed test case: {assertion}\nError:{failed.stdout}\n{failed.stderr}"
         return None
+
+    async def _run_assertion(self, source: str, stdin: bytes, assertion: str) -> ProgramResult | None:
+        """Return the result of a program for which the assertion does not hold."""
+        split = split_assertion(assertion, source)
+        if split is None:
+            result = await self._program.run(f"{source}\n{assertion}", stdin, prelude=False)
+            return result if result.failed or not result.reached_end else None
+        result, values = await self._program.evaluate(source, stdin, split.expressions)
+        if result.failed:
+            return result
+        error = await self._program.judge(split.condition, values)
+        if error is None:
+            return None
+        line = source.count("\n") + 2
+        place = f'  File "main.py", line {line}, in <module>\n    {assertion}\n'
+        return replace(result, stderr=f"Traceback (most recent call last):\n{place}{error}", failed=True)
 
     async def _failed_case(self, cases: Sequence[Case]) -> str | None:
         for case in cases:

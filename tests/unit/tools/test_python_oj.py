@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import pytest
 
@@ -14,6 +15,13 @@ CODE = "<python>def add(a, b): return a + b</python>"
 
 def printed(text: str) -> SandboxResult:
     return SandboxResult(0, text.encode(), value=b"end")
+
+
+def computed(value: object) -> SandboxResult:
+    return SandboxResult(0, value=pickle.dumps([value]))
+
+
+HOLDS, FAILS = SandboxResult(0, value=b"holds"), SandboxResult(0, b"", value=b"fails")
 
 
 def judged(tests: object, *outcomes: SandboxResult) -> tuple[Dialogue, ScriptedSandbox]:
@@ -35,16 +43,20 @@ async def test_a_program_without_tests_ends_the_trajectory():
 @pytest.mark.parametrize("as_text", [False, True])
 async def test_a_program_passes_if_all_assertions_hold(as_text):
     tests = ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]
-    dialogue, sandbox = judged(json.dumps(tests) if as_text else tests, printed(""), printed(""))
+    outcomes = (computed(3), HOLDS, computed(0), HOLDS)
+    dialogue, sandbox = judged(json.dumps(tests) if as_text else tests, *outcomes)
 
     assert await dialogue.say(CODE) == PASSED
     assert dialogue.result.done
-    assert [source.splitlines()[-1] for source in sources(sandbox)] == tests
+    parts = [unpack(task.program.argument) for task in sandbox.tasks]
+    assert [part["expressions"] for part in parts[::2]] == [b"add(1, 2)", b"add(0, 0)"]
+    assert [part["condition"] for part in parts[1::2]] == [b"value_0 == 3", b"value_0 == 0"]
+    assert [part["values"] for part in parts[1::2]] == [pickle.dumps([3]), pickle.dumps([0])]
 
 
 async def test_the_first_assertion_that_fails_is_shown():
     failed = SandboxResult(0, b"out", b"AssertionError", value=b"failed")
-    dialogue, _ = judged(["assert add(1, 2) == 3", "assert False", "assert True"], printed(""), failed)
+    dialogue, _ = judged(["assert add(1, 2) == 3", "assert False", "assert True"], computed(3), HOLDS, failed)
 
     assert await dialogue.say(CODE) == (
         "The above code is incorrect. \nFailed test case: assert False\nError:out\nAssertionError"
@@ -52,8 +64,20 @@ async def test_the_first_assertion_that_fails_is_shown():
     assert (dialogue.result.done, dialogue.result.valid) == (False, True)
 
 
-async def test_a_program_that_exits_before_an_assertion_fails():
-    dialogue, _ = judged(["assert add(1, 2) == 3"], SandboxResult(0, value=b"exit"))
+async def test_a_wrong_value_is_shown_as_python_shows_it():
+    dialogue, _ = judged(["assert add(1, 2) == 4"], SandboxResult(0, b"out", value=pickle.dumps([3])), FAILS)
+
+    assert await dialogue.say(CODE) == (
+        "The above code is incorrect. \nFailed test case: assert add(1, 2) == 4\nError:out\n"
+        'Traceback (most recent call last):\n  File "main.py", line 2, in <module>\n    assert add(1, 2) == 4\n'
+        "AssertionError\n"
+    )
+
+
+@pytest.mark.parametrize("assertion", ["assert add(1, 2) == 3", "x = add(1, 2)\nassert x == 3"])
+async def test_a_program_that_exits_before_an_assertion_fails(assertion: str):
+    exited = SandboxResult(0, value=b"exit" if "x =" in assertion else b"")
+    dialogue, _ = judged([assertion], exited)
 
     assert "Failed test case" in await dialogue.say(CODE)
 

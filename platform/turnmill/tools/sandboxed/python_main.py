@@ -1,12 +1,14 @@
 """Execution of a program as `__main__`, with names of the standard library as a prelude if requested."""
 
 import builtins
+import io
 import linecache
+import pickle
 import sys
 import threading
 import traceback
-from types import CodeType, ModuleType, TracebackType
-from typing import TextIO
+from types import CodeType, GeneratorType, ModuleType, TracebackType
+from typing import Any, TextIO
 
 from turnmill.tools.sandboxed.packing import unpack
 
@@ -36,6 +38,38 @@ def run(argument: bytes) -> bytes:
     finally:
         flush()
     return ending
+
+
+def evaluate(argument: bytes) -> bytes:
+    """Run the part `source`, then return a pickled list of the values of the expressions, which lie in lines.
+
+    Returns nothing if the program or an expression failed, or the program ended early.
+    """
+    parts = unpack(argument)
+    module = fresh_main()
+    try:
+        if run_source(parts["source"].decode(), FILENAME, module) != REACHED_END:
+            return b""
+        values = io.BytesIO()
+        try:
+            expressions = parts["expressions"].decode().splitlines()
+            _ValuePickler(values, protocol=4).dump([eval(each, module.__dict__) for each in expressions])
+        except BaseException as error:
+            show(error, error.__traceback__.tb_next if error.__traceback__ else None)
+            return b""
+        _wait_for_threads()
+        return values.getvalue()
+    finally:
+        flush()
+
+
+class _ValuePickler(pickle.Pickler):
+    """Pickles iterators, too, as iterators over their items."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, GeneratorType | map | filter | zip | reversed | enumerate):
+            return iter, (list(value),)
+        return NotImplemented
 
 
 def fresh_main() -> ModuleType:
