@@ -11,7 +11,9 @@ from verl.trainer.ppo.core_algos import get_kl_controller
 from support.jobs import job
 from turnmill.jobs import AgentTrainingJob
 from turnmill.training.trainers import turn as trainer
+from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
+from turnmill.training.trainers.sync import Sync
 from turnmill.training.trainers.turn import TurnTrainer
 
 OLD = torch.tensor([[-1.0, -2.0, -3.0, 0.0], [-1.0, -1.0, 0.0, 0.0]])
@@ -73,9 +75,11 @@ class Learner(RunTrainer):
         self.learned: list[KVBatchMeta] = []
         self.gathered: list[KVBatchMeta] = []
         self.estimated: list[KVBatchMeta] = []
+        self.calls: list[str] = []
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.learned.append(batch)
+        self.calls.append("update critic")
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -101,9 +105,14 @@ class WarmingUp(TurnTrainer, Learner):
         turns = spec.turns_per_step // spec.environment.count
         keys = [f"{number}e{slot}_0_{turn}" for slot in range(spec.environment.count) for turn in range(turns + 1)]
         self.gathered.append(KVBatchMeta(partition_id="train", keys=keys, tags=[{} for _ in keys]))
+        self.calls.append("gather")
         return self.gathered[-1]
 
+    def _compute_log_probs_for_warmup(self, batch: KVBatchMeta) -> None:
+        self.calls.append("log-probs")
+
     def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.calls.append("values")
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -116,8 +125,20 @@ def run_critic_warm_up(monkeypatch: pytest.MonkeyPatch, **warmup: int) -> Warmin
     settings = job(environment__count=4, training__turnsPerStep=32, algorithm__minibatchTurns=8)
     settings["spec"]["algorithm"]["criticWarmup"] = warmup
     learner = WarmingUp(AgentTrainingJob.model_validate(settings).spec)
+    learner.sleep_engines = lambda: learner.calls.append("sleep")
+    learner.wake_engines = lambda: learner.calls.append(f"wake with version {learner.global_steps}")
     learner._warm_up_critic()
     return learner
+
+
+class _Manager:
+    """verl's manager of engines and their weights."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, *arguments))
 
 
 @pytest.mark.feature("Verlog", "critic warm-up")
@@ -151,3 +172,34 @@ def test_a_warm_up_update_takes_a_tenth_of_the_turns_by_default_in_whole_mini_ba
     warmup = {"batches": batches, "steps": 1, **({"turnsPerStep": turns_per_step} if turns_per_step else {})}
 
     assert len(run_critic_warm_up(monkeypatch, **warmup).learned[0].keys) == num_turns
+
+
+def test_engines_sleep_while_the_critic_warms_up_and_wake_with_the_first_weights(monkeypatch):
+    learner = run_critic_warm_up(monkeypatch, batches=2, steps=2)
+
+    update = ["values", "values", "update critic"]
+    assert learner.calls == [
+        "gather", "gather", "sleep", "log-probs", "log-probs", *update, *update, "wake with version 0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "asleep", "awake"),
+    [
+        (Sync, [("sleep_replicas",)], [("update_weights", 0)]),
+        (
+            ColocateAsync,
+            [("abort_replicas",), ("sleep_replicas",)],
+            [("update_weights", 0), ("resume_generation_replicas",)],
+        ),
+        (SeparateAsync, [], []),
+    ],
+)
+def test_engines_that_share_devices_with_the_trainer_sleep(mode, asleep, awake):
+    manager = _Manager()
+    stub = SimpleNamespace(checkpoint_manager=manager, global_steps=0)
+
+    mode.sleep_engines(stub)
+    assert manager.calls == asleep
+    mode.wake_engines(stub)
+    assert manager.calls == asleep + awake

@@ -85,6 +85,18 @@ class AsyncRolloutMixin(PPOTrainer):
 class ColocateAsync(AsyncRolloutMixin, PPOTrainerColocateAsync):
     """Overlaps rollout and learning on the same devices."""
 
+    checkpoint_manager: WeightManager
+
+    def sleep_engines(self) -> None:
+        """Free the memory of the engines, which share devices with the trainer; requests that run are resumed later."""
+        self.checkpoint_manager.abort_replicas()
+        self.checkpoint_manager.sleep_replicas()
+
+    def wake_engines(self) -> None:
+        """Wake the engines with the current weights."""
+        self.checkpoint_manager.update_weights(self.global_steps)
+        self.checkpoint_manager.resume_generation_replicas()
+
     def get_llm_client(self) -> ResumingClient:
         """Return the client by which agent loops generate."""
         return self.llm_server_manager.get_client(client_cls=ResumingClient)
@@ -118,6 +130,12 @@ class SeparateAsync(AsyncRolloutMixin, PPOTrainerSeparateAsync):
         self._engines.replace_dead_while_waiting(
             lambda: self.standalone_checkpoint_manager.update_weights(self._version)
         )
+
+    def sleep_engines(self) -> None:
+        """Do nothing: the engines have devices of their own."""
+
+    def wake_engines(self) -> None:
+        """Do nothing: the engines did not sleep."""
 
     def on_init_end(self) -> None:
         """Send the first weights, or those of the checkpoint, to all engines."""

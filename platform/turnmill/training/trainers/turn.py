@@ -4,6 +4,7 @@ Axes: R rows, G response tokens.
 """
 
 import random
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import ray
@@ -38,6 +39,9 @@ MIN_EPISODES_FOR_RATIO = 20
 
 class TurnTrainer(RunTrainer):
     """verl's trainer with a row per turn; it is mixed into the class of each mode."""
+
+    sleep_engines: Callable[[], None]
+    wake_engines: Callable[[], None]
 
     def __init__(self, config: DictConfig) -> None:
         self._episodes = self._failures = 0.0
@@ -191,6 +195,10 @@ class TurnTrainer(RunTrainer):
         self.global_steps = 0
         with self.recorder.phase("critic warm-up", total=warmup.batches + warmup.steps):
             batches = [self._gather_for_warmup(number) for number in range(warmup.batches)]
+            # As in a step: engines on the trainer's devices give up their memory before anything is computed there.
+            self.sleep_engines()
+            for batch in batches:
+                self._compute_log_probs_for_warmup(batch)
             generator = random.Random(self.job.spec.training.seed)
             for step in range(warmup.steps):
                 metrics: Metrics = {}
@@ -206,21 +214,23 @@ class TurnTrainer(RunTrainer):
                 self.recorder.advance("critic warm-up", warmup.batches + step + 1, metrics)
             for batch in batches:
                 tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+            self.wake_engines()
         self.global_steps = first_step
 
     def _gather_for_warmup(self, number: int) -> KVBatchMeta:
-        metrics: Metrics = {}
         self._add_batch_to_generate()
         batch, _ = self.replay_buffer.sample(
             global_steps=self.global_steps, partition_id="train", batch_size=self.job.spec.environment.count
         )
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        batch = self._balance_batch(batch, metrics)
-        self._compute_old_log_prob(batch, metrics)
-        if self.use_reference_policy:
-            self._compute_ref_log_prob(batch, metrics)
-        self.recorder.advance("critic warm-up", number + 1, metrics)
+        batch = self._balance_batch(batch, {})
+        self.recorder.advance("critic warm-up", number + 1, {})
         return batch
+
+    def _compute_log_probs_for_warmup(self, batch: KVBatchMeta) -> None:
+        self._compute_old_log_prob(batch, {})
+        if self.use_reference_policy:
+            self._compute_ref_log_prob(batch, {})
 
     def _warmup_turns(self, gathered: int) -> int:
         """Return the turns per warm-up update, in whole mini-batches: the job's number, or a tenth of `gathered`."""
