@@ -449,6 +449,30 @@ def test_models_on_gpus_use_the_attention_that_is_installed(installed, attention
     assert config.actor_rollout_ref.model.use_fused_kernels is not installed
 
 
+@pytest.mark.parametrize(("tokens", "fits"), [(53_509, True), (53_510, False)])
+def test_rows_whose_mask_would_take_a_tenth_of_a_gpu_need_flash_attention(tokens, fits, model, monkeypatch):
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda package: None)
+    response = example("babyai-goto-gpu", model).spec.verlog.max_response_tokens
+    job = example("babyai-goto-gpu", model, f"agent.maxPromptTokens={tokens - response}")
+
+    if fits:
+        assert config_of(job, model, "cuda").critic.ppo_max_token_len_per_gpu == tokens
+    else:
+        with pytest.raises(SettingsError, match=r"is 53510, .* a mask of 8 GiB .*at most 53509 tokens.*flash-attn"):
+            config_of(job, model, "cuda")
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda package: object())
+    assert config_of(job, model, "cuda").critic.ppo_max_token_len_per_gpu == tokens
+
+
+def test_micro_batches_with_masks_are_shorter_than_verls_default_for_critics(model, monkeypatch):
+    job = example("babyai-goto-gpu", model)
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda package: None)
+    assert config_of(job, model, "cuda").critic.ppo_max_token_len_per_gpu == 16_384
+
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda package: object())
+    assert config_of(job, model, "cuda").critic.ppo_max_token_len_per_gpu == 32_768
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -14,7 +14,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.resources import ray_resource
 from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
-from turnmill.training.verl.attention import attention_settings, refuse_wrong_sequence_parallel
+from turnmill.training.verl.attention import attention_settings, refuse_costly_masks, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
 
@@ -56,6 +56,7 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
         _make_room_for_rows(config, job.spec.verl)
         refuse_ignored_correction(config)
         refuse_wrong_sequence_parallel(config)
+        refuse_costly_masks(config)
         config.turnmill = {"job": job.model_dump_json(by_alias=True), "run_dir": str(run_dir.absolute())}
     return config
 
