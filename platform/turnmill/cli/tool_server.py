@@ -111,6 +111,10 @@ def tool_server(
         str, typer.Option(help="fork: with every barrier; process: plain processes with limits alone.")
     ] = "fork",
     max_sandboxes: Annotated[int, typer.Option(help="Runs in the sandbox at once, of one worker; others wait.")] = 64,
+    sandbox_memory_mib: Annotated[
+        int | None,
+        typer.Option(help="Memory that all runs in the sandbox may use together; by default 80 % of all memory."),
+    ] = None,
     allow_missing_tools: Annotated[
         bool, typer.Option("--allow-missing-tools", help="Start without the tools that cannot work here.")
     ] = False,

@@ -91,6 +91,18 @@ class ToolMetrics:
             multiprocess_mode="livesum",
             registry=registry,
         )
+        self.sandbox_waiting = Gauge(
+            "turnmill_sandbox_runs_waiting",
+            "Runs that wait for a place or for memory in the sandbox",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        self.sandbox_memory = Gauge(
+            "turnmill_sandbox_memory_bytes",
+            "Memory that runs in the sandbox may use together, by their limits; others wait",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
         self.sandbox_seconds = Histogram(
             "turnmill_sandbox_run_seconds", "Time of a run in the sandbox", buckets=SECONDS_BUCKETS, registry=registry
         )

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 
 from turnmill.core.errors import SandboxError
+from turnmill.sandboxes.admission import DEFAULT_SHARE, Admission, available_bytes
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.base import Command, Function, Python, SandboxResult, SandboxTask
 from turnmill.sandboxes.fork_server_client import WEAKER_SANDBOX, ForkServerClient, ForkServerSettings
@@ -24,8 +25,9 @@ class ForkSandbox:
     """Runs tasks with rlimits, Landlock, a seccomp filter and, if allowed, namespaces of their own.
 
     `preload` names modules whose functions tasks may call, `packages` those that user code may import besides the
-    standard library, lightest first. At most `max_running` tasks run at once, and others wait. `spares` processes are
-    kept ready. Workspaces are in `folder`, by default the temporary folder.
+    standard library, lightest first. At most `max_running` tasks run at once, and their limits of memory add up to at
+    most `memory_bytes`, by default a share of the machine's or container's; others wait. `spares` processes are kept
+    ready. Workspaces are in `folder`, by default the temporary folder. `on_waiting` gets the number of waiting tasks.
     """
 
     confined = True
@@ -36,15 +38,21 @@ class ForkSandbox:
         preload: Sequence[str] = (),
         packages: Sequence[str] = PACKAGES,
         max_running: int = 64,
+        memory_bytes: int | None = None,
         spares: int = 2,
         namespaces: bool = True,
         folder: Path | None = None,
+        on_waiting: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._packages = tuple(packages)
         self._settings = ForkServerSettings(
             folder or Path(tempfile.gettempdir()), tuple(preload), self._packages, spares, namespaces, self.confined
         )
-        self._running = asyncio.Semaphore(max_running)
+        self._admission = Admission(
+            max_running=max_running,
+            memory_bytes=memory_bytes or int(DEFAULT_SHARE * available_bytes()),
+            on_waiting=on_waiting,
+        )
         self._servers: dict[tuple[tuple[str, ...], bool], ForkServerClient] = {}
         self._starting = asyncio.Lock()
         self._closed = False
@@ -60,7 +68,7 @@ class ForkSandbox:
         Raises SandboxError if it could not be run.
         """
         check(task)
-        async with self._running:
+        async with self._admission.admitted(task.limits.memory_bytes):
             server = await self._server(self._warm_packages(task), network=task.limits.network)
             return await server.run(task)
 

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.sandboxes.base import Sandbox
+from turnmill.sandboxes.admission import DEFAULT_SHARE, available_bytes
+from turnmill.sandboxes.base import MIB, Sandbox
 from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
 from turnmill.tool_server.app import Worker, build_app
 from turnmill.tool_server.calls import CallExecutor
@@ -49,7 +50,7 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
             ),
         )
         stack.push_async_callback(store.close)
-        sandbox = await open_sandbox(settings, stack)
+        sandbox = await open_sandbox(settings, metrics, stack)
         tool_settings = ChainMap(dict(settings.tool_settings), dict(os.environ))
         context = ToolContext(InstrumentedSandbox(sandbox, metrics), tool_settings)
         tools = [tool async for tool in start_tools(settings, context, stack)]
@@ -63,7 +64,6 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
             workers_per_tool=settings.workers_per_tool,
             store_wait_seconds=settings.store_wait_seconds,
         )
-        metrics.sandbox_limit.set(settings.max_sandboxes)
         worker = Worker(settings, executor, metrics, before_scrape=partial(refresh_store_health, store, metrics.store))
         yield worker, build_app(worker, open_completions(settings, executor, stack))
 
@@ -82,11 +82,20 @@ def open_completions(settings: ServerSettings, executor: CallExecutor, stack: As
     return Completions(settings, CompletionLoop(settings, executor, upstream), upstream)
 
 
-async def open_sandbox(settings: ServerSettings, stack: AsyncExitStack) -> Sandbox:
+async def open_sandbox(settings: ServerSettings, metrics: ToolMetrics, stack: AsyncExitStack) -> Sandbox:
     """Start the sandbox; raises SandboxError with the isolation mechanisms that do not hold."""
     kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
     preload = dict.fromkeys(module for name in settings.tool_type for module in MODULES.get(name, ()))
-    sandbox = kind(preload=tuple(preload), max_running=settings.max_sandboxes)
+    given = settings.sandbox_memory_mib
+    memory_bytes = int((given * MIB if given else DEFAULT_SHARE * available_bytes()) / settings.num_workers)
+    sandbox = kind(
+        preload=tuple(preload),
+        max_running=settings.max_sandboxes,
+        memory_bytes=memory_bytes,
+        on_waiting=metrics.sandbox_waiting.set,
+    )
+    metrics.sandbox_limit.set(settings.max_sandboxes)
+    metrics.sandbox_memory.set(memory_bytes)
     stack.push_async_callback(sandbox.close)
     await sandbox.start()
     return sandbox

@@ -94,6 +94,12 @@ class ServerSettings(Settings):
     max_sandboxes: Count = 64
     """Runs of a worker in the sandbox at once; others wait."""
 
+    sandbox_memory_mib: int | None = Field(default=None, ge=64)
+    """Memory in MiB that runs of all workers in the sandbox may use together, by their limits; others wait.
+
+    Left out, it is 80 % of the memory of the container, or of the machine.
+    """
+
     allow_missing_tools: bool = False
     """Start without tools that do not work on this machine, as verl-tool does."""
 
