@@ -27,7 +27,7 @@ RANGES = {"__rate_interval": "30s", "window": "1m", "__range": "5m"}
 """The values that Grafana inserts, for scrapes every five seconds."""
 
 # The kernel keeps fifteen characters of a name.
-LEARNER, ENGINE = "ray::WorkerDict", "ray::vLLMHttpSe"
+LEARNER, ENGINE = "ray::WorkerDict", "ray::EngineServ"
 STORE_PODS = f"statefulset.kubernetes.io/pod-name={STORE}-0"
 
 
