@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,9 @@ DIAGNOSTICS = {
     "turnmill/truncated_ratio",
 }
 """Metrics of every step of every agent kind that help to find why a policy does not learn."""
+
+LOGS = {".err", ".out", ".log"}
+FAILURE = re.compile(r"Traceback|ERROR|[Ff]atal|Segmentation|ended with -")
 
 TOOL_JOB = """
 apiVersion: turnmill.dev/v1alpha1
@@ -160,7 +164,16 @@ class Attempt:
         return found
 
     def _output_tail(self) -> str:
-        return self.run.output.read_text(errors="replace")[-5000:]
+        logs = [_excerpt(path) for path in sorted(self.run.folder.glob("logs/**/*")) if path.suffix in LOGS]
+        return "\n".join([self.run.output.read_text(errors="replace")[-5000:], *filter(None, logs)])
+
+
+def _excerpt(log: Path) -> str:
+    """Return the end of a log if it tells of a failure, else an empty string."""
+    lines = log.read_text(errors="replace").splitlines()
+    telling = [number for number, line in enumerate(lines) if FAILURE.search(line)]
+    # What follows the last line of a traceback names the cause; the first ones say where.
+    return "\n".join([f"-- {log.name}:", *lines[max(telling[0] - 5, 0) :][:40], *lines[-15:]]) if telling else ""
 
 
 def _command_line(pid: int) -> str:
