@@ -16,7 +16,7 @@ import torch
 from numpy._core.multiarray import _reconstruct
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -30,6 +30,8 @@ _KNOWN = {
     ("torch.serialization", "_get_layout"),
     ("torch", "Size"),
     ("pathlib", "PosixPath"),
+    # As Python calls it from 3.13.
+    ("pathlib._local", "PosixPath"),
 }
 _RNG_STATE: list[Any] = [np.ndarray, np.dtype, _reconstruct, type(np.dtype(np.uint32))]
 """Classes in the random generators' states that verl saves."""
@@ -70,8 +72,17 @@ class TensorPlanner(DefaultLoadPlanner):
         raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor")
 
 
+def _memory_format(kind: object, name: str) -> _MEM_FORMAT_ENCODING:
+    if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"a checkpoint's table of contents must not contain {kind}.{name}")
+    return _MEM_FORMAT_ENCODING[name]
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            # Some releases of Python, such as 3.11.15, pickle members of an Enum by their name, others by their value.
+            return _memory_format
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and (module, name) not in _KNOWN:
             raise pickle.UnpicklingError(f"a checkpoint's table of contents must not contain {module}.{name}")

@@ -2,12 +2,14 @@
 
 import os
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load, save
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from turnmill.training.verl.distributed_checkpoints import plain_errors
 from turnmill.training.verl.safe_loading import TensorPlanner, TensorReader, weights_only
@@ -41,6 +43,48 @@ def test_tensors_are_loaded(checkpoint: Path):
 
     assert state["model"]["weight"].tolist() == [0, 1, 2, 3]
     assert state["model"]["half"].tolist() == [1, 1]
+
+
+def by_name(member: Enum, protocol: int) -> tuple[Any, ...]:
+    """Pickle a member of an Enum as Python 3.11.15 does."""
+    return getattr, (type(member), member.name)
+
+
+def test_a_checkpoint_of_another_release_of_python_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    save({"model": {"weight": torch.arange(4.0)}}, checkpoint_id=tmp_path / "state", no_dist=True)
+    assert b"getattr" in (tmp_path / "state" / ".metadata").read_bytes()
+    state = {"model": {"weight": torch.zeros(4)}}
+
+    load(state, storage_reader=TensorReader(tmp_path / "state"), planner=TensorPlanner(), no_dist=True)
+
+    assert state["model"]["weight"].tolist() == [0, 1, 2, 3]
+
+
+class Attribute:
+    """Is unpickled as an attribute of what a table of contents may contain."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.owner, self.name)
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        Attribute(Metadata, "__init__"),
+        Attribute(_MEM_FORMAT_ENCODING, "__class__"),
+        Attribute(Attribute(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"), "__class__"),
+    ],
+)
+def test_attributes_are_no_way_from_the_table_of_contents_to_other_code(checkpoint: Path, attribute: Attribute):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(attribute))
+
+    with pytest.raises(AssertionError, match=r"must not contain"), plain_errors():
+        load(empty(), storage_reader=TensorReader(checkpoint), planner=TensorPlanner(), no_dist=True)
 
 
 def test_code_in_the_table_of_contents_is_not_run(checkpoint: Path, tmp_path: Path):
