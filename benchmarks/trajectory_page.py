@@ -145,7 +145,8 @@ def measure(folder: Path, cache: Path) -> None:
 def write_long_trajectory(folder: Path) -> None:
     """One of many turns and tokens beside the others."""
     source = write_long_log(folder.with_name("one"), trajectories=1, turns=1, tokens=LONG_TOKENS)
-    (line,) = [json.loads(text) for text in (source.trajectories / "step-000001.jsonl").read_text().splitlines()]
+    (file,) = source.trajectories.glob("step-000001.*")
+    (line,) = [json.loads(text) for text in file.read_text().splitlines()]
     line = {name: value for name, value in line.items() if name not in ("done", "stop_reason", "failed_cause")}
     lines = [line | {"episode": "t0-long", "turn": turn} for turn in range(LONG_TURNS)]
     lines[-1] |= {"done": True, "stop_reason": "completed"}

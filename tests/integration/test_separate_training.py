@@ -51,7 +51,8 @@ def run(tmp_path: Path) -> Iterator[TrainingRun]:
 
 def turns(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """Return the turns that a step learned from."""
-    return [json.loads(line) for line in (run_dir / "trajectories" / f"step-{step:06d}.jsonl").read_text().splitlines()]
+    files = sorted((run_dir / "trajectories").glob(f"step-{step:06d}.*"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def versions(run_dir: Path, step: int) -> set[int]:

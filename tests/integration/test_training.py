@@ -55,12 +55,13 @@ def left_in(temporary: Path) -> list[str]:
     return [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
-def lines(run: TrainingRun, file: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.folder / "trajectories" / file).read_text().splitlines()]
+def lines(run: TrainingRun, kind_and_step: str) -> list[dict[str, Any]]:
+    files = sorted((run.folder / "trajectories").glob(f"{kind_and_step}.*"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def first_step(run: TrainingRun) -> list[tuple[object, ...]]:
-    turns = lines(run, "step-000001.jsonl")
+    turns = lines(run, "step-000001")
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
 
@@ -82,7 +83,7 @@ def test_a_run_trains_writes_its_run_folder_and_is_reproducible_from_its_seed(ru
     assert (run.folder / "curve.png").stat().st_size > 0
     assert first_step(run) == first_step(second)
     advantages = AdvantageLog(run.folder / "trajectories").read_tokens(1)
-    lengths = {(turn["episode"], turn["turn"]): len(turn["response_ids"]) for turn in lines(run, "step-000001.jsonl")}
+    lengths = {(turn["episode"], turn["turn"]): len(turn["response_ids"]) for turn in lines(run, "step-000001")}
     assert {(episode, turn): len(values) for episode, turn, values in advantages} == lengths
     assert (run.folder / "vocabulary.json").exists()
     assert "no forking" not in (run.folder / "logs" / "fork_server.log").read_text()
@@ -105,7 +106,7 @@ def test_a_killed_run_resumes_and_trains_no_step_twice(run):
 def test_ctrl_c_ends_a_run_and_leaves_no_processes_or_temporary_files(run, temporary):
     shared_memory = set(Path("/dev/shm").iterdir())
     attempt = run.start()
-    attempt.wait_for((run.folder / "trajectories" / "validation-000000.jsonl").exists)
+    attempt.wait_for(lambda: any((run.folder / "trajectories").glob("validation-000000.*")))
     mark = run.mark()
 
     attempt.process.send_signal(signal.SIGINT)
@@ -156,5 +157,5 @@ def test_lora_adapters_reach_the_engines_of_asynchronous_rollout(run, mode):
     steps = run.metrics[1:]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert all(row["actor/grad_norm"] > 0 for row in steps)
-    assert {turn["policy_version"] for turn in lines(run, "step-000004.jsonl")} == {3}
+    assert {turn["policy_version"] for turn in lines(run, "step-000004")} == {3}
     assert steps[3]["training/rollout_probs_diff_max"] <= 1e-4

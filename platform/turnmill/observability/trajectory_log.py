@@ -1,19 +1,16 @@
-"""Log of a run's turns, one JSON object per line and one file per step, written by several processes at once."""
+"""Log of a run's turns, one JSON object per line, written by several processes at once."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from turnmill.core.trajectory import Turn
 from turnmill.observability import json_lines
 from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.observability.run_folder import RunFolder
-
-TRAINING = "step"
-VALIDATION = "validation"
+from turnmill.observability.trajectory_files import SUFFIX, TRAINING, VALIDATION, LogFile, turns_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,28 +201,25 @@ class TrajectoryLog:
         for turn in turns:
             by_step[turn.step].append(turn)
         for step, of_step in by_step.items():
-            json_lines.append(self._file(VALIDATION if validation else TRAINING, step), map(_record, of_step))
+            kind = VALIDATION if validation else TRAINING
+            json_lines.append(self.path / turns_file(kind, step), map(_record, of_step))
 
     def rewind(self, step: int) -> None:
         """Delete the records of later steps, before a run resumes from its checkpoint."""
         for kind in (TRAINING, VALIDATION):
-            for file in self._files(kind):
-                if _step_of(file) > step:
-                    file.unlink()
+            for log_file in self._files(kind):
+                if log_file.step > step:
+                    (self.path / log_file.name).unlink()
         self.advantages.rewind(step)
 
     def read_turns(self, *, validation: bool = False) -> Iterator[TurnRecord]:
         """Return the turns of all complete lines so far, step by step."""
-        for file in self._files(VALIDATION if validation else TRAINING):
-            for record in json_lines.read(file, "episode"):
-                turn = decode_turn(record)
-                if turn is not None:
-                    yield turn
+        yield from self._turns_of(self._files(VALIDATION if validation else TRAINING))
 
     def read_validation(self, step: int) -> Iterator[EpisodeRecord]:
         """Yield the episodes of one validation; none if it has no file."""
-        turns = map(decode_turn, json_lines.read(self._file(VALIDATION, step), "episode"))
-        yield from _episodes((turn for turn in turns if turn is not None), validation=True)
+        files = [log_file for log_file in self._files(VALIDATION) if log_file.step == step]
+        yield from _episodes(self._turns_of(files), validation=True)
 
     def read_episodes(self, wanted: EpisodeFilter | None = None) -> Iterator[EpisodeRecord]:
         """Yield the episodes that pass a filter: of training in the order of their ends, unfinished, of validation."""
@@ -235,11 +229,16 @@ class TrajectoryLog:
         if wanted.validation is not False:
             yield from filter(wanted.accepts, _episodes(self.read_turns(validation=True), validation=True))
 
-    def _file(self, kind: str, step: int) -> Path:
-        return self.path / f"{kind}-{step:06d}.jsonl"
+    def _files(self, kind: str) -> list[LogFile]:
+        found = (LogFile.named(path.name) for path in self.path.glob(f"{kind}-*{SUFFIX}"))
+        return sorted(log_file for log_file in found if log_file is not None)
 
-    def _files(self, kind: str) -> list[Path]:
-        return sorted(self.path.glob(f"{kind}-*.jsonl"), key=_step_of)
+    def _turns_of(self, files: Iterable[LogFile]) -> Iterator[TurnRecord]:
+        for log_file in files:
+            for record in json_lines.read(self.path / log_file.name, "episode"):
+                turn = decode_turn(record)
+                if turn is not None:
+                    yield turn
 
 
 def _episodes(turns: Iterable[TurnRecord], *, validation: bool) -> Iterator[EpisodeRecord]:
@@ -253,10 +252,6 @@ def _episodes(turns: Iterable[TurnRecord], *, validation: bool) -> Iterator[Epis
             yield EpisodeRecord(tuple(going_on.pop(key)), validation)
     for unfinished in going_on.values():
         yield EpisodeRecord(tuple(unfinished), validation)
-
-
-def _step_of(file: Path) -> int:
-    return int(file.stem.rpartition("-")[2])
 
 
 _FIELDS = fields(TurnRecord)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from turnmill.jobs import AgentTrainingJob, job_from_json
 from turnmill.jobs.resources import RESOURCE_SHARE, ray_resource
 from turnmill.observability import logs
 from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.writer import writer_id
 from turnmill.rollout.failure import as_run_failure
 from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopOutput, AgentLoopWorkerTQ, DictConfigWrap
 from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams, TrajectoryInfo
@@ -46,7 +46,7 @@ class LoopWorker(AgentLoopWorkerTQ):
         super().__init__(config, *args, **kwargs)
         torch.set_num_threads(1)
         self.folder = RunFolder(config.turnmill.run_dir)
-        logs.configure(self.folder, process=f"agent-loop-{os.getpid()}")
+        logs.configure(self.folder, process=f"agent-loop-{writer_id()}")
         self.job = job_of(config)
 
     def loop_arguments(self, config: RunConfig) -> dict[str, Any]:

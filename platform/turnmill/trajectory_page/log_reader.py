@@ -7,12 +7,14 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnmill.observability import trajectory_files
+from turnmill.observability.trajectory_files import LogFile
 from turnmill.trajectory_page.index import Index, insert_summaries
 from turnmill.trajectory_page.summary import TRAINING, VALIDATION, Summary, TurnLine, read_line
 
 CHUNK_BYTES = 8 * 2**20
 TAIL_BYTES = 64
-KINDS = {"step": TRAINING, "validation": VALIDATION}
+KINDS = {trajectory_files.TRAINING: TRAINING, trajectory_files.VALIDATION: VALIDATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,16 @@ class LogReader:
         self._next_id = int(last) + 1
 
     def _files(self) -> list[tuple[str, int]]:
-        """Return the log's files and their sizes: training by step, then validation by step."""
+        """Return the log's files and their sizes: training, then validation, by step and name."""
         found = []
         if not self._folder.is_dir():
             return []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                kind, _, step = entry.name.removesuffix(".jsonl").rpartition("-")
-                if kind in KINDS and step.isdigit() and entry.name.endswith(".jsonl"):
-                    found.append((kind, int(step), entry.name, entry.stat().st_size))
-        return [(name, size) for _, _, name, size in sorted(found)]
+                log_file = LogFile.named(entry.name)
+                if log_file is not None and log_file.kind in KINDS:
+                    found.append((log_file, entry.stat().st_size))
+        return [(log_file.name, size) for log_file, size in sorted(found)]
 
     def _was_rewound(self, files: list[tuple[str, int]], positions: dict[str, ReadPosition]) -> bool:
         sizes = dict(files)

@@ -1,7 +1,10 @@
 import json
 import math
 import multiprocessing
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,17 @@ def episode(name: str, *, step: int = 1, turns: int = 1, **last: object) -> list
     return records
 
 
+def only_file(log: TrajectoryLog, kind_and_step: str) -> Path:
+    """Return the file of the only process that has written turns of a step."""
+    (file,) = log.path.glob(f"{kind_and_step}.*")
+    return file
+
+
+def file_kinds(log: TrajectoryLog) -> list[str]:
+    """Return the kinds and steps of the log's files."""
+    return sorted(file.name.partition(".")[0] for file in log.path.iterdir())
+
+
 def episode_names(log: TrajectoryLog, episode_filter: EpisodeFilter) -> list[str]:
     return [found.name for found in log.read_episodes(episode_filter)]
 
@@ -54,7 +68,7 @@ def test_a_turn_is_read_as_it_was_written(log: TrajectoryLog):
 def test_default_values_are_not_written(log: TrajectoryLog):
     log.append([TURN])
 
-    (line,) = (log.path / "step-000001.jsonl").read_text().splitlines()
+    (line,) = only_file(log, "step-000001").read_text().splitlines()
     assert json.loads(line).keys() == {
         "episode", "environment", "turn", "step", "policy_version", "prompt", "response", "action", "reward",
         "prompt_ids", "response_ids", "log_probs", "observation",
@@ -81,8 +95,7 @@ def test_steps_and_validations_have_files_of_their_own(log: TrajectoryLog):
     log.append([TURN, replace(TURN, step=12)])
     log.append([replace(TURN, step=0)], validation=True)
 
-    files = sorted(file.name for file in log.path.iterdir())
-    assert files == ["step-000001.jsonl", "step-000012.jsonl", "validation-000000.jsonl"]
+    assert file_kinds(log) == ["step-000001", "step-000012", "validation-000000"]
 
 
 def test_an_episode_that_spans_steps_is_read_as_one(log: TrajectoryLog):
@@ -144,13 +157,12 @@ def test_a_resumed_run_drops_turns_after_its_checkpoint(log: TrajectoryLog):
 
     log.rewind(10)
 
-    files = sorted(file.name for file in log.path.iterdir())
-    assert files == ["step-000009.jsonl", "step-000010.jsonl", "validation-000000.jsonl"]
+    assert file_kinds(log) == ["step-000009", "step-000010", "validation-000000"]
 
 
 def test_an_incomplete_line_is_skipped(log: TrajectoryLog):
     log.append([TURN])
-    atomic_files.append(log.path / "step-000001.jsonl", b'{"episode":"e1-0","prompt":"{\\"episode\\":')
+    atomic_files.append(only_file(log, "step-000001"), b'{"episode":"e1-0","prompt":"{\\"episode\\":')
     log.append([replace(TURN, turn=1)])
 
     assert [(turn.episode, turn.turn) for turn in log.read_turns()] == [("e0-0", 0), ("e0-0", 1)]
@@ -162,7 +174,59 @@ def write_turns(path: Path, environment: int) -> None:
         log.append([replace(TURN, environment=environment, turn=turn, prompt="x" * 5000)])
 
 
-def test_processes_that_write_the_same_file_do_not_mix_their_lines(log: TrajectoryLog):
+def nfs_append(barrier: Barrier) -> Callable[[Path, bytes], None]:
+    """Return an append as on NFS: clients learn the length of a file before any of them writes at that offset."""
+
+    def append(path: Path, content: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+        length = os.fstat(descriptor).st_size
+        barrier.wait(60)
+        os.pwrite(descriptor, content, length)
+        os.close(descriptor)
+
+    return append
+
+
+def write_turns_over_nfs(path: Path, environment: int, barrier: Barrier) -> None:
+    atomic_files.append = nfs_append(barrier)
+    log = TrajectoryLog(RunFolder(path))
+    for turn in range(10):
+        log.append([replace(TURN, environment=environment, turn=turn)])
+
+
+def test_processes_of_two_nodes_lose_no_turns_on_storage_without_atomic_appends(log: TrajectoryLog):
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(2)
+    # Children of a process that has written, too.
+    log.append([replace(TURN, environment=2)])
+    writers = [context.Process(target=write_turns_over_nfs, args=(log.path.parent, node, barrier)) for node in range(2)]
+
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(timeout=60)
+
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    turns = sorted((turn.environment, turn.turn) for turn in log.read_turns())
+    assert turns == [*((node, turn) for node in range(2) for turn in range(10)), (2, 0)]
+    assert len(list(log.path.iterdir())) == 3
+
+
+def test_the_single_file_of_an_older_run_is_read_before_those_of_its_resumed_attempt(log: TrajectoryLog):
+    line = json.dumps({name: getattr(TURN, name) for name in TurnRecord.__slots__})
+    (log.path / "step-000001.jsonl").write_text(line + "\n")
+    (log.path / "step-000003.jsonl").write_text(line.replace('"step": 1', '"step": 3') + "\n")
+    (log.path / "validation-000001.jsonl").write_text(line + "\n")
+
+    log.rewind(1)
+    log.append([replace(TURN, turn=turn, step=step) for turn, step in ((3, 10), (2, 2), (1, 1))])
+    log.append([replace(TURN, episode="e5-0")], validation=True)
+
+    assert [(turn.step, turn.turn) for turn in log.read_turns()] == [(1, 0), (1, 1), (2, 2), (10, 3)]
+    assert [found.name for found in log.read_validation(1)] == ["e0-0", "e5-0"]
+
+
+def test_processes_that_write_the_same_step_do_not_mix_their_lines(log: TrajectoryLog):
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=write_turns, args=(log.path.parent, number)) for number in range(3)]
 

@@ -131,7 +131,7 @@ def test_another_process_continues_where_the_first_one_ended(log, reader):
 
 def test_an_incomplete_line_is_read_once_it_is_complete(log, reader):
     log.append([TURN, LAST])
-    file = log.path / "step-000001.jsonl"
+    (file,) = log.path.glob("step-000001.*")
     whole = file.read_bytes()
     file.write_bytes(whole[:-40])
     at = reader()
@@ -146,7 +146,8 @@ def test_an_incomplete_line_is_read_once_it_is_complete(log, reader):
 
 def test_an_incomplete_line_is_skipped(log, reader):
     log.append([TURN])
-    atomic_files.append(log.path / "step-000001.jsonl", b'{"episode":"t9-9","prompt":"{\\"episode\\":')
+    (file,) = log.path.glob("step-000001.*")
+    atomic_files.append(file, b'{"episode":"t9-9","prompt":"{\\"episode\\":')
     log.append([LAST])
     at = reader()
 
@@ -154,6 +155,19 @@ def test_an_incomplete_line_is_skipped(log, reader):
 
     assert at.found().keys() == {"t0-0"}
     assert at.found()["t0-0"].turns == 2
+
+
+def test_files_of_several_writers_and_of_older_runs_are_indexed(log, reader):
+    log.append([TURN, LAST])
+    (file,) = log.path.glob("step-000001.*")
+    content = file.read_bytes()
+    for name, episode in (("step-000001.jsonl", b"t1-0"), ("step-000001.other-node-7-5c1e.jsonl", b"t2-0")):
+        (log.path / name).write_bytes(content.replace(b"t0-0", episode))
+    at = reader()
+
+    at.read()
+
+    assert {name: summary.turns for name, summary in at.found().items()} == {"t0-0": 2, "t1-0": 2, "t2-0": 2}
 
 
 def test_lines_that_are_not_turns_are_skipped(log, reader):
