@@ -115,6 +115,15 @@ async def test_a_call_in_progress_at_the_crash_is_repeated_unchanged(attempt, se
     assert result.summary.num_turns == 4
 
 
+async def test_a_resumed_trajectory_names_the_version_that_its_last_call_made(attempt, server):
+    server.versions = True
+    await play_until_crash(attempt(CrashingAt(2)))
+
+    await attempt(script).play()
+
+    assert [call["after_version"] for call in server.calls] == ["", "1 turn-0", "2 turn-1"]
+
+
 async def test_an_ended_trajectory_is_not_played_again(attempt):
     expected = await attempt(script).play()
     second = attempt(script)

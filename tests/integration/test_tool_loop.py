@@ -603,6 +603,8 @@ async def test_a_call_to_a_server_that_hangs_is_retried_on_another_one(new_harne
     [
         (web.Response(status=503, headers={"Retry-After": "0"}, text="full"), "tool_server", 3),
         (web.Response(status=422, text="no"), "tool_refused", 1),
+        (web.Response(status=409, text='{"detail": "", "cause": "poison_call"}'), "tool_poison", 1),
+        (web.Response(status=409, text='{"detail": "", "cause": "lost_write"}'), "tool_lost_write", 1),
         (web.Response(text="{"), "tool_server", 3),
         ({"obs": 3}, "tool_server", 3),
         ({"obs": "", "error": "Tool processing failed: x", "tool_type": "py"}, "tool_raised", 1),
@@ -621,6 +623,19 @@ async def test_failures_have_different_causes_and_numbers_of_tries(new_harness, 
         failure = await harness.play()
 
     assert (failure.cause, len(server.calls)) == (cause, tries)
+
+
+async def test_each_call_names_the_version_that_the_last_one_made(new_harness):
+    versions = iter(["7 turn-0", "", "9 turn-2"])
+
+    def answer(call: dict[str, Any]) -> web.Response:
+        body = {"observations": ["[2]"], "dones": [False], "valids": [True], "versions": [next(versions)]}
+        return web.json_response(body)
+
+    async with HttpTools(answer) as server:
+        await new_harness([CALL, CALL, CALL, ANSWER], server, maxTurns=3).play()
+
+    assert [call["after_version"] for call in server.calls] == ["", "7 turn-0", "7 turn-0"]
 
 
 async def test_an_error_that_a_tool_reports_is_an_observation(new_harness):

@@ -23,6 +23,9 @@ class HttpTools(LoopbackSite):
         self.bodies: list[str] = []
         self.in_flight = self.max_in_flight = 0
         self.done, self.valid = done, valid
+        self.versions = False
+        """Whether answers have versions."""
+
         self._answer = answer
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -53,4 +56,6 @@ class HttpTools(LoopbackSite):
             request.transport.abort()
             return web.Response()
         body = {"observations": [answer], "dones": [self.done], "valids": [self.valid]}
+        if self.versions:
+            body["versions"] = [f"{len(self.calls)} {self.calls[-1]['call_id']}"]
         return web.json_response(body | {"processing_time_ms": 4.0, "queue_time_ms": 1.0})

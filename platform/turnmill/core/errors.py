@@ -111,6 +111,13 @@ class PoisonCallError(StoreError):
     is_final: ClassVar[bool] = True
 
 
+class LostWriteError(StoreError):
+    """The store lost a call that it had acknowledged: what is left is older than what the trajectory has seen."""
+
+    cause: ClassVar[str] = "lost_write"
+    is_final: ClassVar[bool] = True
+
+
 class CallMismatchError(StoreError):
     """A call with this id was executed with another action."""
 
@@ -146,6 +153,12 @@ class ToolCallPoisonError(ToolCallRefusedError):
     """Tool servers died of a call, and the next one refused it."""
 
     cause: ClassVar[str] = "tool_poison"
+
+
+class ToolCallLostWriteError(ToolCallRefusedError):
+    """The tool servers' store lost an earlier call of the trajectory."""
+
+    cause: ClassVar[str] = "tool_lost_write"
 
 
 class ToolRaisedError(ToolCallError):

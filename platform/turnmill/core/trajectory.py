@@ -42,6 +42,9 @@ class Turn:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent waiting for generation and for tools."""
 
+    tool_version: str = ""
+    """Version of the trajectory at the tool server after the call, which the next call must find; empty if none."""
+
     def __post_init__(self) -> None:
         if self.log_probs and len(self.log_probs) != len(self.response_ids):
             raise ValueError(

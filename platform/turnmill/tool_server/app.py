@@ -148,6 +148,7 @@ class Worker:
                 "valids": [result.valid for result in done],
                 "processing_time_ms": (time.perf_counter() - started) * 1000,
                 "queue_time_ms": queue_seconds * 1000,
+                "versions": [result.version for result in done],
             }
         )
 

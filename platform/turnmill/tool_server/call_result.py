@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 
@@ -13,6 +13,8 @@ class CallResult:
     observation: str | Mapping[str, object]
     done: bool
     valid: bool
+    version: str = field(default="", compare=False)
+    """Version of the trajectory after the call, which the call's claim has; empty if nothing was recorded."""
 
     def to_bytes(self) -> bytes:
         """Encode the result for the store; raises ValueError or TypeError if the observation is not JSON."""
@@ -21,9 +23,9 @@ class CallResult:
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    def from_bytes(cls, data: bytes, version: str = "") -> Self:
         """Decode what `to_bytes` encoded."""
-        return cls(**json.loads(data))
+        return cls(**json.loads(data), version=version)
 
 
 FINISHED = CallResult("", done=True, valid=True)

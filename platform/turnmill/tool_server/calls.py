@@ -2,17 +2,17 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from turnmill.core.errors import SandboxError, StaleClaimError, ToolError
 from turnmill.observability.tool_metrics import NO_TOOL, CallOutcome, ToolMetrics
 from turnmill.tool_server.call_result import FINISHED, CallResult, tool_error_result, unmatched_result
 from turnmill.tool_server.locks import KeyedLocks
+from turnmill.tool_server.store_deadlines import StoreDeadlines
 from turnmill.tool_server.tool_set import FINISH, ToolSet
 from turnmill.tools.base import Tool, ToolCall, ToolResult
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State, action_digest
@@ -20,13 +20,11 @@ from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State, 
 log = logging.getLogger(__name__)
 
 CALL_ID = "call_id"
+AFTER_VERSION = "after_version"
 IS_LAST_STEP = "is_last_step"
 
 RELEASE_SECONDS = 2.0
 """Time limit for releasing a claim, so that an unavailable store does not delay the end of a call or server."""
-
-STORE_MARGIN_SECONDS = 0.05
-"""Time by which operations on the store time out before their call, so that the error names the store."""
 
 
 class CallStore(Protocol):
@@ -64,7 +62,8 @@ class Action:
         """Key of the call in the store."""
         call_id = self.extra.get(CALL_ID)
         named = None if call_id in (None, "") else str(call_id)
-        return CallKey(self.trajectory_id, named, action_digest(self.text))
+        after = str(self.extra.get(AFTER_VERSION) or "")
+        return CallKey(self.trajectory_id, named, action_digest(self.text), after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class CallExecutor:
     async def _execute_or_fail(self, call: ResolvedCall, deadline: float | None) -> CallResult | ToolError:
         with self._measure(call) as measurement:
             try:
-                result = await self._execute(call, measurement, _StoreDeadlines(self._store_wait_seconds, deadline))
+                result = await self._execute(call, measurement, StoreDeadlines(self._store_wait_seconds, deadline))
             except ToolError as error:
                 measurement.outcome = "failed"
                 self._metrics.failures.labels(error.cause).inc()
@@ -156,9 +155,7 @@ class CallExecutor:
             self.num_done += 1
             return result
 
-    async def _execute(
-        self, call: ResolvedCall, measurement: "_Measurement", deadlines: "_StoreDeadlines"
-    ) -> CallResult:
+    async def _execute(self, call: ResolvedCall, measurement: "_Measurement", deadlines: StoreDeadlines) -> CallResult:
         if call.tool is None and not call.finishes:
             measurement.outcome = "unmatched"
             return unmatched_result(self.tools.usage(), done=self._done_if_invalid)
@@ -173,7 +170,7 @@ class CallExecutor:
             return await self._execute_once(call, measurement, deadlines)
 
     async def _execute_once(
-        self, call: ResolvedCall, measurement: "_Measurement", deadlines: "_StoreDeadlines"
+        self, call: ResolvedCall, measurement: "_Measurement", deadlines: StoreDeadlines
     ) -> CallResult:
         """Execute a call under a claim; if another server takes the claim over, return the result recorded there."""
         key = call.action.key
@@ -183,7 +180,7 @@ class CallExecutor:
             if isinstance(begun, Recorded):
                 measurement.outcome = "replayed"
                 self._metrics.replays.labels(call.label).inc()
-                return CallResult.from_bytes(begun.result)
+                return CallResult.from_bytes(begun.result, begun.version)
             try:
                 return await self._execute_claimed(call, begun, measurement, deadlines)
             except StaleClaimError:
@@ -196,7 +193,7 @@ class CallExecutor:
         raise AssertionError("the last StaleClaimError is raised")
 
     async def _execute_claimed(
-        self, call: ResolvedCall, claim: Claim, measurement: "_Measurement", deadlines: "_StoreDeadlines"
+        self, call: ResolvedCall, claim: Claim, measurement: "_Measurement", deadlines: StoreDeadlines
     ) -> CallResult:
         if call.tool is None:
             result, change = FINISHED, None
@@ -204,7 +201,7 @@ class CallExecutor:
             result, change = await self._run_tool(call, call.tool, claim.state, measurement)
         deadline = deadlines.next()
         await self._store.commit(claim, result.to_bytes(), change, finishes=call.finishes, deadline=deadline)
-        return result
+        return replace(result, version=claim.version_after)
 
     async def _run_tool(
         self, call: ResolvedCall, tool: Tool, state: State, measurement: "_Measurement"
@@ -232,7 +229,7 @@ class CallExecutor:
     async def _release(self, claim: Claim) -> None:
         """Release a claim, so that another server can execute the call at once; if this fails, the claim expires."""
         try:
-            await self._store.release(claim, deadline=_now() + RELEASE_SECONDS)
+            await self._store.release(claim, deadline=asyncio.get_running_loop().time() + RELEASE_SECONDS)
         except ToolError as error:
             log.warning("Claim could not be released", extra={"tool": claim.tool, "error": str(error)})
 
@@ -253,23 +250,6 @@ class CallExecutor:
 @dataclass(slots=True)
 class _Measurement:
     outcome: CallOutcome = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class _StoreDeadlines:
-    """Deadlines of operations on the store: after a fixed time, and before the call's own deadline."""
-
-    seconds: float
-    call_deadline: float | None
-
-    def next(self) -> float:
-        """Return the deadline of an operation that starts at this moment."""
-        latest = math.inf if self.call_deadline is None else self.call_deadline - STORE_MARGIN_SECONDS
-        return min(_now() + self.seconds, latest)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def _call_with_retry(tool: Tool, call: ToolCall) -> ToolResult:

@@ -1,16 +1,19 @@
 """Bodies of requests and responses."""
 
+import re
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from turnmill.tool_server.calls import CALL_ID, IS_LAST_STEP, Action
+from turnmill.tool_server.calls import AFTER_VERSION, CALL_ID, IS_LAST_STEP, Action
 from turnmill.tool_server.tool_set import FINISH
 
 MAX_CALL_ID_CHARACTERS = 512
 
 MAX_ACTIONS = 4096
 """Actions of one request: more would keep the worker's event loop busy for longer than renewals of claims may wait."""
+
+VERSION = re.compile(r"[0-9]{1,16} .{0,512}", re.DOTALL)
 
 T = TypeVar("T")
 
@@ -31,7 +34,11 @@ class ActionRequest(ApiModel):
     """Texts of the agents, one per trajectory."""
 
     extra_fields: list[dict[str, object]] | None = Field(default=None, max_length=MAX_ACTIONS)
-    """Data for the tool, one object per action; a repeated call with the same `call_id` gets the recorded result."""
+    """Data for the tool, one object per action; a repeated call with the same `call_id` gets the recorded result.
+
+    With `after_version`, one of the `versions` of the trajectory's last reply, a call fails with `lost_write` if the
+    store has lost that version.
+    """
 
     finish: list[bool] | None = Field(default=None, max_length=MAX_ACTIONS)
     """True for trajectories that have ended: no tool is called, and their state is deleted."""
@@ -50,6 +57,9 @@ class ActionRequest(ApiModel):
         cls, extra_fields: list[dict[str, object]] | None, info: ValidationInfo
     ) -> list[dict[str, object]] | None:
         for extra in extra_fields or ():
+            version = extra.get(AFTER_VERSION) or ""
+            if version and not (isinstance(version, str) and VERSION.fullmatch(version)):
+                raise ValueError("extra_fields after_version must be one of the versions that a reply has")
             call_id = extra.get(CALL_ID)
             if call_id is None or isinstance(call_id, int):
                 continue
@@ -87,6 +97,9 @@ class ObservationResponse(ApiModel):
 
     valids: list[bool]
     """True for actions that a tool accepted."""
+
+    versions: list[str]
+    """Versions of the trajectories after the calls, for `after_version`; empty for calls that are not recorded."""
 
     processing_time_ms: float
     """Milliseconds spent on the calls."""

@@ -27,10 +27,18 @@ class CallKey:
     digest: str = field(default="", compare=False)
     """Hexadecimal digest of the action, which a repeat must have as well; empty if it is not compared."""
 
+    after: str = field(default="", compare=False)
+    """Version that the trajectory has seen last, which the store must still have; empty if it is not compared."""
+
 
 def action_digest(action: str) -> str:
     """Return the first 128 bits of an action's SHA-256, in hexadecimal digits."""
     return hashlib.sha256(action.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def version_of(token: int, call_id: str) -> str:
+    """Return the version of a trajectory after a call: "TOKEN CALL_ID", as its record in the store begins."""
+    return f"{token} {call_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,16 @@ class Claim:
     version: int = 0
     """Fencing token of the last write of the state; 0 if it was never written."""
 
+    @property
+    def version_after(self) -> str:
+        """Version of the trajectory once the call is committed; empty for a call without an id."""
+        return "" if self.key.call_id is None or not self.token else version_of(self.token, self.key.call_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """Recorded result of a call that was already executed."""
 
     result: bytes
+    version: str = field(default="", compare=False)
+    """Version of the trajectory after the call."""

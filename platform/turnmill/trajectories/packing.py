@@ -28,6 +28,9 @@ Record = TypeVar("Record", Turn, TrajectoryMetadata, TrajectoryOutcome)
 def pack(record: Record) -> bytes:
     """Encode a record; equal records have equal encodings."""
     values = {name: _packable(getattr(record, name)) for name in sorted(_FIELDS[type(record)])}
+    if not values.get("tool_version", True):
+        # As 0.1, which has no such field, writes it.
+        del values["tool_version"]
     # A policy may write anything, also halves of surrogate pairs.
     packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
     return packed

@@ -8,6 +8,12 @@ def call_arguments(key: CallKey, tool: str, stateful: bool) -> tuple[str, str, b
     return tool, flag(key.call_id is not None), to_bytes(key.call_id or ""), flag(stateful)
 
 
+def version_arguments(version: str) -> tuple[str, bytes]:
+    """Return token and id of the call that made a version; both are empty if there is none."""
+    token, _, call_id = version.partition(" ")
+    return token, to_bytes(call_id)
+
+
 def claim_field(claim: Claim) -> bytes:
     """Return the hash field of a claim, see `scripts/trajectory.lua`."""
     return to_bytes(f"lock {claim.tool}" if claim.stateful else f"claim {claim.key.call_id}")

@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
-from turnmill.core.errors import (
-    CallInProgressError,
-    CallMismatchError,
-    PoisonCallError,
-    StaleClaimError,
-    StoreFullError,
-)
+from turnmill.core.errors import CallInProgressError, StaleClaimError, StoreFullError
 from turnmill.trajectories import scripts
-from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State
+from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State, version_of
 from turnmill.trajectories.claim_renewer import ClaimRenewer
 from turnmill.trajectories.claim_watch import ClaimWatch
 from turnmill.trajectories.client import Argument, StoreClient
 from turnmill.trajectories.keys import Keys
+from turnmill.trajectories.refusals import refusal
 from turnmill.trajectories.script_arguments import (
     call_arguments,
     claim_field,
@@ -27,6 +22,7 @@ from turnmill.trajectories.script_arguments import (
     microseconds,
     to_bytes,
     to_text,
+    version_arguments,
 )
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.state_cache import StateCache
@@ -91,6 +87,7 @@ class TrajectoryStore:
 
         If another server executes the call, or an earlier call on the same stateful tool, this waits for its end or
         the end of its lease. The claim is renewed in the background until it is committed or released: one must follow.
+        Raises LostWriteError if the store no longer has the version `key.after`.
         """
         if not stateful and key.call_id is None:
             # The call is never repeated and has no state: the store is not needed.
@@ -250,24 +247,15 @@ class TrajectoryStore:
             self._expiry_ms(),
             expired,
             key.digest,
+            *version_arguments(key.after),
             deadline=deadline,
         )
-        if answer == b"gone":
-            raise StaleClaimError(
-                f"Trajectory {key.trajectory_id!r} was finished while call {key.call_id!r} was in progress: "
-                "it will not be executed any more. Send a call with another call_id."
-            )
-        if answer == b"other":
-            raise CallMismatchError(f"Call {key.call_id!r} had another action before: give each its own call_id.")
         if answer == b"recorded":
-            return Recorded(rest[0])
+            return Recorded(rest[0], version_of(int(rest[1]), key.call_id or ""))
         if answer == b"held":
             return _Held(rest[0].decode())
-        if answer == b"poison":
-            raise PoisonCallError(
-                f"Call {key.call_id!r} for trajectory {key.trajectory_id!r} was in progress on {int(rest[0])} "
-                "servers when they died: it is not given to another. Finish the trajectory."
-            )
+        if answer != b"claimed":
+            raise refusal(key, answer, rest)
         return self._build_claim(key, tool, stateful, rest)
 
     def _build_claim(self, key: CallKey, tool: str, stateful: bool, rest: list[Any]) -> Claim:

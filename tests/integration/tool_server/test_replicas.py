@@ -115,6 +115,27 @@ def test_a_poison_call_kills_two_servers_at_most(
     assert servers[2].observe("count", call_id="2") == "count 1"
 
 
+def test_a_call_after_one_that_the_store_lost_is_refused(pair: list[ServerProcess], redis_url: str):
+    first, second = pair
+    (version,) = first.post(["t"], ["count"], extra_fields=[{"call_id": "1"}]).json()["versions"]
+    extra = {"call_id": "2", "after_version": version}
+    assert second.post(["t"], ["count"], extra_fields=[extra]).json()["observations"] == ["count 2"]
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        client.flushall()
+
+    refused = second.post(["t"], ["count"], extra_fields=[extra | {"call_id": "3"}])
+
+    assert (refused.status_code, refused.json()["cause"]) == (409, "lost_write")
+    assert version in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("version", ["1", " 1 call", "1\n2", 7, {"a": 1}, "9" * 17 + " call", "1 " + "x" * 513])
+def test_a_version_that_no_reply_has_is_refused(pair: list[ServerProcess], version: object):
+    extra = {"call_id": "2", "after_version": version}
+
+    assert pair[0].post(["t"], ["count"], extra_fields=[extra]).status_code == 422
+
+
 def test_a_stopping_server_releases_its_claims_after_the_grace_period(
     new_server: NewServer, redis_url: str, trial_folder: Path
 ):

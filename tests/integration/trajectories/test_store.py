@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis.asyncio
@@ -8,6 +9,7 @@ from redis.crc import key_slot
 from turnmill.core.errors import (
     CallInProgressError,
     CallMismatchError,
+    LostWriteError,
     PoisonCallError,
     SettingsError,
     StaleClaimError,
@@ -560,3 +562,76 @@ async def keys(url: str, store: TrajectoryStore) -> list[bytes]:
     """All keys of the store's run."""
     async with redis.asyncio.Redis.from_url(url) as client:
         return [key async for key in client.scan_iter(store._keys.everything)]
+
+
+async def version(store: TrajectoryStore, key: CallKey) -> str:
+    """Execute a call, and return the version that it makes."""
+    held = await claim(store, key)
+    await commit(store, held, change=Change(written={"last": (key.call_id or "").encode()}))
+    return held.version_after
+
+
+async def test_a_repeat_of_a_call_has_the_version_of_its_execution(new_server):
+    made = await version(new_server(), FIRST)
+
+    recorded = await new_server().begin(replace(FIRST, after=made), SHELL, deadline=deadline_in(10))
+
+    assert isinstance(recorded, Recorded)
+    assert recorded.version == made
+
+
+async def test_a_call_after_a_version_that_the_store_has_is_executed(new_server):
+    first = await version(new_server(), FIRST)
+    second = await version(new_server(), replace(SECOND, after=first))
+
+    # Of an agent loop that resumes from an earlier turn.
+    for after in (first, second):
+        held = await claim(new_server(), CallKey(FIRST.trajectory_id, f"after {after}", after=after))
+        assert held.state == {"last": b"call-2"}
+        await commit(new_server(), held)
+
+
+async def test_a_call_after_a_version_of_a_call_without_id_is_executed(new_server):
+    held = await claim(new_server(), WITHOUT_ID)
+
+    assert held.version_after == ""
+    await commit(new_server(), held)
+    assert await version(new_server(), replace(SECOND, after=held.version_after))
+
+
+async def test_state_from_before_a_version_is_refused(new_server, redis_url):
+    first = await version(new_server(), FIRST)
+    await new_server().finish(FIRST.trajectory_id, deadline=deadline_in(10))
+    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
+        for name in await client.keys(f"*{FIRST.trajectory_id}*"):
+            await client.unlink(name)
+
+    with pytest.raises(LostWriteError, match="no longer has version"):
+        await claim(new_server(), replace(SECOND, after=first))
+    # Executed again, it may have had another effect.
+    again = await version(new_server(), FIRST)
+    with pytest.raises(LostWriteError):
+        await claim(new_server(), replace(SECOND, after=first))
+    assert await claim(new_server(), replace(SECOND, after=again))
+
+
+async def test_writes_that_a_power_cut_undid_are_noticed(new_server, tmp_path: Path):
+    """With `appendfsync everysec`, a machine that loses power loses up to a second of the file."""
+    with EmbeddedStore(keep_in=tmp_path) as kept:
+        server = new_server(url=kept.url)
+        first = await version(server, FIRST)
+        (file,) = await asyncio.to_thread(lambda: list(tmp_path.rglob("*.incr.aof")))
+        on_disk = file.stat().st_size
+        second = await version(server, replace(SECOND, after=first))
+        await server.close()
+    assert file.stat().st_size > on_disk
+    with file.open("r+b") as content:
+        content.truncate(on_disk)
+
+    with EmbeddedStore(keep_in=tmp_path) as kept:
+        server = new_server(url=kept.url)
+        with pytest.raises(LostWriteError):
+            await claim(server, CallKey(FIRST.trajectory_id, "call-3", after=second))
+        # A trajectory that has not seen the lost call loses nothing.
+        assert (await claim(server, replace(SECOND, after=first))).state == {"last": b"call-1"}
+        await server.close()

@@ -61,7 +61,8 @@ async def test_an_action_is_answered_with_observations_dones_and_valids(client: 
 
     assert response.status_code == 200
     body = response.json()
-    assert list(body) == ["observations", "dones", "valids", "processing_time_ms", "queue_time_ms"]
+    of_verl_tool = ["observations", "dones", "valids", "processing_time_ms", "queue_time_ms"]
+    assert list(body) == [*of_verl_tool, "versions"]
     assert (body["observations"], body["dones"], body["valids"]) == (["hello"], [False], [True])
 
 

@@ -13,9 +13,11 @@ from typing import Any, Self
 import aiohttp
 
 from turnmill.core.errors import (
+    LostWriteError,
     PoisonCallError,
     ToolCallConnectionError,
     ToolCallError,
+    ToolCallLostWriteError,
     ToolCallPoisonError,
     ToolCallRefusedError,
     ToolCallTimeoutError,
@@ -41,7 +43,10 @@ RAISED_TOOL_FIELDS = frozenset({"error", "tool_type"})
 _CONTROL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 
 
-_FINAL_ERRORS: Mapping[str, type[ToolCallRefusedError]] = {PoisonCallError.cause: ToolCallPoisonError}
+_FINAL_ERRORS: Mapping[str, type[ToolCallRefusedError]] = {
+    PoisonCallError.cause: ToolCallPoisonError,
+    LostWriteError.cause: ToolCallLostWriteError,
+}
 """Errors of tool servers that end a trajectory, by their cause."""
 
 Reply = tuple[dict[str, Any], Mapping[str, str], int]
@@ -71,6 +76,9 @@ class ToolReply:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Times and sizes of the call."""
+
+    version: str = ""
+    """Version of the trajectory after the call; empty if the server gives none."""
 
 
 def parse_urls(text: str) -> tuple[str, ...]:
@@ -243,7 +251,9 @@ def _parse(reply: Reply, stages: CallStages, *, seconds: float) -> ToolReply:
             "X-Process-Time_sec": float(headers.get("X-Process-Time") or 0),
             "response_size_mb": size / 1e6,
         }
-        parsed = ToolReply(text, bool(done), bool(valid), None if reward is None else float(reward), info, metrics)
+        (version,) = body.get("versions") or ("",)
+        number = None if reward is None else float(reward)
+        parsed = ToolReply(text, bool(done), bool(valid), number, info, metrics, str(version))
     except (KeyError, TypeError, ValueError) as error:
         raise ToolCallError(f"A tool server answered something else than an observation: {error!r}") from error
     if info.keys() >= RAISED_TOOL_FIELDS:

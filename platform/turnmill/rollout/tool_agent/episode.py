@@ -231,17 +231,16 @@ class Episode:
         """Return a tool's answer; a failed call raises ToolCallError or ends the episode with verl-tool's message."""
         assert self._loop.tools is not None
         number = self._num_responses
-        request = ToolRequest(
-            self.trajectory_id,
-            action,
-            {
-                **self.task.extra_info,
-                "current_step": number,
-                "max_turns": self._limits.max_turns,
-                "turns_left": max(0, self._limits.max_turns - number - 1),
-                "call_id": call_id or f"turn-{number}",
-            },
-        )
+        extra = {
+            **self.task.extra_info,
+            "current_step": number,
+            "max_turns": self._limits.max_turns,
+            "turns_left": max(0, self._limits.max_turns - number - 1),
+            "call_id": call_id or f"turn-{number}",
+            # Of the last call that was recorded: the tools' state must not be older.
+            "after_version": next((turn.tool_version for turn in reversed(self.turns) if turn.tool_version), ""),
+        }
+        request = ToolRequest(self.trajectory_id, action, extra)
         started = time.monotonic()
         try:
             with self.timing.measure("tools"):

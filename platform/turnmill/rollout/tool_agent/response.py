@@ -88,6 +88,7 @@ class Response:
             },
             asked_at=self.asked_at,
             seconds={"generation": self.seconds} | ({"tools": round(tool_seconds, 6)} if answer else {}),
+            tool_version=answer.version if answer else "",
         )
 
 

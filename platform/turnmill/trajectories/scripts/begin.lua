@@ -1,6 +1,6 @@
 -- Claims a call, or tells what it did. ARGV: tool, has an id ('1'), id, stateful ('1'), lease in us, holder,
 -- version of the state that the server has, expiry in ms, stamp of the claim that it takes over ('' for none),
--- digest of the action ('' for none).
+-- digest of the action ('' for none), token of the call that the trajectory saw last ('' for none), its id.
 local tool, has_id, call, stateful = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] == '1'
 local lease_us, holder, cached, expiry_ms, expired = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 -- A call that has ended as many servers as this is not given to another.
@@ -12,11 +12,19 @@ if has_id then
     return {GONE}
   end
   if record then
-    local _, result, digest = parse_record(record)
+    local recorded, result, digest = parse_record(record)
     if digest ~= '' and ARGV[10] ~= '' and digest ~= ARGV[10] then
       return {'other'}
     end
-    return {'recorded', result}
+    return {'recorded', result, recorded}
+  end
+end
+
+-- A record of the call seen last that is missing, or of another execution, has been lost with all that came after it.
+if ARGV[11] ~= '' then
+  local record = redis.call('HGET', CALLS, ARGV[12])
+  if not record or record == GONE or parse_record(record) ~= ARGV[11] then
+    return {'lost'}
   end
 end
 
