@@ -20,6 +20,8 @@ RUNS = TOOL_SERVER("turnmill_sandbox_runs_total")
 KILLS = TOOL_SERVER("turnmill_sandbox_kills_total")
 BUSY = TOOL_SERVER("turnmill_sandbox_runs_in_flight")
 PLACES = TOOL_SERVER("turnmill_sandbox_runs_limit")
+WAITING = TOOL_SERVER("turnmill_sandbox_runs_waiting")
+MEMORY = TOOL_SERVER("turnmill_sandbox_memory_bytes")
 CALL_BUCKETS = TOOL_SERVER("turnmill_tool_call_seconds_bucket")
 RUN_BUCKETS = TOOL_SERVER("turnmill_tool_run_seconds_bucket")
 QUEUE_BUCKETS = TOOL_SERVER("turnmill_tool_queue_seconds_bucket")
@@ -150,9 +152,11 @@ SANDBOX = Row(
     (
         lines(
             "Runs and their places",
-            "Runs in the sandbox at the moment, those that wait included, and how many may run at once.",
+            "Runs in the sandbox at the moment, those of them that wait for a place or for memory, and how many may "
+            "run at once.",
             "none",
             (f"sum({BUSY})", "runs"),
+            (f"sum({WAITING})", "of them waiting"),
             (f"sum({PLACES})", "places"),
         ),
         lines(
@@ -160,6 +164,12 @@ SANDBOX = Row(
             "Median and 99th percentile of the time of a run in the sandbox.",
             "s",
             *percentiles(SANDBOX_BUCKETS),
+        ),
+        lines(
+            "Memory for runs",
+            "Memory that the runs of each replica may use together, by their limits; runs that would exceed it wait.",
+            "bytes",
+            (MEMORY, "{{pod}}{{instance}}"),
         ),
         stacked(
             "Kills by limit",
