@@ -1,13 +1,13 @@
 """The tool `bash_terminal`: a shell whose working directory, exports, functions and files persist between turns."""
 
 import json
-import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, tagged
+from turnmill.tools.code_blocks import encodable, fenced, fences_are_even, find_all, tagged
 from turnmill.tools.registry import register
 from turnmill.tools.sandboxed.packing import pack
 from turnmill.tools.sessions import read_session_result
@@ -31,13 +31,13 @@ _STATE_BYTES = MIB
 """Maximum size of exports and functions."""
 
 
-def find_forbidden(commands: str) -> list[str]:
+def find_forbidden(commands: str) -> Sequence[str]:
     """Return the first forbidden word or match of a pattern; isolation does not depend on this."""
     lowered = commands.lower()
     for word in _FORBIDDEN_WORDS:
         if word in lowered:
             return [word]
-    return next((found for pattern in _FORBIDDEN_PATTERNS if (found := re.findall(pattern, lowered))), [])
+    return next((found for pattern in _FORBIDDEN_PATTERNS if (found := find_all(pattern, lowered))), [])
 
 
 @register
@@ -78,7 +78,7 @@ class BashTerminal(Tool):
         if refused:
             return ToolResult(_wrap(call.action, BLOCKED.format(commands=", ".join(refused))))
         commands = encodable(call.parsed).replace("\0", "")
-        lines = [line for line in re.split(r"\r?\n", commands) if line.strip() or self._joins_lines]
+        lines = [line for line in commands.replace("\r\n", "\n").split("\n") if line.strip() or self._joins_lines]
         if not commands.strip():
             return ToolResult(_wrap(call.action, ""))
         seconds = min(self._block_seconds, len(lines) * self._seconds)

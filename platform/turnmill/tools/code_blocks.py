@@ -1,8 +1,15 @@
-"""Extraction of code blocks from an agent's text."""
+"""Extraction of code blocks from an agent's text.
+
+An agent that repeats itself must not block the event loop: what is searched ends with the last end marker, or is
+matched by RE2, whose time is linear in the length of the text. With Python's `re`, each start marker without an end
+costs a search to the end of the text.
+"""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import re2
 
 
 def tagged(text: str, tag: str) -> list[str]:
@@ -55,9 +62,11 @@ def fences_are_even(text: str) -> bool:
 
 
 def up_to_last(end: str, text: str) -> str:
-    """Return the text up to the last end marker.
-
-    Without this, a search would run from each later start marker to the end of the text: an agent that repeats itself
-    would block the event loop for seconds.
-    """
+    """Return the text up to the last end marker."""
     return "".join(text.rpartition(end)[:2])
+
+
+def find_all(pattern: str, text: str) -> Sequence[str]:
+    """Return the matches of a pattern without groups, or of its only group, as `re.findall` does, in linear time."""
+    found: Sequence[str] = re2.findall(pattern, encodable(text))
+    return found

@@ -1,23 +1,22 @@
 """The tool `google_search`: searches Google through the service Serper."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import encodable
+from turnmill.tools.code_blocks import encodable, find_all
 from turnmill.tools.registry import register
 from turnmill.tools.services import JsonService
 
 MAX_QUERY = 500
 _MAX_SNIPPET = 1000
 _PATTERNS = (
-    r"<search>(.*?)</search>",
-    r"```\s*search\s*\n(.*?)\n```",
-    r"search:\s*(.*?)(?:\n|$)",
-    r"google:\s*(.*?)(?:\n|$)",
+    r"(?is)<search>(.*?)</search>",
+    r"(?is)```\s*search\s*\n(.*?)\n```",
+    r"(?is)search:\s*(.*?)(?:\n|$)",
+    r"(?is)google:\s*(.*?)(?:\n|$)",
 )
 
 
@@ -58,8 +57,8 @@ class GoogleSearch(Tool):
     def parse(self, action: str) -> str | None:
         """Return the first query in the first format that matches, unless it is too long."""
         for pattern in _PATTERNS:
-            if found := re.search(pattern, encodable(action), re.DOTALL | re.IGNORECASE):
-                query = found.group(1).strip()
+            if found := find_all(pattern, action):
+                query = found[0].strip()
                 if query and len(query) <= MAX_QUERY:
                     return query
         return None

@@ -1,7 +1,6 @@
 """The tool `sql`: runs statements on an SQLite database, a copy of it for each trajectory."""
 
 import json
-import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ from turnmill.core.errors import ToolFailedError
 from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.code_blocks import encodable
+from turnmill.tools.code_blocks import encodable, find_all
 from turnmill.tools.databases import Database, Databases
 from turnmill.tools.python_code import describe_exit
 from turnmill.tools.registry import register
@@ -94,8 +93,8 @@ class Sql(Tool):
 
 def _statement(text: str) -> str:
     """Return the statement without a code fence around it."""
-    fenced = re.findall(r"```sql[ \t]*[\r\n]+(.*?)[\r\n]+[ \t]*```", text, re.DOTALL | re.IGNORECASE)
-    return str(fenced[-1]).strip() if fenced else text
+    fenced = find_all(r"(?is)```sql[ \t]*[\r\n]+(.*?)[\r\n]+[ \t]*```", text)
+    return fenced[-1].strip() if fenced else text
 
 
 def _tool_result(call: ToolCall, text: str, change: Change | None = None) -> ToolResult:

@@ -1,10 +1,11 @@
 """Commands of the browser, and their syntax."""
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
-from turnmill.tools.code_blocks import encodable
+import re2
+
+from turnmill.tools.code_blocks import find_all
 
 CommandName = Literal["click", "type", "scroll", "goto", "go_back", "go_forward", "stop", "none"]
 
@@ -15,8 +16,8 @@ USAGE = (
 )
 
 _TYPE = (
-    re.compile(r"type\s*\[(\d{1,6})\]\s*\[?(.*?)\]?\s*\[(?:press_enter_after=)?([01])\]", re.DOTALL),
-    re.compile(r"type\s*\[(\d{1,6})\]\s*\[(.*)\]()", re.DOTALL),
+    r"(?s)type\s*\[(\d{1,6})\]\s*\[?(.*?)\]?\s*\[(?:press_enter_after=)?([01])\]",
+    r"(?s)type\s*\[(\d{1,6})\]\s*\[(.*)\]()",
 )
 
 
@@ -35,8 +36,8 @@ def fenced_command(action: str) -> str | None:
     if not action.strip():
         return ""
     _, thought, rest = action.partition("<think>")
-    match = re.search(r"</think>\s*```(.*?)```", rest, re.DOTALL) if thought else None
-    return encodable(match.group(1).strip()) if match else None
+    blocks = find_all(r"(?s)</think>\s*```(.*?)```", rest) if thought else ()
+    return blocks[0].strip() if blocks else None
 
 
 def parse_command(text: str) -> Command | None:
@@ -44,14 +45,14 @@ def parse_command(text: str) -> Command | None:
     if not text:
         return Command("none")
     for pattern in _TYPE:
-        if match := pattern.fullmatch(text):
+        if match := re2.fullmatch(pattern, text):
             return Command("type", int(match.group(1)), match.group(2), match.group(3) != "0")
-    if match := re.fullmatch(r"click\s*\[(\d{1,6})\]", text):
+    if match := re2.fullmatch(r"click\s*\[(\d{1,6})\]", text):
         return Command("click", int(match.group(1)))
-    if match := re.fullmatch(r"scroll\s*\[?(?:direction=)?(up|down)\]?", text):
+    if match := re2.fullmatch(r"scroll\s*\[?(?:direction=)?(up|down)\]?", text):
         return Command("scroll", text=match.group(1))
-    if match := re.fullmatch(r"goto\s*\[(.*)\]", text):
+    if match := re2.fullmatch(r"goto\s*\[(.*)\]", text):
         return Command("goto", text=match.group(1).strip())
-    if match := re.fullmatch(r"stop(?:\s*\[(.*)\])?", text, re.DOTALL):
+    if match := re2.fullmatch(r"(?s)stop(?:\s*\[(.*)\])?", text):
         return Command("stop", text=match.group(1) or "")
     return Command(text) if text in ("go_back", "go_forward") else None  # type: ignore[arg-type]
