@@ -173,7 +173,11 @@ def _excerpt(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
     telling = [number for number, line in enumerate(lines) if FAILURE.search(line)]
     # What follows the last line of a traceback names the cause; the first ones say where.
-    return "\n".join([f"-- {log.name}:", *lines[max(telling[0] - 5, 0) :][:40], *lines[-15:]]) if telling else ""
+    if not telling:
+        return ""
+    begin = max(telling[0] - 5, 0)
+    end = begin + 40
+    return "\n".join([f"-- {log.name}:", *lines[begin:end], *lines[end:][-15:]])
 
 
 def _command_line(pid: int) -> str:

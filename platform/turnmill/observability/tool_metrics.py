@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +41,7 @@ class ToolMetrics:
         # Without this every counter would add a `_created` series that no panel shows.
         prometheus_client.disable_created_metrics()
         self.registry = registry = CollectorRegistry()
+        gauge = partial(Gauge, multiprocess_mode="livesum", registry=registry)
         self.calls = Counter("turnmill_tool_calls_total", "Tool calls", ["tool", "outcome"], registry=registry)
         self.call_seconds = Histogram(
             "turnmill_tool_call_seconds",
@@ -61,11 +63,9 @@ class ToolMetrics:
             buckets=SECONDS_BUCKETS,
             registry=registry,
         )
-        self.calls_in_flight = Gauge(
+        self.calls_in_flight = gauge(
             "turnmill_tool_calls_in_flight",
             "Tool calls that have arrived and are not answered, those that wait included",
-            multiprocess_mode="livesum",
-            registry=registry,
         )
         self.failures = Counter(
             "turnmill_tool_failures_total", "Tool calls failed by infrastructure", ["cause"], registry=registry
@@ -79,29 +79,17 @@ class ToolMetrics:
             registry=registry,
         )
         self.sandbox_runs = Counter("turnmill_sandbox_runs_total", "Runs in the sandbox", registry=registry)
-        self.sandbox_in_flight = Gauge(
+        self.sandbox_in_flight = gauge(
             "turnmill_sandbox_runs_in_flight",
             "Runs in the sandbox that have not ended, those that wait for a place included",
-            multiprocess_mode="livesum",
-            registry=registry,
         )
-        self.sandbox_limit = Gauge(
-            "turnmill_sandbox_runs_limit",
-            "Runs in the sandbox at once; others wait",
-            multiprocess_mode="livesum",
-            registry=registry,
+        self.sandbox_limit = gauge("turnmill_sandbox_runs_limit", "Runs in the sandbox at once; others wait")
+        self.sandbox_waiting = gauge(
+            "turnmill_sandbox_runs_waiting", "Runs that wait for a place or for memory in the sandbox"
         )
-        self.sandbox_waiting = Gauge(
-            "turnmill_sandbox_runs_waiting",
-            "Runs that wait for a place or for memory in the sandbox",
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.sandbox_memory = Gauge(
+        self.sandbox_memory = gauge(
             "turnmill_sandbox_memory_bytes",
             "Memory that runs in the sandbox may use together, by their limits; others wait",
-            multiprocess_mode="livesum",
-            registry=registry,
         )
         self.sandbox_seconds = Histogram(
             "turnmill_sandbox_run_seconds", "Time of a run in the sandbox", buckets=SECONDS_BUCKETS, registry=registry

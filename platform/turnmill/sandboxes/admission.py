@@ -63,6 +63,11 @@ class Admission:
         self._admit()
 
 
+def default_budget() -> int:
+    """Return the memory in bytes that tasks may use together if nothing else is set."""
+    return int(DEFAULT_SHARE * available_bytes())
+
+
 def available_bytes() -> int:
     """Return the memory that this container may use, or that of the machine if that is less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 
 from turnmill.core.errors import SandboxError
-from turnmill.sandboxes.admission import DEFAULT_SHARE, Admission, available_bytes
+from turnmill.sandboxes.admission import Admission, default_budget
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.base import Command, Function, Python, SandboxResult, SandboxTask
 from turnmill.sandboxes.fork_server_client import WEAKER_SANDBOX, ForkServerClient, ForkServerSettings
@@ -50,7 +50,7 @@ class ForkSandbox:
         )
         self._admission = Admission(
             max_running=max_running,
-            memory_bytes=memory_bytes or int(DEFAULT_SHARE * available_bytes()),
+            memory_bytes=memory_bytes or default_budget(),
             on_waiting=on_waiting,
         )
         self._servers: dict[tuple[tuple[str, ...], bool], ForkServerClient] = {}

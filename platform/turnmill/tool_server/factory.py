@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.observability.tool_metrics import ToolMetrics
-from turnmill.sandboxes.admission import DEFAULT_SHARE, available_bytes
+from turnmill.sandboxes.admission import default_budget
 from turnmill.sandboxes.base import MIB, Sandbox
 from turnmill.sandboxes.fork import ForkSandbox, ProcessSandbox
 from turnmill.tool_server.app import Worker, build_app
@@ -87,7 +87,7 @@ async def open_sandbox(settings: ServerSettings, metrics: ToolMetrics, stack: As
     kind = {"fork": ForkSandbox, "process": ProcessSandbox}[settings.sandbox]
     preload = dict.fromkeys(module for name in settings.tool_type for module in MODULES.get(name, ()))
     given = settings.sandbox_memory_mib
-    memory_bytes = int((given * MIB if given else DEFAULT_SHARE * available_bytes()) / settings.num_workers)
+    memory_bytes = (given * MIB if given else default_budget()) // settings.num_workers
     sandbox = kind(
         preload=tuple(preload),
         max_running=settings.max_sandboxes,

@@ -20,17 +20,19 @@ _TYPECODES = {INTEGERS: "I", FLOATS: "d"}
 _FIELDS: dict[type, frozenset[str]] = {
     kind: frozenset(field.name for field in fields(kind)) for kind in (Turn, TrajectoryMetadata, TrajectoryOutcome)
 }
-
+_NOT_IN_0_1 = frozenset({"tool_version"})
+"""Fields that are left out while they are empty: records are then as 0.1 writes them."""
 
 Record = TypeVar("Record", Turn, TrajectoryMetadata, TrajectoryOutcome)
 
 
 def pack(record: Record) -> bytes:
     """Encode a record; equal records have equal encodings."""
-    values = {name: _packable(getattr(record, name)) for name in sorted(_FIELDS[type(record)])}
-    if not values.get("tool_version", True):
-        # As 0.1, which has no such field, writes it.
-        del values["tool_version"]
+    values = {
+        name: _packable(value)
+        for name in sorted(_FIELDS[type(record)])
+        if (value := getattr(record, name)) or name not in _NOT_IN_0_1
+    }
     # A policy may write anything, also halves of surrogate pairs.
     packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
     return packed

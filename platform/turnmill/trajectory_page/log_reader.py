@@ -112,7 +112,7 @@ class LogReader:
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 log_file = LogFile.named(entry.name)
-                if log_file is not None and log_file.kind in KINDS:
+                if log_file is not None:
                     found.append((log_file, entry.stat().st_size))
         return [(log_file.name, size) for log_file, size in sorted(found)]
 
