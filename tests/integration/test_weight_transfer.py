@@ -1,6 +1,7 @@
 """The gloo transfer of weights between processes, for which threads stand in."""
 
 import asyncio
+import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from verl.checkpoint_engine.base import TensorMeta
 
-from turnmill.training.verl.weight_transfer import GlooWeights
+from turnmill.training.verl.weight_transfer import GlooWeights, _decode
 
 BUCKET_BYTES = 4096
 
@@ -157,3 +158,17 @@ def test_an_engine_receives_no_weights_of_a_failed_transfer(run_concurrently):
 
     assert isinstance(error, RuntimeError)
     assert read == []
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (pickle.dumps([1]), "can't decode"),
+        (b'[["w", [1], "load", 0, 4]]', "'load' is no type"),
+        (b'[["w", [1], "", 0, 4]]', "'' is no type"),
+        (b"{", "property name"),
+    ],
+)
+def test_a_message_that_names_no_tensors_is_refused(message: bytes, why: str):
+    with pytest.raises(ValueError, match=why):
+        _decode(message)

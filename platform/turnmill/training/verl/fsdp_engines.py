@@ -3,6 +3,11 @@
 `cpu.engines` registers them for the CPU.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -25,7 +30,22 @@ class _DistributedCheckpointsMixin:
 class PolicyEngine(_DistributedCheckpointsMixin, FSDPEngineWithLMHead):
     """Engine of the policy and the reference model."""
 
+    def get_per_tensor_param(self, *args: object, **kwargs: object) -> tuple[Iterable[tuple[str, Tensor]], Any]:
+        """Return names and values of the weights for inference engines, and the configuration of LoRA adapters, if any.
+
+        Values have the type in which the model computes, such as bfloat16: verl would send the weights that the
+        optimizer updates, in float32, which is twice as much and is rounded by the engines in the same way.
+        """
+        weights, adapters = super().get_per_tensor_param(*args, **kwargs)
+        # Quantised weights have types of their own.
+        return weights if self._qat_enabled else _rounded(weights, self._autocast_dtype), adapters
+
 
 @EngineRegistry.register(model_type="value_model", backend=BACKENDS, device="cuda", vendor="nvidia")
 class ValueEngine(_DistributedCheckpointsMixin, FSDPEngineWithValueHead):
     """Engine of the critic."""
+
+
+def _rounded(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in weights:
+        yield name, weight.to(dtype) if weight.is_floating_point() else weight

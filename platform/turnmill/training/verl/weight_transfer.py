@@ -4,7 +4,7 @@ verl imports this module in every process that sends or receives (`checkpoint_en
 """
 
 import asyncio
-import pickle
+import json
 from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
 from typing import Any, TypedDict
@@ -170,7 +170,7 @@ class GlooWeights(CheckpointEngine):
         return weights
 
     def _send(self, connection: Connection, bucket: Bucket) -> None:
-        about = torch.frombuffer(bytearray(pickle.dumps([meta for meta, _ in bucket])), dtype=torch.uint8)
+        about = torch.frombuffer(bytearray(_encode([meta for meta, _ in bucket])), dtype=torch.uint8)
         data = torch.cat([chunk for _, chunk in bucket]) if bucket else torch.empty(0, dtype=torch.uint8)
         connection.broadcast(torch.tensor([about.numel(), data.numel()]), self.timeout)
         connection.broadcast(torch.cat([about, data]), self.timeout)
@@ -181,10 +181,30 @@ class GlooWeights(CheckpointEngine):
         message = torch.empty(int(sizes.sum()), dtype=torch.uint8)
         connection.broadcast(message, self.timeout)
         about, data = torch.split(message, sizes.tolist())
-        metas: list[TensorMeta] = pickle.loads(about.numpy().tobytes())
+        metas = _decode(about.numpy().tobytes())
         chunks = torch.split(data, [meta.chunk_size for meta in metas]) if metas else ()
         # Copies, as tensors of numbers require aligned memory.
         return [(meta, chunk.clone()) for meta, chunk in zip(metas, chunks, strict=True)]
+
+
+def _encode(metas: list[TensorMeta]) -> bytes:
+    """Encode as JSON: unpickling could run code that another process on the network sends."""
+    records = [
+        (meta.name, list(meta.shape), str(meta.dtype).removeprefix("torch."), meta.chunk_offset, meta.chunk_size)
+        for meta in metas
+    ]
+    return json.dumps(records).encode()
+
+
+def _decode(encoded: bytes) -> list[TensorMeta]:
+    """Undo `_encode`. Raises ValueError for anything else."""
+    metas = []
+    for name, shape, type_name, chunk_offset, chunk_size in json.loads(encoded):
+        dtype = getattr(torch, str(type_name), None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{type_name!r} is no type of tensors")
+        metas.append(TensorMeta(name, torch.Size(shape), dtype, chunk_offset, chunk_size, None))
+    return metas
 
 
 def _address() -> str:
