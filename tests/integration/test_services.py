@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.server_process import eventually
+from support.server_process import alive, eventually
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
@@ -27,6 +27,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+RUN = """
+import sys, time
+from pathlib import Path
+from turnmill.runs.services import ToolServerProcess
+server = ToolServerProcess("python_code", sys.argv[1], run_name="run", log_file=Path(sys.argv[2]))
+server.start()
+print(server._process.pid, flush=True)
+time.sleep(600)
 """
 
 
@@ -77,6 +87,19 @@ def test_a_failed_restart_of_a_server_is_retried(tmp_path, monkeypatch):
 
     assert eventually(lambda: refused and server._is_healthy(), seconds=60)
     server.stop()
+
+
+def test_a_server_ends_with_a_run_that_is_killed(tmp_path):
+    with EmbeddedStore() as store:
+        command = [sys.executable, "-c", RUN, store.url, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+            assert run.stdout is not None
+            server = int(run.stdout.readline())
+            assert alive(server)
+
+            run.kill()
+
+        eventually(lambda: not alive(server))
 
 
 def test_a_store_that_does_not_start_is_not_a_final_failure(tmp_path, monkeypatch):

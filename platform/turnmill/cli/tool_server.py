@@ -1,6 +1,8 @@
 """`turnmill tool-server`: the options of verl-tool's server, and those of turnmill's."""
 
+import os
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from turnmill.core import forking
 from turnmill.core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -155,9 +158,14 @@ def tool_server(
     thread_pool_size: Annotated[int | None, typer.Option(help=f"{ACCEPTED}; /health shows it.")] = None,
     use_tqdm: Annotated[bool, typer.Option(help=f"{ACCEPTED}.")] = False,
     router_workers: Annotated[int, typer.Option(help=f"{ACCEPTED}: there is no router.")] = 1,
+    parent: Annotated[int | None, typer.Option(help="Process with which the server ends.", hidden=True)] = None,
     log_directory: Annotated[str | None, typer.Option(help=f"{ACCEPTED}: logs go to stderr.")] = None,
 ) -> None:
     """Run tools for many trajectories over HTTP, as verl-tool's server does."""
+    if parent is not None:
+        forking.die_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:
+            raise typer.Exit(1)
     from pydantic import ValidationError
 
     try:

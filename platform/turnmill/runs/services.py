@@ -123,6 +123,7 @@ class ToolServerProcess:
                     *("--host", "127.0.0.1", "--port", str(self._port), "--run_name", self._run_name),
                     # One process: the trainer needs the cores, and calls mostly wait for sandboxes.
                     *("--max_concurrent_requests", "256", "--log_interval", "0", "--log_level", "warning"),
+                    *("--parent", str(os.getpid())),
                 ],
                 env=os.environ | {STORE_VARIABLE: self._store_url},
                 stdin=subprocess.DEVNULL,
