@@ -26,6 +26,19 @@ class ValidationSettings(Settings):
     """Episodes of each validation that are saved as animated pictures."""
 
 
+class TimeoutSettings(Settings):
+    """Limits of what may take longer than a step without any progress that could be noticed."""
+
+    start_seconds: float = Field(default=3600, gt=0, le=86_400)
+    """Seconds in which the models are loaded, the engines started and their kernels compiled."""
+
+    checkpoint_seconds: float = Field(default=3600, gt=0, le=86_400)
+    """Seconds in which a checkpoint is written."""
+
+    request_seconds: float = Field(default=3600, gt=0, le=86_400)
+    """Seconds in which an engine generates one response; after that its trajectory fails."""
+
+
 class TrainingSettings(Settings):
     """Length of the training, size of its steps, validations and supervision."""
 
@@ -56,7 +69,11 @@ class TrainingSettings(Settings):
     """Seed of environments, sampling and training."""
 
     stall_timeout_seconds: float = Field(default=600, gt=0, le=86_400)
-    """Seconds without any progress after which the run fails."""
+    """Seconds without any progress during a step after which the run fails: no token was generated, no response
+    finished, and no micro-batch computed."""
+
+    timeouts: TimeoutSettings = TimeoutSettings()
+    """Limits of the start, of checkpoints and of requests to engines."""
 
     max_failed_ratio: float = Field(default=0.5, ge=0, le=1)
     """Share of episodes that may fail for reasons other than the agent's behaviour; above it the run fails. With

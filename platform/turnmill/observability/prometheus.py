@@ -116,6 +116,7 @@ class RunMetrics:
         *,
         labels: Mapping[str, str] | None = None,
         seconds_since_progress: Callable[[], float] = lambda: 0.0,
+        allowed_silence: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         # Without this every counter would add a `_created` series that no panel shows.
@@ -123,6 +124,7 @@ class RunMetrics:
         self.registry = registry = LabelledRegistry(labels or {})
         self._environment = info.environment
         self._clock = clock
+        self._allowed_silence = allowed_silence
         self._checkpoint_time = clock()
         self._server: WSGIServer | None = None
 
@@ -249,7 +251,7 @@ class RunMetrics:
         ).set(info.max_failed_ratio)
         Gauge(
             "turnmill_stall_timeout_seconds", "Time without progress after which the attempt fails", registry=registry
-        ).set(info.stall_timeout_seconds)
+        ).set_function(lambda: self._allowed_silence() or info.stall_timeout_seconds)
         gpus = Gauge("turnmill_gpus", "GPUs that the run holds", ["role", "accelerator"], registry=registry)
         for (role, accelerator), count in info.gpus.items():
             gpus.labels(role, accelerator).set(count)

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,25 @@ from turnmill.observability import atomic_files, json_lines
 BEAT_INTERVAL_SECONDS = 0.1
 # Enough for several rows of metrics.
 LAST_STEP_BYTES = 128 * 1024
+VARIABLE = "TURNMILL_RUN_FOLDER"
+"""Environment variable with the run folder, in all processes of Ray."""
+
 # Under an operator each attempt has a folder of its own, and a link without the suffix leads to the latest.
 ATTEMPT_SUFFIX = re.compile(r"\.attempt-\d+$")
 
 
 MetricsRow = dict[str, Any]
 """Metrics of one step by name; None or a missing key if not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A time without heartbeats that is no failure."""
+
+    seconds: float
+
+    setting: str
+    """Field of the job that sets it, below `spec`."""
 
 
 class RunFolder:
@@ -32,6 +46,12 @@ class RunFolder:
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
+
+    @classmethod
+    def of_process(cls) -> "RunFolder | None":
+        """Return the folder of the run that this process belongs to; None outside of a run."""
+        path = os.environ.get(VARIABLE)
+        return cls(path) if path else None
 
     @property
     def job(self) -> Path:
@@ -60,7 +80,7 @@ class RunFolder:
 
     @property
     def heartbeat(self) -> Path:
-        """Empty file whose modification time is the time of the last progress."""
+        """File whose modification time is the time of the last progress; see `allow_silence` for its content."""
         return self.path / "heartbeat"
 
     @property
@@ -168,12 +188,25 @@ class RunFolder:
             kept = (json_lines.encode(row) for row in self.read_metrics() if row["step"] <= step)
             atomic_files.write_bytes(self.metrics, b"".join(kept))
 
-    def beat(self) -> None:
-        """Update the heartbeat; cheap enough to call at every turn."""
+    def beat(self, *, every: float = BEAT_INTERVAL_SECONDS) -> None:
+        """Update the heartbeat, unless `every` seconds have not passed since: cheap enough to call at every turn."""
         now = time.monotonic()
-        if now - self._last_beat >= BEAT_INTERVAL_SECONDS:
+        if now - self._last_beat >= every:
             self._last_beat = now
             self._touch()
+
+    def allow_silence(self, allowed: "Silence | None") -> None:
+        """Set how long the next heartbeat may take, until further notice; None for the job's limit. Beats, too."""
+        content = "" if allowed is None else f"{allowed.seconds:g} {allowed.setting}\n"
+        atomic_files.write_text(self.heartbeat, content, durable=False)
+
+    def allowed_silence(self) -> "Silence | None":
+        """Return how long the next heartbeat may take; None if that is the job's limit."""
+        try:
+            seconds, setting = self.heartbeat.read_text().split()
+            return Silence(float(seconds), setting)
+        except (OSError, ValueError):
+            return None
 
     def seconds_since_progress(self) -> float:
         """Return the seconds since the last heartbeat, or since the attempt started."""

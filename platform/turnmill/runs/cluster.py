@@ -10,13 +10,13 @@ from turnmill.core.errors import RunFailedError, StaleClaimError, StoreError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import VARIABLE, RunFolder
 from turnmill.runs import fence
 from turnmill.runs.attempt import Attempt
 from turnmill.runs.fork_server import pod
 from turnmill.runs.preparation import finalize_run, prepare, process_environment, resolve_device, runtime_env
 from turnmill.runs.progress_server import ProgressServer
-from turnmill.runs.watch import Report, watch
+from turnmill.runs.watch import Report, start_silence, watch
 from turnmill.training import accelerators
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.trajectories.address import JournalAddress, with_password
@@ -60,7 +60,7 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
 def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
     job = attempt.job
     device = attempt.device or resolve_device(job.spec.resources.device)
-    environment = process_environment(device)
+    environment = process_environment(device) | {VARIABLE: str(folder.path)}
     os.environ.update(environment)
     with _ray_connection(device, environment):
         import ray
@@ -76,7 +76,7 @@ def _train(attempt: Attempt, folder: RunFolder, report: Report) -> None:
         write_progress(folder, Progress(phase="starting"))
         # Pods may still be starting, in particular of a group that scales from zero.
         accelerators.require(job, wait_seconds=job.spec.training.stall_timeout_seconds / 2)
-        folder.beat()
+        folder.allow_silence(start_silence(job))
         future = runner.run.remote(text, model, str(folder.path), device, _addresses(attempt, folder))
         watch(future, job, folder, report)
         ray.kill(runner)

@@ -17,7 +17,7 @@ from turnmill.core.errors import RunFailedError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import logs
 from turnmill.observability.progress import Progress, write_progress
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import VARIABLE, RunFolder
 from turnmill.runs import processes
 from turnmill.runs.fork_server import PythonForkServer, modules
 from turnmill.runs.preparation import (
@@ -30,7 +30,7 @@ from turnmill.runs.preparation import (
     runtime_env,
 )
 from turnmill.runs.services import services
-from turnmill.runs.watch import Report, watch
+from turnmill.runs.watch import Report, start_silence, watch
 from turnmill.training import accelerators
 from turnmill.training.recorder import ATTEMPT
 
@@ -111,7 +111,7 @@ def _train(
     owner: processes.Owner,
     report: Report,
 ) -> None:
-    folder.beat()
+    folder.allow_silence(start_silence(job))
     # Also in the file, from which the end of the warm start would otherwise be shown again.
     starting = Progress(phase="starting")
     write_progress(folder, starting)
@@ -135,7 +135,7 @@ def _ray_cluster(job: AgentTrainingJob, device: str, owner: processes.Owner, fol
     temp_dir = Path(tempfile.mkdtemp(prefix="turnmill-ray-", dir=_parent_of_sockets()))
     owner.remember_folder(temp_dir)
     (temp_dir / TEMPORARY).mkdir()
-    environment = process_environment(device)
+    environment = process_environment(device) | {VARIABLE: str(folder.path)}
     os.environ.update(environment)
     fork_server = PythonForkServer(temp_dir, modules.EARLY, modules.LATE) if device == "cpu" else None
     import ray

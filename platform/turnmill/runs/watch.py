@@ -8,7 +8,7 @@ from typing import Any
 from turnmill.core.errors import RunFailedError, TurnmillError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.progress import Progress, read_progress
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import RunFolder, Silence
 
 POLL_SECONDS = 0.25
 
@@ -16,12 +16,17 @@ log = logging.getLogger(__name__)
 Report = Callable[[Progress], None]
 
 
+def start_silence(job: AgentTrainingJob) -> Silence:
+    """Return the time that a run may take until its first step or validation begins."""
+    return Silence(job.spec.training.timeouts.start_seconds, "training.timeouts.startSeconds")
+
+
 def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report) -> Any:
     """Wait for a call of the trainer and return its result; report progress, and raise RunFailedError if it stalls."""
     import ray
 
     shown: Progress | None = None
-    stall_timeout = job.spec.training.stall_timeout_seconds
+    in_step = Silence(job.spec.training.stall_timeout_seconds, "training.stallTimeoutSeconds")
     # By the monotonic clock, which stops while the machine sleeps and is never set.
     beat, beaten_at = folder.last_beat(), time.monotonic()
     while True:
@@ -36,9 +41,10 @@ def watch(future: Any, job: AgentTrainingJob, folder: RunFolder, report: Report)
             raise failure
         if (last := folder.last_beat()) != beat:
             beat, beaten_at = last, time.monotonic()
-        if (silent := time.monotonic() - beaten_at) > stall_timeout:
+        allowed = folder.allowed_silence() or in_step
+        if (silent := time.monotonic() - beaten_at) > allowed.seconds:
             raise RunFailedError(
-                f"Nothing progressed for {silent:.0f} s (training.stallTimeoutSeconds is {stall_timeout:g}) "
+                f"Nothing progressed for {silent:.0f} s ({allowed.setting} is {allowed.seconds:g}) "
                 f"in phase {progress.phase if progress else 'starting'!r}. See {folder.logs}; "
                 "`--resume` carries on from the last checkpoint.",
                 "stalled",

@@ -12,7 +12,7 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability import atomic_files
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.prometheus import RunInfo, RunMetrics
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import RunFolder, Silence
 from turnmill.observability.step_time import split_step_time
 from turnmill.training.verl.types import Tracking
 
@@ -32,6 +32,7 @@ class RunRecorder:
             info,
             labels={"training_job": job.metadata.name, "attempt": str(info.attempt)},
             seconds_since_progress=self.folder.seconds_since_progress,
+            allowed_silence=lambda: allowed.seconds if (allowed := self.folder.allowed_silence()) else None,
         )
         if job.spec.metrics.port is not None:
             self._serve_metrics(job.spec.metrics.port)
@@ -58,6 +59,13 @@ class RunRecorder:
         self.advance(name, 0, {}, total=total)
         yield
         self.beat()
+
+    @contextmanager
+    def allowing(self, seconds: float, setting: str) -> Iterator[None]:
+        """Let the run be silent for as long in the context; `setting` is the field that says so, below `spec`."""
+        self.folder.allow_silence(Silence(seconds, setting))
+        yield
+        self.folder.allow_silence(None)
 
     def advance(self, phase: str, done: int, metrics: Mapping[str, object], *, total: int | None = None) -> None:
         """Write the progress of a phase: `done` of `total`."""

@@ -100,13 +100,21 @@ def test_seconds_of_step_parts_and_token_mismatches_are_counted(metrics: RunMetr
 
 
 def test_information_about_the_run_is_served_from_the_start():
-    info = RunInfo("babyai", checkpoint_every=10, max_failed_ratio=0.2, gpus={("train", "H100"): 8})
-    metrics = RunMetrics(info, seconds_since_progress=lambda: 7.0)
+    info = RunInfo(
+        "babyai", checkpoint_every=10, max_failed_ratio=0.2, stall_timeout_seconds=600, gpus={("train", "H100"): 8}
+    )
+    allowed: list[float] = []
+    metrics = RunMetrics(
+        info, seconds_since_progress=lambda: 7.0, allowed_silence=lambda: allowed[0] if allowed else None
+    )
 
     assert value(metrics, "turnmill_gpus", role="train", accelerator="H100") == 8
     assert value(metrics, "turnmill_checkpoint_interval_steps") == 10
     assert value(metrics, "turnmill_failed_ratio_limit") == 0.2
     assert value(metrics, "turnmill_progress_age_seconds") == 7
+    assert value(metrics, "turnmill_stall_timeout_seconds") == 600
+    allowed.append(3600.0)
+    assert value(metrics, "turnmill_stall_timeout_seconds") == 3600
 
 
 def test_numbers_that_are_not_finite_are_ignored(metrics: RunMetrics):

@@ -8,7 +8,7 @@ import pytest
 
 from turnmill.core.errors import RunFailedError
 from turnmill.observability import atomic_files
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import VARIABLE, RunFolder, Silence
 
 
 @pytest.fixture
@@ -147,3 +147,34 @@ def test_the_first_failure_is_kept_until_the_next_attempt(folder: RunFolder):
     assert (str(failure), failure.cause) == ("five episodes in a row failed", "environment")
     folder.create()
     assert folder.read_failure() is None
+
+
+def test_the_time_that_a_run_may_be_silent_is_kept_over_heartbeats(folder: RunFolder):
+    assert folder.allowed_silence() is None
+    folder.allow_silence(Silence(3600, "training.timeouts.startSeconds"))
+    folder.beat()
+
+    assert RunFolder(folder.path).allowed_silence() == Silence(3600, "training.timeouts.startSeconds")
+    folder.allow_silence(None)
+    assert RunFolder(folder.path).allowed_silence() is None
+
+
+def test_a_heartbeat_is_as_rare_as_the_caller_asks(folder: RunFolder):
+    folder.beat()
+    os.utime(folder.heartbeat, (1, 1))
+
+    folder.beat(every=3600)
+    assert folder.last_beat() == 1
+    folder.beat(every=0)
+    assert folder.last_beat() != 1
+
+
+def test_a_process_of_a_run_knows_its_folder(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert RunFolder.of_process() is None
+    monkeypatch.setenv(VARIABLE, str(folder.path))
+
+    found = RunFolder.of_process()
+
+    assert found is not None
+    assert found.path == folder.path

@@ -1,9 +1,10 @@
 """Retries of failed runs, and the detection of stalled ones."""
 
+import itertools
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ import pytest
 from support.jobs import job
 from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import parse_job
-from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.run_folder import RunFolder, Silence
 from turnmill.runs import processes
 from turnmill.runs.local import RAY_RETRIES, _parent_of_sockets, _restore, _with_retries
 from turnmill.runs.preparation import finalize_run
-from turnmill.runs.watch import watch
+from turnmill.runs.watch import start_silence, watch
 from turnmill.training.recorder import ATTEMPT
 
 
@@ -124,6 +125,69 @@ def test_a_run_without_progress_is_stalled(tmp_path, monkeypatch):
     monkeypatch.setattr("turnmill.runs.watch.time.monotonic", lambda: next(times))
 
     with pytest.raises(RunFailedError, match="Nothing progressed for 800 s"):
+        watch("run", parse_job(job()), folder, lambda _: None)
+
+
+class Clock:
+    """A run whose time passes between the polls of its supervision: `(seconds, what then happens)` in turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *events: tuple[float, Callable[[], object]]) -> None:
+        self.now = 0.0
+        self._events = iter(events)
+        monkeypatch.setattr("ray.wait", self._wait)
+        monkeypatch.setattr("ray.get", lambda _: "done")
+        monkeypatch.setattr("turnmill.runs.watch.time.monotonic", lambda: self.now)
+
+    def _wait(self, *_: object, **__: object) -> tuple[list[str], list[str]]:
+        seconds, happens = next(self._events, (0.0, None))
+        self.now += seconds
+        if happens is None:
+            return ["run"], []
+        happens()
+        return [], ["run"]
+
+
+def test_a_large_model_may_take_long_to_load_to_compile_and_to_write(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    spec = parse_job(job())
+    minute, beats = 60, itertools.count()
+
+    def allow(silence: Silence | None) -> None:
+        folder.allow_silence(silence)
+        # File systems do not tell times apart that are within milliseconds.
+        os.utime(folder.heartbeat, (next(beats),) * 2)
+
+    allow(start_silence(spec))
+    clock = Clock(
+        monkeypatch,
+        (20 * minute, lambda: None),
+        (5 * minute, lambda: allow(None)),
+        (9 * minute, lambda: allow(Silence(3600, "training.timeouts.checkpointSeconds"))),
+        (10 * minute, lambda: None),
+        (49 * minute, lambda: allow(None)),
+        (9 * minute, lambda: None),
+    )
+
+    assert watch("run", spec, folder, lambda _: None) == "done"
+    assert clock.now == 102 * minute
+
+
+@pytest.mark.parametrize(
+    ("silence", "limit", "setting"),
+    [
+        (None, 600, "training.stallTimeoutSeconds"),
+        (Silence(1800, "training.timeouts.startSeconds"), 1800, "training.timeouts.startSeconds"),
+        (Silence(30, "training.timeouts.checkpointSeconds"), 30, "training.timeouts.checkpointSeconds"),
+    ],
+)
+def test_each_phase_has_its_own_limit(tmp_path, monkeypatch, silence, limit, setting):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    folder.allow_silence(silence)
+    Clock(monkeypatch, (limit - 1, lambda: None), (2, lambda: None))
+
+    with pytest.raises(RunFailedError, match=rf"for {limit + 1} s \({setting} is {limit}\)"):
         watch("run", parse_job(job()), folder, lambda _: None)
 
 

@@ -130,7 +130,7 @@ class GrlLoop(AgentLoopBase):
             prompt_ids,
             {**sampling_params, "max_tokens": self.agent.max_response_length},
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
-            timeout_seconds=training.stall_timeout_seconds,
+            timeout_seconds=training.timeouts.request_seconds,
         )
         self.folder.beat()
         return output

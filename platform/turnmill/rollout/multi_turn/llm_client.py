@@ -54,7 +54,7 @@ class EpisodeClient:
                 # vLLM needs the text only to find stop strings.
                 {**sampling_params, "detokenize": bool(sampling_params.get("stop"))},
                 seed=sampling_seed(training.seed, episode.sampling_stream, 0, len(episode.generations)),
-                timeout_seconds=training.stall_timeout_seconds,
+                timeout_seconds=training.timeouts.request_seconds,
                 **media,
             )
         except InferenceError as error:

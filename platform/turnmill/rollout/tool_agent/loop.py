@@ -158,7 +158,7 @@ class ToolLoop(AgentLoopBase):
             prompt_ids,
             params,
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
-            timeout_seconds=training.stall_timeout_seconds,
+            timeout_seconds=training.timeouts.request_seconds,
         )
         self.folder.beat()
         return output

@@ -158,7 +158,7 @@ class TurnLoop(AgentLoopBase):
             prompt_ids,
             {**sampling_params, "max_tokens": self.job.spec.verlog.max_response_tokens},
             seed=sampling_seed(training.seed, slot.plan.stream, slot.index, slot.turns_played),
-            timeout_seconds=training.stall_timeout_seconds,
+            timeout_seconds=training.timeouts.request_seconds,
         )
 
     async def _validate(self, index: int, sampling_params: SamplingParams, step: int) -> TurnRow:

@@ -97,6 +97,8 @@ class RunTrainer(PPOTrainer):
     def on_train_begin(self) -> None:
         """Restore the state of a resumed run, or validate the initial policy."""
         super().on_train_begin()
+        # The launcher has allowed a long start.
+        self.recorder.folder.allow_silence(None)
         if self.resumed_from is not None:
             self.recorder.resume_after(self.resumed_from.state.step)
             if self.config.algorithm.use_kl_in_reward:
@@ -217,8 +219,10 @@ class RunTrainer(PPOTrainer):
 
         Raises RunFailedError if it cannot be written; earlier checkpoints stay.
         """
+        seconds = self.job.spec.training.timeouts.checkpoint_seconds
         try:
-            super()._save_checkpoint()
+            with self.recorder.allowing(seconds, "training.timeouts.checkpointSeconds"):
+                super()._save_checkpoint()
         except (OSError, RayTaskError) as error:
             raise checkpoints.failed_to_write(self.run_dir / "checkpoints", self.global_steps, error) from error
         coefficient = self.kl_ctrl_in_reward.value if self.config.algorithm.use_kl_in_reward else 0.0

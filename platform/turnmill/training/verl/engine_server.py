@@ -5,11 +5,17 @@ import os
 import threading
 import time
 from argparse import Namespace
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
+from turnmill.observability.run_folder import RunFolder
+
 CHECK_SECONDS = 0.5
+BEAT_SECONDS = 5.0
+
+Output = TypeVar("Output")
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +37,21 @@ class EngineServer(vLLMHttpServer):
     async def run_server(self, args: Namespace) -> None:
         """Start the engine, and watch it from then on."""
         await super().run_server(args)
+        if (folder := RunFolder.of_process()) is not None:
+            core = self.engine.engine_core
+            core.get_output_async = beating(core.get_output_async, folder)
         threading.Thread(target=exit_after_death, args=(self.engine,), daemon=True, name="engine-core").start()
+
+
+def beating(get_output: Callable[[], Awaitable[Output]], folder: RunFolder) -> Callable[[], Awaitable[Output]]:
+    """Return the function with a heartbeat for every output: a response may take longer than a run may stall."""
+
+    async def get_output_and_beat() -> Output:
+        output = await get_output()
+        folder.beat(every=BEAT_SECONDS)
+        return output
+
+    return get_output_and_beat
 
 
 def exit_after_death(core: Core) -> None:

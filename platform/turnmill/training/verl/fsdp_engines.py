@@ -11,15 +11,31 @@ from torch import Tensor
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from turnmill.observability.run_folder import RunFolder
 from turnmill.training.verl.distributed_checkpoints import DistributedCheckpoints
 
 BACKENDS = ["fsdp", "fsdp2"]
 
 
-class _DistributedCheckpointsMixin:
-    """Builds the engine with distributed checkpoints."""
+BEAT_SECONDS = 5.0
+"""Time between heartbeats of a rank: there may be hundreds of them, and the run folder on a network file system."""
+
+
+class _RunEngineMixin:
+    """Builds the engine with distributed checkpoints, and beats after every micro-batch."""
 
     checkpoint_manager: DistributedCheckpoints
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self._run_folder = RunFolder.of_process()
+
+    def forward_step(self, *args: object, **kwargs: object) -> object:
+        """Compute a micro-batch, as part of an update or of log-probs, values or a reference."""
+        result: object = super().forward_step(*args, **kwargs)  # type: ignore[misc]
+        if self._run_folder is not None:
+            self._run_folder.beat(every=BEAT_SECONDS)
+        return result
 
     def initialize(self) -> None:
         super().initialize()  # type: ignore[misc]
@@ -27,7 +43,7 @@ class _DistributedCheckpointsMixin:
 
 
 @EngineRegistry.register(model_type="language_model", backend=BACKENDS, device="cuda", vendor="nvidia")
-class PolicyEngine(_DistributedCheckpointsMixin, FSDPEngineWithLMHead):
+class PolicyEngine(_RunEngineMixin, FSDPEngineWithLMHead):
     """Engine of the policy and the reference model."""
 
     def get_per_tensor_param(self, *args: object, **kwargs: object) -> tuple[Iterable[tuple[str, Tensor]], Any]:
@@ -42,7 +58,7 @@ class PolicyEngine(_DistributedCheckpointsMixin, FSDPEngineWithLMHead):
 
 
 @EngineRegistry.register(model_type="value_model", backend=BACKENDS, device="cuda", vendor="nvidia")
-class ValueEngine(_DistributedCheckpointsMixin, FSDPEngineWithValueHead):
+class ValueEngine(_RunEngineMixin, FSDPEngineWithValueHead):
     """Engine of the critic."""
 
 
