@@ -18,8 +18,9 @@ class RowQueue:
         self.rows[key] = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in fields.items()}
 
     def meta(self) -> KVBatchMeta:
-        """Return all rows as a batch."""
-        return KVBatchMeta(partition_id="train", keys=[*self.rows], tags=[{} for _ in self.rows])
+        """Return all rows as a batch, with the length of prompts in the tags as verl puts them."""
+        tags = [{"prompt_len": len(row["prompts"])} if "prompts" in row else {} for row in self.rows.values()]
+        return KVBatchMeta(partition_id="train", keys=[*self.rows], tags=tags)
 
     def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> dict[str, Any]:
         """Return columns of some rows; tensors as nested tensors."""

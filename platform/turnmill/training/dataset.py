@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from PIL.Image import Image
+from torch import Tensor
 from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 
@@ -61,6 +63,11 @@ def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
         tags=[batch.tags[i] for i in chosen],
         extra_info=dict(batch.extra_info),
     )
+
+
+def prompt_lengths(batch: KVBatchMeta) -> Tensor:
+    """Return the number of each row's prompt tokens from its tags, shape (rows,): the prompts stay in the queue."""
+    return torch.tensor([int(tag["prompt_len"]) for tag in batch.tags])
 
 
 def rows_as_columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:

@@ -34,15 +34,23 @@ class TrajectoryIndex:
     @property
     def trajectory_of_row(self) -> Tensor:
         """Number of each row's trajectory, shape (rows,)."""
-        found = torch.zeros(len(self.lengths_R), dtype=torch.long)
+        found = [0] * len(self.lengths_R)
         for trajectory, rows in enumerate(self.rows_K):
-            found[list(rows)] = trajectory
-        return found
+            for row in rows:
+                found[row] = trajectory
+        return torch.tensor(found, dtype=torch.long)
 
     def join(self, values_RG: Tensor) -> Tensor:
         """Concatenate the tokens of each trajectory's rows, shape (trajectories, tokens)."""
-        joined = [torch.cat([values_RG[row, : self.lengths_R[row]] for row in rows]) for rows in self.rows_K]
-        return torch.nn.utils.rnn.pad_sequence(joined, batch_first=True)
+        width = max(sum(self.lengths_R[row] for row in rows) for rows in self.rows_K)
+        values_KL = values_RG.new_zeros(len(self.rows_K), width)
+        for values_L, rows in zip(values_KL.unbind(), self.rows_K, strict=True):
+            start = 0
+            for row in rows:
+                length = self.lengths_R[row]
+                values_L[start : start + length] = values_RG[row, :length]
+                start += length
+        return values_KL
 
     def split(self, values_KL: Tensor, width: int) -> Tensor:
         """Undo `join`, shape (rows, width)."""

@@ -62,7 +62,9 @@ class Rows:
 
 def mean_over_trajectories(advantages_RG: Tensor, rows: Rows) -> Tensor:
     """Return the mean advantage of the trained tokens of each row's trajectory, shape (rows,)."""
-    joined = TrajectoryIndex.of(rows.keys, rows.lengths_R)
-    mask_KL = joined.join(rows.mask_RG)
-    means_K = (joined.join(at_least_float32(advantages_RG)) * mask_KL).sum(1) / mask_KL.sum(1).clamp(min=1)
-    return means_K[joined.trajectory_of_row]
+    index = TrajectoryIndex.of(rows.keys, rows.lengths_R)
+    trajectory_R = index.trajectory_of_row
+    sums_R = (at_least_float32(advantages_RG) * rows.mask_RG).sum(1)
+    sums_K = sums_R.new_zeros(len(index.rows_K)).index_add_(0, trajectory_R, sums_R)
+    counts_K = sums_K.new_zeros(len(index.rows_K)).index_add_(0, trajectory_R, rows.mask_RG.sum(1).to(sums_K.dtype))
+    return (sums_K / counts_K.clamp(min=1))[trajectory_R]

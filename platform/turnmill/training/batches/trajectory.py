@@ -23,7 +23,7 @@ from turnmill.rollout.queue_payload import EPISODE_SUMMARY, decode
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.training.advantages.index import group_of, row_number, trajectory_of
 from turnmill.training.advantages.rows import Rows
-from turnmill.training.dataset import select
+from turnmill.training.dataset import prompt_lengths, select
 
 Summary = TypeVar("Summary", bound=EpisodeSummary)
 
@@ -122,7 +122,7 @@ class TrajectoryBatch:
     @classmethod
     def read(cls, meta: KVBatchMeta, *, with_reference: bool, with_values: bool = False) -> "TrajectoryBatch":
         """Fetch a step's rows from the queue."""
-        fields = ["prompts", "responses", "response_mask", "rm_scores", "old_log_probs", EPISODE_SUMMARY]
+        fields = ["responses", "response_mask", "rm_scores", "old_log_probs", EPISODE_SUMMARY]
         fields += ["ref_log_prob"] * with_reference + ["values"] * with_values
         data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=fields)
         summaries = read_summaries(meta.keys, data[EPISODE_SUMMARY], EpisodeSummary)
@@ -132,7 +132,7 @@ class TrajectoryBatch:
             scores_RG=_padded(data["rm_scores"]),
             old_log_probs_RG=_padded(data["old_log_probs"]),
             ref_log_probs_RG=_padded(data["ref_log_prob"]) if with_reference else None,
-            prompt_lengths_R=data["prompts"].offsets().diff(),
+            prompt_lengths_R=prompt_lengths(meta),
             response_lengths_R=data["responses"].offsets().diff(),
             summaries=summaries,
             num_unsampled_tokens=_count_unsampled(meta.keys, data["responses"], data["response_mask"], summaries),
@@ -226,9 +226,7 @@ def _count_unsampled(keys: Sequence[str], responses: Tensor, masks: Tensor, summ
         rows_of.setdefault(trajectory_of(keys[row]), []).append(row)
     names = [trajectory_of(keys[row]) for row in last_rows(keys)]
     return sum(
-        count_unsampled_tokens(
-            ((ids[row].tolist(), mask[row].tolist()) for row in rows_of[name]), summary.sampled_tokens
-        )
+        count_unsampled_tokens(((ids[row].numpy(), mask[row].numpy()) for row in rows_of[name]), summary.sampled_tokens)
         for name, summary in zip(names, summaries, strict=True)
     )
 

@@ -20,9 +20,10 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.queue_payload import TURN_METADATA, decode
-from turnmill.rollout.token_integrity import token_checksum
+from turnmill.rollout.token_integrity import array_checksum
 from turnmill.training.batches.diagnostics import by_outcome
 from turnmill.training.batches.rewards import reward_quantiles
+from turnmill.training.dataset import prompt_lengths
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class TurnBatch:
         common = tq.kv_batch_get(
             keys=meta.keys,
             partition_id=meta.partition_id,
-            select_fields=["prompts", "responses", "response_mask", "slot_values", TURN_METADATA],
+            select_fields=["responses", "response_mask", "slot_values", TURN_METADATA],
         )
         fields = ["rm_scores", "old_log_probs"]
         with_reference = job.spec.kl.coefficient > 0
@@ -98,7 +99,7 @@ class TurnBatch:
             values_RG=_pad(common["slot_values"], width),
             num_slots_R=num_slots,
             response_lengths_R=lengths,
-            prompt_lengths_R=common["prompts"].offsets().diff(),
+            prompt_lengths_R=prompt_lengths(meta),
             scores_RG=padded["rm_scores"],
             old_log_probs_RG=padded["old_log_probs"],
             ref_log_probs_RG=padded.get("ref_log_prob", padded["old_log_probs"]),
@@ -146,8 +147,8 @@ def count_unsampled_tokens(responses: Tensor, masks: Tensor, turns: Sequence[Tur
     unsampled = 0
     # Bootstrap rows come after the turns.
     for ids, mask, turn in zip(responses.unbind(), masks.unbind(), turns, strict=False):
-        trained = ids[mask.bool()].tolist()
-        unsampled += len(trained) if token_checksum(trained) != turn.sampled_checksum else 0
+        trained = ids.numpy()[mask.numpy() != 0]
+        unsampled += len(trained) if array_checksum(trained) != turn.sampled_checksum else 0
     return unsampled
 
 

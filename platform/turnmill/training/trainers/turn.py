@@ -27,7 +27,7 @@ from turnmill.training.batches.trajectory import fetch_summaries
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.batches.turn import TurnBatch, turn_metrics
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
-from turnmill.training.dataset import select
+from turnmill.training.dataset import prompt_lengths, select
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.sync import Sync
@@ -124,11 +124,11 @@ class TurnTrainer(RunTrainer):
             {"compute_loss": False, "temperature": self.config.actor_rollout_ref.rollout.temperature}
         )
         ray.get(self.critic_wg.infer_batch(batch).futures)
-        fields = ["values", "prompts", "responses", "response_mask"]
+        fields = ["values", "responses", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         num_slots = slots_per_row(data["responses"].offsets().diff(), self.job.spec.verlog.max_response_tokens)
         values = at_least_float32(data["values"])
-        slots = split_slots(values, data["prompts"].offsets().diff(), num_slots)
+        slots = split_slots(values, prompt_lengths(batch), num_slots)
         responses = response_from_nested(values, data["response_mask"])
         columns = {"values": responses, "slot_values": torch.nested.as_nested_tensor(slots, layout=torch.jagged)}
         tq.kv_batch_put(
