@@ -19,7 +19,10 @@ CallOutcome = Literal["done", "invalid", "unmatched", "replayed", "tool_error", 
 failed."""
 
 OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)
-CAUSES = ("tool", "sandbox", "store", "store_unavailable", "store_full", "stale_claim", "call_in_progress", "timeout")
+CAUSES = (
+    "tool", "sandbox", "store", "store_unavailable", "store_full", "stale_claim", "call_in_progress", "call_mismatch",
+    "poison_call", "lost_write", "timeout",
+)  # fmt: skip
 LIMITS = ("time", "cpu", "memory", "output", "files", "processes")
 STORE_OPERATIONS = ("begin", "commit", "release", "finish")
 
