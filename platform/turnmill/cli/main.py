@@ -13,6 +13,7 @@ from rich.console import Console
 
 from turnmill import __version__
 from turnmill.cli.clean_up import clean_up
+from turnmill.cli.doctor import doctor
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
 from turnmill.cli.trajectories import trajectories
@@ -219,6 +220,7 @@ def report(
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
+app.command()(doctor)
 app.command()(trajectories)
 app.command()(view)
 app.command()(retriever)

@@ -16,6 +16,7 @@ from turnmill.core.process_mark import PROCESS_MARK
 from turnmill.observability import atomic_files
 
 GRACE_SECONDS = 3.0
+RECORD = "attempt.json"
 # verl's folder of the sockets that `weight_sockets` names.
 WEIGHT_SOCKETS = Path("/tmp")
 
@@ -47,7 +48,7 @@ def owned(run_dir: Path) -> Iterator[Owner]:
     First clean up after an earlier attempt at the same run that was killed. Raises SettingsError while another process
     trains in the folder.
     """
-    record = run_dir / "attempt.json"
+    record = run_dir / RECORD
     with _locked(run_dir):
         clean_up_after(record)
         owner = Owner(record, uuid.uuid4().hex)
@@ -127,6 +128,14 @@ def find_marked(mark: str) -> list[int]:
         if needle in environment and not is_zombie:
             found.append(int(entry.name))
     return found
+
+
+def recorded_mark(run_dir: Path) -> str:
+    """Return the mark of the attempt that runs in a folder, or that was killed there; empty if there is none."""
+    try:
+        return str(json.loads((run_dir / RECORD).read_text())["mark"])
+    except (FileNotFoundError, ValueError):
+        return ""
 
 
 def _signal(pid: int, signal_number: int) -> None:
