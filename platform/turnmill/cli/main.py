@@ -173,8 +173,20 @@ def _interruptible() -> Iterator[None]:
 
 
 @app.command()
-def check(job_file: JobFile, overrides: Overrides = None) -> None:
-    """Check a job file without starting anything."""
+def check(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show which process runs where, and what each GPU holds.")
+    ] = False,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            min=1, metavar="GIB", help="Memory of a GPU, if its accelerator does not tell.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Check a job file without starting anything; with --explain, also whether it fits its GPUs."""
     from turnmill.training.agent_kinds import agent_kind
 
     job = _load(job_file, overrides)
@@ -184,6 +196,10 @@ def check(job_file: JobFile, overrides: Overrides = None) -> None:
         f"{job_file} is fine: {job.metadata.name} trains {model} on {kind.describe_environment(job)} for "
         f"{spec.training.steps} steps of {kind.describe_step(job)} ({spec.training.mode}, {spec.resources.device})."
     )
+    if explain:
+        from turnmill.cli.explain import explain as explain_job
+
+        explain_job(job, gpu_memory, Console())
 
 
 @app.command()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from support.models import model_without_weights
 from turnmill import __version__
 from turnmill.cli.main import main
 from turnmill.core.errors import RunFailedError, SettingsError
@@ -73,6 +74,44 @@ def test_a_run_prints_its_steps_and_its_results(use_launch, capsys):
     assert "training 2/2: success 0.90" in output
     assert "Done in 7 min 3 s: success 0.37 before, 0.95 after. Everything is in runs/small" in output
     assert "turnmill report runs/small" in output
+
+
+@pytest.fixture
+def gpu_job(tmp_path) -> None:
+    """A job with a model on GPUs of a known kind."""
+    model = model_without_weights(tmp_path / "model")
+    (model / "model.safetensors").touch()
+    resources = "  resources: {device: cuda, train: {accelerator: A10G}}\n"
+    Path("job.yaml").write_text(JOB.replace("{warmStart: {}}", f"{{path: {model}}}") + resources)
+
+
+def test_an_explained_job_shows_its_processes_and_what_its_gpus_hold(gpu_job, capsys):
+    code = main(["check", "job.yaml", "--explain"])
+
+    output = capsys.readouterr().out
+    assert code == 0
+    assert "1 x 1 A10G  a rank of the policy, a rank of the critic, a rank of the reference, an engine" in output
+    assert "policy: activations of a micro-batch" in output
+    assert "sum, of 22.5" in output
+    assert "The cache of an engine holds" in output
+
+
+def test_an_explained_job_that_does_not_fit_is_refused_after_its_tables(gpu_job, capsys):
+    code = main(["check", "job.yaml", "--explain", "--gpu-memory", "2"])
+
+    shown = capsys.readouterr()
+    assert code == 2
+    assert "sum, of 2.0" in shown.out
+    assert "GiB on each GPU, which has 2.0 GiB" in shown.err
+
+
+def test_a_warm_start_and_a_job_for_cpus_are_not_explained(gpu_job, capsys):
+    assert main(["check", "job.yaml", "--explain", "--set", "resources.device=cpu"]) == 2
+    assert "estimates are for GPUs" in capsys.readouterr().err
+
+    Path("job.yaml").write_text(JOB)
+    assert main(["check", "job.yaml", "--explain"]) == 2
+    assert "--explain: spec.model.warmStart makes a tiny model" in capsys.readouterr().err
 
 
 def test_a_run_prints_the_intervals_of_its_success(use_launch, capsys):
