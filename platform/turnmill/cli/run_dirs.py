@@ -1,5 +1,6 @@
 """Selection of the run folder."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -13,7 +14,8 @@ RUNS = Path("runs")
 
 
 def choose_run_dir(job: AgentTrainingJob, output: Path | None, *, resume: bool) -> Path:
-    """Return the folder of a run: `output`, the newest run of that name to resume, or the first free one.
+    """Return the folder of a run: `output`, the newest run of that name to resume, or the first free one,
+    which is created.
 
     Raises SettingsError if it cannot be used: it is not empty, or contains no run or another run to resume.
     """
@@ -48,10 +50,19 @@ def existing_run(path: Path) -> Path:
 
 
 def _free(name: str) -> Path:
-    number = 1
-    while (folder := _numbered(name, number)).exists():
-        number += 1
-    return folder
+    """Create the first folder that does not exist: so two runs that start at the same moment get two."""
+    for number in itertools.count(1):
+        folder = _numbered(name, number)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SettingsError(
+                f"{folder} cannot be created: {error.strerror}. Choose a folder with --output."
+            ) from error
+        return folder
+    raise AssertionError("numbers do not end")
 
 
 def _newest(name: str) -> tuple[Path, AgentTrainingJob]:

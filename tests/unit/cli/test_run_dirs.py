@@ -36,11 +36,19 @@ def make_run(path: str, run_job: AgentTrainingJob) -> Path:
 
 
 def test_a_run_uses_the_first_free_folder_of_its_name():
-    assert choose_run_dir(job(), None, resume=False) == Path("runs/goto")
     make_run("runs/goto", job())
+    make_run("runs/goto-3", job())
+
     assert choose_run_dir(job(), None, resume=False) == Path("runs/goto-2")
-    make_run("runs/goto-2", job())
-    assert choose_run_dir(job(), None, resume=False) == Path("runs/goto-3")
+    # Also while the earlier run has written nothing yet.
+    assert choose_run_dir(job(), None, resume=False) == Path("runs/goto-4")
+
+
+def test_a_folder_that_cannot_be_created_is_refused():
+    Path("runs").touch()
+
+    with pytest.raises(SettingsError, match=r"runs/goto cannot be created: .* Choose a folder with --output"):
+        choose_run_dir(job(), None, resume=False)
 
 
 def test_a_run_uses_the_output_folder_of_the_command():
