@@ -20,14 +20,14 @@ Gradients = dict[str, dict[str, torch.Tensor]]
 
 @pytest.fixture(scope="module")
 def gradients_on(tmp_path_factory):
-    """Compute the gradients of all losses once for each number of ranks, layout and type."""
+    """Compute the gradients of all losses once for each number of ranks."""
     folder = tmp_path_factory.mktemp("model")
     save_model(folder)
 
     def on(ranks: int, *, packed: bool, dtype: str = "fp32") -> Gradients:
         file: Path = folder / file_name(ranks, packed, dtype)
         if not file.exists():
-            run_on_ranks(gradient_ranks.save_gradients, ranks, folder, ranks, packed, dtype)
+            run_on_ranks(gradient_ranks.save_gradients, ranks, folder, ranks)
         found: Gradients = torch.load(file)
         assert sorted(found) == sorted(LOSSES)
         return found

@@ -37,24 +37,39 @@ POLICY_LOSSES = {
 CRITICS = ("turn_ppo", "ppo")
 
 
-def save_gradients(rank: int, folder: Path, ranks: int, packed: bool, dtype: str) -> None:
-    """Write the whole gradients of each loss to a file, by loss and parameter."""
-    found: dict[str, dict[str, Tensor]] = {}
-    with process_group(rank, ranks, folder / f"group-{ranks}-{packed}-{dtype}"):
-        for kind, losses in (("language_model", _policy_losses), ("value_model", _critic_losses)):
-            engine = build_engine(kind, folder, packed=packed, dtype=dtype)
-            for name, loss in losses(folder):
-                with engine.train_mode():
-                    engine.optimizer_zero_grad()
-                    engine.forward_backward_batch(_batch(rank, ranks, packed=packed), loss)
-                    found[f"{kind}: {name}"] = {
-                        parameter: _whole(value.grad)
-                        for parameter, value in engine.module.named_parameters()
-                        if value.grad is not None
-                    }
-                    engine.optimizer_zero_grad()
-    if rank == 0:
-        torch.save(found, folder / file_name(ranks, packed, dtype))
+LAYOUTS = {
+    1: ((False, "fp32"), (True, "fp32")),
+    2: ((False, "fp32"), (True, "fp32"), (True, "bf16")),
+    4: ((True, "fp32"),),
+}
+"""Whether rows are packed, and the type of the computation, by the number of ranks."""
+
+
+def save_gradients(rank: int, folder: Path, ranks: int) -> None:
+    """Write the whole gradients of each loss in each layout to files, by loss and parameter."""
+    losses = {"language_model": dict(_policy_losses(folder)), "value_model": dict(_critic_losses(folder))}
+    with process_group(rank, ranks, folder / f"group-{ranks}"):
+        for packed, dtype in LAYOUTS[ranks]:
+            found: dict[str, dict[str, Tensor]] = {}
+            for kind, named in losses.items():
+                engine = build_engine(kind, folder, packed=packed, dtype=dtype)
+                for name, loss in named.items():
+                    found[f"{kind}: {name}"] = _gradients(engine, _batch(rank, ranks, packed=packed), loss)
+            if rank == 0:
+                torch.save(found, folder / file_name(ranks, packed, dtype))
+
+
+def _gradients(engine: Any, batch: Any, loss: Callable[..., Any]) -> dict[str, Tensor]:
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        engine.forward_backward_batch(batch, loss)
+        found = {
+            name: _whole(parameter.grad)
+            for name, parameter in engine.module.named_parameters()
+            if parameter.grad is not None
+        }
+        engine.optimizer_zero_grad()
+    return found
 
 
 def file_name(ranks: int, packed: bool, dtype: str) -> str:
