@@ -147,6 +147,26 @@ def test_a_signal_to_the_client_reaches_the_fork(server):
     assert process.wait(SECONDS) == 7
 
 
+def test_a_signal_that_comes_before_the_server_has_accepted_reaches_the_fork(tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        process = subprocess.Popen([sys.executable, "-I", "-S", str(CLIENT), str(tmp_path / "socket"), "-c", ""])
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(SECONDS)
+            assert connection.recv(65536)
+
+            process.send_signal(signal.SIGTERM)
+            connection.sendall(b"y")
+
+            # What is left of the request, then the signal.
+            while (received := connection.recv(65536))[-1:] != bytes([signal.SIGTERM]):
+                assert received
+            connection.sendall(struct.pack("!i", 7))
+        assert process.wait(SECONDS) == 7
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_client_ends_with_the_signal_that_ended_the_fork(server, number):
     result = run(server, "-c", f"import os; os.kill(os.getpid(), {int(number)})")

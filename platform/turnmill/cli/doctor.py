@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from turnmill import __version__
+from turnmill.cli.job_file import load
 
 if TYPE_CHECKING:
     from turnmill.doctor.results import Result
@@ -33,12 +34,10 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a report of a problem.")] = False,
 ) -> None:
     """Check whether jobs can train on this machine or in this pod."""
-    from turnmill.cli import checks
     from turnmill.doctor.examination import examine
     from turnmill.doctor.results import Machine
-    from turnmill.jobs import load_job
 
-    job = None if job_file is None else load_job(job_file, checks=checks.ALL)
+    job = None if job_file is None else load(job_file, None)
     device = _device(job)
     with Console(stderr=True).status("") as status:
         results = examine(

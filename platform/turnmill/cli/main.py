@@ -12,8 +12,11 @@ import typer
 from rich.console import Console
 
 from turnmill import __version__
+from turnmill.cli.check import check
 from turnmill.cli.clean_up import clean_up
+from turnmill.cli.console import errors, say
 from turnmill.cli.doctor import doctor
+from turnmill.cli.job_file import Overrides, load
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
 from turnmill.cli.trajectories import trajectories
@@ -21,7 +24,6 @@ from turnmill.cli.view import view
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 
 if TYPE_CHECKING:
-    from turnmill.jobs import AgentTrainingJob
     from turnmill.runs.local import RunResult
 
 # Commands import their dependencies inside of their functions, so that `--version` and `check` start fast.
@@ -37,12 +39,7 @@ app = typer.Typer(
     help="Trains language-model agents that act over many turns.",
 )
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Set a field in place of the file, such as training.steps=3."),
-]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     except SettingsError as error:
-        _say(str(error), to=_errors())
+        say(str(error), to=errors())
         return REFUSED
     except TurnmillError as error:
-        _say(f"{type(error).__name__}: {error}", to=_errors())
+        say(f"{type(error).__name__}: {error}", to=errors())
         return FAILED
     return DONE
 
@@ -105,23 +102,23 @@ def run(
     from turnmill.cli.progress import progress_view
     from turnmill.cli.run_dirs import choose_run_dir
 
-    job = _load(job_file, overrides)
+    job = load(job_file, overrides)
     run_dir = choose_run_dir(job, output, resume=resume)
     console = Console()
     replaced = [part for override in overrides or () for part in ("--set", override)]
     resume_command = shlex.join(["turnmill", "run", str(job_file), *replaced, "--resume", "--output", str(run_dir)])
-    _say(f"{'Resuming' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
+    say(f"{'Resuming' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
     try:
         launch = _launch()
         with _interruptible(), progress_view(console) as view:
             launch(job, run_dir, resume=resume, on_progress=view)
     except RunFailedError as error:
-        _say(f"The run failed ({error.cause}): {error}\nResume it with: {resume_command}", to=_errors())
+        say(f"The run failed ({error.cause}): {error}\nResume it with: {resume_command}", to=errors())
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt:
-        _say(f"Interrupted. Resume it with: {resume_command}", to=_errors())
+        say(f"Interrupted. Resume it with: {resume_command}", to=errors())
         raise typer.Exit(INTERRUPTED) from None
-    _say(_result_text(run_dir), to=console)
+    say(_result_text(run_dir), to=console)
 
 
 _RUN_USAGE = (
@@ -139,17 +136,17 @@ def _run_attempt() -> None:
 
     attempt = Attempt.from_environment()
     console = Console()
-    _say(f"Attempt {attempt.number} at {attempt.job.metadata.name} in {attempt.run_dir}", to=console)
+    say(f"Attempt {attempt.number} at {attempt.job.metadata.name} in {attempt.run_dir}", to=console)
     try:
         with _interruptible(), progress_view(console) as view:
             join(attempt, on_progress=view)
     except RunFailedError as error:
-        _say(f"The run failed ({error.cause}): {error}", to=_errors())
+        say(f"The run failed ({error.cause}): {error}", to=errors())
         raise typer.Exit(STALE_ATTEMPT if error.cause == STALE else FINAL if error.is_final else FAILED) from error
     except KeyboardInterrupt:
-        _say("The run failed (stopped): it received a signal to stop.", to=_errors())
+        say("The run failed (stopped): it received a signal to stop.", to=errors())
         raise typer.Exit(INTERRUPTED) from None
-    _say(f"Done: all {attempt.job.spec.training.steps} steps.", to=console)
+    say(f"Done: all {attempt.job.spec.training.steps} steps.", to=console)
 
 
 @contextmanager
@@ -172,34 +169,7 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@app.command()
-def check(
-    job_file: JobFile,
-    overrides: Overrides = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show which process runs where, and what each GPU holds.")
-    ] = False,
-    gpu_memory: Annotated[
-        float | None,
-        typer.Option(
-            min=1, metavar="GIB", help="Memory of a GPU, if its accelerator does not tell.", show_default=False
-        ),
-    ] = None,
-) -> None:
-    """Check a job file without starting anything; with --explain, also whether it fits its GPUs."""
-    from turnmill.training.agent_kinds import agent_kind
-
-    job = _load(job_file, overrides)
-    spec, kind = job.spec, agent_kind(job.spec.agent)
-    model = spec.model.path or "a tiny warm-started model"
-    _say(
-        f"{job_file} is fine: {job.metadata.name} trains {model} on {kind.describe_environment(job)} for "
-        f"{spec.training.steps} steps of {kind.describe_step(job)} ({spec.training.mode}, {spec.resources.device})."
-    )
-    if explain:
-        from turnmill.cli.explain import explain as explain_job
-
-        explain_job(job, gpu_memory, Console())
+app.command()(check)
 
 
 @app.command()
@@ -232,7 +202,7 @@ def report(
         draw_error = error
     Console().print(report_text(run_dir))
     if draw_error:
-        _say(f"The curve was not drawn: {draw_error}", to=_errors())
+        say(f"The curve was not drawn: {draw_error}", to=errors())
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
@@ -241,19 +211,6 @@ app.command()(trajectories)
 app.command()(view)
 app.command()(retriever)
 app.command()(clean_up)
-
-
-def _load(job_file: Path, overrides: Sequence[str] | None) -> "AgentTrainingJob":
-    """Parse and check the job file. Raises JobError, after printing the number of problems."""
-    from turnmill.cli import checks
-    from turnmill.jobs import JobError, load_job
-
-    try:
-        return load_job(job_file, overrides or (), checks=checks.ALL)
-    except JobError as error:
-        count = "one problem" if len(error.problems) == 1 else f"{len(error.problems)} problems"
-        _say(f"{job_file} has {count}; nothing was started.", to=_errors())
-        raise
 
 
 def _launch() -> "Callable[..., RunResult]":
@@ -293,15 +250,6 @@ def _result_text(run_dir: Path) -> str:
 def _interval_text(interval: Sequence[float] | None) -> str:
     """Format a 95 % interval, such as ` (0.31 to 0.43)`; empty if there is none."""
     return f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-
-
-def _say(text: str, *, to: Console | None = None) -> None:
-    """Print a text without markup and line wrapping."""
-    (to or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _errors() -> Console:
-    return Console(stderr=True)
 
 
 if __name__ == "__main__":

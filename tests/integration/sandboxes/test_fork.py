@@ -412,7 +412,7 @@ async def test_a_supervisor_is_replaced_after_its_maximum_number_of_tasks(tmp_pa
 async def test_a_cancelled_run_ends_its_processes(sandbox):
     mark = f"{time.time_ns() % 10**9 + 10**9}"
     run = asyncio.create_task(sandbox.run(shell(f"sleep {mark} & sleep {mark}")))
-    await until(lambda: is_running(mark))
+    await until_started(run, mark)
 
     run.cancel()
 
@@ -475,7 +475,7 @@ async def test_a_server_that_is_killed_leaves_neither_processes_nor_files(tmp_pa
 async def test_running_tasks_end_with_their_fork_server(sandbox):
     mark = f"{time.time_ns() % 10**9 + 10**9}"
     run = asyncio.create_task(sandbox.run(shell(f"setsid sleep {mark} & sleep {mark}")))
-    await until(lambda: is_running(mark))
+    await until_started(run, mark)
 
     for pid in fork_server_pids(sandbox):
         os.kill(pid, signal.SIGKILL)
@@ -488,7 +488,7 @@ async def test_running_tasks_end_with_their_fork_server(sandbox):
 async def test_processes_of_a_killed_supervisor_are_ended(sandbox):
     mark = f"{time.time_ns() % 10**9 + 10**9}"
     run = asyncio.create_task(sandbox.run(shell(f"setsid sleep {mark} & sleep {mark}")))
-    await until(lambda: is_running(mark))
+    await until_started(run, mark)
 
     for pid in supervisors_above(mark):
         os.kill(pid, signal.SIGKILL)
@@ -576,6 +576,12 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+async def until_started(run: asyncio.Task[object], mark: str) -> None:
+    """Wait until a task's process runs; the task must not end before."""
+    await until(lambda: run.done() or is_running(mark))
+    assert is_running(mark) or not run.done(), run.result()
 
 
 def is_running(mark: str) -> bool:

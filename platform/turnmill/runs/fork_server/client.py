@@ -18,11 +18,15 @@ _CONNECT_SECONDS = 5.0
 
 def main() -> None:
     path, arguments = sys.argv[1], sys.argv[2:]
+    # The forked process may run, and be sent a signal, before this one can forward it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     connection = _connect(path)
     if connection is None or not _send_request(connection, arguments):
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execv(sys.executable, [sys.executable, *arguments])
     for number in _FORWARDED:
         signal.signal(number, lambda received, frame: connection.send(bytes([received])))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for descriptor in _open_descriptors(connection.fileno()):
         if descriptor > 2:
             os.close(descriptor)

@@ -1,0 +1,38 @@
+"""`turnmill check`: whether a job file is right, and with --explain, whether the job fits its GPUs."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from turnmill.cli.console import say
+from turnmill.cli.job_file import JobFile, Overrides, load
+
+
+def check(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show which process runs where, and what each GPU holds.")
+    ] = False,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            min=1, metavar="GIB", help="Memory of a GPU, if its accelerator does not tell.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Check a job file without starting anything; with --explain, also whether it fits its GPUs."""
+    from turnmill.training.agent_kinds import agent_kind
+
+    job = load(job_file, overrides)
+    spec, kind = job.spec, agent_kind(job.spec.agent)
+    model = spec.model.path or "a tiny warm-started model"
+    say(
+        f"{job_file} is fine: {job.metadata.name} trains {model} on {kind.describe_environment(job)} for "
+        f"{spec.training.steps} steps of {kind.describe_step(job)} ({spec.training.mode}, {spec.resources.device})."
+    )
+    if explain:
+        from turnmill.cli.explain import explain as explain_job
+
+        explain_job(job, gpu_memory, Console())
