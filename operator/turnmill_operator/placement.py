@@ -8,7 +8,6 @@ from typing import Literal
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.job import JobSpec
 from turnmill.jobs.team import TeamSettings, WorkerGroup
-from turnmill.jobs.verl_settings import TENSOR_PARALLEL
 from turnmill_operator.status import DesiredCondition, Reason
 from turnmill_operator.views import JobView, Observed
 
@@ -60,7 +59,7 @@ def place(spec: JobSpec, team: TeamSettings) -> Placement | DesiredCondition:
             return DesiredCondition(
                 False,
                 Reason.TOO_MANY_GPUS,
-                f"spec.verl.{TENSOR_PARALLEL}: {wanted} is more than the {rollout.gpus_per_node} GPUs of a node of "
+                f"{spec.gpus_per_engine_field}: {wanted} is more than the {rollout.gpus_per_node} GPUs of a node of "
                 f"{rollout.name}, and an engine is on one node. Ask for at most {rollout.gpus_per_node}.",
             )
         replicas[rollout.name] = replicas.get(rollout.name, 0) + _rollout_nodes(spec, rollout)

@@ -251,10 +251,65 @@ def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
     assert ready == {"this", "broken"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ("train.offload=optimizer", {f"{ACTOR}.fsdp_config.optimizer_offload": True,
+                                     f"{ACTOR}.fsdp_config.param_offload": False,
+                                     "critic.fsdp.optimizer_offload": True}),
+        ("train.offload=all", {f"{ACTOR}.fsdp_config.param_offload": True, "critic.fsdp.param_offload": True}),
+        ("train.microBatchTokens=9000", {f"{ACTOR}.ppo_max_token_len_per_gpu": 9000,
+                                         "critic.ppo_max_token_len_per_gpu": 9000,
+                                         f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 9000}),
+        ("rollout.gpuMemoryShare=0.3", {f"{ROLLOUT}.gpu_memory_utilization": 0.3}),
+        ("rollout.maxSequences=64", {f"{ROLLOUT}.max_num_seqs": 64}),
+        ("rollout.dtype=float16", {f"{ROLLOUT}.dtype": "float16"}),
+        ("rollout.tensorParallel=4", {f"{ROLLOUT}.tensor_model_parallel_size": 4}),
+        ("train.gpusPerNode=4", {f"{ROLLOUT}.gpu_memory_utilization": 0.5, f"{ROLLOUT}.dtype": "bfloat16"}),
+    ],
+)  # fmt: skip
+def test_the_resources_of_a_job_reach_the_dataclasses_of_verl(settings, names, model):
+    config = config_of(example("babyai-goto-gpu", model, f"resources.{settings}"), model, "cuda")
+
+    require_verl_accepts(config)
+    assert {name: OmegaConf.select(config, name) for name in names} == names
+
+
+def test_engines_with_gpus_of_their_own_use_most_of_their_memory(model):
+    job = example("babyai-goto-h100-a40", model, "resources.rollout.tensorParallel=2")
+
+    rollout = config_of(job, model, "cuda").actor_rollout_ref.rollout
+
+    assert rollout.gpu_memory_utilization == 0.85
+    assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.tensor_model_parallel_size) == (8, 2, 2)
+
+
+def test_gpus_that_share_rows_need_flash_attention(model, monkeypatch):
+    job = example("babyai-goto-gpu", model, "resources.train.sequenceParallel=2")
+    with pytest.raises(SettingsError, match="needs flash attention"):
+        config_of(job, model, "cuda")
+
+    monkeypatch.setattr("turnmill.training.verl.attention.find_spec", lambda name: object())
+    config = config_of(job, model, "cuda")
+    assert [
+        OmegaConf.select(config, f"{role}.ulysses_sequence_parallel_size")
+        for role in (ACTOR, "actor_rollout_ref.ref", "critic")
+    ] == [2, 2, 2]
+
+
+def test_micro_batches_that_are_shorter_than_a_row_are_refused(model):
+    job = example("babyai-goto-gpu", model, "resources.train.microBatchTokens=1000")
+
+    with pytest.raises(SettingsError, match=r"1000 is less than the longest row has on a GPU. Set it to 1536 or more"):
+        config_of(job, model, "cuda")
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_row_of_any_length_fits_into_a_micro_batch(device, model):
     name = "tool-arithmetic-cpu" if device == "cpu" else "tool-math-gpu"
-    config = config_of(example(name, model, "agent.maxResponseLength=50000", "spec.verl={}"), model, device)
+    config = config_of(
+        example(name, model, "agent.maxResponseLength=50000", "resources.train={gpusPerNode: 1}"), model, device
+    )
 
     policy, longest = config.actor_rollout_ref, config.actor_rollout_ref.rollout.max_model_len
     assert longest > 50_000

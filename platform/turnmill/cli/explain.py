@@ -57,7 +57,7 @@ def _tables(
     yield where
     for phase in found.phases:
         table = _table(f"each GPU of {phase.field}: {phase.name}", "GiB")
-        for part in phase.parts:
+        for part in filter(lambda part: part.gib, phase.parts):
             table.add_row(part.name, f"{part.gib:.1f}")
         size = sizes[phase.field]
         table.add_row("sum" if size is None else f"sum, of {size:.1f}", f"{phase.gib:.1f}")

@@ -16,7 +16,7 @@ from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.jobs.tracking import MetricsSettings, TrackingSettings
 from turnmill.jobs.training import TrainingSettings
 from turnmill.jobs.trajectory_algorithms import KlSettings, TrajectoryAlgorithmSettings
-from turnmill.jobs.verl_settings import TENSOR_PARALLEL, setting
+from turnmill.jobs.verl_settings import gpus_per_engine
 from turnmill.jobs.verlog_agent import VerlogAgent
 
 API_VERSION = "turnmill.dev/v1alpha1"
@@ -171,7 +171,12 @@ class JobSpec(Settings):
     @property
     def gpus_per_engine(self) -> int:
         """GPUs of one inference engine."""
-        return int(setting(self.verl, TENSOR_PARALLEL, 1))
+        return int(gpus_per_engine(self.resources.rollout.tensor_parallel, self.verl)[0])
+
+    @property
+    def gpus_per_engine_field(self) -> str:
+        """The field of the job that sets `gpus_per_engine`."""
+        return gpus_per_engine(self.resources.rollout.tensor_parallel, self.verl)[1]
 
     @property
     def turns_per_step(self) -> int:

@@ -28,6 +28,17 @@ class TrainResources(Settings):
     gpus_per_node: int = Field(default=1, ge=1, le=64)
     """GPUs per machine; without GPUs, training processes."""
 
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What waits in the machine's memory between updates: the optimizer's state, or the weights as well. Ignored
+    without GPUs."""
+
+    sequence_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs that share each row (Ulysses); more than 1 needs flash attention. Ignored without GPUs."""
+
+    micro_batch_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Tokens of a micro-batch on each GPU, at least those of the longest row; left out, verl's, or as many as that row
+    has."""
+
 
 class RolloutResources(Settings):
     """Devices that generate responses."""
@@ -37,8 +48,21 @@ class RolloutResources(Settings):
     `train`."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
-    """Inference engines for `training.mode: separate_async`, each with a GPU of its own; the other modes have one per
-    GPU of `train`."""
+    """Inference engines for `training.mode: separate_async`, each with GPUs of its own; in the other modes, the GPUs of
+    `train` have as many as fit."""
+
+    tensor_parallel: int | None = Field(default=None, ge=1, le=64)
+    """GPUs of an engine, all in one machine, which share every layer; left out, 1."""
+
+    gpu_memory_share: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory for an engine's weights and cache; left out, 0.5 beside training and 0.85 on GPUs of its
+    own. Ignored without GPUs."""
+
+    max_sequences: int | None = Field(default=None, ge=1, le=65_536)
+    """Responses that an engine generates at once; left out, verl's 256, and 128 without GPUs."""
+
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Type in which engines compute; left out, bfloat16, and float32 without GPUs."""
 
 
 class ResourcesSettings(Settings):

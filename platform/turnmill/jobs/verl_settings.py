@@ -23,9 +23,19 @@ def setting(settings: Mapping[str, Any], name: str, default: Any) -> Any:
     return found
 
 
+def gpus_per_engine(given: int | None, settings: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the GPUs of an engine and the field that sets them: `given` in `resources.rollout`, or one of verl's."""
+    if given is not None:
+        return given, "spec.resources.rollout.tensorParallel"
+    return setting(settings, TENSOR_PARALLEL, 1), f"spec.verl.{TENSOR_PARALLEL}"
+
+
 def broken_settings(values: Values) -> Iterator[Problem]:
     """Yield problems of settings that turnmill needs itself: the GPUs per engine decide the placement."""
-    size, place = setting(values["spec.verl"], TENSOR_PARALLEL, 1), f"spec.verl.{TENSOR_PARALLEL}"
+    given = values["spec.resources.rollout.tensorParallel"]
+    size, place = gpus_per_engine(given, values["spec.verl"])
+    if (other := setting(values["spec.verl"], TENSOR_PARALLEL, None)) is not None and given is not None:
+        yield Problem(f"spec.verl.{TENSOR_PARALLEL}", other, f"is set a second time, beside {place}", "Take it out.")
     if type(size) is not int or size < 1:
         yield Problem(place, size, "must be a whole number, at least 1", "Try 1.")
         return

@@ -148,8 +148,8 @@ def estimate(config: DictConfig, model: Model, *, train_gib: float | None, rollo
                 f"learning ({each.name})",
                 "spec.resources.train",
                 (*resident, *own, reserved),
-                "Train on more GPUs, lower ppo_max_token_len_per_gpu in spec.verl (not below the longest row), or "
-                "offload: see docs/gpus.md.",
+                "Train on more GPUs, lower spec.resources.train.microBatchTokens (not below the longest row), or set "
+                "spec.resources.train.offload.",
             )
         )
     engine, cache = _engine(config, model, train_gib if config.actor_rollout_ref.hybrid_engine else rollout_gib)
@@ -159,8 +159,7 @@ def estimate(config: DictConfig, model: Model, *, train_gib: float | None, rollo
                 "rollout",
                 "spec.resources.train",
                 (*resident, *engine, reserved),
-                "Lower actor_rollout_ref.rollout.gpu_memory_utilization in spec.verl, train on more GPUs, or offload: "
-                "see docs/gpus.md.",
+                "Lower spec.resources.rollout.gpuMemoryShare, train on more GPUs, or set spec.resources.train.offload.",
             )
         )
     else:
@@ -169,7 +168,7 @@ def estimate(config: DictConfig, model: Model, *, train_gib: float | None, rollo
                 "rollout",
                 "spec.resources.rollout",
                 engine,
-                "Raise actor_rollout_ref.rollout.tensor_model_parallel_size in spec.verl, or ask for a larger GPU.",
+                "Raise spec.resources.rollout.tensorParallel, or ask for a larger GPU.",
             )
         )
     machine = config.trainer.n_gpus_per_node

@@ -197,6 +197,25 @@ def test_tensor_parallel_size_must_divide_the_gpus_shared_with_training(verl: di
     assert parse_job(job(verl=verl, resources__train={"gpusPerNode": 2})).spec.gpus_per_engine == 2
 
 
+def test_the_gpus_of_an_engine_must_divide_the_gpus_shared_with_training():
+    engine = {"tensorParallel": 2}
+    (problem,) = problems_of(job(resources__rollout=engine))
+
+    assert problem.startswith(
+        "spec.resources.rollout.tensorParallel: 2 must divide the GPUs of spec.resources.train (1)"
+    )
+    spec = parse_job(job(resources={"rollout": engine, "train": {"gpusPerNode": 2}})).spec
+    assert (spec.gpus_per_engine, spec.gpus_per_engine_field) == (2, "spec.resources.rollout.tensorParallel")
+
+
+def test_the_gpus_of_an_engine_are_set_once():
+    resources = {"rollout": {"tensorParallel": 2}, "train": {"gpusPerNode": 2}}
+
+    (problem,) = problems_of(job(verl={TENSOR_PARALLEL: 2}, resources=resources))
+
+    assert problem.startswith(f"spec.verl.{TENSOR_PARALLEL}: 2 is set a second time")
+
+
 def test_a_rule_is_not_checked_on_an_invalid_value():
     problems = problems_of(job(training__turnsPerStep="many"))
 

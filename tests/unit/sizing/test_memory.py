@@ -122,7 +122,7 @@ def test_engines_share_the_gpus_of_training_unless_they_have_their_own(on_gpus):
     apart, config, settings = on_gpus(training__mode="separate_async", resources__rollout={"accelerator": "A40"})
     assert apart.phases[-1].field == "spec.resources.rollout"
     assert all(part.name.startswith("engine") for part in apart.phases[-1].parts)
-    assert apart.phases[-1].gib == pytest.approx(22.5)
+    assert apart.phases[-1].gib == pytest.approx(0.85 * 45)
     assert [place.machines for place in placement(settings, config)] == ["head", "1 x 1 GPU of any kind", "1 x 1 A40"]
 
 
@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused_with_its_largest_part(on_gpus):
 
 
 def test_a_cache_that_is_shorter_than_a_row_is_refused(on_gpus):
-    found, _, _ = on_gpus(verl={"actor_rollout_ref.rollout.gpu_memory_utilization": 0.01})
+    found, _, _ = on_gpus(resources__rollout={"gpuMemoryShare": 0.01})
 
     assert found.cache is not None
     assert found.cache.tokens == 0

@@ -17,6 +17,7 @@ from turnmill.training.verl.algorithm_config import learning_settings, sampler_s
 from turnmill.training.verl.attention import attention_settings, refuse_costly_masks, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
+from turnmill.training.verl.resource_config import refuse_short_micro_batches, resource_settings
 
 NEVER = 10**9
 # Checkpoint engine that transfers weights to engines on separate devices.
@@ -49,11 +50,17 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
     """
     config = compose_defaults()
     _refuse_unknown(config, job.spec.verl)
-    settings = _base(job, model, run_dir) | (_cpu() if device == "cpu" else _cuda()) | _mode(job, device)
+    settings = (
+        _base(job, model, run_dir)
+        | (_cpu() if device == "cpu" else _cuda())
+        | _mode(job, device)
+        | resource_settings(job, device)
+    )
     with open_dict(config):
         for name, value in (settings | dict(job.spec.verl)).items():
             OmegaConf.update(config, name, value, merge=True)
-        _make_room_for_rows(config, job.spec.verl)
+        _make_room_for_rows(config, resource_settings(job, device) | dict(job.spec.verl))
+        refuse_short_micro_batches(config)
         refuse_ignored_correction(config)
         refuse_wrong_sequence_parallel(config)
         refuse_costly_masks(config)
@@ -192,7 +199,6 @@ def _rollout(job: AgentTrainingJob) -> VerlSettings:
         f"{rollout}.temperature": spec.agent.temperature,
         f"{rollout}.val_kwargs.temperature": spec.training.validation.temperature,
         f"{rollout}.val_kwargs.do_sample": spec.training.validation.temperature > 0,
-        f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.log_prob_use_dynamic_bsz": True,
         f"{rollout}.agent.num_workers": spec.resources.agent_loop_workers,
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": True,

@@ -1,0 +1,57 @@
+"""verl's settings for the sections `train` and `rollout` of a job's resources."""
+
+import math
+
+from omegaconf import DictConfig
+
+from turnmill.core.errors import SettingsError
+from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.verl_settings import VerlSettings
+
+ACTOR, REFERENCE, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+CRITIC = "critic"
+# vLLM's own default is 0.9; NCCL takes memory beside the engine for the transfer of weights.
+GPU_MEMORY_SHARE_ALONE = 0.85
+
+
+def resource_settings(job: AgentTrainingJob, device: str) -> VerlSettings:
+    """Return the settings that the job sets, and those whose defaults here differ from verl's."""
+    train, rollout = job.spec.resources.train, job.spec.resources.rollout
+    settings: VerlSettings = {f"{ROLLOUT}.tensor_model_parallel_size": rollout.tensor_parallel or 1}
+    if train.micro_batch_tokens is not None:
+        settings |= dict.fromkeys(
+            (f"{ACTOR}.ppo_max_token_len_per_gpu", f"{CRITIC}.ppo_max_token_len_per_gpu"), train.micro_batch_tokens
+        )
+    if rollout.max_sequences is not None:
+        settings[f"{ROLLOUT}.max_num_seqs"] = rollout.max_sequences
+    if rollout.dtype is not None:
+        settings[f"{ROLLOUT}.dtype"] = rollout.dtype
+    return settings if device == "cpu" else settings | _on_gpus(job)
+
+
+def _on_gpus(job: AgentTrainingJob) -> VerlSettings:
+    train, rollout = job.spec.resources.train, job.spec.resources.rollout
+    settings: VerlSettings = {}
+    for engine in (f"{ACTOR}.fsdp_config", f"{CRITIC}.fsdp"):
+        settings[f"{engine}.optimizer_offload"] = train.offload in {"optimizer", "all"}
+        settings[f"{engine}.param_offload"] = train.offload == "all"
+    if train.sequence_parallel > 1:
+        for role in (ACTOR, REFERENCE, CRITIC):
+            settings[f"{role}.ulysses_sequence_parallel_size"] = train.sequence_parallel
+    if rollout.gpu_memory_share is not None:
+        settings[f"{ROLLOUT}.gpu_memory_utilization"] = rollout.gpu_memory_share
+    elif job.spec.training.mode == "separate_async":
+        settings[f"{ROLLOUT}.gpu_memory_utilization"] = GPU_MEMORY_SHARE_ALONE
+    return settings
+
+
+def refuse_short_micro_batches(config: DictConfig) -> None:
+    """Raise SettingsError for micro-batches into which the longest row does not fit; verl would notice in a step."""
+    longest = config.actor_rollout_ref.rollout.max_model_len
+    for name, engine in ((ACTOR, config.actor_rollout_ref.actor), (CRITIC, config.critic)):
+        tokens, share = engine.ppo_max_token_len_per_gpu, engine.get("ulysses_sequence_parallel_size", 1)
+        if tokens < (needed := math.ceil(longest / share)):
+            raise SettingsError(
+                f"spec.resources.train.microBatchTokens ({name}.ppo_max_token_len_per_gpu): {tokens} is less than the "
+                f"longest row has on a GPU. Set it to {needed} or more, or leave it out."
+            )
