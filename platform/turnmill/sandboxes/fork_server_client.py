@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnmill.core.errors import SandboxError
-from turnmill.sandboxes import wire, workspaces
+from turnmill.sandboxes import memory_files, wire, workspaces
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.base import Function, SandboxResult, SandboxTask
 
@@ -99,7 +99,6 @@ class ForkServerClient:
 
     async def run(self, task: SandboxTask) -> SandboxResult:
         """Pass a task to an idle supervisor and wait for its report; raises SandboxError if there is none."""
-        message = wire.pack_task(task)
         persistent = (
             isinstance(task.program, Function) and task.program.persistent and self.barriers.allows_persistent_workers
         )
@@ -109,7 +108,7 @@ class ForkServerClient:
                 with ExitStack() as stack:
                     copies = [_open(path, stack) for path in task.copies.values()]
                     supervisor = self._take_idle(persistent) or await self._connect(persistent=persistent)
-                    report = await supervisor.exchange(message, copies)
+                    report, contents = await supervisor.exchange(task, copies)
         except TimeoutError:
             raise SandboxError("the sandbox did not report in time") from None
         except EOFError:
@@ -119,18 +118,18 @@ class ForkServerClient:
         finally:
             if supervisor is not None:
                 self._put_back(supervisor)
-        header, blobs = report
-        if "failure" in header:
-            raise SandboxError(f"the sandbox could not run the task: {header['failure']}")
-        return wire.unpack_result(header, blobs)
+        if report.failure is not None:
+            raise SandboxError(f"the sandbox could not run the task: {report.failure}")
+        return wire.to_result(report, contents)
 
     async def _connect(self, *, persistent: bool) -> "_SupervisorConnection":
         """Make the fork server fork a supervisor for a new connection."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
         with theirs:
             try:
                 await self._send_connection(theirs, wire.PERSISTENT_WORKER if persistent else wire.FORK_PER_TASK)
-                return _SupervisorConnection(ours, *await asyncio.open_connection(sock=ours), persistent)
+                return _SupervisorConnection(ours, persistent)
             except BaseException:
                 ours.close()
                 raise
@@ -219,8 +218,6 @@ class _SupervisorConnection:
     """Connection to a supervisor; it accepts tasks unless the last one ended without a report."""
 
     connection: socket.socket
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
     persistent: bool
     num_tasks: int = 0
     last_used: float = 0.0
@@ -228,23 +225,55 @@ class _SupervisorConnection:
 
     @property
     def is_ready(self) -> bool:
-        return not (self.is_busy or self.reader.at_eof() or self.writer.is_closing())
+        if self.is_busy:
+            return False
+        try:
+            # An idle supervisor sends nothing: only the end of the connection can be read.
+            self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
-    async def exchange(self, message: bytes, copies: Sequence[int]) -> tuple[wire.Header, list[bytes]]:
-        """Send a task with the descriptors of its copies, and return the report."""
+    async def exchange(self, task: SandboxTask, copies: Sequence[int]) -> tuple[wire.Report, list[bytes]]:
+        """Send a task with the descriptors of its copies, and return the report with the contents of its files."""
         self.is_busy = True
         self.num_tasks += 1
-        sent = socket.send_fds(self.connection, [message[: wire.HEAD_BYTES]], copies) if copies else 0
-        self.writer.write(memoryview(message)[sent:])
-        await self.writer.drain()
-        head = await self.reader.readexactly(wire.HEAD_BYTES)
-        body = await self.reader.readexactly(wire.body_bytes(head))
-        self.is_busy, self.last_used = False, time.monotonic()
-        return wire.unpack(head, body)
+        request = wire.pack_task(task)
+        file = memory_files.create(request, task.stdin)
+        try:
+            socket.send_fds(self.connection, [wire.outline(task, request).to_json()], [file, *copies])
+        finally:
+            os.close(file)
+        await _readable(self.connection)
+        text, files, _, _ = socket.recv_fds(self.connection, wire.PACKET_BYTES, wire.MAX_FILES)
+        try:
+            if not text:
+                raise EOFError
+            report = wire.Report.from_json(text)
+            remaining = iter(files)
+            contents = [memory_files.read(next(remaining), size) if size else b"" for size in report.sizes]
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+        self.is_busy, self.last_used = report.last, time.monotonic()
+        return report, contents
 
     def close(self) -> None:
         """Close the connection; the supervisor then ends its task and exits."""
-        self.writer.transport.abort()
+        self.connection.close()
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Wait until the socket can be read, or its other end is closed."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)
 
 
 def _open(path: str, stack: ExitStack) -> int:

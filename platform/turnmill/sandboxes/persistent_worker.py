@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass, replace
 
 from turnmill.sandboxes import processes, wire, workspaces
-from turnmill.sandboxes.base import Limits, SandboxTask
+from turnmill.sandboxes.base import Limits
 from turnmill.sandboxes.child import Pipes, SupervisorSettings, fork_child
 from turnmill.sandboxes.task_monitor import TaskMonitor
 from turnmill.sandboxes.workspaces import Workspace
@@ -44,10 +44,15 @@ class PersistentTaskMonitor(TaskMonitor):
     """Monitors a task that has ended when its value has arrived; process and pipes belong to the worker."""
 
     def __init__(
-        self, settings: SupervisorSettings, task: SandboxTask, worker: PersistentWorker, workspace: Workspace
+        self,
+        settings: SupervisorSettings,
+        task: wire.TaskOutline,
+        file: int,
+        worker: PersistentWorker,
+        workspace: Workspace,
     ) -> None:
-        super().__init__(settings, task, worker.pipes, worker.pid, workspace)
-        self.open_descriptors = set()
+        super().__init__(settings, task, file, worker.pipes, worker.pid, workspace)
+        self.open_descriptors = {file}
         self._worker = worker
         self.earlier_cpu_seconds = processes.measure_usage([worker.proc_pid]).cpu_seconds
 
@@ -57,7 +62,7 @@ class PersistentTaskMonitor(TaskMonitor):
         return self.limit is None and not self.cancelled and self._has_returned()
 
     def _has_returned(self) -> bool:
-        return self._returned_value() is not None
+        return self._returned_value()
 
     def _exit_code(self) -> int | None:
         return 0 if self.worker_is_reusable else super()._exit_code()
@@ -85,27 +90,32 @@ class PersistentTaskServer:
 
     def serve_task(self, connection: socket.socket, parent_pipe: int) -> bool:
         """Wait for a task and run it; return True if there may be another."""
-        message = wire.wait_for_message(connection, parent_pipe, [])
+        message = wire.wait_for_outline(connection, parent_pipe)
         if message is None:
             return False
-        task = wire.unpack_task(*wire.unpack(*message))
+        task, (file,) = message
         monitor: PersistentTaskMonitor | None = None
+        files: list[int] = []
         try:
             worker = self._worker_with_limits(task.limits)
-            monitor = PersistentTaskMonitor(self._settings, task, worker, self._workspace)
-            monitor.start(b"".join(message))
+            monitor = PersistentTaskMonitor(self._settings, task, file, worker, self._workspace)
+            monitor.start()
             monitor.watch(connection, parent_pipe)
             monitor.finish()
-            report = monitor.pack_report()
+            report, files = monitor.report()
             if not monitor.worker_is_reusable:
                 self._stop_worker()
         except Exception as error:
             self._stop_worker()
-            report = wire.pack_failure(f"{type(error).__name__}: {error}")
+            report = wire.failure(error)
         workspaces.clear(self._workspace.folder)
         if monitor is not None and monitor.cancelled:
             return False
-        connection.sendall(report)
+        wire.send_report(connection, report, files)
+        if monitor is None:
+            os.close(file)
+        else:
+            monitor.close()
         workspaces.create_folders(self._workspace.folder, self._user)
         return True
 

@@ -1,12 +1,14 @@
 """Parent of tasks: keeps a process ready, monitors its task, ends all processes of the task, and reports the result.
 
 It serves many tasks, because most of a task's cost is a fork and its consequences. Nothing that a task wrote is run or
-imported here, and the next task gets a process, a folder and pipes of its own.
+imported here, and the next task gets a process, a folder and pipes of its own. As that process is forked from this one,
+no bytes of a task are read here; after a task where that cannot be avoided, the supervisor ends.
 """
 
 import os
 import socket
 import sys
+from dataclasses import replace
 from typing import NoReturn
 
 from turnmill.core import forking
@@ -59,26 +61,26 @@ def _serve_task(
     workspaces.create(workspace.folder, workspace.user)
     pipes = Pipes()
     child = fork_child(settings, workspace, pipes)
-    copies: list[int] = []
-    message = wire.wait_for_message(connection, parent_pipe, copies)
+    message = wire.wait_for_outline(connection, parent_pipe)
     if message is None:
         return False
-    header, blobs = wire.unpack(*message)
-    task = wire.unpack_task(header, blobs)
-    monitor = TaskMonitor(settings, task, pipes, child, workspace)
+    task, (file, *copies) = message
+    monitor = TaskMonitor(settings, task, file, pipes, child, workspace)
+    files: list[int] = []
     try:
         for name, descriptor in zip(task.copies, copies, strict=True):
             workspaces.copy_in(workspace.folder, name, descriptor, workspace.user)
             os.close(descriptor)
-        monitor.start(wire.pack(header, [b"", *blobs[1:]]) if task.stdin else b"".join(message))
+        monitor.start()
         monitor.watch(connection, parent_pipe)
         monitor.finish()
-        report = monitor.pack_report()
+        report, files = monitor.report()
+        may_go_on = not monitor.holds_text and not task.copies
     except Exception as error:
         processes.kill_descendants(settings.barriers, workspace.user)
-        report = wire.pack_failure(f"{type(error).__name__}: {error}")
-    monitor.close()
-    workspaces.remove(workspace.folder)
+        report, may_go_on = wire.failure(error), False
+    may_go_on = workspaces.remove(workspace.folder) and may_go_on and not monitor.cancelled
     if not monitor.cancelled:
-        connection.sendall(report)
-    return not monitor.cancelled
+        wire.send_report(connection, replace(report, last=not may_go_on), files)
+    monitor.close()
+    return may_go_on

@@ -1,19 +1,21 @@
-"""Monitors one task: moves its input and output, watches its limits, ends its processes and reports the result."""
+"""Monitors one task: moves its input and output, watches its limits, ends its processes and reports the result.
+
+The task's bytes pass between files and pipes, never through this process's memory, from which the next task's process
+is forked. Where that cannot be, as with names of files, `holds_text` says so, and the supervisor ends.
+"""
 
 import os
 import select
 import signal
 import socket
-import struct
 import time
 from contextlib import suppress
 
-from turnmill.sandboxes import processes, wire, workspaces
-from turnmill.sandboxes.base import Function, Limit, SandboxResult, SandboxTask
+from turnmill.sandboxes import memory_files, processes, wire, workspaces
+from turnmill.sandboxes.base import Limit
 from turnmill.sandboxes.child import READY, Pipes, SupervisorSettings
 from turnmill.sandboxes.workspaces import Workspace
 
-_CHUNK = 1 << 16
 _FLOOD = 64
 """Multiple of its limit that output may reach before the task is ended."""
 
@@ -27,35 +29,47 @@ class TaskMonitor:
     """Monitors a task from the moment it is handed to its process."""
 
     def __init__(
-        self, settings: SupervisorSettings, task: SandboxTask, pipes: Pipes, child: int, workspace: Workspace
+        self,
+        settings: SupervisorSettings,
+        task: wire.TaskOutline,
+        file: int,
+        pipes: Pipes,
+        child: int,
+        workspace: Workspace,
     ) -> None:
+        """Monitor the task whose request and standard input are in `file`."""
         self.settings = settings
         self.task = task
+        self.file = file
         self.pipes = pipes
         self.child = child
         self.workspace = workspace
-        self.open_descriptors = set(pipes.supervisor_ends)
+        self.open_descriptors = {file, *pipes.supervisor_ends}
         self.wait_status: int | None = None
         self.limit: Limit | None = None
         self.cancelled = False
-        self.truncated = False
-        self.status, self.value = bytearray(), bytearray()
-        self.output = {pipes.stdout[0]: bytearray(), pipes.stderr[0]: bytearray()}
-        self.num_received = dict.fromkeys(self.output, 0)
-        self.stdin = memoryview(task.stdin)
+        self.holds_text = False
+        """True if this process's memory may have text of the task."""
+
+        self.status = bytearray()
+        self.request = memory_files.Input(file, 0, task.request_bytes)
+        self.stdin = memory_files.Input(file, task.request_bytes, task.request_bytes + task.stdin_bytes)
+        self.output = {
+            pipe: memory_files.Output(pipe, task.limits.output_bytes) for pipe in (pipes.stdout[0], pipes.stderr[0])
+        }
+        self.value = memory_files.Output(pipes.value[0], self._max_value_bytes() + 1)
         self.elapsed_seconds = 0.0
         self.earlier_cpu_seconds = 0.0
         """CPU time that the process has used for earlier tasks."""
 
         self._earlier_children_cpu_seconds = _ended_children_cpu_seconds()
 
-    def start(self, request: bytes) -> None:
-        """Pass the task on; its process reads all of it before anything untrusted runs."""
+    def start(self) -> None:
+        """Pass the request on; the task's process reads all of it before anything untrusted runs."""
         self.started = time.monotonic()
-        remaining = memoryview(request)
         with suppress(BrokenPipeError):  # The process failed before; the status pipe says how.
-            while remaining:
-                remaining = remaining[os.write(self.pipes.request[1], remaining) :]
+            while self.request.move(self.pipes.request[1]):
+                pass
         self.close(self.pipes.request[1])
         for descriptor in (*self.output, self.pipes.stdin[1], self.pipes.status[0], self.pipes.value[0]):
             os.set_blocking(descriptor, False)
@@ -66,7 +80,7 @@ class TaskMonitor:
         poll = select.poll()
         for descriptor in (*self.output, child_exit.descriptor, parent_pipe, connection.fileno()):
             poll.register(descriptor, select.POLLIN)
-        if isinstance(self.task.program, Function):
+        if self.task.returns_value:
             poll.register(self.pipes.value[0], select.POLLIN)
         if self.stdin:
             poll.register(self.pipes.stdin[1], select.POLLOUT)
@@ -108,38 +122,25 @@ class TaskMonitor:
                     poll.unregister(descriptor)
                     self.close(descriptor)
             elif descriptor in self.output:
-                if not self._read_output(descriptor):
+                if not self.output[descriptor].move():
                     poll.unregister(descriptor)
-            elif descriptor == self.pipes.value[0] and not _read_into(self.value, descriptor):
+            elif descriptor == self.pipes.value[0] and not self.value.move():
                 poll.unregister(descriptor)
-        bound = self.task.limits.output_bytes
-        if max(self.num_received.values()) > _FLOOD * max(bound, _CHUNK) or len(self.value) > self._max_value_bytes():
+        flood = _FLOOD * max(self.task.limits.output_bytes, memory_files.CHUNK)
+        received = max(output.num_received for output in self.output.values())
+        if received > flood or self.value.num_received > self._max_value_bytes():
             self.limit = "output"
         return self.limit is not None
 
     def _max_value_bytes(self) -> int:
-        return max(self.task.limits.file_bytes, self.task.limits.output_bytes) + 8
+        return max(self.task.limits.file_bytes, self.task.limits.output_bytes) + memory_files.NUMBER_BYTES
 
     def _write_stdin(self) -> bool:
         """Write a chunk of stdin; return True if there is more."""
         try:
-            self.stdin = self.stdin[os.write(self.pipes.stdin[1], self.stdin[:_CHUNK]) :]
-        except BlockingIOError:
-            return True
+            return self.stdin.move(self.pipes.stdin[1])
         except BrokenPipeError:
             return False
-        return bool(self.stdin)
-
-    def _read_output(self, descriptor: int) -> bool:
-        """Read a chunk of output and keep what fits; return True if there may be more."""
-        chunk = _read(descriptor)
-        if chunk:
-            kept = self.output[descriptor]
-            room = self.task.limits.output_bytes - len(kept)
-            self.num_received[descriptor] += len(chunk)
-            self.truncated = self.truncated or len(chunk) > room
-            kept += chunk[:room]
-        return chunk != b""
 
     def _find_exceeded_limit(self) -> Limit | None:
         """Return the first limit that the program and its descendants exceed together."""
@@ -156,10 +157,12 @@ class TaskMonitor:
             if (proportional or usage.memory_bytes) - base > limits.memory_bytes:
                 return "memory"
         try:
-            disk_bytes = workspaces.measure_disk_usage(self.workspace.folder)
-            if disk_bytes + processes.measure_deleted_files(pids) > limits.file_bytes:
-                return "files"
+            usage_of_disk = workspaces.measure_disk_usage(self.workspace.folder)
         except workspaces.TooLargeError:
+            self.holds_text = True
+            return "files"
+        self.holds_text = self.holds_text or usage_of_disk.has_names
+        if usage_of_disk.bytes + processes.measure_deleted_files(pids) > limits.file_bytes:
             return "files"
         return None
 
@@ -183,42 +186,53 @@ class TaskMonitor:
         self._drain()
 
     def _drain(self) -> None:
-        for descriptor in self.output:
-            while _is_readable(descriptor) and self._read_output(descriptor):
+        for pipe, output in (*self.output.items(), (self.pipes.value[0], self.value)):
+            while _is_readable(pipe) and output.move():
                 pass
-        for descriptor, kept in ((self.pipes.status[0], self.status), (self.pipes.value[0], self.value)):
-            while _is_readable(descriptor) and _read_into(kept, descriptor):
-                pass
+        while _is_readable(self.pipes.status[0]) and (chunk := os.read(self.pipes.status[0], wire.MAX_FAILURE)):
+            self.status += chunk
 
-    def pack_report(self) -> bytes:
-        """Encode the result; how the task ended is known from the kernel and the clock only."""
+    def report(self) -> tuple[wire.Report, list[int]]:
+        """Return the result and descriptors of its files; what is said of the end is from kernel and clock only."""
         if bytes(self.status) != READY and self.limit is None:
-            return wire.pack_failure(
-                self.status.decode(errors="replace") or "the process ended before the program began"
-            )
+            self.holds_text = True
+            reason = self.status.decode(errors="replace") or "the process ended before the program began"
+            return wire.Report(failure=reason[: wire.MAX_FAILURE]), []
         exit_code = self._exit_code()
-        files = None
-        if self.task.keep_files:
-            files = workspaces.collect(self.workspace.home, self.task.limits.file_bytes)
         limit = self.limit or self._limit_by_signal(exit_code)
-        return wire.pack_result(
-            SandboxResult(
-                exit_code=exit_code if limit is None and exit_code is not None and exit_code >= 0 else None,
-                stdout=bytes(self.output[self.pipes.stdout[0]]),
-                stderr=bytes(self.output[self.pipes.stderr[0]]),
-                truncated=self.truncated,
-                limit=limit,
-                value=self._returned_value() if exit_code == 0 else None,
-                files=files,
-                seconds=self.elapsed_seconds,
-            )
+        stdout, stderr = self.output.values()
+        kept = self._collect_files() if self.task.keep_files else None
+        outputs = [stdout, stderr, *([self.value] if exit_code == 0 and self._returned_value() else [])]
+        report = wire.Report(
+            exit_code=exit_code if limit is None and exit_code is not None and exit_code >= 0 else None,
+            truncated=stdout.truncated or stderr.truncated,
+            limit=limit,
+            seconds=self.elapsed_seconds,
+            stdout=stdout.size,
+            stderr=stderr.size,
+            value=self.value.size if self.value in outputs else 0,
+            files=0 if kept is None else os.fstat(kept).st_size,
         )
+        files = [output.descriptor for output in outputs if output.descriptor is not None and output.size]
+        return report, files + ([] if kept is None else [kept])
+
+    def _collect_files(self) -> int | None:
+        """Return the descriptor of a file with the workspace's files; None if they are too large."""
+        self.holds_text = True
+        files = workspaces.collect(self.workspace.home, self.task.limits.file_bytes)
+        if files is None:
+            return None
+        self.open_descriptors.add(descriptor := memory_files.create(wire.pack_files(files)))
+        return descriptor
 
     def close(self, *descriptors: int) -> None:
-        """Close these ends of the pipes, by default all open ones."""
+        """Close these ends of the pipes, by default all open ones and the task's files."""
         for descriptor in self.open_descriptors.intersection(descriptors or self.open_descriptors):
             self.open_descriptors.discard(descriptor)
             os.close(descriptor)
+        if not descriptors:
+            for output in (*self.output.values(), self.value):
+                output.close()
 
     def _has_returned(self) -> bool:
         """Return True if the task has ended although its process lives."""
@@ -234,31 +248,15 @@ class TaskMonitor:
             return "cpu"
         return "files" if exit_code == -signal.SIGXFSZ else None
 
-    def _returned_value(self) -> bytes | None:
-        if len(self.value) < 8 or len(self.value) != 8 + struct.unpack("!Q", self.value[:8])[0]:
-            return None
-        return bytes(self.value[8:])
+    def _returned_value(self) -> bool:
+        """Return True if the task has returned a whole value, which begins with its length."""
+        return self.value.number() == self.value.size - memory_files.NUMBER_BYTES
 
 
 def _ended_children_cpu_seconds() -> float:
     """Return the CPU time of all ended descendants, including those of earlier tasks."""
     times = os.times()
     return times.children_user + times.children_system
-
-
-def _read(descriptor: int) -> bytes | None:
-    """Read a chunk; empty at the end, None if there is nothing to read yet."""
-    try:
-        return os.read(descriptor, _CHUNK)
-    except BlockingIOError:
-        return None
-
-
-def _read_into(kept: bytearray, descriptor: int) -> bool:
-    """Append a chunk; return True if there may be more."""
-    chunk = _read(descriptor)
-    kept += chunk or b""
-    return chunk != b""
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -1,4 +1,8 @@
-"""Messages between the server, a fork server and its supervisors: JSON, then bytes. Reading them executes nothing."""
+"""Messages between the server, a fork server, its supervisors and tasks. Reading them executes nothing.
+
+The server sends a supervisor a task's outline, and with it a file that the supervisor passes on to the task's process
+unread: the request, which is JSON and then bytes, and the standard input.
+"""
 
 import json
 import select
@@ -8,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypedDict, cast
 
+from turnmill.sandboxes import memory_files
 from turnmill.sandboxes.base import Command, Function, Limit, Limits, Program, Python, SandboxResult, SandboxTask
 
 FORK_PER_TASK, PERSISTENT_WORKER = b"c", b"a"
@@ -15,6 +20,15 @@ FORK_PER_TASK, PERSISTENT_WORKER = b"c", b"a"
 
 MAX_COPIES = 16
 """Maximum number of files on the server that a task may get."""
+
+MAX_FILES = 4
+"""Maximum number of files of a report."""
+
+PACKET_BYTES = 1 << 16
+"""Maximum size of outlines and reports."""
+
+MAX_FAILURE = 4096
+"""Maximum number of characters of a report's failure."""
 
 _LENGTHS = struct.Struct("!IQ")
 HEAD_BYTES = _LENGTHS.size
@@ -71,13 +85,64 @@ class _TaskHeader(TypedDict):
     copies: list[str]
 
 
-class _ResultHeader(TypedDict):
-    exit_code: int | None
-    truncated: bool
-    limit: Limit | None
-    seconds: float
-    has_value: bool
-    files: list[str] | None
+@dataclass(frozen=True, slots=True)
+class TaskOutline:
+    """What a supervisor learns of a task: numbers, and names of copies. All else is in a file that it passes on."""
+
+    request_bytes: int
+    """Bytes at the start of the file, for the task's process; its standard input follows."""
+
+    stdin_bytes: int
+    limits: Limits
+    returns_value: bool
+    keep_files: bool
+    copies: tuple[str, ...] = ()
+    """Names of copies, of each of which a descriptor follows the one of the file."""
+
+    def to_json(self) -> bytes:
+        """Encode the outline."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "TaskOutline":
+        """Decode what `to_json` encoded."""
+        fields = json.loads(text)
+        return cls(**fields | {"limits": Limits(**fields["limits"]), "copies": tuple(fields["copies"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a supervisor says about a task; output, value and files are in files of which descriptors follow."""
+
+    exit_code: int | None = None
+    truncated: bool = False
+    limit: Limit | None = None
+    seconds: float = 0.0
+    stdout: int = 0
+    """Size in bytes; if it is 0, there is no descriptor. So have the three that follow, in this order."""
+
+    stderr: int = 0
+    value: int = 0
+    files: int = 0
+    last: bool = False
+    """True if the supervisor takes no other task."""
+
+    failure: str | None = None
+    """Why the task could not be run."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Sizes of the files, in the order of their descriptors."""
+        return self.stdout, self.stderr, self.value, self.files
+
+    def to_json(self) -> bytes:
+        """Encode the report."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Report":
+        """Decode what `to_json` encoded."""
+        return cls(**json.loads(text))
 
 
 def pack(header: Mapping[str, object], blobs: Sequence[bytes]) -> bytes:
@@ -121,8 +186,8 @@ def read_exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
     return bytes(data)
 
 
-def wait_for_message(connection: socket.socket, parent_pipe: int, copies: list[int]) -> tuple[bytes, bytes] | None:
-    """Wait for the next message and append its descriptors to `copies`.
+def wait_for_outline(connection: socket.socket, parent_pipe: int) -> tuple[TaskOutline, list[int]] | None:
+    """Wait for the next task, and return its outline and descriptors.
 
     Return None when the server has closed the connection, or the fork server has ended, which makes `parent_pipe`
     readable.
@@ -130,17 +195,14 @@ def wait_for_message(connection: socket.socket, parent_pipe: int, copies: list[i
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.register(parent_pipe, select.POLLIN)
-    return None if parent_pipe in dict(poll.poll()) else receive(lambda size: _receive(connection, size, copies))
-
-
-def _receive(connection: socket.socket, size: int, copies: list[int]) -> bytes:
-    data, descriptors, _, _ = socket.recv_fds(connection, size, MAX_COPIES)
-    copies += descriptors
-    return data
+    if parent_pipe in dict(poll.poll()):
+        return None
+    text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MAX_COPIES + 1)
+    return (TaskOutline.from_json(text), descriptors) if text else None
 
 
 def pack_task(task: SandboxTask) -> bytes:
-    """Encode a task for the supervisor."""
+    """Encode the request for a task's process, which has all of the task but its standard input."""
     header: Header = {
         "limits": asdict(task.limits),
         "folder": task.folder,
@@ -158,11 +220,11 @@ def pack_task(task: SandboxTask) -> bytes:
             header |= {"kind": "command", "arguments": list(arguments)}
         case Function(target, argument):
             header |= {"kind": "function", "target": target}
-    return pack(header, [task.stdin, argument, *task.files.values()])
+    return pack(header, [argument, *task.files.values()])
 
 
 def unpack_task(header: Header, blobs: list[bytes]) -> SandboxTask:
-    """Decode a task."""
+    """Decode a task's request; the standard input is in a pipe."""
     fields = cast(_TaskHeader, header)
     program: Program
     if fields["kind"] == "python":
@@ -170,12 +232,11 @@ def unpack_task(header: Header, blobs: list[bytes]) -> SandboxTask:
     elif fields["kind"] == "command":
         program = Command(tuple(fields["arguments"]))
     else:
-        program = Function(fields["target"], blobs[1])
+        program = Function(fields["target"], blobs[0])
     return SandboxTask(
         program,
-        stdin=blobs[0],
-        files=dict(zip(fields["files"], blobs[2:], strict=True)),
-        # The task does not learn where they come from: an open descriptor of each comes with the message.
+        files=dict(zip(fields["files"], blobs[1:], strict=True)),
+        # The task does not learn where they come from: the supervisor copies them.
         copies=dict.fromkeys(fields["copies"], ""),
         environment=fields["environment"],
         folder=fields["folder"],
@@ -185,35 +246,47 @@ def unpack_task(header: Header, blobs: list[bytes]) -> SandboxTask:
     )
 
 
-def pack_result(result: SandboxResult) -> bytes:
-    """Encode the supervisor's report on a task."""
-    files = result.files or {}
-    header = {
-        "exit_code": result.exit_code,
-        "truncated": result.truncated,
-        "limit": result.limit,
-        "seconds": result.seconds,
-        "has_value": result.value is not None,
-        "files": None if result.files is None else list(files),
-    }
-    return pack(header, [result.stdout, result.stderr, result.value or b"", *files.values()])
+def send_report(connection: socket.socket, report: Report, files: Sequence[int]) -> None:
+    """Send a report and the descriptors of its files to the server."""
+    socket.send_fds(connection, [report.to_json()], files)
 
 
-def pack_failure(message: str) -> bytes:
-    """Encode the report that a task could not be run, with the reason."""
-    return pack({"failure": message}, [])
+def failure(error: Exception) -> Report:
+    """Return the report that a task could not be run because of an exception."""
+    return Report(failure=f"{type(error).__name__}: {error}"[:MAX_FAILURE])
 
 
-def unpack_result(header: Header, blobs: list[bytes]) -> SandboxResult:
-    """Decode the supervisor's report on a task."""
-    fields = cast(_ResultHeader, header)
+def outline(task: SandboxTask, request: bytes) -> TaskOutline:
+    """Return what the supervisor learns of a task with this request."""
+    return TaskOutline(
+        request_bytes=len(request),
+        stdin_bytes=len(task.stdin),
+        limits=task.limits,
+        returns_value=isinstance(task.program, Function),
+        keep_files=task.keep_files,
+        copies=tuple(task.copies),
+    )
+
+
+def pack_files(files: Mapping[str, bytes]) -> bytes:
+    """Encode files by their paths."""
+    return pack({"files": list(files)}, list(files.values()))
+
+
+def to_result(report: Report, contents: Sequence[bytes]) -> SandboxResult:
+    """Return the result of a task from its report, and the contents of the report's files."""
+    stdout, stderr, value, packed = contents
+    files = None
+    if packed:
+        header, blobs = unpack(packed[:HEAD_BYTES], packed[HEAD_BYTES:])
+        files = dict(zip(cast(list[str], header["files"]), blobs, strict=True))
     return SandboxResult(
-        exit_code=fields["exit_code"],
-        stdout=blobs[0],
-        stderr=blobs[1],
-        truncated=fields["truncated"],
-        limit=fields["limit"],
-        value=blobs[2] if fields["has_value"] else None,
-        files=None if fields["files"] is None else dict(zip(fields["files"], blobs[3:], strict=True)),
-        seconds=fields["seconds"],
+        exit_code=report.exit_code,
+        stdout=stdout,
+        stderr=stderr,
+        truncated=report.truncated,
+        limit=report.limit,
+        value=value[memory_files.NUMBER_BYTES :] if value else None,
+        files=files,
+        seconds=report.seconds,
     )

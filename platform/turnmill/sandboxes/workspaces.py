@@ -52,6 +52,15 @@ class Entry:
     status: os.stat_result
 
 
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """Disk space of a workspace."""
+
+    bytes: int
+    has_names: bool
+    """True if the task has created files or folders, whose names this process has read."""
+
+
 def choose_path(parent: str) -> str:
     """Return an unguessable path, as Landlock does not hide whether a path exists."""
     return f"{parent}/{os.urandom(16).hex()}"
@@ -102,9 +111,13 @@ def copy_in(path: str, name: str, source: int, user: int | None) -> None:
         os.close(target)
 
 
-def measure_disk_usage(path: str) -> int:
-    """Return the bytes on disk; raises TooLargeError if there are too many entries or levels."""
-    return sum(entry.status.st_blocks * _BLOCK for entry in _walk(path))
+def measure_disk_usage(path: str) -> DiskUsage:
+    """Return what a workspace takes; raises TooLargeError if there are too many entries or levels."""
+    total, has_names = 0, False
+    for entry in _walk(path):
+        total += entry.status.st_blocks * _BLOCK
+        has_names = has_names or entry.path not in (HOME, TEMPORARY)
+    return DiskUsage(total, has_names)
 
 
 def collect(path: str, max_bytes: int) -> dict[str, bytes] | None:
@@ -124,13 +137,15 @@ def collect(path: str, max_bytes: int) -> dict[str, bytes] | None:
     return files
 
 
-def remove(path: str) -> None:
-    """Delete a workspace of any depth, all of whose processes have ended."""
+def remove(path: str) -> bool:
+    """Delete a workspace of any depth, all of whose processes have ended; return True if it was empty."""
     try:
         for name in (HOME, TEMPORARY, ""):
             os.rmdir(f"{path}/{name}")
     except OSError:
         _remove_all(path)
+        return False
+    return True
 
 
 def remove_root(folder: str) -> None:

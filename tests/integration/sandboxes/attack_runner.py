@@ -191,18 +191,22 @@ def run_bare(attack: Attack, scene: Scene) -> Result:
     reading, writing = os.pipe()
     leaking, leak = os.pipe()
     os.write(leak, scene.secret.encode())
+    begun_reading, begun = os.pipe()
     shell = ["sh", "-c", '"$@"; exit $?', "sh"] if attack.has_shell else []
     started = time.monotonic()
     process = subprocess.Popen(
-        [*shell, sys.executable, "-c", source(attack, scene, is_bare=True)],
+        [*shell, sys.executable, "-c", source(attack, scene, is_bare=True, begin=f"os.write({begun}, b'!')")],
         cwd=scene.workspace,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pass_fds=(writing, leaking),
+        pass_fds=(writing, leaking, begun),
         start_new_session=True,
     )
-    for descriptor in (writing, leak, leaking):
+    for descriptor in (writing, leak, leaking, begun):
         os.close(descriptor)
+    # An interpreter may take longer to start than brief attacks may run.
+    select.select([begun_reading], [], [], BARE_SECONDS)
+    os.close(begun_reading)
     try:
         patience = attack.limits.seconds if attack.limits is BRIEF else BARE_SECONDS
         output, _ = process.communicate(timeout=patience)
@@ -272,9 +276,9 @@ def sandbox_folders() -> list[str]:
     return [str(path) for path in Path(tempfile.gettempdir()).glob("turnmill-sandbox-*")]
 
 
-def source(attack: Attack, scene: Scene, *, is_bare: bool) -> str:
-    """Return the source of the program with its targets."""
-    return f"TARGETS = {scene.targets(is_bare=is_bare)!r}\n{PREAMBLE}\n{attack.program}"
+def source(attack: Attack, scene: Scene, *, is_bare: bool, begin: str = "") -> str:
+    """Return the source of the program with its targets, which starts with the statement `begin`."""
+    return f"TARGETS = {scene.targets(is_bare=is_bare)!r}\n{PREAMBLE}\n{begin}\n{attack.program}"
 
 
 @contextmanager

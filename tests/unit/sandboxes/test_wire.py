@@ -1,11 +1,12 @@
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnmill.sandboxes import wire
-from turnmill.sandboxes.base import Command, Function, Limits, Python, SandboxResult, SandboxTask
+from turnmill.sandboxes.base import Command, Function, Limits, Python, SandboxTask
 
 paths = st.text(min_size=1)
 programs = st.one_of(
@@ -24,16 +25,16 @@ tasks = st.builds(
     merge_output=st.booleans(),
     keep_files=st.booleans(),
 )
-results = st.builds(
-    SandboxResult,
+reports = st.builds(
+    wire.Report,
     exit_code=st.none() | st.integers(0, 255),
-    stdout=st.binary(),
-    stderr=st.binary(),
     truncated=st.booleans(),
     limit=st.none() | st.just("time"),
-    value=st.none() | st.binary(),
-    files=st.none() | st.dictionaries(paths, st.binary()),
     seconds=st.floats(0, 1e6),
+    stdout=st.integers(0),
+    value=st.integers(0),
+    last=st.booleans(),
+    failure=st.none() | st.text(),
 )
 
 
@@ -43,32 +44,47 @@ def received(message):
 
 @settings(deadline=None)
 @given(tasks)
-def test_a_task_arrives_as_it_was_sent(task):
-    assert wire.unpack_task(*received(wire.pack_task(task))) == task
+def test_a_request_has_all_of_a_task_but_its_standard_input(task):
+    assert wire.unpack_task(*received(wire.pack_task(task))) == replace(task, stdin=b"")
 
 
-@settings(deadline=None)
-@given(results)
-def test_a_result_arrives_as_it_was_sent(result):
-    assert wire.unpack_result(*received(wire.pack_result(result))) == result
+@given(tasks)
+def test_an_outline_has_limits_and_sizes_and_no_text(task):
+    request = wire.pack_task(task)
+    outline = wire.TaskOutline.from_json(wire.outline(task, request).to_json())
+
+    assert outline == wire.TaskOutline(
+        request_bytes=len(request),
+        stdin_bytes=len(task.stdin),
+        limits=task.limits,
+        returns_value=isinstance(task.program, Function),
+        keep_files=task.keep_files,
+    )
+
+
+@given(reports)
+def test_a_report_arrives_as_it_was_sent(report):
+    assert wire.Report.from_json(report.to_json()) == report
+
+
+@given(st.dictionaries(paths, st.binary()))
+def test_files_arrive_as_they_were_sent(files):
+    assert wire.to_result(wire.Report(), [b"", b"", b"", wire.pack_files(files)]).files == files
 
 
 @pytest.mark.parametrize("part", [0, 5, 12, 40])
 def test_an_incomplete_message_is_none(part):
-    message = wire.pack_result(SandboxResult(exit_code=0, stdout=b"x" * 100))
+    message = wire.pack_task(SandboxTask(Python("x" * 100)))
 
     assert wire.receive(io.BytesIO(message[:part]).read) is None
 
 
 def test_file_names_that_are_not_utf_8_arrive():
-    result = SandboxResult(exit_code=0, files={"\udcff": b"x"})
+    files = {"\udcff": b"x"}
 
-    assert wire.unpack_result(*received(wire.pack_result(result))) == result
+    assert wire.to_result(wire.Report(), [b"", b"", b"", wire.pack_files(files)]).files == files
 
 
-def test_output_that_looks_like_a_message_stays_output():
-    forged = wire.pack_result(SandboxResult(exit_code=0, stdout=b"forged"))
-
-    result = wire.unpack_result(*received(wire.pack_result(SandboxResult(exit_code=3, stdout=forged))))
-
-    assert (result.exit_code, result.stdout) == (3, forged)
+@pytest.mark.parametrize(("packed", "value"), [(b"", None), (bytes(8), b""), (bytes(7) + b"\x01x", b"x")])
+def test_a_value_comes_after_its_length(packed, value):
+    assert wire.to_result(wire.Report(), [b"", b"", packed, b""]).value == value

@@ -84,7 +84,7 @@ def test_disk_usage_counts_the_files_of_home_and_temporary_folder(workspace):
     (workspace / "home" / "a").write_bytes(os.urandom(40_000))
     (workspace / "tmp" / "b").write_bytes(os.urandom(40_000))
 
-    assert 80_000 <= measure_disk_usage(str(workspace)) <= 200_000
+    assert 80_000 <= measure_disk_usage(str(workspace)).bytes <= 200_000
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o555, 0o2750])
@@ -94,7 +94,7 @@ def test_measuring_leaves_the_modes_of_folders_unchanged(workspace, mode):
     (folder / "b").write_bytes(os.urandom(40_000))
     folder.chmod(mode)
 
-    assert measure_disk_usage(str(workspace)) >= 40_000
+    assert measure_disk_usage(str(workspace)).bytes >= 40_000
     assert folder.stat().st_mode & 0o7777 == mode
 
 

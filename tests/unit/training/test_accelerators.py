@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from turnmill.jobs import AgentTrainingJob, parse_job
-from turnmill.jobs.job import TENSOR_PARALLEL
+from turnmill.jobs.verl_settings import TENSOR_PARALLEL
 from turnmill.training.accelerators import demands, describe, local_resources, missing_message
 
 
@@ -40,8 +40,11 @@ def test_a_separate_async_job_demands_training_and_rollout_machines():
     assert rollout.bundle == {"CPU": 2, "GPU": 1, "accelerator_type:A40": 1e-4}
 
 
-def test_an_engine_may_span_several_gpus():
-    _, rollout = demands(job("separate_async", verl={TENSOR_PARALLEL: 2}, rollout={"replicas": 3}))
+@pytest.mark.parametrize(
+    ("verl", "rollout_settings"), [({TENSOR_PARALLEL: 2}, {}), ({}, {"tensorParallel": 2})], ids=["verl", "field"]
+)
+def test_an_engine_may_span_several_gpus(verl: Mapping[str, Any], rollout_settings: Mapping[str, Any]):
+    _, rollout = demands(job("separate_async", verl=verl, rollout={"replicas": 3, **rollout_settings}))
 
     assert (rollout.machines, rollout.gpus) == (3, 2)
 
