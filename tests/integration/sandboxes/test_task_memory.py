@@ -1,6 +1,8 @@
 """A task scans its whole memory for the bytes of the task before it."""
 
+import json
 import secrets
+from pathlib import Path
 
 import pytest
 
@@ -20,30 +22,7 @@ PLACES = (*UNNAMED_PLACES, "file", "name")
 LENGTH = 32
 LIMITS = Limits(seconds=60, cpu_seconds=60)
 
-SCAN = """
-import ctypes, os, re
-libc = ctypes.CDLL(None, use_errno=True)
-libc.sbrk.restype = ctypes.c_void_p
-libc.malloc.restype = ctypes.c_void_p
-reading, writing = os.pipe()
-PAGE, REACH = 4096, 1 << 28
-# Neighbourhoods of the heap, large and small allocations, the interpreter's arenas and the stack.
-near = [libc.sbrk(ctypes.c_ssize_t(0)), libc.malloc(64), libc.malloc(1 << 22), id(object()), id([]), id(os), id(re)]
-near += [ctypes.addressof(ctypes.c_char.from_buffer(bytearray(1 << 20))), ctypes.addressof(ctypes.c_int(1))]
-pages = set()
-for address in near:
-    pages.update(range(max(address - REACH, PAGE) // PAGE, (address + REACH) // PAGE))
-marker = re.compile(b"MARK" + b"ER:([0-9a-f]{32})")
-found, tail, write, pointer = set(), b"", libc.write, ctypes.c_void_p
-for page in sorted(pages):
-    if write(writing, pointer(page * PAGE), PAGE) == PAGE:  # EFAULT where nothing is mapped.
-        tail = tail[-64:] + os.read(reading, PAGE)
-        found.update(marker.findall(tail))
-    else:
-        tail = b""
-print(os.path.dirname(os.getcwd()), *sorted(secret.decode() for secret in found))
-"""
-
+SCAN = (Path(__file__).parent / "memory_scan.py").read_text()
 HOLDER = """
 import os, sys, time
 print(os.path.dirname(os.getcwd()))
@@ -83,7 +62,7 @@ async def secrets_found(sandbox: ForkSandbox, *, with_files: bool) -> tuple[set[
     Return the places whose secrets it has found, and whether it had the same supervisor.
     """
     places = {secrets.token_hex(LENGTH // 2): place for place in PLACES}
-    text = {place: f"MARKER:{secret} " * 5 for secret, place in places.items()}
+    text = {place: f"SECRET:{secret} " * 5 for secret, place in places.items()}
     holder = SandboxTask(
         Python((HOLDER_WITH_FILES if with_files else HOLDER).format(**text)),
         stdin=text["stdin"].encode(),
@@ -99,8 +78,9 @@ async def secrets_found(sandbox: ForkSandbox, *, with_files: bool) -> tuple[set[
     finally:
         await sandbox.close()
     assert (held.exit_code, scan.exit_code) == (0, 0), (held, scan)
-    folder, *found = scan.stdout.decode().split()
-    return {places[secret] for secret in found if secret in places}, folder == held.stdout.decode().split()[0]
+    seen = json.loads(scan.stdout)
+    found = {places[secret] for secret in seen["found"] if secret in places}
+    return found, seen["folder"] == held.stdout.decode().split()[0]
 
 
 @pytest.mark.parametrize("with_files", [True, False])
