@@ -15,10 +15,11 @@ URL = f"http://{TOOL_SERVER}:5000"
 LATENCY = """
 import json, sys, time, urllib.request, uuid
 seconds, name, begun = [], uuid.uuid4().hex, time.monotonic()
+token = open("/run/secrets/turnmill/token").read()
 action = sys.argv[1]
 while time.monotonic() - begun < float(sys.argv[2]):
     body = json.dumps({"trajectory_ids": [name], "actions": [action]}).encode()
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
     request = urllib.request.Request("http://127.0.0.1:5000/get_observation", body, headers)
     started = time.monotonic()
     urllib.request.urlopen(request).read()

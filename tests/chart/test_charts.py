@@ -204,22 +204,43 @@ def test_gpu_groups_go_to_nodes_with_their_product():
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
 
 
-def test_the_store_password_is_only_in_a_secret():
+@pytest.mark.parametrize(("name", "key"), [("team-a-store", "password"), ("team-a-tool-server", "token")])
+def test_the_store_password_and_the_token_are_only_in_secrets(name: str, key: str):
     objects = render(TEAM)
-    (secret,) = of_kind(objects, "Secret")
-    password = secret["data"]["password"]
+    (secret,) = of_kind(objects, "Secret", name)
+    word = secret["data"][key]
 
     others = json.dumps([found for found in objects if found["kind"] != "Secret"])
 
-    assert len(password) > 40
-    assert password not in others
+    assert len(word) > 40
+    assert word not in others
+
+
+def test_pods_of_runs_and_the_test_have_the_token_and_tool_servers_read_it_from_a_file():
+    objects = render(TEAM)
+    (tools,) = of_kind(objects, "Deployment")
+    container = tools["spec"]["template"]["spec"]["containers"][0]
+    text = json.dumps(objects)
+
+    assert "--token-file=/run/secrets/turnmill/token" in container["args"]
+    # In its environment, programs of the same user could read it.
+    assert "TURNMILL_TOOL_SERVER_TOKEN" not in json.dumps(container)
+    assert "TURNMILL_TOOL_SERVER_TOKEN" in text
+
+
+def test_without_the_token_nothing_refers_to_it():
+    objects = render(TEAM, {"toolServer.token.enabled": False})
+
+    assert [secret["metadata"]["name"] for secret in of_kind(objects, "Secret")] == ["team-a-store"]
+    assert "token-file" not in json.dumps(objects)
+    assert "TURNMILL_TOOL_SERVER_TOKEN" not in json.dumps(objects)
 
 
 def test_an_external_store_replaces_the_bundled_one():
     objects = rendered(TEAM, TEAM / "ci" / "external-store-values.yaml")
 
     assert not of_kind(objects, "StatefulSet")
-    assert not of_kind(objects, "Secret")
+    assert not of_kind(objects, "Secret", "team-a-store")
     (tools,) = of_kind(objects, "Deployment")
     env = {entry["name"]: entry for entry in tools["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["TURNMILL_REDIS"]["value"] == "rediss://:$(TURNMILL_STORE_PASSWORD)@redis.example.com:6380/0"

@@ -22,6 +22,11 @@ from support.team_release import (
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 URL = f"http://{TOOL_SERVER}:5000"
+ASK = """
+import httpx
+body = {{"trajectory_ids": ["t"], "actions": ["<python>print(1)</python>"]}}
+print(httpx.post("{url}/get_observation", json=body, headers={headers!r}).status_code)
+"""
 
 pytestmark = pytest.mark.skipif(why_no_program("helm") is not None, reason=why_no_program("helm") or "")
 
@@ -126,6 +131,9 @@ def test_pods_of_another_team_reach_neither_store_nor_tool_servers_nor_metrics(
         (replica["status"]["podIP"], 5000),
     ]
     assert all(can_connect(release.namespace, caller.name, host, port) for host, port in targets)
+    # Metrics are for Prometheus alone.
+    targets.append((replica["status"]["podIP"], 9464))
+    assert not can_connect(release.namespace, caller.name, *targets[-1])
 
     with temporary_namespace(prefix, labels=RESTRICTED) as other:
         for stranger, labels in (("stranger", {}), ("pretender", RAY_LABELS)):
@@ -133,6 +141,15 @@ def test_pods_of_another_team_reach_neither_store_nor_tool_servers_nor_metrics(
             other.kubectl("wait", "--for=condition=Ready", f"pod/{stranger}", "--timeout=60s", timeout=70)
             assert can_connect(other, stranger, "kube-dns.kube-system.svc", 53)
             assert not any(can_connect(other, stranger, host, port) for host, port in targets), stranger
+
+
+def test_tool_servers_refuse_calls_without_the_token_of_the_team(release: TeamRelease, caller: Caller):
+    answers = [
+        release.namespace.kubectl("exec", caller.name, "--", "python", "-c", ASK.format(url=URL, headers=headers)).strip()
+        for headers in ({}, {"Authorization": "Bearer another-teams-token"})
+    ]
+
+    assert answers == ["401", "401"]
 
 
 def test_a_pod_that_no_network_policy_selects_reaches_neither_store_nor_tool_servers(release: TeamRelease):

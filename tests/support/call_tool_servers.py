@@ -8,6 +8,7 @@ program ran into its time limit is answered with that message; it does not count
 import argparse
 import asyncio
 import json
+import os
 import time
 import uuid
 from collections import Counter
@@ -22,7 +23,9 @@ async def main() -> None:
     problems: Counter[str] = Counter()
     seconds: list[float] = []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=options.trajectories)
-    client = httpx.AsyncClient(base_url=options.url, timeout=60, limits=limits)
+    token = os.environ.get("TURNMILL_TOOL_SERVER_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    client = httpx.AsyncClient(base_url=options.url, headers=headers, timeout=60, limits=limits)
     async with client, asyncio.TaskGroup() as group:
         runs = [group.create_task(trajectory(client, options, problems, seconds)) for _ in range(options.trajectories)]
     files = [run.result() for run in runs]

@@ -19,7 +19,7 @@ IMAGE = "turnmill/tool-server:0.1.0"
 CALLER = Path(__file__).with_name("call_tool_servers.py")
 
 READY_SECONDS = 180.0
-SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:5000/metrics', timeout=10).read().decode())"
+SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9464/metrics', timeout=10).read().decode())"
 
 
 class TeamRelease:
@@ -128,6 +128,13 @@ def pod(name: str, labels: dict[str, str], *command: str, image: str = IMAGE, **
     }
 
 
+def with_token(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of a pod with the tool servers' token, as the chart's pods of runs have it."""
+    source = {"secretKeyRef": {"name": TOOL_SERVER, "key": "token", "optional": True}}
+    manifest["spec"]["containers"][0]["env"] = [{"name": "TURNMILL_TOOL_SERVER_TOKEN", "valueFrom": source}]
+    return manifest
+
+
 RAY_LABELS = {"ray.io/is-ray-node": "yes"}
 """Labels by which the chart's network policies select the pods of runs."""
 
@@ -141,7 +148,7 @@ class Caller:
 
     def start(self) -> None:
         """Start the pod and wait until it can reach the tool servers."""
-        self.namespace.apply(pod(self.name, RAY_LABELS))
+        self.namespace.apply(with_token(pod(self.name, RAY_LABELS)))
         self.namespace.kubectl("wait", "--for=condition=Ready", f"pod/{self.name}", "--timeout=60s", timeout=70)
         self.wait_until_reachable(TOOL_SERVER)
 

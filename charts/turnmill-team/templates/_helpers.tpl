@@ -88,6 +88,23 @@ tolerations: {{ toYaml . | nindent 2 }}
 http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5000
 {{- end -}}
 
+{{- define "turnmill-team.toolServerSecret" -}}
+{{- .Values.toolServer.token.existingSecret | default (include "turnmill-team.toolServer" .) -}}
+{{- end -}}
+
+{{/* Environment variables with the URL of the tool servers and their token. */}}
+{{- define "turnmill-team.toolServerEnv" -}}
+- name: TURNMILL_TOOL_SERVER_URL
+  value: {{ include "turnmill-team.toolServerUrl" . }}
+{{- if .Values.toolServer.token.enabled }}
+- name: TURNMILL_TOOL_SERVER_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "turnmill-team.toolServerSecret" . }}
+      key: {{ .Values.toolServer.token.key }}
+{{- end }}
+{{- end -}}
+
 {{/* The store's URL without its password. */}}
 {{- define "turnmill-team.storeUrl" -}}
 {{- .Values.store.external.url | default (printf "redis://%s.%s.svc:6379/0" (include "turnmill-team.store" .) .Release.Namespace) -}}

@@ -76,8 +76,7 @@ spec:
       env:
         {{- include "turnmill-team.storeEnv" $root | nindent 8 }}
         {{- if $root.Values.toolServer.enabled }}
-        - name: TURNMILL_TOOL_SERVER_URL
-          value: {{ include "turnmill-team.toolServerUrl" $root }}
+        {{- include "turnmill-team.toolServerEnv" $root | nindent 8 }}
         {{- end }}
         {{- with $trainer.env }}
         {{- toYaml . | nindent 8 }}

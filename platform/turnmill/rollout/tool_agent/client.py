@@ -27,8 +27,11 @@ from turnmill.rollout.tool_agent.tracing import CallStages, trace_config
 
 ENDPOINT = "/get_observation"
 
-TOKEN = "TURNMILL_TOOL_SERVER_TOKEN"
-"""Environment variable with the token that the tool servers require, if they require one."""
+TOKEN, TOKEN_URL = "TURNMILL_TOOL_SERVER_TOKEN", "TURNMILL_TOOL_SERVER_URL"
+"""Environment variables with the token that the tool servers require, and with the servers that it is for: a team's.
+
+Without the latter it is for all servers that a job names.
+"""
 
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 CONNECT_SECONDS = 5.0
@@ -96,6 +99,14 @@ def without_control_characters(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [without_control_characters(item) for item in value]
     return value
+
+
+def authorization(url: str) -> dict[str, str]:
+    """Return the header with the token for a server; none for one that the token is not for."""
+    token, servers = os.environ.get(TOKEN), os.environ.get(TOKEN_URL)
+    if not token or (servers and url not in parse_urls(servers)):
+        return {}
+    return {"Authorization": f"Bearer {token}"}
 
 
 class ToolServerClient:
@@ -176,7 +187,11 @@ class ToolServerClient:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
         try:
             async with self._open_session().post(
-                url, json=without_control_characters(body), timeout=timeout, trace_request_ctx=stages
+                url,
+                json=without_control_characters(body),
+                headers=authorization(url),
+                timeout=timeout,
+                trace_request_ctx=stages,
             ) as response:
                 raw = await response.read()
                 _require_success(url, response, raw)
@@ -193,9 +208,7 @@ class ToolServerClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self._max_connections, ttl_dns_cache=10)
-            token = os.environ.get(TOKEN)
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers, trace_configs=[trace_config()])
+            self._session = aiohttp.ClientSession(connector=connector, trace_configs=[trace_config()])
         return self._session
 
 
