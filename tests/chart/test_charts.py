@@ -204,6 +204,9 @@ def test_gpu_groups_go_to_nodes_with_their_product():
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
 
 
+TOKEN_VARIABLE = '"name": "TURNMILL_TOOL_SERVER_TOKEN"'
+
+
 @pytest.mark.parametrize(("name", "key"), [("team-a-store", "password"), ("team-a-tool-server", "token")])
 def test_the_store_password_and_the_token_are_only_in_secrets(name: str, key: str):
     objects = render(TEAM)
@@ -224,8 +227,8 @@ def test_pods_of_runs_and_the_test_have_the_token_and_tool_servers_read_it_from_
 
     assert "--token-file=/run/secrets/turnmill/token" in container["args"]
     # In its environment, programs of the same user could read it.
-    assert "TURNMILL_TOOL_SERVER_TOKEN" not in json.dumps(container)
-    assert "TURNMILL_TOOL_SERVER_TOKEN" in text
+    assert TOKEN_VARIABLE not in json.dumps(container)
+    assert TOKEN_VARIABLE in text
 
 
 def test_without_the_token_nothing_refers_to_it():
@@ -233,7 +236,7 @@ def test_without_the_token_nothing_refers_to_it():
 
     assert [secret["metadata"]["name"] for secret in of_kind(objects, "Secret")] == ["team-a-store"]
     assert "token-file" not in json.dumps(objects)
-    assert "TURNMILL_TOOL_SERVER_TOKEN" not in json.dumps(objects)
+    assert TOKEN_VARIABLE not in json.dumps(objects)
 
 
 def test_an_external_store_replaces_the_bundled_one():

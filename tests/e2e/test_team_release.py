@@ -145,7 +145,9 @@ def test_pods_of_another_team_reach_neither_store_nor_tool_servers_nor_metrics(
 
 def test_tool_servers_refuse_calls_without_the_token_of_the_team(release: TeamRelease, caller: Caller):
     answers = [
-        release.namespace.kubectl("exec", caller.name, "--", "python", "-c", ASK.format(url=URL, headers=headers)).strip()
+        release.namespace.kubectl(
+            "exec", caller.name, "--", "python", "-c", ASK.format(url=URL, headers=headers)
+        ).strip()
         for headers in ({}, {"Authorization": "Bearer another-teams-token"})
     ]
 

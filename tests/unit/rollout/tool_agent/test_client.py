@@ -1,6 +1,6 @@
 import pytest
 
-from turnmill.rollout.tool_agent.client import parse_urls, without_control_characters
+from turnmill.rollout.tool_agent.client import TOKEN, TOKEN_URL, authorization, parse_urls, without_control_characters
 from turnmill.rollout.tool_agent.stop_tokens import find_action
 from turnmill.rollout.trajectory_worker import split_limit
 
@@ -14,6 +14,23 @@ from turnmill.rollout.trajectory_worker import split_limit
 )
 def test_the_endpoint_is_added_to_the_addresses_of_servers(text, urls):
     assert parse_urls(text) == urls
+
+
+@pytest.mark.parametrize(
+    ("servers", "url", "is_sent"),
+    [
+        (None, "http://anywhere:5000/get_observation", True),
+        ("http://team:5000", "http://team:5000/get_observation", True),
+        ("http://team:5000", "http://elsewhere:5000/get_observation", False),
+        ("http://team:5000", "http://team:5001/get_observation", False),
+    ],
+)
+def test_the_token_of_a_team_is_sent_to_its_own_servers_alone(monkeypatch, servers, url, is_sent):
+    monkeypatch.setenv(TOKEN, "0123456789abcdef")
+    if servers is not None:
+        monkeypatch.setenv(TOKEN_URL, servers)
+
+    assert authorization(url) == ({"Authorization": "Bearer 0123456789abcdef"} if is_sent else {})
 
 
 @pytest.mark.feature("verl-tool", "control characters")
