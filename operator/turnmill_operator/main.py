@@ -12,10 +12,12 @@ import kopf
 import typer
 
 from turnmill import __version__
+from turnmill.core.errors import SettingsError
 from turnmill.observability.logs import JsonFormatter
 from turnmill_operator.api import ApiClient, ApiError
 from turnmill_operator.health import health_server
 from turnmill_operator.operator_process import WORKERS, Operator, Settings
+from turnmill_operator.pod_rules import RIGHTS, parse_rules
 from turnmill_operator.watches import build_registry
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,14 @@ def _operator(
         int,
         typer.Option(envvar="TURNMILL_OPERATOR_PORT", help="Port of /healthz, /readyz and /metrics; 0: a free one."),
     ] = 8080,
+    allow_in_pods: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A right that pod templates of teams may use, of {', '.join(RIGHTS)}; may be repeated."),
+    ] = None,
+    service_account: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or pattern of service accounts of pods of teams; may be repeated. Default: *-trainer."),
+    ] = None,
     log_level: Annotated[str, typer.Option(envvar="TURNMILL_LOG_LEVEL", help="debug, info or warning.")] = "info",
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
@@ -61,7 +71,12 @@ def _operator(
         return
     _log_to_stderr(log_level)
     namespaces = namespace or [part for part in os.environ.get("TURNMILL_OPERATOR_NAMESPACES", "").split(",") if part]
-    settings = Settings(tuple(namespaces), own_namespace, identity or f"{socket.gethostname()}-{os.getpid()}", port)
+    name = identity or f"{socket.gethostname()}-{os.getpid()}"
+    try:
+        rules = parse_rules(allow_in_pods or (), service_account or ())
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from error
+    settings = Settings(tuple(namespaces), own_namespace, name, port, rules)
     asyncio.run(operate(settings))
 
 

@@ -15,6 +15,7 @@ from turnmill_operator import metrics, run_progress
 from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, ApiClient, ApiError, Resource
 from turnmill_operator.cache import Cache
 from turnmill_operator.lease import Lease
+from turnmill_operator.pod_rules import DEFAULT_RULES, PodRules
 from turnmill_operator.reconciler import Reconciler
 from turnmill_operator.views import JOB_LABEL, KubeRay, ObjectKey, RawObject, key_of, ray_job_view, team_view
 from turnmill_operator.work_queue import WorkQueue
@@ -37,6 +38,8 @@ class Settings:
     own_namespace: str
     identity: str
     port: int
+    pod_rules: PodRules = DEFAULT_RULES
+    """What pod templates of teams may ask for."""
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Operator:
         if kind == "DELETED":
             self.cache.teams.pop(namespace, None)
         else:
-            self.cache.teams[namespace] = team_view(raw)
+            self.cache.teams[namespace] = team_view(raw, self.settings.pod_rules)
         self.requeue_all(namespace)
 
     def requeue_all(self, namespace: str | None = None) -> None:
@@ -222,7 +225,7 @@ class Operator:
     async def _list_teams(self, namespace: str | None) -> None:
         found: dict[str, TeamSettings | SettingsError] = {}
         async for raw in self.api.list(CONFIG_MAPS, namespace, fields=f"metadata.name={CONFIG_MAP}"):
-            found[raw["metadata"]["namespace"]] = team_view(raw)
+            found[raw["metadata"]["namespace"]] = team_view(raw, self.settings.pod_rules)
         for known in list(self.cache.teams):
             if known not in found and namespace in (None, known):
                 del self.cache.teams[known]

@@ -170,10 +170,11 @@ def _worker_group(group: WorkerGroup, replicas: int, labels: Mapping[str, str]) 
 
 
 def _pod_template(template: RawObject, labels: Mapping[str, str]) -> Manifest:
-    """Return a pod template with the job's labels added; labels of the template take precedence."""
+    """Return a pod template with the job's labels, of which the template's take precedence, and without a token."""
     pod = copy.deepcopy(dict(template))
     metadata = pod.setdefault("metadata", {})
     metadata["labels"] = {**labels, **metadata.get("labels", {})}
+    pod["spec"].setdefault("automountServiceAccountToken", False)
     return pod
 
 

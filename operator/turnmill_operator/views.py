@@ -14,6 +14,7 @@ from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.jobs.team import TeamSettings, parse_team
 from turnmill.jobs.versions import known_fields
+from turnmill_operator.pod_rules import DEFAULT_RULES, PodRules
 
 RawObject = Mapping[str, Any]
 """An object as the API server returns it."""
@@ -203,10 +204,12 @@ def ray_job_view(raw: RawObject) -> RayJobView:
     )
 
 
-def team_view(raw: RawObject) -> TeamSettings | SettingsError:
-    """Parse the team's settings in a ConfigMap; return the error if they cannot be read."""
+def team_view(raw: RawObject, rules: PodRules = DEFAULT_RULES) -> TeamSettings | SettingsError:
+    """Parse the team's settings in a ConfigMap; return the error if they cannot be read, or ask for too much."""
     try:
-        return parse_team(raw.get("data") or {})
+        team = parse_team(raw.get("data") or {})
+        rules.check(team)
+        return team
     except SettingsError as error:
         return error
 
