@@ -175,8 +175,6 @@ class AttemptPlanner:
         if isinstance(placed, DesiredCondition):
             return placed
         team, placement = placed
-        kuberay = self.observed.kuberay
-        assert kuberay is not None
         return build_ray_job(
             self.view,
             team,
@@ -184,7 +182,6 @@ class AttemptPlanner:
             attempt=attempt,
             suspend=suspend,
             started=not suspend if started is None else started,
-            ray_tokens=kuberay.ray_tokens,
         )
 
     def _refuse(self, admitted: DesiredCondition) -> Plan:

@@ -233,7 +233,8 @@ class Operator:
 
     async def _detect_kuberay(self) -> None:
         """Detect the capabilities of the installed KubeRay by its OpenAPI schema, which is large and rarely changes."""
-        if self.cache.kuberay is not None and time.monotonic() - self._kuberay_checked_at < KUBERAY_SECONDS:
+        usable = self.cache.kuberay is not None and self.cache.kuberay.ray_tokens
+        if usable and time.monotonic() - self._kuberay_checked_at < KUBERAY_SECONDS:
             return
         schema = await self.api.get_text(f"/openapi/v3/apis/{RAY_JOBS.group_version}")
         self._kuberay_checked_at = time.monotonic()

@@ -25,8 +25,14 @@ def place_job(view: JobView, observed: Observed) -> tuple[TeamSettings, Placemen
     if view.job is None:
         return DesiredCondition(False, Reason.INVALID_SPEC, f"{view.spec_error} Correct it with kubectl apply.")
     if observed.kuberay is None:
-        message = "The cluster does not serve ray.io/v1. Install KubeRay 1.4 or later."
+        message = "The cluster does not serve ray.io/v1. Install KubeRay 1.5.1 or later."
         return DesiredCondition(False, Reason.NO_KUBERAY, message)
+    if not observed.kuberay.ray_tokens:
+        message = (
+            "The installed KubeRay gives Ray clusters no token, so whoever reaches one could run code in it. Upgrade "
+            "KubeRay, with its CustomResourceDefinitions, to 1.5.1 or later."
+        )
+        return DesiredCondition(False, Reason.KUBERAY_TOO_OLD, message)
     if observed.team is None:
         namespace = view.key.namespace
         message = f"Namespace {namespace} has no ConfigMap turnmill-team. Install the chart turnmill-team there."

@@ -29,8 +29,6 @@ METRICS_PORT = 9464
 # KubeRay adds Ray's ports only to a head that declares none.
 HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "turnmill": METRICS_PORT}
 CLEAN_UP_SECONDS = 60
-# From this version on Ray requires a token by default; KubeRay provides one if it supports that.
-TOKEN_RAY_VERSION = (2, 52)
 
 
 def ray_job_name(job: str, attempt: int) -> str:
@@ -46,7 +44,6 @@ def build_ray_job(
     attempt: int,
     suspend: bool,
     started: bool,
-    ray_tokens: bool,
 ) -> Manifest:
     """Build the RayJob of one attempt, on a Ray cluster of its own or on the team's shared one."""
     assert view.job is not None
@@ -63,7 +60,7 @@ def build_ray_job(
         body["clusterSelector"] = {"ray.io/cluster": team.shared_cluster}
     else:
         body |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 0}
-        body["rayClusterSpec"] = _ray_cluster_spec(view, team, placement, attempt, ray_tokens)
+        body["rayClusterSpec"] = _ray_cluster_spec(view, team, placement, attempt)
     labels = _labels(view, attempt) | ({QUEUE_LABEL: spec.queue} if spec.queue else {})
     annotations = {
         HASH_ANNOTATION: hashlib.sha256(json.dumps([labels, body], sort_keys=True).encode()).hexdigest()[:16],
@@ -129,24 +126,16 @@ def _runtime_env(view: JobView, placement: Placement, attempt: int) -> str:
     return json.dumps({"env_vars": variables}, sort_keys=True)
 
 
-def _ray_cluster_spec(
-    view: JobView, team: TeamSettings, placement: Placement, attempt: int, ray_tokens: bool
-) -> Manifest:
+def _ray_cluster_spec(view: JobView, team: TeamSettings, placement: Placement, attempt: int) -> Manifest:
     groups = [group for group in team.worker_groups if placement.replicas.get(group.name)]
-    tokens = tuple(map(int, team.ray_version.split(".")[:2])) >= TOKEN_RAY_VERSION
     labels = _labels(view, attempt)
-    cluster: Manifest = {
+    return {
         "rayVersion": team.ray_version,
+        # KubeRay makes a token for each cluster: who can reach its head cannot submit work without it.
+        "authOptions": {"mode": "token"},
         "headGroupSpec": _head_group(team.head, labels),
         "workerGroupSpecs": [_worker_group(group, placement.replicas[group.name], labels) for group in groups],
     }
-    if tokens and ray_tokens:
-        cluster["authOptions"] = {"mode": "token"}
-    elif tokens:
-        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-            container = group["template"]["spec"]["containers"][0]
-            container["env"] = [*container.get("env", ()), {"name": "RAY_AUTH_MODE", "value": "disabled"}]
-    return cluster
 
 
 def _head_group(head: HeadGroup, labels: Mapping[str, str]) -> Manifest:

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     NO_TEAM = "NoTeam"
     BROKEN_TEAM = "BrokenTeam"
     NO_KUBERAY = "NoKubeRay"
+    KUBERAY_TOO_OLD = "KubeRayTooOld"
     NO_SUCH_ACCELERATOR = "NoSuchAccelerator"
     NO_SUCH_DEVICE = "NoSuchDevice"
     TOO_MANY_GPUS = "TooManyGpus"

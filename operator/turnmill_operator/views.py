@@ -111,6 +111,7 @@ class KubeRay:
     """Capabilities of the installed KubeRay, read from its schema; None in its place if it is not installed."""
 
     ray_tokens: bool = True
+    """Whether it can require a token of clients of a Ray cluster (from 1.5.1 on)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,9 @@ def test_object_names_are_unique_and_valid(chart, file):
 def test_every_pod_is_restricted_has_limits_and_mounts_no_unneeded_token(chart, file):
     for place, template in [pod for found in rendered(chart, file) for pod in pod_templates(found)]:
         spec = template["spec"]
-        needs_token = "operator" in place or place.endswith("-ray head")
+        needs_token = "operator" in place
 
-        assert spec["automountServiceAccountToken"] is needs_token or place == "RayCluster", place
+        assert spec["automountServiceAccountToken"] is needs_token, place
         assert spec["securityContext"]["runAsNonRoot"], place
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, place
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), place

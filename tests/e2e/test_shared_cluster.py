@@ -26,6 +26,8 @@ LOOK = f"""{CONNECT}
 print(ray.get(ray.get_actor("work").where.remote(), timeout=60))
 """
 
+HAS_TOKEN = "import os; print(os.path.exists('/var/run/secrets/kubernetes.io/serviceaccount/token'))"
+
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 
@@ -55,6 +57,9 @@ def test_a_shared_cluster_scales_up_the_requested_accelerator_and_survives_an_up
     with team_release(namespace, SHARED) as release:
         head = wait_for("ready head", lambda: ready_head(namespace), seconds=300)
         assert namespace.list("pods", "ray.io/node-type=worker") == []
+        for container, has_token in (("ray", "False"), ("autoscaler", "True")):
+            found = namespace.run_in(head, "python", "-c", HAS_TOKEN, container=container, timeout=60)
+            assert found.split() == [has_token], container
 
         where = run_on(head, namespace, BEGIN)
 

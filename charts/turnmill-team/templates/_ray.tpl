@@ -38,12 +38,10 @@ spec:
   priorityClassName: {{ . }}
   {{- end }}
   {{- include "turnmill-team.pullSecrets" $root | nindent 2 }}
-  {{- if .token }}
-  automountServiceAccountToken: true
-  {{- else }}
+  {{- if not .autoscaler }}
   serviceAccountName: {{ $trainer.serviceAccountName | default (printf "%s-trainer" (include "turnmill-team.fullname" $root)) }}
-  automountServiceAccountToken: false
   {{- end }}
+  automountServiceAccountToken: false
   enableServiceLinks: false
   restartPolicy: Never
   terminationGracePeriodSeconds: 60
@@ -120,18 +118,27 @@ spec:
     - name: shared-memory
       emptyDir: {medium: Memory, sizeLimit: {{ . }}}
     {{- end }}
+    {{- if .autoscaler }}
+    # What Kubernetes would mount into every container of the pod, and the runs' code reads: the autoscaler alone mounts it.
+    - name: autoscaler-token
+      projected:
+        sources:
+          - serviceAccountToken: {path: token, expirationSeconds: 3607}
+          - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+          - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+    {{- end }}
     {{- with $trainer.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end -}}
 
-{{/* The head; `token` is set for a head with an autoscaler. */}}
+{{/* The head: (list $ WITH_AUTOSCALER); KubeRay gives a head with an autoscaler a service account of its own. */}}
 {{- define "turnmill-team.headTemplate" -}}
 {{- $root := index . 0 -}}
 {{- $trainer := $root.Values.trainer -}}
 {{- $default := index $trainer.groups $trainer.defaultGroup -}}
 {{- include "turnmill-team.rayTemplate" (dict
-  "root" $root "component" "ray-head" "device" $default.device "token" (index . 1) "priority" $trainer.priorityClassName
+  "root" $root "component" "ray-head" "device" $default.device "autoscaler" (index . 1) "priority" $trainer.priorityClassName
   "image" (include "turnmill-team.image" (list $root $trainer.image "own"))
   "resources" (toYaml $trainer.head.resources)
   "nodeSelector" $trainer.head.nodeSelector "tolerations" $trainer.head.tolerations) -}}
@@ -144,7 +151,7 @@ spec:
 {{- $trainer := $root.Values.trainer -}}
 {{- $products := ternary $group.gpuProducts (list) (eq $group.device "cuda") -}}
 {{- include "turnmill-team.rayTemplate" (dict
-  "root" $root "component" "ray-worker" "group" (index . 1) "device" $group.device "token" false
+  "root" $root "component" "ray-worker" "group" (index . 1) "device" $group.device "autoscaler" false
   "priority" (ternary $trainer.priorityClassName $trainer.rolloutPriorityClassName (eq $group.purpose "train"))
   "image" ($group.image | default (include "turnmill-team.image" (list $root $trainer.image "own")))
   "resources" (include "turnmill-team.groupResources" $group) "sharedMemory" $group.sharedMemory

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs.problems import JobError
@@ -13,6 +13,8 @@ from turnmill.jobs.yaml_file import dotted, parse_yaml
 CONFIG_MAP = "turnmill-team"
 KEY = "team.yaml"
 RUNS_FOLDER = "/runs"
+OLDEST_RAY = "2.52.0"
+"""From this version on, clients of a Ray cluster need a token."""
 
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 RayStartParams = dict[str, str]
@@ -90,6 +92,13 @@ class TeamSettings(Settings):
     clean_up: CleanUp | None = None
     """Pod that deletes a deleted job's data from the trajectory store; left out, the data expires there."""
 
+    @field_validator("ray_version")
+    @classmethod
+    def _has_tokens(cls, version: str) -> str:
+        if _numbers(version) < _numbers(OLDEST_RAY):
+            raise ValueError(f"{version} has no tokens for clients of a Ray cluster; use {OLDEST_RAY} or later")
+        return version
+
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
         for field in ("name", "accelerator"):
@@ -131,6 +140,10 @@ def parse_team(data: Mapping[str, str]) -> TeamSettings:
 def run_dir(namespace: str, name: str, uid: str) -> str:
     """Return the folder of a job's run on the team's shared storage; it is the same for every attempt."""
     return f"{RUNS_FOLDER}/{namespace}/{name}-{uid[:8]}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _check_template(place: str, template: PodTemplate) -> None:

@@ -62,6 +62,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "workerGroups.h100.template has no container",
     ),
     "an invalid version": ({"rayVersion": "latest"}, "rayVersion: "),
+    "a Ray without tokens": ({"rayVersion": "2.51.9"}, "rayVersion: Value error, 2.51.9 has no tokens"),
 }
 
 

@@ -11,7 +11,7 @@ from support.ray_jobs import NAMESPACE, raw_job, raw_ray_job, raw_team
 from turnmill_operator import metrics, operator_process, watches
 from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, ApiError, Resource
 from turnmill_operator.operator_process import Operator, Settings
-from turnmill_operator.views import ObjectKey
+from turnmill_operator.views import KubeRay, ObjectKey
 
 KEY = ObjectKey(NAMESPACE, "job")
 SCHEMA = '{"RayJob": {}, "authOptions": {}}'
@@ -168,6 +168,19 @@ async def test_kuberay_installed_later_is_watched_after_a_restart(operator: Oper
 
     with pytest.raises(SystemExit, match="KubeRay has been installed"):
         await operator._resync()
+
+
+async def test_a_kuberay_without_tokens_is_noticed_and_so_is_its_upgrade(operator: Operator, cluster: Cluster):
+    cluster.schema = '{"RayJob": {}}'
+
+    await operator._resync()
+
+    assert operator.cache.kuberay == KubeRay(ray_tokens=False)
+
+    cluster.schema = SCHEMA
+    await operator._resync()
+
+    assert operator.cache.kuberay == KubeRay(ray_tokens=True)
 
 
 async def test_a_job_that_triggers_a_bug_does_not_block_others(operator: Operator, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill_operator.desired import desired
 from turnmill_operator.plan import Plan
 from turnmill_operator.status import find_condition
-from turnmill_operator.views import CleanUpView, Observed, RunProgress, job_view, ray_job_view, team_view
+from turnmill_operator.views import CleanUpView, KubeRay, Observed, RunProgress, job_view, ray_job_view, team_view
 
 TEAM = team_view(raw_team())
 SHARED_TEAM = team_view(raw_team(sharedCluster="team"))
@@ -93,7 +93,13 @@ def test_a_second_reconciliation_changes_nothing():
 REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "no team": ({}, {"team": None}, "NoTeam", "Namespace team-a has no ConfigMap turnmill-team. Install the chart"),
     "an invalid team": ({}, {"team": team_view({"data": {}})}, "BrokenTeam", "has no key team.yaml"),
-    "no KubeRay": ({}, {"kuberay": None}, "NoKubeRay", "Install KubeRay 1.4 or later"),
+    "no KubeRay": ({}, {"kuberay": None}, "NoKubeRay", "Install KubeRay 1.5.1 or later"),
+    "a KubeRay without tokens": (
+        {},
+        {"kuberay": KubeRay(ray_tokens=False)},
+        "KubeRayTooOld",
+        "Upgrade KubeRay, with its CustomResourceDefinitions, to 1.5.1 or later",
+    ),
     "an unknown accelerator": (
         {"resources__train": {"accelerator": "B200"}},
         {},

@@ -21,7 +21,7 @@ def ray_job(
     assert not isinstance(settings, Exception)
     placement = place(view.job.spec, settings)
     assert isinstance(placement, Placement)
-    given = {"suspend": False, "started": True, "ray_tokens": True, **options}
+    given = {"suspend": False, "started": True, **options}
     return build_ray_job(view, settings, placement, attempt=attempt, **given)
 
 
@@ -90,18 +90,10 @@ def test_the_cluster_has_no_option_that_a_rayjob_or_an_old_release_refuses(spec:
         assert "resources" not in group
 
 
-def test_kuberay_manages_tokens_if_it_supports_them():
-    with_tokens = ray_job(raw_job())["spec"]["rayClusterSpec"]
-    without = ray_job(raw_job(), ray_tokens=False)["spec"]["rayClusterSpec"]
-    old_ray = ray_job(raw_job(), team=raw_team(rayVersion="2.51.9"))["spec"]["rayClusterSpec"]
-
-    assert with_tokens["authOptions"] == {"mode": "token"}
-    for group in (without["headGroupSpec"], *without["workerGroupSpecs"]):
-        env = group["template"]["spec"]["containers"][0]["env"]
-        assert {"name": "RAY_AUTH_MODE", "value": "disabled"} in env
-    assert "authOptions" not in without
-    assert "authOptions" not in old_ray
-    assert "env" not in old_ray["headGroupSpec"]["template"]["spec"]["containers"][0]
+def test_clients_of_a_ray_cluster_always_need_a_token(spec: dict[str, Any]):
+    # A shared cluster is the chart's.
+    assert "rayClusterSpec" not in spec or spec["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    assert "RAY_AUTH_MODE" not in json.dumps(spec)
 
 
 def test_a_queued_rayjob_leaves_suspend_to_kueue():
