@@ -90,6 +90,7 @@ def test_servers_have_probes(chart, file):
         (TEAM, {"toolServer.replica": 2}, "additional properties 'replica' not allowed"),
         (TEAM, {"toolserver": {}}, "additional properties 'toolserver' not allowed"),
         (TEAM, {"toolServer.drainSeconds": 0}, "minimum: got 0, want 1"),
+        (TEAM, {"toolServer.settings.SERPER_API_KEY": "x"}, "name the Secret in toolServer.settingsSecret"),
         (TEAM, {"store.external.url": "redis://:secret@host:6379"}, "does not match pattern"),
         (TEAM, ELSEWHERE | {"store.password.existingSecret": "redis"}, "store.external.cidrs is empty"),
         (TEAM, ELSEWHERE | {"store.external.cidrs": ["192.0.2.10/32"]}, "store.password.existingSecret is empty"),
@@ -229,6 +230,17 @@ def test_pods_of_runs_and_the_test_have_the_token_and_tool_servers_read_it_from_
     # In its environment, programs of the same user could read it.
     assert TOKEN_VARIABLE not in json.dumps(container)
     assert TOKEN_VARIABLE in text
+
+
+def test_keys_of_services_are_mounted_from_a_secret():
+    (tools,) = of_kind(render(TEAM, {"toolServer.settingsSecret": "tool-settings"}), "Deployment")
+    spec = tools["spec"]["template"]["spec"]
+
+    assert "--settings-dir=/run/secrets/settings" in spec["containers"][0]["args"]
+    assert {"name": "settings", "secret": {"secretName": "tool-settings"}} in spec["volumes"]
+    assert {"name": "settings", "mountPath": "/run/secrets/settings", "readOnly": True} in spec["containers"][0][
+        "volumeMounts"
+    ]
 
 
 def test_without_the_token_nothing_refers_to_it():

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+SETTING = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 ACCEPTED = "Without effect; accepted for the sake of verl-tool's scripts"
 
@@ -127,6 +129,12 @@ def tool_server(
             "--set", metavar="NAME=VALUE", help="A setting of a tool, such as RETRIEVER_URL; or in the environment."
         ),
     ] = None,
+    settings_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with a file for each setting of a tool, such as a mounted Secret with SERPER_API_KEY."
+        ),
+    ] = None,
     grace_seconds: Annotated[
         float, typer.Option(help="Seconds that calls in flight have to end once the server is to stop.")
     ] = 8.0,
@@ -182,7 +190,7 @@ def tool_server(
     given: dict[str, object] = flags | {
         "tool_type": tool_names(tool_type),
         "allow_host": tuple(allow_host or ()),
-        "tool_settings": tool_settings(settings or ()),
+        "tool_settings": settings_in(settings_dir) | tool_settings(settings or ()),
         "action_stop_tokens": stop_tokens(action_stop_tokens),
     }
     try:
@@ -200,7 +208,7 @@ def tool_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def tool_settings(pairs: Sequence[str]) -> Mapping[str, str]:
+def tool_settings(pairs: Sequence[str]) -> dict[str, str]:
     """Parse `NAME=VALUE` settings. Raises SettingsError."""
     settings = {}
     for pair in pairs:
@@ -208,6 +216,28 @@ def tool_settings(pairs: Sequence[str]) -> Mapping[str, str]:
         if not name or not equals:
             raise SettingsError(f"--set {pair}: write it as NAME=VALUE, such as RETRIEVER_URL=http://127.0.0.1:8000.")
         settings[name] = value
+    return settings
+
+
+def settings_in(folder: Path | None) -> dict[str, str]:
+    """Return the settings in a folder by the names of their files, without line ends. Raises SettingsError.
+
+    Names that start with a dot are those by which Kubernetes replaces the files of a Secret.
+    """
+    if folder is None:
+        return {}
+    settings = {}
+    try:
+        for file in sorted(folder.iterdir()):
+            if file.name.startswith("."):
+                continue
+            if not SETTING.fullmatch(file.name):
+                raise SettingsError(
+                    f"--settings-dir {folder}: {file.name} is no name of a setting, such as SERPER_API_KEY."
+                )
+            settings[file.name] = file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f"--settings-dir {folder} cannot be read: {error}. Name a folder of text files.") from error
     return settings
 
 

@@ -1,10 +1,12 @@
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from turnmill.cli import tool_server as command
 from turnmill.cli.main import main
+from turnmill.core.errors import SettingsError
 from turnmill.tool_server.settings import ServerSettings
 
 
@@ -72,6 +74,40 @@ def test_settings_of_tools_are_set_by_name(started: Any):
     chosen = settings(started, "--set", "RETRIEVER_URL=http://a/?b=c", "--set", "RETRIEVER_TOPK=5")
 
     assert chosen.tool_settings == {"RETRIEVER_URL": "http://a/?b=c", "RETRIEVER_TOPK": "5"}
+
+
+def test_settings_of_tools_are_read_from_the_files_of_a_mounted_secret(started: Any, tmp_path: Path):
+    # As Kubernetes mounts it: files are links into a folder that it replaces as a whole.
+    data = tmp_path / "..2026_11_24"
+    data.mkdir()
+    (data / "SERPER_API_KEY").write_text("a secret\n")
+    (data / "RETRIEVER_TOPK").write_text("5")
+    (tmp_path / "..data").symlink_to(data.name)
+    for name in ("SERPER_API_KEY", "RETRIEVER_TOPK"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+
+    chosen = settings(started, "--settings-dir", str(tmp_path), "--set", "RETRIEVER_TOPK=7")
+
+    assert chosen.tool_settings == {"SERPER_API_KEY": "a secret", "RETRIEVER_TOPK": "7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("api.key", b"x", "api.key is no name of a setting"),
+        ("API_KEY", b"\xff", "cannot be read"),
+        ("API_KEY/inner", b"", "cannot be read"),
+        (None, b"", "cannot be read"),
+    ],
+)
+def test_a_folder_that_has_no_settings_is_refused(tmp_path: Path, name: str | None, content: bytes, message: str):
+    folder = tmp_path / "settings"
+    if name is not None:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+
+    with pytest.raises(SettingsError, match=message):
+        command.settings_in(folder)
 
 
 def test_stop_tokens_are_listed_or_read_from_a_file(started: Any, tmp_path: Any):
