@@ -1,10 +1,9 @@
-"""What hostile requests may cost a server: a second of `/health`, and 100 MB."""
+"""What hostile requests may cost a server: a second of work before `/health` answers, and 100 MB."""
 
 import gzip
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from support.server_process import NewServer, ServerProcess
 
 pytestmark = pytest.mark.slow
 
-MAX_HEALTH_SECONDS, MAX_BYTES = 1.0, 100e6
+MAX_WORK_SECONDS, MAX_BYTES = 1.0, 100e6
 
 
 class Bomb(BaseHTTPRequestHandler):
@@ -55,20 +54,26 @@ def memory(server: ServerProcess) -> int:
     return psutil.Process(server.process.pid).memory_info().rss
 
 
+def work(server: ServerProcess) -> float:
+    """CPU seconds of the server so far: on a busy machine a second on the clock says nothing about the server."""
+    times = psutil.Process(server.process.pid).cpu_times()
+    return times.user + times.system
+
+
 class Watch:
-    """Asks `/health` all the time; keeps the longest answer and the most memory."""
+    """Asks `/health` all the time; keeps the most work of the server before an answer, and the most memory."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server, self.before = server, memory(server)
-        self.seconds, self.bytes = 0.0, 0.0
+        self.work_seconds, self.bytes = 0.0, 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._over.is_set():
-            started = time.monotonic()
+            before = work(self.server)
             assert self.server.http.get("/health").status_code == 200
-            self.seconds = max(self.seconds, time.monotonic() - started)
+            self.work_seconds = max(self.work_seconds, work(self.server) - before)
             self.bytes = max(self.bytes, memory(self.server) - self.before)
             self._over.wait(0.01)
 
@@ -81,7 +86,7 @@ class Watch:
         self._thread.join()
 
     def check(self) -> None:
-        assert self.seconds <= MAX_HEALTH_SECONDS
+        assert self.work_seconds <= MAX_WORK_SECONDS
         assert self.bytes <= MAX_BYTES
 
 
