@@ -2,20 +2,20 @@
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/histories.py [--seeds 50] [--operations 10000] [--sabotage fencing]
 
-Prints a table, and exits with 1 if a history has a violation or a call hangs. With `--sabotage` a guarantee of the store
-is broken on purpose: the first seed that finds it ends the program.
+Prints a table, and exits with 1 if a history has a violation or a call hangs. With `--sabotage` a guarantee of the
+store is broken on purpose: the first seed that finds it ends the program, and 1 is its exit code if none does.
 """
 
 import argparse
 import asyncio
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from runs import table
+
 from support.history_checker import violations
 from support.store_histories import SABOTAGES, StoreHistory, changed_scripts
 
@@ -33,8 +33,7 @@ def main() -> None:
     ended: Counter[str] = Counter()
     with changed_scripts(options.sabotage):
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                history = asyncio.run(StoreHistory(Path(folder), seed).play(options.operations))
+            history = asyncio.run(StoreHistory(seed).play(options.operations))
             found = [*violations(history.operations), *(f"{call} hangs" for call in history.hung)]
             for problem in found:
                 print(f"seed {seed}: {problem}", flush=True)
@@ -46,7 +45,12 @@ def main() -> None:
             if found and options.sabotage:
                 print(f"{options.sabotage}: found by seed {seed}")
                 return
-    rows = [("seeds", options.seeds), ("operations", operations), ("answered", answered), ("seeds with violations", bad)]
+    rows = [
+        ("seeds", options.seeds),
+        ("operations", operations),
+        ("answered", answered),
+        ("seeds with violations", bad),
+    ]
     rows += [(f"fault: {name.replace('_', ' ')}", count) for name, count in sorted(faults.items())]
     rows += [(f"trajectories: {name}", count) for name, count in sorted(ended.items())]
     print(table(("what", "number"), rows))

@@ -1,9 +1,11 @@
-"""A Redis-compatible server that can lose its connections, its last writes, its primary and its sense of time."""
+"""A Redis-compatible server that can lose its connections, its last writes, its primary and its sense of time.
+
+Servers listen on sockets in their folders: a port that is free for a moment would be taken by a client's connection.
+"""
 
 import asyncio
 import contextlib
 import random
-import socket
 import subprocess
 from collections import deque
 from pathlib import Path
@@ -25,32 +27,34 @@ CLOCK = "clock offset"
 class Server:
     """A server process with an append-only file, as in the chart."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._sizes: deque[int] = deque(maxlen=round(UNSYNCED_SECONDS / SAMPLE_SECONDS))
 
     async def start(self, *, replica_of: int | None = None) -> None:
-        """Start the process and wait until it answers; a replica has its primary's data then."""
+        """Start the process and wait until it answers; a replica of the server at a port has its data then."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sizes.clear()
         options = {
-            "bind": "127.0.0.1", "port": self.port, "dir": self.folder, "save": "", "appendonly": "yes",
+            "port": 0, "unixsocket": self.socket, "dir": self.folder, "save": "", "appendonly": "yes",
             "appendfsync": "everysec", "auto-aof-rewrite-percentage": 0, "repl-diskless-sync-delay": 0,
-            "protected-mode": "no",
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         if replica_of is not None:
             words += ["--replicaof", f"127.0.0.1 {replica_of}"]
-        log = self.folder / "log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen([find_server(), *words], stdout=output, stderr=output)
+        with (self.folder / "log").open("ab") as output:
+            self._process = subprocess.Popen([find_server(), *words], stdout=output, stderr=output)  # noqa: ASYNC220
+        await self.ready(replica=replica_of is not None)
+
+    async def ready(self, *, replica: bool = False) -> None:
+        """Wait until the server answers and, if it is a replica, has what its primary has."""
         try:
             async with asyncio.timeout(START_SECONDS):
-                while not await self._is_ready(replica=replica_of is not None):
+                while not await self._is_ready(replica=replica):  # noqa: ASYNC110 (only the server knows)
                     await asyncio.sleep(0.01)
         except TimeoutError as error:
-            error.add_note(log.read_text(errors="replace")[-2000:])
+            error.add_note((self.folder / "log").read_text(errors="replace")[-2000:])
             raise
 
     async def promote(self) -> None:
@@ -78,26 +82,35 @@ class Server:
 
     def client(self) -> redis.asyncio.Redis:
         """Return a client without the wire."""
-        return redis.asyncio.Redis(port=self.port, protocol=2)
+        return redis.asyncio.Redis(unix_socket_path=str(self.socket), protocol=2)
+
+    @property
+    def socket(self) -> Path:
+        """The socket on which the server listens."""
+        return self.folder / "socket"
 
     def _log(self) -> Path:
-        return max((self.folder / "appendonlydir").glob("*.incr.aof"))
+        # The names are appendonly.aof.NUMBER.incr.aof.
+        logs = (self.folder / "appendonlydir").glob("*.incr.aof")
+        return max(logs, key=lambda log: int(log.name.split(".")[-3]))
 
     async def _is_ready(self, *, replica: bool) -> bool:
         async with self.client() as client:
             try:
+                # A server that is loading tells about itself, but does not answer this.
+                await client.ping()
                 info = await client.info("replication")
             except redis.exceptions.RedisError:
                 return False
-        return not replica or info["master_link_status"] == "up"
+        return not replica or info.get("master_link_status") == "up"
 
 
 class Wire:
     """A port in front of a server, whose connections can be cut and whose answers can be lost."""
 
     def __init__(self) -> None:
-        self.target = 0
-        """Port of the server; 0 refuses connections."""
+        self.target: Path | None = None
+        """Socket of the server; None refuses connections."""
 
         self.loses_answers = False
         self.port = 0
@@ -129,7 +142,7 @@ class Wire:
         self._writers.add(writer)
         try:
             if self.target:
-                back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target)
+                back_reader, back_writer = await asyncio.open_unix_connection(self.target)
                 self._writers.add(back_writer)
                 try:
                     there = asyncio.create_task(self._forward(reader, back_writer, answers=False))
@@ -154,11 +167,3 @@ class Wire:
                     continue
                 writer.write(data)
                 await writer.drain()
-
-
-def free_port() -> int:
-    """Return a port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,8 +1,8 @@
 """Checks histories of calls on trajectories: each trajectory's state must behave like one register.
 
-The state of a trajectory is the list of the executions that have changed it, "CALL.NUMBER" each; a call answers with the
-list that it saw, its own execution last if it wrote. From such answers the order of the calls is known, so a history can be checked for
-linearizability (Herlihy and Wing, 1990) exactly and in linear time, as in Elle (Kingsbury and Alvaro, 2020).
+The state of a trajectory is the list of the executions that have changed it, "CALL.NUMBER" each; a call answers with
+the list that it saw, its own execution last if it wrote. From such answers the order of the calls is known, so a
+history can be checked for linearizability (Herlihy and Wing, 1990) exactly, as in Elle (Kingsbury and Alvaro, 2020).
 """
 
 from collections import defaultdict
@@ -47,7 +47,8 @@ def _problems(operations: Sequence[Operation]) -> Iterator[str]:
         yield f"a call took effect twice: {' '.join(longest)}"
     for call, repeats in _by_call(answered).items():
         if len({each.seen for each in repeats}) > 1:
-            yield f"repeats of {call} got different answers: {' / '.join(' '.join(each.seen or ()) for each in repeats)}"
+            answers = " / ".join(" ".join(each.seen or ()) for each in repeats)
+            yield f"repeats of {call} got different answers: {answers}"
     for each in answered:
         seen = each.seen or ()
         if longest[: len(seen)] != seen:
@@ -70,8 +71,13 @@ def _against_time(answered: Sequence[Operation]) -> Iterator[str]:
                 best = known
             position += 1
         # A repeat of an answered call gets the answer of that time.
-        if best is not None and len(each.seen or ()) < len(best.seen or ()) and not _was_answered(each, by_end, position):
-            yield f"{each.call} saw {' '.join(each.seen or ())} after {best.call} was answered with {' '.join(best.seen or ())}"
+        if (
+            best is not None
+            and len(each.seen or ()) < len(best.seen or ())
+            and not _was_answered(each, by_end, position)
+        ):
+            seen, known_before = " ".join(each.seen or ()), " ".join(best.seen or ())
+            yield f"{each.call} saw {seen} after {best.call} was answered with {known_before}"
 
 
 def _was_answered(operation: Operation, by_end: Sequence[Operation], before: int) -> bool:

@@ -1,37 +1,34 @@
 """Histories of clients, tool servers and a store that fail: who saw which state, and when.
 
-Four servers share a store with a replica. Meanwhile connections break, answers are lost, servers die or stand still, the
-store is killed and loses its last second, the replica takes over while some servers still write to the old primary, and
-the clock steps. Everything random comes from a seed, except what the machine's own timing decides.
+Four servers share a store with a replica. Meanwhile connections break, answers are lost, servers die or stand still,
+the store is killed and loses its last second, the replica takes over while some servers still write to the old primary,
+and the clock steps. Everything random comes from a seed, except what the machine's own timing decides.
 """
 
 import asyncio
 import itertools
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
 import redis.exceptions
 
-from support.faulty_store import CLOCK, SAMPLE_SECONDS, Server, Wire, free_port
+from support.dying_servers import SETTINGS, ServerDiedError, ToolServer
+from support.faulty_store import CLOCK, SAMPLE_SECONDS, Server, Wire
 from support.history_checker import Operation
 from turnmill.core.errors import CallMismatchError, LostWriteError, PoisonCallError, StoreError
 from turnmill.trajectories import scripts, store
-from turnmill.trajectories.base import CallKey, Change, Recorded
-from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.settings import StoreSettings
-from turnmill.trajectories.store import TrajectoryStore
+from turnmill.trajectories.base import CallKey
 
-TOOL, PART = "shell", "log"
-SETTINGS = StoreSettings(lease_seconds=0.4)
 NUM_SERVERS = 4
 CALLS_PER_LOOP, CLIENTS, CALLS_PER_CLIENT = 20, 3, 6
 LOOPS_AT_ONCE, SHARED_AT_ONCE = 16, 8
-TRY_SECONDS, CALL_SECONDS = 2.0, 60.0
+CALL_SECONDS = 60.0
 TYPED = (LostWriteError, PoisonCallError, CallMismatchError)
 
 _SHIFTED_TIME = f"""(function()
@@ -66,82 +63,12 @@ class History:
     """Calls without an answer for `CALL_SECONDS`."""
 
 
-class ServerDiedError(Exception):
-    """The server of a call has died."""
-
-
-class ToolServer:
-    """A tool server with connections of its own: executes calls as the real one does."""
-
-    _executions = itertools.count()
-
-    def __init__(self, wire: Wire, run: str) -> None:
-        self.wire = wire
-        self._run = run
-        self._resumed = asyncio.Event()
-        self._resumed.set()
-        self._calls: set[asyncio.Task[tuple[tuple[str, ...], str]]] = set()
-        self._store = self._new_store()
-
-    async def execute(self, key: CallKey, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
-        """Return what the call saw, and the version after it."""
-        task = asyncio.create_task(self._execute(key, writes=writes, seconds=seconds))
-        self._calls.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                task.cancel()
-                raise
-            raise ServerDiedError from None
-        finally:
-            self._calls.discard(task)
-
-    async def _execute(self, key: CallKey, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
-        store = self._store
-        begun = await store.begin(key, TOOL, deadline=deadline_in(TRY_SECONDS))
-        if isinstance(begun, Recorded):
-            return _decode(begun.result), begun.version
-        seen = _decode(begun.state.get(PART, b""))
-        await asyncio.sleep(seconds)
-        await self._resumed.wait()
-        if writes:
-            seen = (*seen, f"{key.call_id}.{next(self._executions)}")
-        log = " ".join(seen).encode()
-        change = Change(written={PART: log}) if writes else None
-        await store.commit(begun, log, change, deadline=deadline_in(TRY_SECONDS))
-        return seen, begun.version_after
-
-    async def die(self) -> None:
-        """Lose all calls and claims, and start again without a cache."""
-        for task in list(self._calls):
-            task.cancel()
-        await self._store.close()
-        self._store = self._new_store()
-
-    async def stand_still(self, seconds: float) -> None:
-        """Neither renew claims nor commit for a while; then go on as if nothing had happened."""
-        self._resumed.clear()
-        await self._store._renewal.close()
-        await asyncio.sleep(seconds)
-        self._resumed.set()
-
-    async def close(self) -> None:
-        """End all connections."""
-        await self._store.close()
-
-    def _new_store(self) -> TrajectoryStore:
-        return TrajectoryStore.from_url(f"redis://127.0.0.1:{self.wire.port}/0", self._run, SETTINGS)
-
-
 class StoreHistory:
     """One run with its servers, its store and its faults."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.history = History()
         self._chance = random.Random(seed)
-        self._folder = folder
         self._numbers = itertools.count()
         self._losses = 0
         self._whole = asyncio.Event()
@@ -150,22 +77,18 @@ class StoreHistory:
 
     async def play(self, num_operations: int) -> History:
         """Gather a history of at least so many operations."""
-        await self._start()
-        background = [asyncio.create_task(self._disturb()), asyncio.create_task(self._sample())]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(LOOPS_AT_ONCE):
-                    group.create_task(self._repeat(self._play_loop, num_operations))
-                for _ in range(SHARED_AT_ONCE):
-                    group.create_task(self._repeat(self._play_shared, num_operations))
-        finally:
-            for task in background:
-                task.cancel()
-            results = await asyncio.gather(*background, return_exceptions=True)
-            await self._stop()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        # Names of sockets are limited to 107 bytes, so the folder is not the caller's.
+        with tempfile.TemporaryDirectory(prefix="history-") as folder:
+            try:
+                await self._start(Path(folder))
+                async with asyncio.TaskGroup() as group:
+                    background = [group.create_task(self._disturb()), group.create_task(self._sample())]
+                    plays = [self._play_loop] * LOOPS_AT_ONCE + [self._play_shared] * SHARED_AT_ONCE
+                    await asyncio.wait([group.create_task(self._repeat(play, num_operations)) for play in plays])
+                    for task in background:
+                        task.cancel()
+            finally:
+                await self._stop()
         return self.history
 
     # ---- clients ----
@@ -217,7 +140,7 @@ class StoreHistory:
         While the store loses writes, only the first answer of a client that knows versions counts: the one that it
         takes. Two primaries may answer two repeats differently, and a client without versions does not notice a loss.
         """
-        clock, losses = asyncio.get_running_loop().time, self._losses
+        clock, losses, whole = asyncio.get_running_loop().time, self._losses, self._whole.is_set()
         begun, key = clock(), CallKey(trajectory, call, after=after or "")
         (seconds,) = self._chance.choices((0.0, 0.01, 0.3), (0.8, 0.17, 0.03))
         while clock() < begun + CALL_SECONDS:
@@ -231,7 +154,7 @@ class StoreHistory:
             except (StoreError, ServerDiedError, redis.exceptions.RedisError):
                 await asyncio.sleep(self._chance.uniform(0.0, 0.05))
                 continue
-            lossless = losses == self._losses and self._whole.is_set()
+            lossless = whole and losses == self._losses and self._whole.is_set()
             if lossless or (after is not None and not answers):
                 self.history.operations.append(Operation(trajectory, call, writes, begun, clock(), seen))
             else:
@@ -243,28 +166,35 @@ class StoreHistory:
 
     # ---- faults ----
 
-    async def _start(self) -> None:
+    async def _start(self, folder: Path) -> None:
+        self._folder = folder
+        self._stores: list[Server] = []
+        self._servers: list[ToolServer] = []
         await self._replication.start()
-        self._primary = Server(self._folder / "store-0", free_port())
+        self._primary = self._new_store()
         await self._primary.start()
         self._replica = await self._new_replica()
-        wires = [Wire() for _ in range(NUM_SERVERS)]
-        for wire in wires:
+        for _ in range(NUM_SERVERS):
+            wire = Wire()
             await wire.start()
-            wire.target = self._primary.port
-        self._servers = [ToolServer(wire, "history") for wire in wires]
+            wire.target = self._primary.socket
+            self._servers.append(ToolServer(wire, "history"))
 
     async def _stop(self) -> None:
         for server in self._servers:
             await server.close()
             await server.wire.stop()
         await self._replication.stop()
-        self._primary.kill()
-        self._replica.kill()
+        for each in self._stores:
+            each.kill()
+
+    def _new_store(self) -> Server:
+        self._stores.append(Server(self._folder / f"store-{len(self._stores)}"))
+        return self._stores[-1]
 
     async def _new_replica(self) -> Server:
-        self._replication.target, self._replication.loses_answers = self._primary.port, False
-        replica = Server(self._folder / f"store-{next(self._numbers)}", free_port())
+        self._replication.target, self._replication.loses_answers = self._primary.socket, False
+        replica = self._new_store()
         await replica.start(replica_of=self._replication.port)
         return replica
 
@@ -316,17 +246,18 @@ class StoreHistory:
 
     async def _fail_over(self) -> None:
         """Let the replica take over with less than the primary had, while servers notice one after the other."""
+        await self._replica.ready(replica=True)
         self._replication.loses_answers = True
         await asyncio.sleep(self._chance.uniform(0.0, 0.3))
         self._losses += 1
         # Until all servers have noticed, there are two primaries.
         self._whole.clear()
-        self._replication.target = 0
+        self._replication.target = None
         self._replication.cut()
         await self._replica.promote()
         for server in self._chance.sample(self._servers, NUM_SERVERS):
             await asyncio.sleep(self._chance.choice((0.0, 0.1)))
-            server.wire.target = self._replica.port
+            server.wire.target = self._replica.socket
             server.wire.cut()
         self._primary.kill()
         self._whole.set()
@@ -341,7 +272,9 @@ def changed_scripts(sabotage: str | None = None) -> Iterator[None]:
     loaded = {name: value for name, value in vars(store).items() if isinstance(value, scripts.Script)}
     for text, _ in replacements:
         assert any(text in script.source for script in loaded.values()), f"no script has {text!r}"
-    with mock.patch.multiple(store, **{name: _changed(script, replacements) for name, script in loaded.items()}):
+    with ExitStack() as stack:
+        for name, script in loaded.items():
+            stack.enter_context(mock.patch.object(store, name, _changed(script, replacements)))
         yield
 
 
@@ -350,7 +283,3 @@ def _changed(script: scripts.Script, replacements: list[tuple[str, str]]) -> scr
     for old, new in replacements:
         source = source.replace(old, new)
     return scripts.of(source)
-
-
-def _decode(log: bytes) -> tuple[str, ...]:
-    return tuple(log.decode().split())
