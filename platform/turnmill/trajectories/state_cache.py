@@ -25,18 +25,13 @@ class StateCache:
         self._tools: dict[str, set[str]] = {}
         self.num_bytes = 0
 
-    def version(self, trajectory_id: str, tool: str) -> int:
-        """Return the version of the cached state; 0 if there is none."""
+    def get(self, trajectory_id: str, tool: str) -> tuple[int, State] | None:
+        """Return the cached state with its version."""
         entry = self._entries.get((trajectory_id, tool))
-        return 0 if entry is None else entry.version
-
-    def get(self, trajectory_id: str, tool: str, version: int) -> State | None:
-        """Return the state if it is cached in this version."""
-        entry = self._entries.get((trajectory_id, tool))
-        if entry is None or entry.version != version:
+        if entry is None:
             return None
         self._entries.move_to_end((trajectory_id, tool))
-        return entry.state
+        return entry.version, entry.state
 
     def put(self, trajectory_id: str, tool: str, version: int, state: State) -> None:
         """Cache a state, evicting the least recently used ones if needed."""

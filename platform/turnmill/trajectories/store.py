@@ -236,7 +236,8 @@ class TrajectoryStore:
     async def _try_claim(
         self, key: CallKey, tool: str, stateful: bool, holder: str, expired: str, deadline: float
     ) -> "Claim | Recorded | _Held":
-        cached = self._cache.version(key.trajectory_id, tool) if stateful else 0
+        # Kept until the answer: by then the cache may have evicted it, and the answer has no state of this version.
+        cached, state = (self._cache.get(key.trajectory_id, tool) if stateful else None) or (0, _NOTHING)
         answer, *rest = await self._run(
             BEGIN,
             key.trajectory_id,
@@ -256,19 +257,12 @@ class TrajectoryStore:
             return _Held(rest[0].decode())
         if answer != b"claimed":
             raise refusal(key, answer, rest)
-        return self._build_claim(key, tool, stateful, rest)
-
-    def _build_claim(self, key: CallKey, tool: str, stateful: bool, rest: list[Any]) -> Claim:
         token, version, taken_over, parts = int(rest[0]), int(rest[1]), int(rest[2]), rest[3]
         self.num_taken_over += taken_over
-        state = _NOTHING
-        if version:
-            cached = self._cache.get(key.trajectory_id, tool, version)
-            if cached is None:
-                pairs = zip(parts[::2], parts[1::2], strict=True)
-                cached = MappingProxyType({to_text(name): value for name, value in pairs})
-                self._cache.put(key.trajectory_id, tool, version, cached)
-            state = cached
+        if version != cached:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            state = MappingProxyType({to_text(name): value for name, value in pairs})
+            self._cache.put(key.trajectory_id, tool, version, state)
         claim = Claim(key, tool, token, state, stateful, version)
         self._renewal.add(claim)
         return claim

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,18 @@ async def test_state_written_by_one_server_is_read_by_another(new_server):
     await write(first, FIRST, folder=b"/tmp", variables=b"\0\xff")
 
     assert await state(second) == {"folder": b"/tmp", "variables": b"\0\xff"}
+
+
+async def test_state_that_leaves_the_cache_while_a_call_begins_is_kept(new_server):
+    server = new_server()
+    await write(server, FIRST, log=b"one")
+
+    beginning = asyncio.create_task(claim(server, SECOND))
+    # The request, with the cached version, is on its way.
+    await asyncio.sleep(0)
+    server._cache.forget(FIRST.trajectory_id)
+
+    assert (await beginning).state == {"log": b"one"}
 
 
 async def test_a_change_touches_only_the_parts_that_it_names(new_server):
@@ -613,6 +626,28 @@ async def test_state_from_before_a_version_is_refused(new_server, redis_url):
     with pytest.raises(LostWriteError):
         await claim(new_server(), replace(SECOND, after=first))
     assert await claim(new_server(), replace(SECOND, after=again))
+
+
+async def test_a_token_never_comes_again_where_writes_were_lost_and_the_clock_set_back(new_server, redis_url):
+    server = new_server()
+    await write(server, FIRST, log=b"one")
+    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
+        # Tokens of the next hour go on from the stored one.
+        trajectory = server._keys.trajectory(FIRST.trajectory_id)
+        await client.hset(trajectory, "token", round((time.time() + 3600) * 1e6))
+        kept = {name: await client.dump(name) for name in await keys(redis_url, server)}
+        held = await claim(server, SECOND)
+        await commit(server, held, change=Change(written={"log": b"lost"}))
+        for name in await keys(redis_url, server):
+            await client.delete(name)
+        for name, value in kept.items():
+            await client.restore(name, 0, value)
+
+    await write(new_server(), SECOND, log=b"again")
+
+    with pytest.raises(LostWriteError):
+        await claim(server, CallKey(FIRST.trajectory_id, "call-3", after=held.version_after))
+    assert await state(server) == {"log": b"again"}
 
 
 async def test_writes_that_a_power_cut_undid_are_noticed(new_server, tmp_path: Path):

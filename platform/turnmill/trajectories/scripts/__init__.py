@@ -18,5 +18,9 @@ def load(name: str, *, prelude: str | None = None, allow_oom: bool = False) -> S
     folder = resources.files(__name__)
     parts = ["#!lua flags=allow-oom"] if allow_oom else []
     parts += [(folder / f"{part}.lua").read_text() for part in (prelude, name) if part]
-    source = "\n".join(parts)
+    return of("\n".join(parts))
+
+
+def of(source: str) -> Script:
+    """Return the script with this source."""
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,87 @@
+"""Tool servers in one process, with connections of their own, that die and stand still."""
+
+import asyncio
+import itertools
+
+from support.faulty_store import Wire
+from turnmill.trajectories.base import CallKey, Change, Recorded
+from turnmill.trajectories.client import deadline_in
+from turnmill.trajectories.settings import StoreSettings
+from turnmill.trajectories.store import TrajectoryStore
+
+TOOL, PART = "shell", "log"
+SETTINGS = StoreSettings(lease_seconds=0.4)
+TRY_SECONDS = 2.0
+
+
+class ServerDiedError(Exception):
+    """The server of a call has died."""
+
+
+class ToolServer:
+    """A tool server with connections of its own: executes calls as the real one does."""
+
+    _executions = itertools.count()
+
+    def __init__(self, wire: Wire, run: str) -> None:
+        self.wire = wire
+        self._run = run
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._calls: set[asyncio.Task[tuple[tuple[str, ...], str]]] = set()
+        self._store = self._new_store()
+
+    async def execute(self, key: CallKey, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
+        """Return what the call saw, and the version after it."""
+        task = asyncio.create_task(self._execute(key, writes=writes, seconds=seconds))
+        self._calls.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                task.cancel()
+                raise
+            raise ServerDiedError from None
+        finally:
+            self._calls.discard(task)
+
+    async def _execute(self, key: CallKey, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
+        store = self._store
+        begun = await store.begin(key, TOOL, deadline=deadline_in(TRY_SECONDS))
+        if isinstance(begun, Recorded):
+            return _decode(begun.result), begun.version
+        seen = _decode(begun.state.get(PART, b""))
+        await asyncio.sleep(seconds)
+        await self._resumed.wait()
+        if writes:
+            seen = (*seen, f"{key.call_id}.{next(self._executions)}")
+        log = " ".join(seen).encode()
+        change = Change(written={PART: log}) if writes else None
+        await store.commit(begun, log, change, deadline=deadline_in(TRY_SECONDS))
+        return seen, begun.version_after
+
+    async def die(self) -> None:
+        """Lose all calls and claims, and start again without a cache."""
+        for task in list(self._calls):
+            task.cancel()
+        await self._store.close()
+        self._store = self._new_store()
+
+    async def stand_still(self, seconds: float) -> None:
+        """Neither renew claims nor commit for a while; then go on as if nothing had happened."""
+        self._resumed.clear()
+        await self._store._renewal.close()
+        await asyncio.sleep(seconds)
+        self._resumed.set()
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._store.close()
+
+    def _new_store(self) -> TrajectoryStore:
+        return TrajectoryStore.from_url(f"redis://127.0.0.1:{self.wire.port}/0", self._run, SETTINGS)
+
+
+def _decode(log: bytes) -> tuple[str, ...]:
+    return tuple(log.decode().split())
