@@ -4,13 +4,14 @@ import asyncio
 import itertools
 
 from support.faulty_store import Wire
-from turnmill.trajectories.base import CallKey, Change, Recorded
+from turnmill.trajectories.base import CallKey, Change, Recorded, State
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
-TOOL, PART = "shell", "log"
+TOOL = "shell"
 SETTINGS = StoreSettings(lease_seconds=0.4)
+SMALL_CACHE = StoreSettings(lease_seconds=0.4, cache_bytes=8 * 1024)
 TRY_SECONDS = 2.0
 
 
@@ -23,17 +24,18 @@ class ToolServer:
 
     _executions = itertools.count()
 
-    def __init__(self, wire: Wire, run: str) -> None:
+    def __init__(self, wire: Wire, run: str, settings: StoreSettings = SETTINGS) -> None:
         self.wire = wire
         self._run = run
+        self._settings = settings
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._calls: set[asyncio.Task[tuple[tuple[str, ...], str]]] = set()
         self._store = self._new_store()
 
-    async def execute(self, key: CallKey, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
-        """Return what the call saw, and the version after it."""
-        task = asyncio.create_task(self._execute(key, writes=writes, seconds=seconds))
+    async def execute(self, key: CallKey, name: str, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
+        """Return what the call, a unique name in its trajectory, saw, and the version after it."""
+        task = asyncio.create_task(self._execute(key, name, writes=writes, seconds=seconds))
         self._calls.add(task)
         try:
             return await task
@@ -46,19 +48,24 @@ class ToolServer:
         finally:
             self._calls.discard(task)
 
-    async def _execute(self, key: CallKey, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
+    async def finish(self, trajectory_id: str) -> None:
+        """End a trajectory."""
+        await self._store.finish(trajectory_id, deadline=deadline_in(TRY_SECONDS))
+
+    async def _execute(self, key: CallKey, name: str, *, writes: bool, seconds: float) -> tuple[tuple[str, ...], str]:
         store = self._store
         begun = await store.begin(key, TOOL, deadline=deadline_in(TRY_SECONDS))
         if isinstance(begun, Recorded):
             return _decode(begun.result), begun.version
-        seen = _decode(begun.state.get(PART, b""))
+        seen = _decode(b" ".join(begun.state[part] for part in sorted(begun.state)))
         await asyncio.sleep(seconds)
         await self._resumed.wait()
+        change = None
         if writes:
-            seen = (*seen, f"{key.call_id}.{next(self._executions)}")
-        log = " ".join(seen).encode()
-        change = Change(written={PART: log}) if writes else None
-        await store.commit(begun, log, change, deadline=deadline_in(TRY_SECONDS))
+            execution = next(self._executions)
+            seen = (*seen, f"{name}.{execution}")
+            change = _change(begun.state, seen, execution)
+        await store.commit(begun, " ".join(seen).encode(), change, deadline=deadline_in(TRY_SECONDS))
         return seen, begun.version_after
 
     async def die(self) -> None:
@@ -80,7 +87,16 @@ class ToolServer:
         await self._store.close()
 
     def _new_store(self) -> TrajectoryStore:
-        return TrajectoryStore.from_url(f"redis://127.0.0.1:{self.wire.port}/0", self._run, SETTINGS)
+        return TrajectoryStore.from_url(f"redis://127.0.0.1:{self.wire.port}/0", self._run, self._settings)
+
+
+def _change(state: State, seen: tuple[str, ...], execution: int) -> Change:
+    """Return a change that adds the last entry: mostly as a part of its own, at times as one part for all of them."""
+    if execution % 8 == 0:
+        return Change(written={"00000": " ".join(seen).encode()}, forget=True)
+    if execution % 8 == 1:
+        return Change(written={"00000": " ".join(seen).encode()}, removed=tuple(state))
+    return Change(written={f"{len(seen):05d}": seen[-1].encode()})
 
 
 def _decode(log: bytes) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from unittest import mock
 
 import redis.exceptions
 
-from support.dying_servers import SETTINGS, ServerDiedError, ToolServer
+from support.dying_servers import SETTINGS, SMALL_CACHE, ServerDiedError, ToolServer
 from support.faulty_store import CLOCK, SAMPLE_SECONDS, Server, Wire
 from support.history_checker import Operation
 from turnmill.core.errors import CallMismatchError, LostWriteError, PoisonCallError, StoreError
@@ -27,6 +27,7 @@ from turnmill.trajectories.base import CallKey
 
 NUM_SERVERS = 4
 CALLS_PER_LOOP, CLIENTS, CALLS_PER_CLIENT = 20, 3, 6
+MAX_TRIES = 50
 LOOPS_AT_ONCE, SHARED_AT_ONCE = 16, 8
 CALL_SECONDS = 60.0
 TYPED = (LostWriteError, PoisonCallError, CallMismatchError)
@@ -99,7 +100,7 @@ class StoreHistory:
 
     async def _play_loop(self, trajectory: str) -> str:
         """An agent loop: one call after the other, each with the version that it has seen last."""
-        version = ""
+        version, losses, sent = "", self._losses, []
         for number in range(CALLS_PER_LOOP):
             writes = self._chance.random() < 0.8
             repeats = 2 if self._chance.random() < 0.2 else 1
@@ -112,8 +113,24 @@ class StoreHistory:
             # A loop takes the first answer.
             if isinstance(answers[0], Exception):
                 return type(answers[0]).__name__
+            sent.append((f"c{number}", writes, version))
             version = answers[0]
+        if self._chance.random() < 0.5:
+            await self._finish(trajectory)
+        # Repeats that come late get what was answered, also after the end.
+        for call, writes, after in self._chance.sample(sent, 3):
+            if self._losses == losses:
+                await self._call(trajectory, call, writes=writes, after=after, answers=[""])
         return "complete"
+
+    async def _finish(self, trajectory: str) -> None:
+        for _ in range(MAX_TRIES):
+            try:
+                await self._chance.choice(self._servers).finish(trajectory)
+            except (StoreError, redis.exceptions.RedisError):
+                await asyncio.sleep(self._chance.uniform(0.0, 0.05))
+            else:
+                return
 
     async def _play_shared(self, trajectory: str) -> str:
         """Several clients of one trajectory, which know no versions: abandoned when the store loses writes."""
@@ -125,7 +142,8 @@ class StoreHistory:
                 if self._losses != losses:
                     return
                 answers: list[str | Exception] = []
-                await self._call(trajectory, f"c{client}-{number}", writes=self._chance.random() < 0.8, answers=answers)
+                writes, has_id = self._chance.random() < 0.8, self._chance.random() < 0.8
+                await self._call(trajectory, f"c{client}-{number}", writes=writes, answers=answers, has_id=has_id)
                 if isinstance(answers[0], Exception):
                     return
 
@@ -133,27 +151,39 @@ class StoreHistory:
         return "complete" if self._losses == losses else "abandoned"
 
     async def _call(
-        self, trajectory: str, call: str, *, writes: bool, answers: list[str | Exception], after: str | None = None
+        self,
+        trajectory: str,
+        call: str,
+        *,
+        writes: bool,
+        answers: list[str | Exception],
+        after: str | None = None,
+        has_id: bool = True,
     ) -> None:
         """Send a call until it is answered; add the version after it to `answers`, or what ends the trajectory.
 
+        A call without an id is sent once, as it might take effect twice.
         While the store loses writes, only the first answer of a client that knows versions counts: the one that it
         takes. Two primaries may answer two repeats differently, and a client without versions does not notice a loss.
         """
         clock, losses, whole = asyncio.get_running_loop().time, self._losses, self._whole.is_set()
-        begun, key = clock(), CallKey(trajectory, call, after=after or "")
+        begun, key = clock(), CallKey(trajectory, call if has_id else None, after=after or "")
         (seconds,) = self._chance.choices((0.0, 0.01, 0.3), (0.8, 0.17, 0.03))
         while clock() < begun + CALL_SECONDS:
             server = self._chance.choice(self._servers)
             try:
-                seen, version = await server.execute(key, writes=writes, seconds=seconds)
+                seen, version = await server.execute(key, call, writes=writes, seconds=seconds)
             except TYPED as error:
                 self.history.operations.append(Operation(trajectory, call, writes, begun))
                 answers.append(error)
                 return
             except (StoreError, ServerDiedError, redis.exceptions.RedisError):
                 await asyncio.sleep(self._chance.uniform(0.0, 0.05))
-                continue
+                if has_id:
+                    continue
+                self.history.operations.append(Operation(trajectory, call, writes, begun))
+                answers.append("")
+                return
             lossless = whole and losses == self._losses and self._whole.is_set()
             if lossless or (after is not None and not answers):
                 self.history.operations.append(Operation(trajectory, call, writes, begun, clock(), seen))
@@ -178,7 +208,8 @@ class StoreHistory:
             wire = Wire()
             await wire.start()
             wire.target = self._primary.socket
-            self._servers.append(ToolServer(wire, "history"))
+            settings = SMALL_CACHE if len(self._servers) % 2 else SETTINGS
+            self._servers.append(ToolServer(wire, "history", settings))
 
     async def _stop(self) -> None:
         for server in self._servers:
