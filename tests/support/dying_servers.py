@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 from support.faulty_store import Wire
 from turnmill.trajectories.base import CallKey, Change, Recorded, State
@@ -10,8 +11,9 @@ from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
 TOOL = "shell"
-SETTINGS = StoreSettings(lease_seconds=0.4)
-SMALL_CACHE = StoreSettings(lease_seconds=0.4, cache_bytes=8 * 1024)
+# The store expires keys by its clock, which steps by up to an hour: records stay for longer.
+SETTINGS = StoreSettings(lease_seconds=0.4, finished_seconds=2 * 3600)
+SMALL_CACHE = replace(SETTINGS, cache_bytes=8 * 1024)
 TRY_SECONDS = 2.0
 
 
