@@ -28,17 +28,18 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--sabotage", choices=SABOTAGES)
     options = parser.parse_args()
-    operations, answered, bad = 0, 0, 0
+    operations, answered, turns, bad = 0, 0, 0, 0
     faults: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     with changed_scripts(options.sabotage):
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             history = asyncio.run(StoreHistory(seed).play(options.operations))
-            found = [*violations(history.operations), *(f"{call} hangs" for call in history.hung)]
+            found = [*violations(history.operations), *history.problems, *(f"{call} hangs" for call in history.hung)]
             for problem in found:
                 print(f"seed {seed}: {problem}", flush=True)
             operations += len(history.operations)
             answered += sum(each.seen is not None for each in history.operations)
+            turns += history.num_turns
             faults += history.faults
             ended += history.ended
             bad += bool(found)
@@ -49,6 +50,7 @@ def main() -> None:
         ("seeds", options.seeds),
         ("operations", operations),
         ("answered", answered),
+        ("turns of journals", turns),
         ("seeds with violations", bad),
     ]
     rows += [(f"fault: {name.replace('_', ' ')}", count) for name, count in sorted(faults.items())]

@@ -21,6 +21,7 @@ import redis.exceptions
 from support.dying_servers import SETTINGS, SMALL_CACHE, ServerDiedError, ToolServer
 from support.faulty_store import CLOCK, SAMPLE_SECONDS, Server, Wire
 from support.history_checker import Operation
+from support.journal_histories import JournalPlayer
 from turnmill.core.errors import CallMismatchError, LostWriteError, PoisonCallError, StoreError
 from turnmill.trajectories import scripts, store
 from turnmill.trajectories.base import CallKey
@@ -28,7 +29,7 @@ from turnmill.trajectories.base import CallKey
 NUM_SERVERS = 4
 CALLS_PER_LOOP, CLIENTS, CALLS_PER_CLIENT = 20, 3, 6
 MAX_TRIES = 50
-LOOPS_AT_ONCE, SHARED_AT_ONCE = 16, 8
+LOOPS_AT_ONCE, SHARED_AT_ONCE, JOURNALS_AT_ONCE = 16, 8, 4
 CALL_SECONDS = 60.0
 TYPED = (LostWriteError, PoisonCallError, CallMismatchError)
 
@@ -60,8 +61,14 @@ class History:
     ended: Counter[str] = field(default_factory=Counter)
     """Trajectories by how they ended: complete, the name of an error, or abandoned at a loss of the store."""
 
+    num_turns: int = 0
+    """Turns that journals have acknowledged."""
+
     hung: list[str] = field(default_factory=list)
     """Calls without an answer for `CALL_SECONDS`."""
+
+    problems: list[str] = field(default_factory=list)
+    """Journals that lost a turn, mixed two processes' turns or took an end without the turns before it."""
 
 
 class StoreHistory:
@@ -84,7 +91,11 @@ class StoreHistory:
                 await self._start(Path(folder))
                 async with asyncio.TaskGroup() as group:
                     background = [group.create_task(self._disturb()), group.create_task(self._sample())]
-                    plays = [self._play_loop] * LOOPS_AT_ONCE + [self._play_shared] * SHARED_AT_ONCE
+                    plays = (
+                        [self._play_loop] * LOOPS_AT_ONCE
+                        + [self._play_shared] * SHARED_AT_ONCE
+                        + [self._play_journal] * JOURNALS_AT_ONCE
+                    )
                     await asyncio.wait([group.create_task(self._repeat(play, num_operations)) for play in plays])
                     for task in background:
                         task.cancel()
@@ -149,6 +160,15 @@ class StoreHistory:
 
         await asyncio.gather(*map(play, range(CLIENTS)))
         return "complete" if self._losses == losses else "abandoned"
+
+    async def _play_journal(self, trajectory: str) -> str:
+        """Processes that play one trajectory with a journal, each from where the one before it came to."""
+        wires = [server.wire for server in self._servers]
+        player = JournalPlayer(trajectory, wires, self._chance, lambda: self._losses if self._whole.is_set() else None)
+        ended = await player.play()
+        self.history.problems += player.problems
+        self.history.num_turns += player.num_turns
+        return ended
 
     async def _call(
         self,

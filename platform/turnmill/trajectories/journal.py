@@ -1,7 +1,6 @@
 """Journal of trajectories in flight: each turn is stored when it ends, so a restarted agent loop can resume."""
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -15,6 +14,7 @@ from turnmill.trajectories.settings import StoreSettings
 
 OPEN = scripts.load("journal_open")
 APPEND = scripts.load("journal_append")
+READ = scripts.load("journal_read", allow_oom=True)
 FINISH = scripts.load("journal_finish", allow_oom=True)
 CLAIM_RUN = scripts.load("run_claim")
 
@@ -25,6 +25,9 @@ class JournaledTrajectory:
 
     name: str
     attempt: int
+    opener: str = ""
+    """Random id of the call of `open` that began this attempt: a store that loses writes gives a number twice."""
+
     turns: tuple[Turn, ...] = ()
     metadata: TrajectoryMetadata = field(default_factory=TrajectoryMetadata)
     """Metadata given to `open`."""
@@ -52,7 +55,8 @@ class TrajectoryJournal:
             trajectory = await journal.append(trajectory, turn, deadline=deadline_in(10))
         await journal.finish(trajectory, TrajectoryOutcome("completed"), deadline=deadline_in(10))
 
-    Every operation is idempotent and raises StoreUnavailableError at its deadline.
+    Every operation is idempotent and raises StoreUnavailableError at its deadline. Turns that the store has lost, in a
+    power cut or a failover, are stored again by the next `append` or `finish` of the loop that has them.
 
     Where attempts at the run are numbered, `attempt` is this one's number: `claim_run` makes earlier ones stale.
     """
@@ -104,47 +108,58 @@ class TrajectoryJournal:
         if answer != b"opened":
             raise self._stale(rest[0])
         fields, turns = rest
-        return _decode(name, dict(zip(fields[::2], fields[1::2], strict=True)), turns)
+        return _decode(name, fields, turns)
 
     async def append(self, trajectory: JournaledTrajectory, turn: Turn, *, deadline: float) -> JournaledTrajectory:
         """Store the trajectory's next turn. Raises StaleClaimError if another attempt has opened the trajectory."""
-        arguments = (trajectory.attempt, len(trajectory.turns), pack(turn), self._milliseconds(finished=False))
-        answer, *rest = await self._client.run(
-            APPEND,
-            self._keys.journal(trajectory.name),
-            *arguments,
-            self._settings.max_trajectory_bytes,
-            deadline=deadline,
-        )
-        if answer == b"full":
-            raise StoreFullError(
-                f"The journal of trajectory {trajectory.name!r} would have {int(rest[0])} bytes, "
-                f"and max_trajectory_bytes is {self._settings.max_trajectory_bytes}: raise it, or allow fewer turns."
-            )
-        if answer != b"recorded":
-            raise _refusal(trajectory, answer.decode(), rest)
-        return replace(trajectory, turns=(*trajectory.turns, turn))
+        grown = replace(trajectory, turns=(*trajectory.turns, turn))
+        await self._store_turns(grown, len(trajectory.turns), deadline)
+        return grown
 
     async def finish(
         self, trajectory: JournaledTrajectory, outcome: TrajectoryOutcome, *, deadline: float
     ) -> JournaledTrajectory:
         """Mark a trajectory finished: it can be read for `finished_seconds` and then expires."""
-        arguments = (trajectory.attempt, pack(outcome), self._milliseconds(finished=True))
-        answer, *rest = await self._client.run(
-            FINISH, self._keys.journal(trajectory.name), *arguments, deadline=deadline
-        )
-        if answer != b"finished":
-            raise _refusal(trajectory, answer.decode(), rest)
-        return replace(trajectory, outcome=outcome)
+        arguments = (len(trajectory.turns), pack(outcome), self._milliseconds(finished=True))
+        while True:
+            answer, *rest = await self._write(FINISH, trajectory, *arguments, deadline=deadline)
+            if answer == b"finished":
+                return replace(trajectory, outcome=outcome)
+            if answer != b"gap":
+                raise _refusal(trajectory, answer.decode(), rest)
+            await self._store_turns(trajectory, int(rest[0]), deadline)
+
+    async def _store_turns(self, trajectory: JournaledTrajectory, number: int, deadline: float) -> None:
+        """Store the turns from a number on, after those before it that the store has lost."""
+        while number < len(trajectory.turns):
+            stored = await self._append(trajectory, number, deadline)
+            number = number + 1 if stored is None else stored
+
+    async def _append(self, trajectory: JournaledTrajectory, index: int, deadline: float) -> int | None:
+        """Store one turn; return None, or how many turns the store has if some before it are missing."""
+        turn, expiry = pack(trajectory.turns[index]), self._milliseconds(finished=False)
+        arguments = (index, turn, expiry, self._settings.max_trajectory_bytes)
+        answer, *rest = await self._write(APPEND, trajectory, *arguments, deadline=deadline)
+        if answer == b"full":
+            raise StoreFullError(
+                f"The journal of trajectory {trajectory.name!r} would have {int(rest[0])} bytes, "
+                f"and max_trajectory_bytes is {self._settings.max_trajectory_bytes}: raise it, or allow fewer turns."
+            )
+        if answer not in (b"recorded", b"gap"):
+            raise _refusal(replace(trajectory, turns=trajectory.turns[:index]), answer.decode(), rest)
+        return int(rest[0]) if answer == b"gap" else None
+
+    async def _write(
+        self, script: scripts.Script, trajectory: JournaledTrajectory, *arguments: bytes | int, deadline: float
+    ) -> list[bytes]:
+        key, claim = self._keys.journal(trajectory.name), (trajectory.attempt, trajectory.opener)
+        answer: list[bytes] = await self._client.run(script, key, *claim, *arguments, deadline=deadline)
+        return answer
 
     async def read(self, name: str, *, deadline: float) -> JournaledTrajectory | None:
         """Return a trajectory without taking it over; None if there is none of this name."""
-        key = self._keys.journal(name)
-        fields = await self._client.command("HGETALL", key, deadline=deadline)
-        if not fields:
-            return None
-        turns = await self._client.command("LRANGE", f"{key}:turns", 0, -1, deadline=deadline)
-        return _decode(name, fields, turns)
+        fields, turns = await self._client.run(READ, self._keys.journal(name), deadline=deadline)
+        return _decode(name, fields, turns) if fields else None
 
     async def names(self, *, deadline: float) -> list[str]:
         """Return the sorted names of all trajectories, in flight or finished."""
@@ -185,10 +200,12 @@ class TrajectoryJournal:
         return max(1, round(seconds * 1000))
 
 
-def _decode(name: str, fields: Mapping[bytes, bytes], turns: list[bytes]) -> JournaledTrajectory:
+def _decode(name: str, names_and_values: list[bytes], turns: list[bytes]) -> JournaledTrajectory:
+    fields = dict(zip(names_and_values[::2], names_and_values[1::2], strict=True))
     return JournaledTrajectory(
         name=name,
         attempt=int(fields[b"attempt"]),
+        opener=fields.get(b"opener", b"").decode(),
         turns=tuple(unpack(Turn, turn) for turn in turns),
         metadata=unpack(TrajectoryMetadata, fields[b"about"]) if b"about" in fields else TrajectoryMetadata(),
         outcome=unpack(TrajectoryOutcome, fields[b"finished"]) if b"finished" in fields else None,
@@ -200,7 +217,6 @@ def _refusal(trajectory: JournaledTrajectory, answer: str, rest: list[bytes]) ->
     reason = {
         "stale": f"attempt {rest[0].decode()} has it open" if rest and rest[0] else "it has expired or was deleted",
         "other": f"it has another turn {len(trajectory.turns)}",
-        "gap": f"it has {rest[0].decode()} turns" if rest else "turns are missing",
         "finished": "it is finished",
     }[answer]
     return StaleClaimError(

@@ -15,7 +15,7 @@ MAX_SEEDS = 5
 def problems(seed: int, sabotage: str | None = None) -> list[str]:
     with changed_scripts(sabotage):
         history = asyncio.run(StoreHistory(seed).play(NUM_OPERATIONS))
-    return [*violations(history.operations), *(f"{call} hangs" for call in history.hung)]
+    return [*violations(history.operations), *history.problems, *(f"{call} hangs" for call in history.hung)]
 
 
 @pytest.mark.slow

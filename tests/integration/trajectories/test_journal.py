@@ -1,11 +1,13 @@
 import asyncio
 
 import pytest
+import redis.asyncio
 
 from turnmill.core.errors import StaleClaimError, StoreFullError
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal
+from turnmill.trajectories.keys import Keys
 from turnmill.trajectories.settings import StoreSettings
 
 FIRST = Turn(prompt_ids=(1, 2), response_ids=(3, 4), log_probs=(-0.1, -0.25), observation="a wall", policy_version=7)
@@ -129,6 +131,74 @@ async def test_a_trajectory_that_grows_too_large_is_refused(new_journal):
         await journal.append(trajectory, Turn(prompt_ids=tuple(range(200)), response_ids=(1,)), deadline=soon())
 
     assert (await journal.read("trajectory", deadline=soon())).turns == ()
+
+
+@pytest.fixture
+def lose(redis_url, request):
+    """Take back what a store that was cut off from power had acknowledged: turns, or the newest attempt."""
+    key = Keys(request.node.name).journal("trajectory")
+
+    async def lose(*, turns=0, attempt=None):
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            for _ in range(turns):
+                await client.rpop(f"{key}:turns")
+            if attempt is not None:
+                await client.hset(key, mapping={"attempt": attempt, "opener": "earlier"})
+
+    return lose
+
+
+THIRD = Turn(prompt_ids=(1, 2, 3, 4), response_ids=(6,))
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_turns_that_the_store_lost_are_stored_again_with_the_next(new_journal, lose, lost):
+    journal = new_journal()
+    trajectory = await journal.open("trajectory", deadline=soon())
+    for turn in (FIRST, SECOND):
+        trajectory = await journal.append(trajectory, turn, deadline=soon())
+    await lose(turns=lost)
+
+    trajectory = await journal.append(trajectory, THIRD, deadline=soon())
+
+    stored = await journal.read("trajectory", deadline=soon())
+    assert stored.turns == trajectory.turns == (FIRST, SECOND, THIRD)
+
+
+async def test_a_trajectory_does_not_end_without_the_turns_that_the_store_lost(new_journal, lose):
+    journal = new_journal()
+    trajectory = await journal.open("trajectory", deadline=soon())
+    for turn in (FIRST, SECOND):
+        trajectory = await journal.append(trajectory, turn, deadline=soon())
+    await lose(turns=2)
+
+    await journal.finish(trajectory, TrajectoryOutcome("completed"), deadline=soon())
+
+    stored = await journal.read("trajectory", deadline=soon())
+    assert stored.turns == (FIRST, SECOND)
+    assert stored.outcome == TrajectoryOutcome("completed")
+
+
+async def test_a_trajectory_does_not_end_with_turns_that_its_loop_does_not_know(new_journal):
+    journal = new_journal()
+    trajectory = await journal.open("trajectory", deadline=soon())
+    await journal.append(trajectory, FIRST, deadline=soon())
+
+    with pytest.raises(StaleClaimError, match="another turn 0"):
+        await journal.finish(trajectory, TrajectoryOutcome("completed"), deadline=soon())
+
+
+async def test_an_attempt_whose_number_is_given_again_can_no_longer_write(new_journal, lose):
+    journal = new_journal()
+    old = await journal.open("trajectory", deadline=soon())
+    await lose(attempt=0)
+    new = await new_journal().open("trajectory", deadline=soon())
+    assert new.attempt == old.attempt
+
+    with pytest.raises(StaleClaimError):
+        await journal.append(old, FIRST, deadline=soon())
+    with pytest.raises(StaleClaimError):
+        await journal.finish(old, TrajectoryOutcome(), deadline=soon())
 
 
 @pytest.fixture

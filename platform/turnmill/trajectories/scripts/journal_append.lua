@@ -1,9 +1,11 @@
--- Records a turn. KEYS: journal. ARGV: attempt, index of the turn, turn, expiry in ms, most bytes of a journal.
+-- Records a turn. KEYS: journal. ARGV: attempt, opener, index of the turn, turn, expiry in ms, most bytes of a journal.
 local journal, turns = KEYS[1], KEYS[1] .. ':turns'
-local attempt, index, turn, expiry_ms, max_bytes = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
+local attempt, opener, index, turn, expiry_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local max_bytes = tonumber(ARGV[6])
 
-local open = redis.call('HMGET', journal, 'attempt', 'finished', 'bytes')
-if open[1] ~= attempt then
+local open = redis.call('HMGET', journal, 'attempt', 'opener', 'finished', 'bytes')
+-- A store that lost an attempt gives its number again, so the number alone does not tell who has the journal open.
+if open[1] ~= attempt or open[2] ~= opener then
   return {'stale', open[1] or ''}
 end
 local count = redis.call('LLEN', turns)
@@ -14,10 +16,10 @@ end
 if index > count then
   return {'gap', tostring(count)}
 end
-if open[2] then
+if open[3] then
   return {'finished'}
 end
-local bytes = tonumber(open[3] or 0) + #turn
+local bytes = tonumber(open[4] or 0) + #turn
 if bytes > max_bytes then
   return {'full', string.format('%.0f', bytes)}
 end
