@@ -208,7 +208,16 @@ def test_gpu_groups_go_to_nodes_with_their_product():
 TOKEN_VARIABLE = '"name": "TURNMILL_TOOL_SERVER_TOKEN"'
 
 
-@pytest.mark.parametrize(("name", "key"), [("team-a-store", "password"), ("team-a-tool-server", "token")])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("team-a-store", "password"),
+        ("team-a-store-users", "trainer"),
+        ("team-a-store-users", "tool-server"),
+        ("team-a-store-users", "clean-up"),
+        ("team-a-tool-server", "token"),
+    ],
+)
 def test_the_store_password_and_the_token_are_only_in_secrets(name: str, key: str):
     objects = render(TEAM)
     (secret,) = of_kind(objects, "Secret", name)
@@ -218,6 +227,58 @@ def test_the_store_password_and_the_token_are_only_in_secrets(name: str, key: st
 
     assert len(word) > 40
     assert word not in others
+
+
+USERS = ("trainer", "tool-server", "clean-up")
+
+
+def logins(template: Any) -> set[tuple[str, str, str]]:
+    """Return user, Secret and key of every login to the store in the containers of a pod."""
+    found = set()
+    for container in template["spec"]["containers"]:
+        env = {entry["name"]: entry for entry in container.get("env", ())}
+        if "TURNMILL_STORE_PASSWORD" in env:
+            reference = env["TURNMILL_STORE_PASSWORD"]["valueFrom"]["secretKeyRef"]
+            found.add((env.get("TURNMILL_STORE_USER", {}).get("value", ""), reference["name"], reference["key"]))
+    return found
+
+
+def logins_of_team(values: dict[str, Any]) -> dict[str, set[tuple[str, str, str]]]:
+    objects = render(TEAM, values)
+    (config,) = of_kind(objects, "ConfigMap", "turnmill-team")
+    team = parse_team(config["data"])
+    (tools,) = of_kind(objects, "Deployment")
+    (test,) = of_kind(objects, "Pod")
+    ray = [team.head.template, *(group.template for group in team.worker_groups)]
+    return {
+        "trainer": {login for template in ray for login in logins(template)},
+        "tool-server": logins(tools["spec"]["template"]) | logins(test),
+        "clean-up": logins(team.clean_up.template),
+    }
+
+
+def test_each_kind_of_pod_logs_in_to_the_store_as_its_own_user():
+    assert logins_of_team({}) == {user: {(user, "team-a-store-users", user)} for user in USERS}
+    mine = logins_of_team({"store.users.existingSecret": "mine"})
+    assert mine == {user: {(user, "mine", user)} for user in USERS}
+
+
+def test_pods_log_in_to_an_external_store_as_its_default_user_unless_its_users_are_named():
+    external = {
+        "store.external.url": "redis://host:6379", "store.external.cidrs": ["192.0.2.10/32"],
+        "store.password.existingSecret": "redis",
+    }  # fmt: skip
+
+    assert logins_of_team(external) == {user: {("", "redis", "password")} for user in USERS}
+    named = logins_of_team(external | {"store.users.existingSecret": "mine"})
+    assert named == {user: {(user, "mine", user)} for user in USERS}
+
+
+def test_only_the_store_has_the_password_of_the_user_who_may_do_everything():
+    objects = [found for found in render(TEAM) if found["kind"] not in ("Secret", "StatefulSet")]
+
+    assert '"secretName": "team-a-store"' not in json.dumps(objects)
+    assert '"name": "team-a-store", "key"' not in json.dumps(objects)
 
 
 def test_pods_of_runs_and_the_test_have_the_token_and_tool_servers_read_it_from_a_file():
@@ -246,7 +307,10 @@ def test_keys_of_services_are_mounted_from_a_secret():
 def test_without_the_token_nothing_refers_to_it():
     objects = render(TEAM, {"toolServer.token.enabled": False})
 
-    assert [secret["metadata"]["name"] for secret in of_kind(objects, "Secret")] == ["team-a-store"]
+    assert [secret["metadata"]["name"] for secret in of_kind(objects, "Secret")] == [
+        "team-a-store",
+        "team-a-store-users",
+    ]
     assert "token-file" not in json.dumps(objects)
     assert TOKEN_VARIABLE not in json.dumps(objects)
 
@@ -258,7 +322,9 @@ def test_an_external_store_replaces_the_bundled_one():
     assert not of_kind(objects, "Secret", "team-a-store")
     (tools,) = of_kind(objects, "Deployment")
     env = {entry["name"]: entry for entry in tools["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert env["TURNMILL_REDIS"]["value"] == "rediss://:$(TURNMILL_STORE_PASSWORD)@redis.example.com:6380/0"
+    assert env["TURNMILL_REDIS"]["value"] == "rediss://redis.example.com:6380/0"
+    assert env["TURNMILL_STORE_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "password"}
+    assert "TURNMILL_STORE_USER" not in env
     (policy,) = of_kind(objects, "NetworkPolicy", "team-a-tool-servers")
     assert policy["spec"]["egress"] == [
         {"to": [{"ipBlock": {"cidr": "192.0.2.10/32"}}], "ports": [{"port": 6380, "protocol": "TCP"}]}

@@ -45,9 +45,11 @@ def call() -> None:
 
 
 def record() -> None:
-    store = redis.Redis.from_url(os.environ["TURNMILL_REDIS"], socket_timeout=10)
+    user, password = os.environ.get("TURNMILL_STORE_USER"), os.environ["TURNMILL_STORE_PASSWORD"]
+    url = os.environ["TURNMILL_STORE_URL"]
+    store = redis.Redis.from_url(url, username=user, password=password, socket_timeout=10)
     key = f"turnmill:{os.environ['RUN_NAME']}:trajectory:{{{TRAJECTORY}}}:calls"
-    recorded = store.hlen(key)
+    recorded = len(store.hgetall(key))
     if not recorded:
         raise SystemExit(f"The store has no {key}: the tool servers write elsewhere.")
     print(f"store: {key} has {recorded} entries")

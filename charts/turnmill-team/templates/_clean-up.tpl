@@ -15,7 +15,7 @@ spec:
       image: {{ include "turnmill-team.image" (list . .Values.toolServer.image "own") | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       command: [turnmill]
-      env: {{ include "turnmill-team.storeEnv" . | nindent 8 }}
+      env: {{ include "turnmill-team.storeEnv" (list . "clean-up") | nindent 8 }}
       resources:
         requests: {cpu: 50m, memory: 128Mi, ephemeral-storage: 16Mi}
         limits: {memory: 256Mi, ephemeral-storage: 128Mi}

@@ -117,20 +117,34 @@ http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5
 {{- .Values.store.password.existingSecret | default (include "turnmill-team.store" .) -}}
 {{- end -}}
 
-{{/* Environment variables with the store's URL and password; clients put the password into the URL. */}}
+{{/* Secret with the passwords of the store's users; empty for a store outside the release whose users are not named. */}}
+{{- define "turnmill-team.storeUsersSecret" -}}
+{{- if .Values.store.users.existingSecret -}}
+{{- .Values.store.users.existingSecret -}}
+{{- else if not .Values.store.external.url -}}
+{{- include "turnmill-team.store" . }}-users
+{{- end -}}
+{{- end -}}
+
+{{/* Environment variables with the store's URL, and with user and password, which clients put into it: (list $ "trainer"). */}}
 {{- define "turnmill-team.storeEnv" -}}
+{{- $root := index . 0 -}}
+{{- $user := index . 1 -}}
+{{- $users := include "turnmill-team.storeUsersSecret" $root -}}
 - name: TURNMILL_STORE_URL
-  value: {{ include "turnmill-team.storeUrl" . | quote }}
+  value: {{ include "turnmill-team.storeUrl" $root | quote }}
+{{- if $users }}
+- name: TURNMILL_STORE_USER
+  value: {{ $user }}
+{{- end }}
 - name: TURNMILL_STORE_PASSWORD
   valueFrom:
     secretKeyRef:
-      name: {{ include "turnmill-team.storeSecret" . }}
-      key: {{ .Values.store.password.key }}
-{{- end -}}
-
-{{/* The store's URL with the password from TURNMILL_STORE_PASSWORD. */}}
-{{- define "turnmill-team.storeUrlWithPassword" -}}
-{{- $url := include "turnmill-team.storeUrl" . -}}
-{{- $scheme := index (splitList "://" $url) 0 -}}
-{{ $scheme }}://:$(TURNMILL_STORE_PASSWORD)@{{ trimPrefix (printf "%s://" $scheme) $url }}
+      {{- if $users }}
+      name: {{ $users }}
+      key: {{ $user }}
+      {{- else }}
+      name: {{ include "turnmill-team.storeSecret" $root }}
+      key: {{ $root.Values.store.password.key }}
+      {{- end }}
 {{- end -}}

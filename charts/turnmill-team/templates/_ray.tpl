@@ -72,7 +72,7 @@ spec:
       args: [python -m turnmill.runs.fork_server]
       {{- end }}
       env:
-        {{- include "turnmill-team.storeEnv" $root | nindent 8 }}
+        {{- include "turnmill-team.storeEnv" (list $root "trainer") | nindent 8 }}
         {{- if $root.Values.toolServer.enabled }}
         {{- include "turnmill-team.toolServerEnv" $root | nindent 8 }}
         {{- end }}

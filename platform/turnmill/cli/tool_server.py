@@ -96,7 +96,9 @@ def tool_server(
     redis: Annotated[
         str | None,
         typer.Option(
-            help="URL of the trajectory store; left out, one starts and goes with the server.", envvar="TURNMILL_REDIS"
+            help="URL of the trajectory store; left out, one starts and goes with the server. User and password "
+            "may be in TURNMILL_STORE_USER and TURNMILL_STORE_PASSWORD.",
+            envvar="TURNMILL_REDIS",
         ),
     ] = None,
     run_name: Annotated[

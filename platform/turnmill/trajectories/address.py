@@ -12,8 +12,8 @@ from turnmill.observability import atomic_files
 
 FILE = "journal.json"
 
-PASSWORD = "TURNMILL_STORE_PASSWORD"
-"""Environment variable with the store's password, for URLs without one."""
+USER, PASSWORD = "TURNMILL_STORE_USER", "TURNMILL_STORE_PASSWORD"
+"""Environment variables with the store's user and password, for URLs without a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,14 @@ class JournalAddress:
             return None
 
 
-def with_password(url: str) -> str:
-    """Return the URL with the password from the environment, unless the URL has one or none is set."""
+def with_login(url: str) -> str:
+    """Return the URL with user and password from the environment, unless it has a password or none is set.
+
+    A store behind a Unix socket, such as one that a run starts for itself, is not the one that the environment means.
+    """
     parts, password = urlsplit(url), os.environ.get(PASSWORD)
-    if not password or parts.password:
+    if not password or parts.password or parts.scheme == "unix":
         return url
     user, _, host = parts.netloc.rpartition("@")
+    user = user or quote(os.environ.get(USER, ""), safe="")
     return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()

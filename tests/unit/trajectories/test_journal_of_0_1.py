@@ -9,8 +9,9 @@ import pytest
 
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn, complete_turns
 from turnmill.trajectories.client import deadline_in
-from turnmill.trajectories.journal import TrajectoryJournal
+from turnmill.trajectories.journal import READ, TrajectoryJournal
 from turnmill.trajectories.packing import pack, unpack
+from turnmill.trajectories.scripts import Script
 
 STORED = json.loads((Path(__file__).parent / "data" / "journal-0.1.json").read_text())
 """The values in Redis by their keys, in base64: of a trajectory that finished and of one in flight."""
@@ -19,12 +20,12 @@ STORED = json.loads((Path(__file__).parent / "data" / "journal-0.1.json").read_t
 class RecordedClient:
     """Answers reads as the Redis of that run did."""
 
-    async def command(self, name: str, key: str, *_: Any, deadline: float) -> Any:
-        value = STORED[key]["value"]
-        if name == "HGETALL":
-            return {field.encode(): base64.b64decode(content) for field, content in value.items()}
-        assert name == "LRANGE"
-        return [base64.b64decode(content) for content in value]
+    async def run(self, script: Script, key: str, *_: Any, deadline: float) -> Any:
+        assert script is READ
+        fields = STORED[key]["value"].items()
+        turns = STORED[f"{key}:turns"]["value"]
+        words = [word for name, value in fields for word in (name.encode(), base64.b64decode(value))]
+        return [words, [base64.b64decode(turn) for turn in turns]]
 
 
 @pytest.fixture
