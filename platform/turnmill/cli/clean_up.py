@@ -24,11 +24,11 @@ def clean_up(
 
 async def _forget(store: str, run_dir: Path, seconds: float) -> int:
     from turnmill.observability.run_folder import RunFolder
-    from turnmill.trajectories.address import with_login
+    from turnmill.trajectories.address import with_password
     from turnmill.trajectories.clean_up import forget_run
     from turnmill.trajectories.client import StoreClient, deadline_in
 
-    client = StoreClient(with_login(store), max_connections=1)
+    client = StoreClient(with_password(store), max_connections=1)
     try:
         return await forget_run(client, RunFolder(run_dir).run_name(), deadline=deadline_in(seconds))
     finally:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import Turn, complete_turns
-from turnmill.trajectories.address import JournalAddress, with_login
+from turnmill.trajectories.address import JournalAddress, with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
@@ -29,7 +29,7 @@ def read_live(run_dir: Path) -> list[JournaledTrajectory]:
 
 
 async def _read(address: JournalAddress) -> list[JournaledTrajectory]:
-    journal = TrajectoryJournal.from_url(with_login(address.url), address.run)
+    journal = TrajectoryJournal.from_url(with_password(address.url), address.run)
     try:
         return await journal.live(deadline=deadline_in(STORE_SECONDS))
     finally:

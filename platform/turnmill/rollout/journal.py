@@ -10,7 +10,7 @@ from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.observability.run_folder import RunFolder
 from turnmill.rollout.verl_types import RunConfig
 from turnmill.tasks import Task
-from turnmill.trajectories.address import with_login
+from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 
@@ -208,4 +208,4 @@ def create_journal(config: RunConfig) -> Journal:
     if (url := settings.get("store_url")) is None:
         return NoJournal()
     run, attempt = RunFolder(settings.run_dir).run_name(), settings.get("attempt")
-    return StoreJournal(TrajectoryJournal.from_url(with_login(url), run, attempt=int(attempt) if attempt else None))
+    return StoreJournal(TrajectoryJournal.from_url(with_password(url), run, attempt=int(attempt) if attempt else None))

@@ -19,7 +19,7 @@ from turnmill.runs.progress_server import ProgressServer
 from turnmill.runs.watch import Report, start_silence, watch
 from turnmill.training import accelerators
 from turnmill.training.agent_kinds import agent_kind
-from turnmill.trajectories.address import JournalAddress, with_login
+from turnmill.trajectories.address import JournalAddress, with_password
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.journal import TrajectoryJournal
 
@@ -105,7 +105,7 @@ def _addresses(attempt: Attempt, folder: RunFolder) -> Mapping[str, str]:
 
 async def _claim_run(store_url: str, run: str, attempt: int) -> None:
     """Claim the run in the store, which from then on rejects writes of earlier attempts."""
-    journal = TrajectoryJournal.from_url(with_login(store_url), run, attempt=attempt)
+    journal = TrajectoryJournal.from_url(with_password(store_url), run, attempt=attempt)
     try:
         await journal.claim_run(deadline=deadline_in(STORE_TIMEOUT_SECONDS))
     except StaleClaimError as error:

@@ -12,7 +12,7 @@ from turnmill.tool_server.connections import close_half_open
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.supervisor import Supervisor
 from turnmill.tool_server.worker_process import BACKLOG, configure_logs, run_worker
-from turnmill.trajectories.address import with_login
+from turnmill.trajectories.address import with_password
 from turnmill.trajectories.embedded import EmbeddedStore
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 def _with_store(settings: ServerSettings) -> Iterator[ServerSettings]:
     """Yield the settings with the URL of a store, which is started here if none is configured."""
     if settings.redis is not None:
-        yield settings.model_copy(update={"redis": with_login(settings.redis)})
+        yield settings.model_copy(update={"redis": with_password(settings.redis)})
         return
     with EmbeddedStore(max_bytes=settings.store_bytes) as store:
         yield settings.model_copy(update={"redis": store.url})

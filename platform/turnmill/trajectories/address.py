@@ -40,7 +40,7 @@ class JournalAddress:
             return None
 
 
-def with_login(url: str) -> str:
+def with_password(url: str) -> str:
     """Return the URL with user and password from the environment, unless it has a password or none is set.
 
     A store behind a Unix socket, such as one that a run starts for itself, is not the one that the environment means.

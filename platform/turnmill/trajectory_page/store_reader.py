@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from turnmill.core.trajectory import Turn, complete_turns
 from turnmill.observability.trajectory_log import TurnPosition, TurnRecord
-from turnmill.trajectories.address import with_login
+from turnmill.trajectories.address import with_password
 from turnmill.trajectories.client import StoreClient, deadline_in
 from turnmill.trajectories.journal import JournaledTrajectory, TrajectoryJournal
 from turnmill.trajectories.keys import JOURNALS_OF_ANY_RUN, Keys, run_and_name
@@ -34,7 +34,7 @@ class StoreReader:
     """Reads the journals of one run, or of every run in a store; fetches only trajectories that have changed."""
 
     def __init__(self, url: str, *, run: str | None = None, include_finished: bool) -> None:
-        self._url = with_login(url)
+        self._url = with_password(url)
         self._run = run
         self._finished_too = include_finished
         self._seen: dict[tuple[str, str], SeenTrajectory] = {}

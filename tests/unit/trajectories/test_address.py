@@ -1,6 +1,6 @@
 import pytest
 
-from turnmill.trajectories.address import PASSWORD, USER, with_login
+from turnmill.trajectories.address import PASSWORD, USER, with_password
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from turnmill.trajectories.address import PASSWORD, USER, with_login
 def test_the_password_comes_from_the_environment_unless_the_url_has_one(monkeypatch, url, password, expected):
     monkeypatch.setenv(PASSWORD, password)
 
-    assert with_login(url) == expected
+    assert with_password(url) == expected
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_the_user_comes_from_the_environment_with_the_password(monkeypatch, url,
     monkeypatch.setenv(USER, "tool/server")
     monkeypatch.setenv(PASSWORD, "secret")
 
-    assert with_login(url) == expected
+    assert with_password(url) == expected
