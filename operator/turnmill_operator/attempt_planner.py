@@ -26,6 +26,7 @@ from turnmill_operator.ray_job_status import (
 )
 from turnmill_operator.resources import Manifest, build_ray_job, ray_job_name
 from turnmill_operator.status import (
+    DISRUPTABLE_REASONS,
     NON_RETRYABLE_REASONS,
     DesiredCondition,
     DesiredStatus,
@@ -36,7 +37,10 @@ from turnmill_operator.status import (
 )
 from turnmill_operator.views import JobView, Observed, RayJobView
 
+DEFAULT_RETRIES = 3
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10, 300
+# Time in which the loss of a pod ends a run: KubeRay must notice it, or the run must stop answering.
+DISRUPTION_EFFECT = timedelta(minutes=15)
 APPLY_RETRY_SECONDS, SHARED_CLUSTER_SECONDS = 60, 30
 
 
@@ -81,6 +85,11 @@ class AttemptPlanner:
     def spec(self) -> JobSpec | None:
         """The job's spec; None if it cannot be read."""
         return self.view.job.spec if self.view.job else None
+
+    @property
+    def retries(self) -> int:
+        """The number of failed attempts that may be followed by another."""
+        return DEFAULT_RETRIES if self.spec is None or self.spec.retries is None else self.spec.retries
 
     @property
     def attempt(self) -> int:
@@ -273,8 +282,10 @@ class AttemptPlanner:
 
     def _failed(self, failure: Failure, current: RayJobView | None) -> Plan:
         """Count the failed attempt; schedule another if retries are left and it would not fail the same way."""
+        if self._is_disrupted(failure):
+            return self._disrupted(failure, current)
         attempt, failed = self.attempt, self.status.failed_attempts + 1
-        retries = self.spec.retries if self.spec else 0
+        retries = self.retries
         message = f"Attempt {attempt} failed: {failure.message}"
         will_retry = failed <= retries and failure.reason not in NON_RETRYABLE_REASONS
         # A RayJob that has ended releases its cluster by itself; it stays as the record of the last attempt.
@@ -299,6 +310,46 @@ class AttemptPlanner:
         plan = self._report(State.FAILED, conditions, attempt=attempt, failed_attempts=failed)
         return replace(plan, delete=(*delete, *self._older_than(attempt)))
 
+    def _is_disrupted(self, failure: Failure) -> bool:
+        """Return whether Kubernetes took a pod away shortly before the attempt failed."""
+        found = self.observed.disruption
+        return failure.reason in DISRUPTABLE_REASONS and found is not None and self.now - found.at <= DISRUPTION_EFFECT
+
+    def _disrupted(self, failure: Failure, current: RayJobView | None) -> Plan:
+        """Schedule another attempt for one that Kubernetes disrupted, without counting it as failed."""
+        assert self.observed.disruption is not None
+        attempt, due = self.attempt, self.now + timedelta(seconds=BACKOFF_SECONDS)
+        lost = self.observed.disruption.message
+        message = f"Attempt {attempt} was disrupted by the loss of {lost}: {failure.message}"
+        next_message = (
+            f"{message} Attempt {attempt + 1} starts from the last checkpoint at {due:%H:%M:%S} UTC; the disruption "
+            "does not count against spec.retries."
+        )
+        conditions: dict[ConditionType, DesiredCondition] = {
+            "ClusterReady": DesiredCondition(False, Reason.RELEASED, message),
+            "Running": DesiredCondition(False, Reason.DISRUPTED, next_message),
+        }
+        plan = self._report(
+            State.RETRYING,
+            conditions,
+            attempt=attempt,
+            disrupted_attempts=self.status.disrupted_attempts + 1,
+            next_attempt_time=due,
+        )
+        delete = () if current is None else (current,)
+        return replace(plan, delete=(*delete, *self._older_than(attempt)), requeue_at=due)
+
+    def revive(self) -> Plan:
+        """Schedule another attempt for a job that has failed, and whose `retries` have been raised since."""
+        attempt = self.attempt
+        message = f"spec.retries was raised to {self.retries}: attempt {attempt + 1} starts from the last checkpoint."
+        conditions: dict[ConditionType, DesiredCondition] = {
+            "ClusterReady": DesiredCondition(False, Reason.RELEASED, "The last attempt has ended."),
+            "Running": DesiredCondition(False, Reason.RETRYING, message),
+        }
+        plan = self._report(State.RETRYING, conditions, attempt=attempt, next_attempt_time=self.now)
+        return replace(plan, requeue_at=self.now)
+
     # Common
 
     def _older_than(self, attempt: int) -> tuple[RayJobView, ...]:
@@ -314,6 +365,7 @@ class AttemptPlanner:
             conditions=conditions,
             attempt=self.attempt,
             failed_attempts=self.status.failed_attempts,
+            disrupted_attempts=self.status.disrupted_attempts,
             cluster=self.status.cluster,
             progress=self._progress(),
         )

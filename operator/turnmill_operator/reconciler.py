@@ -94,6 +94,7 @@ class Reconciler:
             observed,
             progress=cache.progress(key, last_attempt(view, observed)),
             pending_pods=await self._pending_pods(view, observed),
+            disruption=cache.disruption(key, last_attempt(view, observed)),
             blocked_by=cache.blocking_job(view) if view.asks_for_shared_cluster else "",
         )
 
@@ -259,5 +260,7 @@ def _count_ended_attempts(view: JobView, status: JobStatus) -> None:
     """Count the attempts that have ended with this status."""
     if status.failed_attempts > view.status.failed_attempts:
         metrics.ATTEMPTS.labels(view.key.namespace, "failed").inc()
+    if status.disrupted_attempts > view.status.disrupted_attempts:
+        metrics.ATTEMPTS.labels(view.key.namespace, "disrupted").inc()
     if status.state == State.COMPLETE and view.status.state != State.COMPLETE:
         metrics.ATTEMPTS.labels(view.key.namespace, "complete").inc()

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -100,6 +100,15 @@ class RunProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Disruption:
+    """A pod that Kubernetes evicts, preempts, or deletes with its node."""
+
+    at: datetime
+    message: str
+    """Name of the pod, and the reason in Kubernetes' own words."""
+
+
+@dataclass(frozen=True, slots=True)
 class CleanUpView:
     """The batch Job that deletes a run's data from the trajectory store."""
 
@@ -126,6 +135,8 @@ class Observed:
     progress: RunProgress = field(default_factory=RunProgress)
     pending_pods: str = ""
     """Reasons why pods of the cluster are not running; empty if there are none."""
+    disruption: Disruption | None = None
+    """Last disruption of a pod of the last attempt."""
     clean_up: CleanUpView | None = None
     blocked_by: str = ""
     """Name of the job that the team's shared cluster runs first, as it runs one at a time; empty if none."""
@@ -220,6 +231,16 @@ def clean_up_view(raw: RawObject) -> CleanUpView:
     conditions = (raw.get("status") or {}).get("conditions", ())
     ends = [found for found in conditions if found["type"] in ("Complete", "Failed") and found["status"] == "True"]
     return CleanUpView(finished=bool(ends))
+
+
+def disruption_of(pod: RawObject) -> Disruption | None:
+    """Return the disruption of a pod, which Kubernetes marks with the condition `DisruptionTarget`."""
+    for found in (pod.get("status") or {}).get("conditions") or ():
+        if found["type"] == "DisruptionTarget" and found["status"] == "True":
+            why = ": ".join(part.rstrip(".") for part in (found.get("reason"), found.get("message")) if part)
+            at = _time(found.get("lastTransitionTime")) or datetime.now(UTC)
+            return Disruption(at, f"pod {pod['metadata']['name']} ({why})")
+    return None
 
 
 def describe_pending_pods(pods: list[RawObject]) -> str:

@@ -245,7 +245,7 @@ PLANS = {
     "well": ({}, ["SUCCEEDED"], ("Complete", 1, 0)),
     "again": ({"retries": 1}, ["FAILED", "SUCCEEDED"], ("Complete", 2, 1)),
     "never": ({"retries": 1}, ["FAILED"], ("Failed", 2, 2)),
-    "once": ({}, ["FAILED"], ("Failed", 1, 1)),
+    "once": ({"retries": 0}, ["FAILED"], ("Failed", 1, 1)),
 }
 
 

@@ -79,7 +79,7 @@ seccompProfile: {type: RuntimeDefault}
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]

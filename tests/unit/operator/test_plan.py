@@ -10,7 +10,16 @@ from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill_operator.desired import desired
 from turnmill_operator.plan import Plan
 from turnmill_operator.status import find_condition
-from turnmill_operator.views import CleanUpView, KubeRay, Observed, RunProgress, job_view, ray_job_view, team_view
+from turnmill_operator.views import (
+    CleanUpView,
+    Disruption,
+    KubeRay,
+    Observed,
+    RunProgress,
+    job_view,
+    ray_job_view,
+    team_view,
+)
 
 TEAM = team_view(raw_team())
 SHARED_TEAM = team_view(raw_team(sharedCluster="team"))
@@ -300,7 +309,72 @@ def test_a_job_without_retries_left_fails():
     assert reasons(plan.status)["Failed"] == ("True", "RunFailed")
     assert reasons(plan.status)["Complete"] == ("False", "NotFinished")
     assert plan.delete == ()
-    assert "Set spec.retries" in message(plan.status, "Failed")
+    assert "Raise spec.retries to carry on from the last checkpoint" in message(plan.status, "Failed")
+
+
+def test_a_job_that_names_no_retries_has_three():
+    job = raw_job()
+    del job["spec"]["retries"]
+
+    states = [
+        status_after(job, raw_ray_job(**FAILED), status=STARTED.model_copy(update={"failed_attempts": failed})).state
+        for failed in range(4)
+    ]
+
+    assert states == ["Retrying", "Retrying", "Retrying", "Failed"]
+
+
+def test_a_failed_job_continues_once_its_retries_are_raised():
+    failed = status_after(raw_job(), raw_ray_job(**FAILED))
+    ended = raw_ray_job(**FAILED)
+
+    assert plan_for(raw_job(), ended, status=failed, now=at(60)).status is None
+    revived = plan_for(raw_job(retries=2), ended, status=failed, now=at(60))
+    assert revived.status is not None
+    assert (revived.status.state, revived.status.failed_attempts) == ("Retrying", 1)
+    assert reasons(revived.status)["Failed"] == ("False", "NotFinished")
+    assert "spec.retries was raised to 2: attempt 2 starts" in message(revived.status, "Running")
+
+    started = plan_for(raw_job(retries=2), ended, status=revived.status, now=at(60))
+    (ray_job,) = started.apply
+    assert ray_job["metadata"]["name"] == "job-2"
+    assert [found.name for found in started.delete] == ["job-1"]
+
+
+def test_a_job_whose_next_attempt_would_fail_in_the_same_way_does_not_continue_with_more_retries():
+    gave_up = raw_ray_job(**FAILURES["too many failed episodes"][0])
+    failed = status_after(raw_job(), gave_up)
+
+    assert plan_for(raw_job(retries=9), gave_up, status=failed, now=at(60)).status is None
+
+
+@pytest.mark.parametrize("name", ["a lost head", "an error of the run", "a failed submission"])
+def test_an_attempt_that_kubernetes_disrupts_is_repeated_without_counting_as_failed(name: str):
+    ended = raw_ray_job(**FAILURES[name][0])
+    evicted = Disruption(at(0), "pod job-1-head (EvictionByEvictionAPI: Eviction API: evicting)")
+
+    plan = plan_for(raw_job(), ended, status=STARTED, disruption=evicted, now=at(100))
+
+    assert plan.status is not None
+    found = plan.status
+    assert (found.state, found.failed_attempts, found.disrupted_attempts) == ("Retrying", 0, 1)
+    assert reasons(found)["Running"] == ("False", "Disrupted")
+    assert "was disrupted by the loss of pod job-1-head (EvictionByEvictionAPI" in message(found, "Running")
+    assert [deleted.name for deleted in plan.delete] == ["job-1"]
+    (ray_job,) = plan_for(raw_job(), status=found, disruption=evicted, now=at(110)).apply
+    assert ray_job["metadata"]["name"] == "job-2"
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("an error of the run", 901), ("refused settings", 10), ("a stopped RayJob", 10), ("an exceeded deadline", 10)],
+)
+def test_a_failure_that_no_disruption_can_have_caused_counts(name: str, seconds: float):
+    ended = raw_ray_job(**FAILURES[name][0])
+
+    found = status_after(raw_job(), ended, disruption=Disruption(at(0), "pod a"), now=at(seconds))
+
+    assert (found.state, found.failed_attempts, found.disrupted_attempts) == ("Failed", 1, 0)
 
 
 FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
