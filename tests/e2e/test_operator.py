@@ -206,6 +206,50 @@ def test_a_job_is_suspended_resumed_and_deleted(namespace: Namespace, operator: 
     wait_for("nothing", lambda: not namespace.list("rayjobs,rayclusters,jobs,pods"), seconds=60)
 
 
+def evict(namespace: Namespace, pod: str) -> None:
+    """Evict a pod, as `kubectl drain` does."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace.name}}
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
+    namespace.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(eviction))
+
+
+async def test_an_attempt_whose_pod_is_evicted_does_not_count_as_failed(
+    namespace: Namespace, operator: OperatorProcess
+):
+    namespace.apply(config_map(TEAM), named_job("job", retries=0))
+    wait_for_reason(namespace, "job", "ClusterReady", "WaitingForPods")
+    (ray_job,) = namespace.list("rayjobs")
+    # It waits for a node that does not exist, so that the eviction ends no process.
+    nowhere = {"containers": [{"name": "ray", "image": "turnmill/none:0"}], "nodeSelector": {"turnmill.dev/none": ""}}
+    labels = {"turnmill.dev/job": "job", "turnmill.dev/attempt": "1"}
+    namespace.apply(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "job-1-head", "labels": labels}, "spec": nowhere}
+    )
+
+    evict(namespace, "job-1-head")
+    wait_for("end of the pod", lambda: namespace.get("pod", "job-1-head") is None, seconds=60)
+    async with fake_kuberay(namespace.name) as cluster:
+        await cluster.end(ray_job, succeeded=False)
+
+    wait_for("second attempt", lambda: namespace.get("rayjob", "job-2"), seconds=60)
+    status = (namespace.get("atj", "job") or {})["status"]
+    assert (status["attempt"], status["failedAttempts"], status["disruptedAttempts"]) == (2, 0, 1)
+
+
+def test_a_failed_job_continues_once_its_retries_are_raised(namespace: Namespace, operator: OperatorProcess):
+    namespace.apply(config_map(TEAM), named_job("job", retries=0))
+    wait_for_reason(namespace, "job", "ClusterReady", "WaitingForPods")
+    namespace.delete("rayjob", "job-1")
+    wait_for_reason(namespace, "job", "Failed", "RayJobDeleted")
+
+    namespace.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"retries":1}}')
+
+    wait_for("second attempt", lambda: namespace.get("rayjob", "job-2"), seconds=60)
+    found = wait_for_reason(namespace, "job", "ClusterReady", "WaitingForPods")
+    assert (found["status"]["attempt"], found["status"]["failedAttempts"]) == (2, 1)
+    assert conditions(found)["Failed"] == ("False", "NotFinished")
+
+
 def test_a_job_is_deleted_even_if_its_clean_up_cannot_run(namespace: Namespace, operator: OperatorProcess):
     namespace.apply(config_map(CLEAN_UP_TEAM), named_job("job", suspend=True))
     held = wait_for_reason(namespace, "job", "Suspended", "SuspendedBySpec")
