@@ -24,7 +24,7 @@ from turnmill_operator.ray_job_status import (
     stage_of,
     timeout_failure,
 )
-from turnmill_operator.resources import Manifest, build_ray_job, ray_job_name
+from turnmill_operator.resources import Manifest, build_ray_job
 from turnmill_operator.status import (
     DISRUPTABLE_REASONS,
     NON_RETRYABLE_REASONS,
@@ -132,9 +132,11 @@ class AttemptPlanner:
             State.QUEUED,
         )
 
-    def _start(self, attempt: int) -> Plan:
-        """Start an attempt, or report why it cannot start."""
-        ray_job = self._build_ray_job(attempt, suspend=self.spec is not None and self.spec.suspend)
+    def _start(self, attempt: int, *, held: RayJobView | None = None) -> Plan:
+        """Start an attempt, or report why it cannot start; it gets the RayJob that Kueue holds, if there is one."""
+        suspend = self.spec is not None and self.spec.suspend
+        name = held.name if held else None
+        ray_job = self._build_ray_job(attempt, suspend=suspend, name=name, held=held is not None)
         if isinstance(ray_job, DesiredCondition):
             return self._refuse(ray_job)
         if self.observed.apply_error:
@@ -145,9 +147,8 @@ class AttemptPlanner:
             return replace(
                 self._wait_for_shared_cluster(), requeue_at=self.now + timedelta(seconds=SHARED_CLUSTER_SECONDS)
             )
-        namesake = next(
-            (r for r in self.observed.ray_jobs if r.name == ray_job_name(self.view.key.name, attempt)), None
-        )
+        name = ray_job["metadata"]["name"]
+        namesake = next((r for r in self.observed.ray_jobs if r.name == name), None)
         if namesake is not None and namesake.owner_uid != self.view.uid:
             return self._refuse(name_taken(namesake.name))
         suspended = self.spec is not None and self.spec.suspend
@@ -159,7 +160,8 @@ class AttemptPlanner:
             attempt=attempt,
             cluster=None,
         )
-        return replace(plan, add_finalizer=self._needs_finalizer(), apply=(ray_job,), delete=self._older_than(attempt))
+        older = tuple(found for found in self._older_than(attempt) if found.name != name)
+        return replace(plan, add_finalizer=self._needs_finalizer(), apply=(ray_job,), delete=older)
 
     def _wait_for_shared_cluster(self) -> Plan:
         """Wait for the team's shared cluster, which runs one job at a time."""
@@ -178,7 +180,7 @@ class AttemptPlanner:
         return isinstance(team, TeamSettings) and team.clean_up is not None and not self.view.has_finalizer
 
     def _build_ray_job(
-        self, attempt: int, *, suspend: bool, started: bool | None = None
+        self, attempt: int, *, suspend: bool, started: bool | None = None, name: str | None = None, held: bool = False
     ) -> Manifest | DesiredCondition:
         placed = place_job(self.view, self.observed)
         if isinstance(placed, DesiredCondition):
@@ -191,6 +193,8 @@ class AttemptPlanner:
             attempt=attempt,
             suspend=suspend,
             started=not suspend if started is None else started,
+            name=name,
+            held=held,
         )
 
     def _refuse(self, admitted: DesiredCondition) -> Plan:
@@ -225,7 +229,7 @@ class AttemptPlanner:
             )
         if current.suspend:
             return self._report(State.SUSPENDING, stopping)
-        ray_job = self._build_ray_job(current.attempt, suspend=True, started=current.started)
+        ray_job = self._build_ray_job(current.attempt, suspend=True, started=current.started, name=current.name)
         if isinstance(ray_job, DesiredCondition):
             # Without a team there is nothing to build it from; deleting it stops the run as well.
             return replace(self._report(State.SUSPENDING, stopping), delete=(current,))
@@ -238,10 +242,16 @@ class AttemptPlanner:
         """
         # A RayJob that ran was evicted, also if it could not start again at once; any other waits for its quota.
         has_run = is_condition_true(self.status, "ClusterReady") or self.status.state == State.NOT_ADMITTED
-        return current.suspend and (current.suspended_by_us or has_run)
+        evicted = has_run and self.status.attempt == current.attempt
+        return current.suspend and (current.suspended_by_us or evicted)
 
     def _resume(self, current: RayJobView, spec: JobSpec) -> Plan:
-        """Start again, under a new number if the attempt has run, so that its remaining processes cannot write."""
+        """Start again, under a new number if the attempt has run, so that its remaining processes cannot write.
+
+        A RayJob that Kueue evicted stays, as its Workload has a place in the queue; it gets the new number.
+        """
+        if current.held_by_queue and current.queue == (spec.queue or "") and current.own_cluster:
+            return self._start(current.attempt + 1, held=current)
         if not current.started and self._can_keep_ray_job(current, spec):
             return self._start(current.attempt)
         return self._start(current.attempt + 1)
@@ -250,7 +260,7 @@ class AttemptPlanner:
         """Return the RayJob built anew if the job has changed and the RayJob has never run."""
         if current.started:
             return ()
-        ray_job = self._build_ray_job(current.attempt, suspend=suspend)
+        ray_job = self._build_ray_job(current.attempt, suspend=suspend, name=current.name)
         if isinstance(ray_job, DesiredCondition):
             return ()
         changed = ray_job["metadata"]["annotations"]["turnmill.dev/spec-hash"] != current.spec_hash

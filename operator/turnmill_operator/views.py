@@ -24,6 +24,8 @@ STARTED_ANNOTATION = "turnmill.dev/started"
 SUSPENDED_ANNOTATION = "turnmill.dev/suspended"
 HASH_ANNOTATION = "turnmill.dev/spec-hash"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 FINALIZER = "turnmill.dev/clean-up"
 MANAGER = "turnmill.dev/operator"
 
@@ -68,6 +70,7 @@ class RayJobView:
     job: str
     attempt: int
     version: int
+    uid: str
     owner_uid: str
     created_at: datetime
     deleting: bool
@@ -88,6 +91,11 @@ class RayJobView:
     cluster: str
     head_ip: str
     cluster_ready: bool
+
+    @property
+    def held_by_queue(self) -> bool:
+        """True if Kueue has suspended it: it waits for quota, or was evicted."""
+        return self.suspend and not self.suspended_by_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,8 @@ class Observed:
     progress: RunProgress = field(default_factory=RunProgress)
     pending_pods: str = ""
     """Reasons why pods of the cluster are not running; empty if there are none."""
+    queue_message: str = ""
+    """Reason why Kueue has not admitted the run, in Kueue's words; empty if it gives none."""
     disruption: Disruption | None = None
     """Last disruption of a pod of the last attempt."""
     clean_up: CleanUpView | None = None
@@ -195,6 +205,7 @@ def ray_job_view(raw: RawObject) -> RayJobView:
         job=labels.get(JOB_LABEL, ""),
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         version=version_of(raw),
+        uid=metadata.get("uid", ""),
         owner_uid=next((owner["uid"] for owner in metadata.get("ownerReferences", ()) if owner.get("controller")), ""),
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         deleting="deletionTimestamp" in metadata,
@@ -241,21 +252,6 @@ def disruption_of(pod: RawObject) -> Disruption | None:
             at = _time(found.get("lastTransitionTime")) or datetime.now(UTC)
             return Disruption(at, f"pod {pod['metadata']['name']} ({why})")
     return None
-
-
-def describe_pending_pods(pods: list[RawObject]) -> str:
-    """Return the reasons why pods are not running, as scheduler and kubelet report them, without repetitions."""
-    causes: dict[str, None] = {}
-    for pod in pods:
-        status = pod.get("status") or {}
-        for found in status.get("conditions", ()):
-            if found["type"] == "PodScheduled" and found["status"] == "False":
-                causes[found.get("message") or found.get("reason", "")] = None
-        for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-                causes[f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")] = None
-    return "; ".join(cause for cause in causes if cause)
 
 
 def key_of(raw: RawObject) -> ObjectKey:

@@ -103,6 +103,7 @@ def raw_ray_job(
         "metadata": {
             "name": f"{job}-{attempt}",
             "namespace": NAMESPACE,
+            "uid": "ray-job-uid",
             "resourceVersion": "1",
             "creationTimestamp": stamp(START),
             "labels": {

@@ -77,6 +77,10 @@ seccompProfile: {type: RuntimeDefault}
   resources: [configmaps]
   resourceNames: [turnmill-team]
   verbs: [get, list, watch]
+# Why Kueue has not admitted a run.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

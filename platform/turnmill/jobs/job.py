@@ -71,6 +71,9 @@ class JobSpec(Settings):
     queue: QueueName | None = None
     """Kueue's LocalQueue for the run; left out, it starts at once."""
 
+    queue_priority_class: QueueName | None = None
+    """Kueue's WorkloadPriorityClass for the run, which decides its place in the queue and what it may preempt."""
+
     suspend: bool = False
     """Stop the run and release its devices; set back to false, the run resumes from its last checkpoint."""
 

@@ -67,6 +67,12 @@ def message(status: JobStatus | None, kind: Any) -> str:
     return found.message
 
 
+def renumbered(ray_job: dict[str, Any], *, attempt: int) -> dict[str, Any]:
+    """Return the RayJob of an attempt that a queue has kept for a later one."""
+    labels = ray_job["metadata"]["labels"] | {"turnmill.dev/attempt": str(attempt)}
+    return {**ray_job, "metadata": {**ray_job["metadata"], "labels": labels}}
+
+
 STARTED = plan_for(raw_job()).status
 assert STARTED is not None
 
@@ -551,27 +557,76 @@ def test_a_run_whose_rayjob_cannot_be_suspended_is_stopped_by_deletion(change: d
     assert [made["metadata"]["name"] for made in resumed.apply] == ["job-2"]
 
 
-def test_a_run_that_kueue_evicts_resumes_under_a_new_number():
+def test_a_run_that_kueue_evicts_gets_a_new_number_and_keeps_its_rayjob_with_its_place_in_the_queue():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
 
     plan = plan_for(raw_job(queue="q"), evicted, status=running)
 
-    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+    (made,) = plan.apply
+    assert made["metadata"]["name"] == "job-1"
+    assert made["metadata"]["labels"]["turnmill.dev/attempt"] == "2"
+    assert '"TURNMILL_ATTEMPT": "2"' in made["spec"]["runtimeEnvYAML"]
+    assert "suspend" not in made["spec"]
+    assert plan.delete == ()
     assert plan.status is not None
-    assert plan.status.failed_attempts == 0
+    assert (plan.status.attempt, plan.status.failed_attempts) == (2, 0)
 
 
-def test_an_evicted_run_that_cannot_start_at_once_keeps_the_next_number():
+def test_an_evicted_run_waits_under_its_new_number_and_is_not_given_another():
+    running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
+    plan = plan_for(raw_job(queue="q"), raw_ray_job(held=True, queue="q"), status=running)
+    held = renumbered(raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended"), attempt=2)
+
+    # Also if the operator ended before it wrote the status.
+    for status in (running, plan.status):
+        waiting = plan_for(raw_job(queue="q"), held, status=status, now=at(9000))
+        assert (waiting.apply, waiting.delete) == ((), ())
+        assert waiting.status is not None
+        assert (waiting.status.state, waiting.status.attempt) == ("Queued", 2)
+
+
+def test_the_attempt_after_one_that_kept_its_rayjob_has_a_rayjob_of_its_own():
+    kept = renumbered(raw_ray_job(queue="q", **FAILED), attempt=2)
+
+    failed = status_after(raw_job(queue="q", retries=1), kept)
+    (made,) = plan_for(raw_job(queue="q", retries=1), kept, status=failed, now=at(60)).apply
+
+    assert (failed.attempt, failed.state) == (2, "Retrying")
+    assert made["metadata"]["name"] == "job-3"
+
+
+def test_an_evicted_run_whose_queue_has_changed_gets_a_new_rayjob():
+    running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
+    evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
+
+    plan = plan_for(raw_job(queue="other"), evicted, status=running)
+
+    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+    assert [found.name for found in plan.delete] == ["job-1"]
+
+
+def test_an_evicted_run_that_cannot_start_at_once_keeps_its_place_in_the_queue():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
     refused = plan_for(raw_job(queue="q"), evicted, status=running, team=None)
     assert refused.status is not None
     assert refused.status.state == "NotAdmitted"
 
-    plan = plan_for(raw_job(queue="q"), evicted, status=refused.status)
+    (made,) = plan_for(raw_job(queue="q"), evicted, status=refused.status).apply
 
-    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+    assert (made["metadata"]["name"], made["metadata"]["labels"]["turnmill.dev/attempt"]) == ("job-1", "2")
+
+
+def test_a_waiting_run_shows_kueues_reason():
+    held = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
+
+    status = status_after(raw_job(queue="q"), held, queue_message="LocalQueue q doesn't exist")
+
+    assert message(status, "ClusterReady") == (
+        "Kueue has not admitted the run: LocalQueue q doesn't exist. "
+        "See `kubectl describe workload -l kueue.x-k8s.io/job-uid=ray-job-uid`."
+    )
 
 
 @pytest.mark.parametrize("queue", [None, "default"])
@@ -584,7 +639,10 @@ def test_a_run_held_by_kueue_waits_even_if_its_job_names_no_queue(queue: str | N
     assert waiting.status is not None
     assert waiting.status.state == "Queued"
     evicted = plan_for(raw_job(), held, status=status_after(raw_job(), raw_ray_job(**RUNNING)))
-    assert [made["metadata"]["name"] for made in evicted.apply] == ["job-2"]
+    (made,) = evicted.apply
+    # Without the label, a RayJob that Kueue has put into its default queue would never start again.
+    assert made["metadata"]["name"] == ("job-2" if queue else "job-1")
+    assert ("suspend" in made["spec"]) == bool(queue)
 
 
 @pytest.mark.parametrize("started", [False, True])
