@@ -254,11 +254,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="training.checkpointEvery",
         holds=lambda v: (
-            v["spec.retries"] == 0
+            not v["spec.retries"]
             or v["spec.training.steps"] == 1
             or v["spec.training.checkpointEvery"] < v["spec.training.steps"]
         ),
-        cel="self.retries == 0 || self.training.steps == 1 || self.training.checkpointEvery < self.training.steps",
+        cel="!has(self.retries) || self.retries == 0 || self.training.steps == 1 || "
+        "self.training.checkpointEvery < self.training.steps",
         sentence="must be less than spec.training.steps ({training.steps}) with spec.retries ({retries}): "
         "a retry starts from a checkpoint",
         way_out=lambda v: f"Try {max(1, v['spec.training.steps'] // 2)}, or set spec.retries to 0.",

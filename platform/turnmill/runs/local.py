@@ -72,7 +72,7 @@ def launch(
             with finalize_run(folder):
                 model = ensure_model(job, folder, report)
                 train = partial(_train, job, model, folder, device, owner, report)
-                _with_retries(train, job.spec.retries, folder, owner)
+                _with_retries(train, job.spec.retries or 0, folder, owner)
         finally:
             logs.close()
     return RunResult(folder.path, folder.read_summary())
