@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+import learning_comparison
+
 from turnmill.core.code_hash import hash_code
 from turnmill.observability.proportions import interval_of_share
 from turnmill.observability.run_folder import RunFolder
@@ -62,6 +64,7 @@ class Variant:
 VARIANTS = {
     f"tool-arithmetic-{name}-cpu": Variant("tool-arithmetic-cpu", ("training.steps=24", *settings))
     for name, settings in {
+        "grpo": (),
         "ppo": ("algorithm.type=ppo", "algorithm.criticLearningRate=1e-3"),
         "reinforce": ("algorithm.type=reinforce_plus_plus",),
         "reinforce-baseline": ("algorithm.type=reinforce_plus_plus_baseline",),
@@ -270,6 +273,7 @@ def write_page() -> None:
     latest = latest_results()
     for example in {result.example for result in latest if result.curve}:
         _draw(example, [result for result in latest if result.example == example])
+    learning_comparison.draw(latest, PICTURES)
     for file, text in _pages().items():
         file.write_text(text)
 
@@ -322,6 +326,7 @@ def _page_lines() -> Iterator[str]:
     yield INTRODUCTION
     for example in sorted({result.example for result in latest}):
         yield from _section(example, [result for result in latest if result.example == example])
+    yield from learning_comparison.section(latest)
     missing = [example for example in examples() if example not in {result.example for result in latest}]
     if missing:
         yield from ("## Without a result", "", *(f"- `{example}`" for example in missing), "")

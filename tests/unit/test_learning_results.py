@@ -14,6 +14,7 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "learning.py"
 @pytest.fixture
 def learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The program, with results and a page of its own."""
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
     spec = importlib.util.spec_from_file_location("learning", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -151,3 +152,22 @@ def test_a_variant_is_trained_with_its_settings(learning, monkeypatch):
     learning.train_one("babyai-goto-rloo-cpu", 0)
 
     assert started == [("babyai-goto-cpu.yaml", ("--set", "algorithm.type=rloo", "--set", "training.steps=2"))]
+
+
+def test_algorithms_are_compared_over_the_seeds_once_two_of_them_have_results(learning):
+    def add_variant(example: str, seed: int, after: float) -> None:
+        rewards = [[1, 0.1], [2, after]]
+        add(learning, seed, example=example, code=learning.hash_of(example), after=after, rewards=rewards)
+
+    for seed, after in enumerate([0.8, 0.9, 1.0]):
+        add_variant("tool-arithmetic-grpo-cpu", seed, after)
+    assert "Algorithms compared" not in learning.page()
+
+    add_variant("tool-arithmetic-rloo-cpu", 0, 0.75)
+    section = learning.page().split("## Algorithms compared")[1]
+    learning.write_page()
+
+    # The standard deviation of 0.1 over the root of 3, times Student's t of 4.303.
+    assert "| `grpo` | 3 | 0.250 | 0.900 | 0.65–1.00 |" in section
+    assert "| `rloo` | 1 | 0.250 | 0.750 | – |" in section
+    assert (learning.PICTURES / "algorithms-compared.svg").read_text().startswith("<?xml")
