@@ -232,7 +232,7 @@ def test_validations_of_grl_agents_are_greedy_by_default(sampling, temperature, 
 
     assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (temperature, sampling == "training")
     # Each group has its own size.
-    assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 512 + 24)
+    assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 768 + 28)
 
 
 def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
