@@ -84,6 +84,10 @@ def tool_server(
     max_concurrent_requests: Annotated[
         int, typer.Option(help="Requests that one worker process does at once; others wait.")
     ] = 1024,
+    thread_pool_size: Annotated[
+        int | None,
+        typer.Option(help="Synchronous tools that one worker process runs at once; left out, four per request."),
+    ] = None,
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds that the calls of one request may take.")
     ] = None,
@@ -165,7 +169,6 @@ def tool_server(
     ] = "left",
     use_ray: Annotated[bool, typer.Option(help=f"{ACCEPTED}: calls run at once without it.")] = False,
     enable_hashing: Annotated[bool, typer.Option(help=f"{ACCEPTED}: repeats are known by their call_id.")] = True,
-    thread_pool_size: Annotated[int | None, typer.Option(help=f"{ACCEPTED}; /health shows it.")] = None,
     use_tqdm: Annotated[bool, typer.Option(help=f"{ACCEPTED}.")] = False,
     router_workers: Annotated[int, typer.Option(help=f"{ACCEPTED}: there is no router.")] = 1,
     parent: Annotated[int | None, typer.Option(help="Process with which the server ends.", hidden=True)] = None,

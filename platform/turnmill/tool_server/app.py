@@ -15,7 +15,7 @@ from turnmill import __version__
 from turnmill.core.errors import ToolError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.access import AccessMiddleware, read_token
-from turnmill.tool_server.call_result import CallResult
+from turnmill.tool_server.call_result import CallResult, tool_error_result
 from turnmill.tool_server.calls import RELEASE_SECONDS, Action, CallExecutor
 from turnmill.tool_server.completions import Completions, add_completions
 from turnmill.tool_server.requests import (
@@ -136,11 +136,16 @@ class Worker:
                 raise
             return JSONResponse({"detail": TIMEOUT_DETAIL}, status_code=500)
         errors = [result for result in results if isinstance(result, ToolError)]
-        if errors:
+        if errors and may_repeat(actions, results):
             share = f"{len(errors)} of {len(results)} calls failed: " if len(results) > 1 else ""
             error = max(errors, key=lambda error: error.is_final)
             return call_failure(error, f"{share}{error}")
-        done = [result for result in results if isinstance(result, CallResult)]
+        done = [
+            tool_error_result(self.executor.label(action), result, cause=result.cause)
+            if isinstance(result, ToolError)
+            else result
+            for action, result in zip(actions, results, strict=True)
+        ]
         return json_response(
             {
                 "observations": [result.observation for result in done],
@@ -200,6 +205,13 @@ class Worker:
                 "hashing_enabled": self.settings.enable_hashing,
             },
         }
+
+
+def may_repeat(actions: Sequence[Action], results: Sequence[CallResult | ToolError]) -> bool:
+    """Return True if a client may send a request again: no call without an id has been executed."""
+    return all(
+        isinstance(result, ToolError) or action.key.call_id for action, result in zip(actions, results, strict=True)
+    )
 
 
 def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI:

@@ -37,7 +37,7 @@ def unmatched_result(usage: str, *, done: bool) -> CallResult:
     return CallResult(observation, done=done, valid=False)
 
 
-def tool_error_result(tool: str, error: Exception) -> CallResult:
-    """Return the result of a call whose tool raised an unexpected exception; repeating it would raise it again."""
-    observation = {"obs": "", "error": f"Tool processing failed: {error}", "tool_type": tool}
+def tool_error_result(tool: str, error: Exception, **more: str) -> CallResult:
+    """Return the result of a call whose tool raised an exception, as verl-tool's server words it."""
+    observation = {"obs": "", "error": f"Tool processing failed: {error}", "tool_type": tool, **more}
     return CallResult(observation, done=True, valid=False)

@@ -136,6 +136,10 @@ class CallExecutor:
                 group.create_task(execute_in_order(indices))
         return results
 
+    def label(self, action: Action) -> str:
+        """Return the name of the tool that takes an action."""
+        return self._resolve(action).label
+
     def _resolve(self, action: Action) -> ResolvedCall:
         if self.tools.finishes(action.extra):
             return ResolvedCall(action, finishes=True)

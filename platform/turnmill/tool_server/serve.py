@@ -11,6 +11,7 @@ from turnmill.tool_server.access import read_token
 from turnmill.tool_server.connections import close_half_open
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.supervisor import Supervisor
+from turnmill.tool_server.threads import exit_despite_threads
 from turnmill.tool_server.worker_process import BACKLOG, configure_logs, run_worker
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -35,6 +36,7 @@ def run_server(settings: ServerSettings) -> None:
             run_worker(settings, listeners, on_ready=lambda: _log_ready(settings, listeners))
         else:
             Supervisor(settings, listeners, on_ready=lambda: _log_ready(settings, listeners)).run()
+    exit_despite_threads()
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:

@@ -68,7 +68,7 @@ class ServerSettings(Settings):
     """Kept for verl-tool's scripts: reported in the JSON metrics, without effect."""
 
     thread_pool_size: int | None = Field(default=None, ge=1)
-    """Kept for verl-tool's scripts: reported by /health, without effect."""
+    """Synchronous tools that a worker runs at once; left out, see `num_threads`."""
 
     redis: str | None = None
     """URL of the trajectory store; left out, the server starts one of its own, whose data ends with it."""
@@ -153,5 +153,5 @@ class ServerSettings(Settings):
 
     @property
     def num_threads(self) -> int:
-        """`thread_pool_size` in /health: calls that a worker may have in progress."""
+        """Threads of a worker for synchronous tools: `thread_pool_size`, or four per request, but 512 at least."""
         return self.thread_pool_size or max(4 * self.max_concurrent_requests, 512)

@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 from turnmill.observability.tool_metrics import WORKERS_FOLDER_VARIABLE
 from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.threads import exit_despite_threads
 from turnmill.tool_server.worker_process import configure_logs, run_worker
 
 log = logging.getLogger(__name__)
@@ -164,3 +165,4 @@ def _run_and_report(settings: ServerSettings, listeners: Sequence[socket.socket]
         kind = "settings" if isinstance(error, SettingsError) else type(error).__name__
         reports.send((kind, str(error)))
         raise SystemExit(1) from None
+    exit_despite_threads()

@@ -16,6 +16,7 @@ from turnmill.tool_server.app import Worker, build_metrics_app
 from turnmill.tool_server.connections import TimedHttpProtocol, raise_open_files_limit
 from turnmill.tool_server.factory import open_worker
 from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.threads import ToolThreads
 
 BACKLOG = 8192
 KEEP_ALIVE_SECONDS = 30
@@ -51,6 +52,7 @@ async def _serve(
 ) -> None:
     stop = StopHandler()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ToolThreads(settings.num_threads))
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number)
     if stop_when_readable is not None:

@@ -312,6 +312,34 @@ async def test_one_failed_call_of_several_fails_the_request_and_keeps_the_others
     assert repeated.json()["observations"] == ["recovered", "1"]
 
 
+@pytest.mark.feature("verl-tool", "a service that is down")
+async def test_a_failed_call_without_id_does_not_make_the_client_repeat_the_others():
+    raising = Raising(tool_context(), [ToolFailedError("The retriever is down.")] * 2)
+    async with serving(raising, Count(tool_context())) as client:
+        response = await client.post(
+            ["t", "u", "v"], ["raise", "count", "raise"], extra_fields=[{}, {}, {"call_id": "1"}]
+        )
+        next_one = await client.post(["u"], ["count"])
+
+    assert response.status_code == 200
+    body = response.json()
+    error = "Tool processing failed: The retriever is down."
+    assert body["observations"][0] == {"obs": "", "error": error, "tool_type": "raising", "cause": "tool"}
+    assert body["observations"][1:] == ["1", body["observations"][0]]
+    assert (body["dones"], body["valids"]) == ([True, False, True], [False, True, False])
+    assert next_one.json()["observations"] == ["2"]
+
+
+async def test_a_request_without_ids_of_which_every_call_failed_may_be_sent_again():
+    raising = Raising(tool_context(), [ToolFailedError("The retriever is down.")] * 2)
+    async with serving(raising) as client:
+        failed = await client.post(["t", "u"], ["raise", "raise"])
+        repeated = await client.post(["t", "u"], ["raise", "raise"])
+
+    assert (failed.status_code, failed.json()["cause"]) == (503, "tool")
+    assert repeated.json()["observations"] == ["recovered", "recovered"]
+
+
 @pytest.mark.feature("verl-tool", "request timeout")
 async def test_calls_beyond_the_request_timeout_answer_500_as_verl_tool_does():
     async with serving(Gate(tool_context()), request_timeout=0.01) as client:
