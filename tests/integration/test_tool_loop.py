@@ -283,6 +283,25 @@ async def test_in_a_chat_an_invalid_action_has_a_notice_in_its_observation(new_h
     assert f"<usr>{INVALID_ACTION_NOTICE}[2]" in harness.prompts[1]
 
 
+@pytest.mark.feature("verl-tool", "notice of an invalid action")
+@pytest.mark.parametrize("observation", ["", {"obs": "", "invalid_reason": "No valid tool found for action"}])
+async def test_nothing_is_appended_to_an_invalid_action_that_ends_the_trajectory(new_harness, observation):
+    async with HttpTools(lambda call: observation, done=True, valid=False) as server:
+        harness = new_harness([ANSWER], server, enableMtrl=True, stopTokens=[], minTurns=3, maxTurns=3)
+
+        result = await harness.play()
+
+    assert text_of(result) == ANSWER
+    assert (result.summary.stop_reason, result.detail) == ("completed", "tool_signaled_done")
+
+
+async def test_the_last_words_of_a_tool_that_ends_the_trajectory_are_appended(new_harness):
+    async with HttpTools(lambda call: "bye", done=True, valid=False) as server:
+        harness = new_harness([CALL], server, enableMtrl=True)
+
+        assert f"{INVALID_ACTION_NOTICE}bye" in text_of(await harness.play())
+
+
 @pytest.mark.feature("verl-tool", "observations that are too long")
 @pytest.mark.parametrize(
     ("side", "kept"),

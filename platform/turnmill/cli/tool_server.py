@@ -127,7 +127,10 @@ def tool_server(
         typer.Option(help="Memory that all runs in the sandbox may use together; by default 80 % of all memory."),
     ] = None,
     allow_missing_tools: Annotated[
-        bool, typer.Option("--allow-missing-tools", help="Start without the tools that cannot work here.")
+        bool,
+        typer.Option(
+            "--allow-missing-tools/--no-allow-missing-tools", help="Start without the tools that cannot work here."
+        ),
     ] = False,
     settings: Annotated[
         list[str] | None,

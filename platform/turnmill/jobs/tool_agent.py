@@ -7,6 +7,7 @@ from pydantic import Field
 from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.settings import Word
+from turnmill.jobs.tool_server import RunToolServer
 
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Url = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -47,6 +48,9 @@ class ToolAgent(BaseAgent):
     tool_type: Word = "python_code"
     """Tools of the server that a run on one machine starts, separated by commas; tool servers of a team have a list of
     their own."""
+
+    tool_server: RunToolServer | None = None
+    """Flags and tools' settings of the server that a run on one machine starts, such as `{doneIfInvalid: true}`."""
 
     max_prompt_length: Tokens = 1024
     """Tokens of a prompt; a longer one is truncated from the left."""

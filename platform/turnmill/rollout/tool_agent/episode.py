@@ -216,9 +216,12 @@ class Episode:
         await self._observe(Response(Tokens(), "", "", generated=False), answer, self.prompt_ids)
 
     async def _observe(self, response: Response, answer: ToolReply, preceding_ids: Sequence[int]) -> None:
-        observation_ids = self._loop.observation_tokenizer.tokenize(
-            answer.text, valid=answer.valid, response_ids=preceding_ids
-        )
+        observation_ids: Sequence[int] = ()
+        # An invalid action that ends the trajectory is its last response: no turn would answer to an observation.
+        if answer.text or answer.valid or not answer.done:
+            observation_ids = self._loop.observation_tokenizer.tokenize(
+                answer.text, valid=answer.valid, response_ids=preceding_ids
+            )
         self._context.add(self._observed(observation_ids))
         if answer.done:
             self._outcome = TOOL_SIGNALED_DONE
