@@ -196,7 +196,7 @@ def tool_server(
         ) from error
     flags = {name: value for name, value in locals().items() if name in ServerSettings.model_fields}
     given: dict[str, object] = flags | {
-        "tool_type": tool_names(tool_type),
+        "tool_type": names_of_tools(tool_type),
         "allow_host": tuple(allow_host or ()),
         "tool_settings": settings_in(settings_dir) | tool_settings(settings or ()),
         "action_stop_tokens": stop_tokens(action_stop_tokens),
@@ -208,9 +208,11 @@ def tool_server(
     run_server(chosen)
 
 
-def tool_names(text: str) -> tuple[str, ...]:
-    """Parse `a,b`, or a Python tuple of names, as verl-tool's scripts pass it."""
-    names = tuple(dict.fromkeys(name for name in re.split(r"[,\s()\[\]'\"]+", text) if name))
+def names_of_tools(text: str) -> tuple[str, ...]:
+    """Parse names of tools. Raises SettingsError if there are none."""
+    from turnmill.jobs.tool_server import tool_names
+
+    names = tool_names(text)
     if not names:
         raise SettingsError(f"--tool-type ({text!r}) names no tool. Write for example --tool-type python_code.")
     return names

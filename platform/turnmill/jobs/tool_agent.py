@@ -84,9 +84,9 @@ class ToolAgent(BaseAgent):
     """Drop the oldest turns, but not the prompt, when the context is full, and start a new training row. Off, the
     trajectory ends with stop reason `max_tokens`."""
 
-    action_stop_tokens: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Path of a text file with the stop strings that end an action, separated by commas; left out, `stopTokens` has
-    them."""
+    action_stop_tokens: Annotated[str, Field(max_length=1024)] | None = None
+    """Path of a text file with the stop strings that end an action, separated by commas, or such a text itself; empty
+    for none; left out, `stopTokens` has them."""
 
     stop_tokens: Annotated[tuple[StopToken, ...], Field(strict=False, max_length=64)] = ()
     """Stop strings that end an action; the first one in this list that occurs in a response ends its action. Without

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -13,6 +14,11 @@ REQUESTS_PER_WORKER = 256
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+def tool_names(text: str) -> tuple[str, ...]:
+    """Parse names of tools: `a,b`, or a Python tuple of names, as verl-tool's scripts pass it."""
+    return tuple(dict.fromkeys(name for name in re.split(r"[,\s()\[\]'\"]+", text) if name))
 
 
 class ToolServerFlags(Settings):

@@ -69,9 +69,11 @@ class Worker:
         executor: CallExecutor,
         metrics: ToolMetrics,
         *,
+        left_out: Sequence[str] = (),
         before_scrape: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.settings = settings
+        self.left_out = tuple(left_out)
         self._before_scrape = before_scrape
         self.executor = executor
         self.metrics = metrics
@@ -146,13 +148,15 @@ class Worker:
             else result
             for action, result in zip(actions, results, strict=True)
         ]
+        # The calls of a request wait for the sandbox at the same time.
+        waiting_seconds = max((result.waiting_seconds for result in done), default=0.0)
         return json_response(
             {
                 "observations": [result.observation for result in done],
                 "dones": [result.done for result in done],
                 "valids": [result.valid for result in done],
-                "processing_time_ms": (time.perf_counter() - started) * 1000,
-                "queue_time_ms": queue_seconds * 1000,
+                "processing_time_ms": max(0.0, time.perf_counter() - started - waiting_seconds) * 1000,
+                "queue_time_ms": (queue_seconds + waiting_seconds) * 1000,
                 "versions": [result.version for result in done],
             }
         )

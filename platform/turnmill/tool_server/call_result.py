@@ -16,6 +16,9 @@ class CallResult:
     version: str = field(default="", compare=False)
     """Version of the trajectory after the call, which the call's claim has; empty if nothing was recorded."""
 
+    waiting_seconds: float = field(default=0.0, compare=False)
+    """Time that the call waited for the sandbox; it is not recorded."""
+
     def to_bytes(self) -> bytes:
         """Encode the result for the store; raises ValueError or TypeError if the observation is not JSON."""
         fields = {"observation": self.observation, "done": self.done, "valid": self.valid}

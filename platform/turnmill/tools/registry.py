@@ -2,12 +2,13 @@
 
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 
 from turnmill.core.errors import ToolUnavailableError
 from turnmill.core.lookup import entry_point_class, import_class, suggestion
+from turnmill.sandboxes.base import SandboxResult, SandboxTask
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolContext
 from turnmill.tools.registration import folder_tools, registered_tools
@@ -75,8 +76,28 @@ def find(name: str, folder: Path | None = None) -> type[Tool]:
 
 def create(name: str, context: ToolContext) -> Tool:
     """Create a tool; raises ToolUnavailableError if there is none or a requirement is not installed."""
-    folder = context.settings.get(TOOLS_FOLDER)
-    if settings.switch(context.settings, VERL_TOOL_IMPORTS, False):
+    return _complete_class(name, context.settings)(context)
+
+
+def check(name: str, values: Mapping[str, str]) -> None:
+    """Raise the error with which `create` would fail; a tool from outside this package is not created to find it."""
+    tool_class = _complete_class(name, values)
+    if tool_class.__module__.startswith("turnmill.tools."):
+        tool_class(ToolContext(_NoSandbox(), values))
+
+
+class _NoSandbox:
+    async def run(self, task: SandboxTask) -> SandboxResult:
+        raise AssertionError("a tool that is only checked runs nothing")
+
+    async def close(self) -> None:
+        pass
+
+
+def _complete_class(name: str, values: Mapping[str, str]) -> type[Tool]:
+    """Return the class of a tool, if everything that it requires is installed."""
+    folder = values.get(TOOLS_FOLDER)
+    if settings.switch(values, VERL_TOOL_IMPORTS, False):
         offer_verl_tool()
     tool_class = find(name, Path(folder) if folder else None)
     lacking = missing(tool_class.requires)
@@ -85,7 +106,7 @@ def create(name: str, context: ToolContext) -> Tool:
             f"The tool {tool_class.name!r} needs {' and '.join(lacking)}, which is not installed here: "
             f"install it, or leave {tool_class.name!r} out."
         )
-    return tool_class(context)
+    return tool_class
 
 
 def missing(requires: Iterable[str]) -> list[str]:

@@ -19,10 +19,11 @@ from turnmill.rollout.journal import Journal
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
-from turnmill.rollout.tool_agent.client import ToolReply, ToolRequest, ToolServerClient
+from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient
 from turnmill.rollout.tool_agent.context import Context
 from turnmill.rollout.tool_agent.metrics import measure_call, measure_episode, measure_response
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
+from turnmill.rollout.tool_agent.replies import ToolReply
 from turnmill.rollout.tool_agent.response import Response, ResponseParser, has_response
 from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.verl_classes import TokenOutput

@@ -47,10 +47,12 @@ class ToolKind(AgentKind[ToolAgent]):
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield problems with the tool server and the tasks; with tools, their data must fit into JSON."""
+        """Yield problems with the tools, the format of the context, and the tasks, whose data must fit into JSON."""
         if values["spec.agent.toolServer"] is not None and values["spec.agent.toolServerUrl"] is not None:
             way_out = "Give these settings to the servers at spec.agent.toolServerUrl, or leave that address out."
             yield Problem("spec.agent.toolServer", MISSING, "is for the server that a run starts itself", way_out)
+        yield from checks.tool_problems(values)
+        yield from checks.format_problems(values)
         yield from checks.task_problems(values, as_json=values["spec.agent.enableAgent"])
 
     @classmethod
