@@ -143,6 +143,7 @@ TRAJECTORIES = (
     "algorithm.type",
     ("ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo", "gigpo", PLUGIN),
 )
+WITH_KL = ("algorithm.type", (TURN_PPO[1], *(kind for kind in TRAJECTORIES[1] if kind != "dapo")))
 # A field of one type alone has no default in the API server, where all types share one schema.
 _MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
 _LEARNS_FROM_TURNS = "(self.agent.type == 'verlog' && self.algorithm.type == 'turn_ppo')"
@@ -388,6 +389,16 @@ RULES: tuple[Rule, ...] = (
         sentence="must be left out with spec.agent.type grl, and set with others: "
         "agents of type grl have environments of their own",
         way_out=lambda v: "Take it out." if v["spec.environment.name"] else "Add it, for example babyai.",
+    ),
+    Rule(
+        path="algorithm.kl.type",
+        holds=lambda v: v["spec.algorithm.kl.in"] == "reward" or v["spec.algorithm.kl.type"] == "fixed",
+        # CEL's name of a field that is called `in`.
+        cel="!has(self.algorithm.kl) || !has(self.algorithm.kl.__in__) || self.algorithm.kl.__in__ == 'reward' || "
+        "!has(self.algorithm.kl.type) || self.algorithm.kl.type == 'fixed'",
+        sentence="must be fixed with spec.algorithm.kl.in loss: only the coefficient of the reward's penalty adapts",
+        way_out=lambda v: "Set it to fixed, or spec.algorithm.kl.in to reward.",
+        only=(WITH_KL,),
     ),
     *CORRECTION_RULES,
     *GRL_RULES,
