@@ -53,3 +53,17 @@ def test_a_kl_penalty_in_the_loss_is_computed_against_the_initial_policy(job, tm
     # The first update moves the policy away from the initial one.
     assert 0 <= first["actor/kl_loss"] < second["actor/kl_loss"]
     assert "turnmill/kl_reference" not in second
+
+
+@pytest.mark.feature("Verlog", "critic warm-up")
+def test_the_policy_stays_the_initial_one_while_the_critic_warms_up(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(TURN_JOB.replace("{batches: 1, steps: 1}", "{batches: 2, steps: 3}"))
+    settings = ("algorithm.kl.coefficient=0.01", "algorithm.actorLearningRate=1e-3", "training.steps=2")
+    with TrainingRun(file, tmp_path / "run") as run:
+        run.train(*(part for name in settings for part in ("--set", name)))
+
+    first, second = run.metrics
+    # Policies of the same weights give every token the same probability.
+    assert first["turnmill/kl_reference"] == pytest.approx(0, abs=1e-6)
+    assert abs(second["turnmill/kl_reference"]) > 1e-5

@@ -256,13 +256,20 @@ RULES: tuple[Rule, ...] = (
         path="training.checkpointEvery",
         holds=lambda v: (
             v["spec.retries"] == 0
-            or v["spec.training.steps"] == 1
+            or v["spec.training.steps"] <= 1
             or v["spec.training.checkpointEvery"] < v["spec.training.steps"]
         ),
-        cel="self.retries == 0 || self.training.steps == 1 || self.training.checkpointEvery < self.training.steps",
+        cel="self.retries == 0 || self.training.steps <= 1 || self.training.checkpointEvery < self.training.steps",
         sentence="must be less than spec.training.steps ({training.steps}) with spec.retries ({retries}): "
         "a retry starts from a checkpoint",
         way_out=lambda v: f"Try {max(1, v['spec.training.steps'] // 2)}, or set spec.retries to 0.",
+    ),
+    Rule(
+        path="training.validation.episodes",
+        holds=lambda v: v["spec.training.steps"] > 0 or v["spec.training.validation.episodes"] > 0,
+        cel="self.training.steps > 0 || self.training.validation.episodes > 0",
+        sentence="must be more than 0 with spec.training.steps 0: a run without steps only validates",
+        way_out=lambda v: "Try 128.",
     ),
     Rule(
         path="queue",
