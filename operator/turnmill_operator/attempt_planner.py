@@ -279,7 +279,7 @@ class AttemptPlanner:
         if self.spec is not None:
             steps = self.spec.training.steps
             # The last step always has a checkpoint, which the last reading of the progress may have missed.
-            progress = progress.model_copy(update={"step": steps, "steps": steps, "checkpoint_step": steps})
+            progress = progress.model_copy(update={"step": steps, "steps": steps, "checkpoint_step": steps or None})
         conditions: dict[ConditionType, DesiredCondition] = {
             "ClusterReady": DesiredCondition(False, Reason.RELEASED, "The run has ended."),
             "Running": DesiredCondition(False, Reason.ENDED, "The run has ended."),
