@@ -27,7 +27,10 @@ $(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/install_cpu_tor
 	@rm -rf $(filter-out $(STAMP),$(wildcard $(VENV)/installed-*)) $(if $(filter-out $(STAMP),$(wildcard $(VENV)/installed-*)),$(VENV))
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9 || exit 1
-	@if [ $(DEVICE) = cpu ]; then requirements/install_cpu_torch.sh $(BIN)/python; fi
+	@if [ $(DEVICE) = cpu ]; then \
+		requirements/install_cpu_torch.sh $(BIN)/python && \
+		{ $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages/torch || true; }; \
+	fi
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode -r requirements/$(DEVICE).txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
 		$(if $(filter cpu,$(DEVICE)),./requirements/vllm-metadata) -e .
