@@ -17,7 +17,7 @@ class TurnRow(AgentLoopOutput):
     """A turn as verl's agent loops return it, with a reward of its own that later turns do not overwrite."""
 
     metadata: TurnMetadata | SegmentMetadata = Field(exclude=True)
-    episode_summary: bytes = b""
+    episode_summary: bytes = Field(default=b"", exclude=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the columns of the queue: those of verl, and the metadata."""
