@@ -285,6 +285,7 @@ def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
         ("train.microBatchTokens=9000", {f"{ACTOR}.ppo_max_token_len_per_gpu": 9000,
                                          "critic.ppo_max_token_len_per_gpu": 9000,
                                          f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 9000}),
+        ("train.chunkedLogits=false", {f"{MODEL}.use_fused_kernels": False}),
         ("rollout.gpuMemoryShare=0.3", {f"{ROLLOUT}.gpu_memory_utilization": 0.3}),
         ("rollout.maxSequences=64", {f"{ROLLOUT}.max_num_seqs": 64}),
         ("rollout.dtype=float16", {f"{ROLLOUT}.dtype": "float16"}),
@@ -525,7 +526,8 @@ def test_models_on_gpus_use_the_attention_that_is_installed(installed, attention
 
     used = {OmegaConf.select(config, f"{name}.override_config.attn_implementation") for name in MODELS}
     assert used == {attention}
-    assert config.actor_rollout_ref.model.use_fused_kernels is not installed
+    # Whatever the attention, logits of 16,384 tokens would take more memory than all layers' activations.
+    assert config.actor_rollout_ref.model.use_fused_kernels
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(53_509, True), (53_510, False)])
