@@ -388,9 +388,9 @@ async def test_the_number_of_threads_is_bounded(sandbox):
 
 async def test_programs_copy_files_and_share_memory_by_files(sandbox):
     text = (
-        "import multiprocessing, os, shutil\n"
+        "import mmap, os, shutil\n"
         "open('a', 'wb').write(b'x' * 99999); shutil.copyfile('a', 'b')\n"
-        "value = multiprocessing.RawArray('i', 9)\n"
+        "f = open('m', 'w+b'); f.truncate(4096); value = mmap.mmap(f.fileno(), 4096)\n"
         "if os.fork() == 0: value[3] = 7; os._exit(0)\n"
         "os.wait(); print(value[3], os.path.getsize('b'))"
     )
