@@ -72,6 +72,7 @@ KERNEL_ATTACKS = [
         "pushes memory of another process out",
         "call(TARGETS['process_madvise'], os.pidfd_open(TARGETS['victim']), (ctypes.c_size_t * 2)(\n"
         "    TARGETS['address'] & ~4095, 4096), 1, 20, 0)",
+        ROOT,
     ),
     _works(
         "signals another process by a descriptor",
