@@ -93,7 +93,7 @@ def _with_retries(train: Callable[[], None], job: AgentTrainingJob, folder: RunF
         except RunFailedError as error:
             failed += error.cause != RAY
             not_started += error.cause == RAY
-            if error.is_final or failed > job.spec.retries or not_started > RAY_RETRIES:
+            if error.is_final or failed > (job.spec.retries or 0) or not_started > RAY_RETRIES:
                 raise
             log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
             processes.terminate_marked(owner.mark)

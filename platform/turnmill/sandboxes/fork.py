@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
 from turnmill.core.errors import SandboxError
@@ -68,9 +69,11 @@ class ForkSandbox:
         Raises SandboxError if it could not be run.
         """
         check(task)
+        arrived = time.monotonic()
         async with self._admission.admitted(task.limits.memory_bytes):
+            waiting_seconds = time.monotonic() - arrived
             server = await self._server(self._warm_packages(task), network=task.limits.network)
-            return await server.run(task)
+            return replace(await server.run(task), waiting_seconds=waiting_seconds)
 
     async def _try_barriers(self, server: ForkServerClient) -> None:
         if failed := await find_failed_barriers(server.run, server.barriers):

@@ -611,3 +611,14 @@ async def until(condition) -> None:
             return
         assert time.monotonic() < deadline, "the condition did not become true in time"
         await asyncio.sleep(0.02)
+
+
+async def test_a_result_tells_how_long_its_task_waited_for_room():
+    sandbox = ForkSandbox(max_running=1)
+    await sandbox.start()
+
+    results = await asyncio.gather(*(sandbox.run(script("import time; time.sleep(0.2)")) for _ in range(2)))
+    await sandbox.close()
+
+    first, second = sorted(result.waiting_seconds for result in results)
+    assert second - first >= 0.2

@@ -118,6 +118,27 @@ def test_a_file_that_is_not_text_is_refused(file: Path):
         load_job(file)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("bad\0name", "line 3: a character that YAML does not allow, U+0000. Remove it."),
+        ("bad\x1b[1m", "line 3: a character that YAML does not allow, U+001B."),
+        ("bad\ufffe", "line 3: a character that YAML does not allow, U+FFFE."),
+        ('"bad\\0name"', "metadata.name: has a character that no text of a job may have, U+0000. Remove it. (line 3)"),
+        ('"bad\\ud800"', "metadata.name: has a character that no text of a job may have, U+D800."),
+        ("!!int x", "the file has a value that cannot be read: invalid literal for int()"),
+        ("!!timestamp x", "the file has a value that cannot be read: "),
+        ("9" * 5000, "the file has a value that cannot be read: Exceeds the limit"),
+        ("[" * 3000, "the file has a value that cannot be read: maximum recursion depth exceeded"),
+    ],
+    ids=range(9),
+)
+def test_text_that_no_job_can_contain_is_refused(file: Path, value: str, message: str):
+    problems = problems_of(file, JOB.replace("{name: small}", f"{{name: {value}}}"))
+
+    assert any(problem.startswith(message) for problem in problems), problems
+
+
 def test_a_duplicate_key_is_refused_with_both_lines(file: Path):
     problems = problems_of(file, JOB + "    steps: 3\n")
 

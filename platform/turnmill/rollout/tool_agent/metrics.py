@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from turnmill.core.trajectory import Turn
 from turnmill.rollout.episode_metrics import MAX_TURNS_WITH_METRICS, EpisodeMetrics
-from turnmill.rollout.tool_agent.client import ToolReply
+from turnmill.rollout.tool_agent.replies import ToolReply
 from turnmill.rollout.tool_agent.response import Response
 
 
