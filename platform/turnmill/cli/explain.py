@@ -11,6 +11,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 
 if TYPE_CHECKING:
+    from turnmill.jobs.hub import fetch_command, local_folder
     from turnmill.sizing.memory import Estimate
     from turnmill.sizing.placement import Place
 
@@ -32,8 +33,14 @@ def explain(job: AgentTrainingJob, gpu_memory: float | None, to: Console) -> Non
         )
     if job.spec.resources.device == "cpu":
         raise SettingsError("--explain: spec.resources.device is cpu, and estimates are for GPUs. Set it to cuda.")
-    model = Model(Path(path))
-    config = build_verl_config(job, model=Path(path), run_dir=Path("run"), device="cuda")
+    folder = local_folder(path)
+    if folder is None:
+        raise SettingsError(
+            f"--explain: {path} is not on this machine, and only a run downloads it. "
+            f"Fetch it with `{fetch_command(path)}`."
+        )
+    model = Model(folder)
+    config = build_verl_config(job, model=folder, run_dir=Path("run"), device="cuda")
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
     sizes = {
         "spec.resources.train": gpu_gib(train.accelerator, gpu_memory),
