@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+import learning_comparison
+
 from turnmill.core.code_hash import hash_code
 from turnmill.observability.proportions import interval_of_share
 from turnmill.observability.run_folder import RunFolder
@@ -42,7 +44,34 @@ QUOTING = (ROOT / "README.md", ROOT / "docs" / "tool-agent.md", ROOT / "docs" / 
 
 QUOTED = re.compile(r"(<!-- learned: ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
 # The same job with another queue, beginning or placement.
-VARIANTS = ("babyai-goto-queued-cpu", "babyai-goto-resumed-cpu", "babyai-goto-separate-cpu")
+SAME_JOBS = ("babyai-goto-queued-cpu", "babyai-goto-resumed-cpu", "babyai-goto-separate-cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """An example with other settings, which has results of its own."""
+
+    of: str
+    settings: tuple[str, ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of `turnmill run`."""
+        return [word for setting in self.settings for word in ("--set", setting)]
+
+
+# Two dozen steps are enough to see whether an algorithm learns.
+VARIANTS = {
+    f"tool-arithmetic-{name}-cpu": Variant("tool-arithmetic-cpu", ("training.steps=24", *settings))
+    for name, settings in {
+        "grpo": (),
+        "ppo": ("algorithm.type=ppo", "algorithm.criticLearningRate=1e-3"),
+        "reinforce": ("algorithm.type=reinforce_plus_plus",),
+        "reinforce-baseline": ("algorithm.type=reinforce_plus_plus_baseline",),
+        "rloo": ("algorithm.type=rloo",),
+    }.items()
+}
+"""Examples with another algorithm."""
 
 INTRODUCTION = """\
 # What the examples learn
@@ -139,16 +168,29 @@ def main() -> None:
 
 
 def examples() -> list[str]:
-    """Return the names of the examples that are trained."""
-    return [name for name in sorted(file.stem for file in EXAMPLES.glob("*-cpu.yaml")) if name not in VARIANTS]
+    """Return the names of the examples and variants that are trained."""
+    return sorted({file.stem for file in EXAMPLES.glob("*-cpu.yaml")} - set(SAME_JOBS) | set(VARIANTS))
+
+
+def job_of(example: str) -> Path:
+    """Return the job file of an example or of a variant."""
+    variant = VARIANTS.get(example)
+    return EXAMPLES / f"{variant.of if variant else example}.yaml"
+
+
+def arguments_of(example: str) -> list[str]:
+    """Return the arguments of `turnmill run` that an example or a variant needs beside its job file."""
+    variant = VARIANTS.get(example)
+    return variant.arguments if variant else []
 
 
 @cache
 def hash_of(example: str) -> str:
-    """Return the hash of all that decides what an example learns: its file, code and packages; 12 digits."""
+    """Return the hash of all that decides what an example learns: its file, settings, code and packages; 12 digits."""
     total = hashlib.sha256(_code().encode())
-    for file in (EXAMPLES / f"{example}.yaml", PACKAGES):
+    for file in (job_of(example), PACKAGES):
         total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
+    total.update(" ".join(arguments_of(example)).encode())
     return total.hexdigest()[:12]
 
 
@@ -183,7 +225,8 @@ def train_one(example: str, seed: int) -> Result:
 
     run_dir = ROOT / "runs" / "nightly" / f"{example}-{seed}-{hash_of(example)}"
     resumed = (run_dir / "metrics.jsonl").exists()
-    warm_start, measured = one(EXAMPLES / f"{example}.yaml", run_dir, seed, *(["--resume"] if resumed else []))
+    arguments = [*arguments_of(example), *(["--resume"] if resumed else [])]
+    warm_start, measured = one(job_of(example), run_dir, seed, *arguments)
     rows = list(RunFolder(run_dir).read_metrics())
     return Result(
         example, seed, hash_of(example), _commit(), time.strftime("%Y-%m-%d", time.gmtime()), measured.exit_code,
@@ -230,6 +273,7 @@ def write_page() -> None:
     latest = latest_results()
     for example in {result.example for result in latest if result.curve}:
         _draw(example, [result for result in latest if result.example == example])
+    learning_comparison.draw(latest, PICTURES)
     for file, text in _pages().items():
         file.write_text(text)
 
@@ -282,6 +326,7 @@ def _page_lines() -> Iterator[str]:
     yield INTRODUCTION
     for example in sorted({result.example for result in latest}):
         yield from _section(example, [result for result in latest if result.example == example])
+    yield from learning_comparison.section(latest)
     missing = [example for example in examples() if example not in {result.example for result in latest}]
     if missing:
         yield from ("## Without a result", "", *(f"- `{example}`" for example in missing), "")
@@ -289,6 +334,9 @@ def _page_lines() -> Iterator[str]:
 
 def _section(example: str, runs: Sequence[Result]) -> Iterator[str]:
     yield from (f"## {example}", "")
+    if variant := VARIANTS.get(example):
+        settings = ", ".join(f"`{setting}`" for setting in variant.settings)
+        yield from (f"The example `{variant.of}` with {settings}.", "")
     if not all(run.is_current for run in runs):
         yield from ("**Stale:** something that decides what this example learns has changed since.", "")
     if target := TARGETS.get(example):

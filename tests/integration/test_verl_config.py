@@ -159,6 +159,31 @@ def test_an_adaptive_coefficient_reaches_the_controller_of_verl(model):
     assert config.algorithm.use_kl_in_reward is True
 
 
+@pytest.mark.feature("verl's multi-turn", "the KL penalty in the loss")
+@pytest.mark.parametrize("name", ["babyai-goto-cpu", "tool-arithmetic-cpu"])
+def test_a_kl_penalty_is_in_the_reward_or_in_the_loss(name, model):
+    in_reward = config_of(example(name, model, "spec.algorithm.kl={coefficient: 0.02}"), model, "cpu")
+    in_loss = config_of(example(name, model, "spec.algorithm.kl={coefficient: 0.02, in: loss}"), model, "cpu")
+
+    actor = omega_conf_to_dataclass(in_loss.actor_rollout_ref.actor)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.02, "low_var_kl")
+    assert in_loss.algorithm.use_kl_in_reward is False
+    assert need_reference_policy(in_loss)
+    assert (in_reward.algorithm.use_kl_in_reward, in_reward.actor_rollout_ref.actor.use_kl_loss) == (True, False)
+
+
+def test_the_optimizers_are_those_of_verl_unless_the_job_says_otherwise(model, defaults):
+    other = ("spec.algorithm.adamBetas=[0.8, 0.9]", "spec.algorithm.weightDecay=0.2")
+    job = example("babyai-goto-gpu", model)
+
+    for section in (ACTOR, "critic"):
+        default = OmegaConf.select(defaults, section).optim
+        optim = OmegaConf.select(config_of(job, model, "cuda"), section).optim
+        assert (list(optim.betas), optim.weight_decay) == (list(default.betas), default.weight_decay)
+        changed = OmegaConf.select(config_of(example("babyai-goto-gpu", model, *other), model, "cuda"), section).optim
+        assert (list(changed.betas), changed.weight_decay) == ([0.8, 0.9], 0.2)
+
+
 def test_groups_of_trajectories_reach_the_dataclasses_of_verl(model):
     config = config_of(example("tool-math-gpu", model), model, "cuda")
 
@@ -232,7 +257,7 @@ def test_validations_of_grl_agents_are_greedy_by_default(sampling, temperature, 
 
     assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (temperature, sampling == "training")
     # Each group has its own size.
-    assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 512 + 24)
+    assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 768 + 28)
 
 
 def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):

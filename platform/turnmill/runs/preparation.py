@@ -51,19 +51,19 @@ def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
     """Prepare the run folder for an attempt."""
     folder.create()
     if resume:
-        rewind(folder)
+        rewind(folder, job)
     folder.write_job(yaml.safe_dump(job.model_dump(by_alias=True, mode="json"), sort_keys=False))
 
 
-def rewind(folder: RunFolder) -> None:
-    """Delete everything recorded after the last complete checkpoint that is undamaged.
+def rewind(folder: RunFolder, job: AgentTrainingJob) -> None:
+    """Delete everything recorded after the last complete checkpoint of the job that is undamaged.
 
-    Raises RunFailedError if all are damaged.
+    Raises RunFailedError if there are checkpoints, but none can be used.
     """
     from turnmill.training import checkpoints
 
     checkpoints.discard_incomplete(folder.checkpoints)
-    checkpoints.set_aside_damaged(folder.checkpoints, folder.beat)
+    checkpoints.set_aside_damaged(folder.checkpoints, folder.beat, run=checkpoints.run_of(job))
     newest = checkpoints.latest(folder.checkpoints)
     step = newest.state.step if newest else -1
     folder.truncate_after(step)

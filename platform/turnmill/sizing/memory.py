@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from turnmill.core.errors import SettingsError
 from turnmill.sizing.model import BF16, FLOAT32, Model, Parameters
+from turnmill.sizing.placement import has_reference
 
 GIB = 2**30
 GPU_GIB: Mapping[str, float] = {
@@ -173,7 +174,7 @@ def estimate(config: DictConfig, model: Model, *, train_gib: float | None, rollo
         )
     machine = config.trainer.n_gpus_per_node
     host = sum(each.host_gib(machine) for each in trained)
-    if config.algorithm.use_kl_in_reward and not trained[0].has_adapters:
+    if has_reference(config) and not trained[0].has_adapters:
         # verl keeps the reference's shards in the machine's memory, and copies a layer at a time.
         host += trained[0].parameters.total * FLOAT32 / ranks / GIB * machine
     return Estimate(tuple(phases), cache, host)

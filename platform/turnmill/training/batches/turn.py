@@ -79,7 +79,7 @@ class TurnBatch:
             select_fields=["responses", "response_mask", "slot_values", TURN_METADATA],
         )
         fields = ["rm_scores", "old_log_probs"]
-        with_reference = job.spec.kl.coefficient > 0
+        with_reference = job.spec.kl.in_reward
         turns = tq.kv_batch_get(
             keys=meta.keys[:num_turns],
             partition_id=meta.partition_id,

@@ -106,7 +106,7 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
         **_rollout(job),
         **learning_settings(job),
         **correction_settings(job),
-        "algorithm.use_kl_in_reward": spec.kl.coefficient > 0,
+        "algorithm.use_kl_in_reward": spec.kl.in_reward,
         "algorithm.kl_ctrl.type": spec.kl.type,
         "algorithm.kl_ctrl.kl_coef": spec.kl.coefficient,
         "algorithm.kl_ctrl.target_kl": spec.kl.target,
@@ -186,8 +186,10 @@ def _policy(job: AgentTrainingJob) -> VerlSettings:
         f"{actor}.optim.lr": algorithm.actor_learning_rate,
         f"{actor}.optim.weight_decay": algorithm.weight_decay,
         f"{actor}.optim.lr_scheduler_type": algorithm.learning_rate_schedule,
-        f"{actor}.optim.betas": [0.9, 0.95],
-        f"{actor}.use_kl_loss": False,
+        f"{actor}.optim.betas": list(algorithm.adam_betas),
+        f"{actor}.use_kl_loss": job.spec.kl.in_loss,
+        f"{actor}.kl_loss_coef": job.spec.kl.coefficient,
+        f"{actor}.kl_loss_type": "low_var_kl",
     }
 
 

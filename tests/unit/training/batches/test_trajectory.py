@@ -119,7 +119,26 @@ def test_a_step_with_too_many_failures_ends_the_run_with_the_reason():
     parts.require_few_failures(0.75, "Step 3")
     with pytest.raises(RunFailedError, match=r"Step 3: 3 of 4 trajectories failed \(tool_connection: 3\)") as caught:
         parts.require_few_failures(0.5, "Step 3")
-    assert caught.value.cause == "failed_ratio"
+    assert caught.value.cause == "outage"
+
+
+@pytest.mark.parametrize(
+    ("causes", "cause"),
+    [
+        (["tool_raised", "tool_raised", "tool_connection", None], "outage"),
+        (["tool_raised", "tool_raised", "tool_raised", None], "failed_ratio"),
+        (["reward", "reward", "reward", "tool_timeout"], "failed_ratio"),
+        (["inference", "store_unavailable", "tool_server", "tool_timeout"], "outage"),
+    ],
+)
+def test_too_many_failures_end_the_run_for_good_unless_enough_of_them_pass_by_themselves(causes, cause):
+    keys = step(tasks=2, samples=2)
+    failed = {key: found for key, found in zip(keys, causes, strict=True) if found is not None}
+
+    with pytest.raises(RunFailedError) as caught:
+        split(batch(keys, failed)).require_few_failures(0.5, "Step 3")
+
+    assert (caught.value.cause, caught.value.is_final) == (cause, cause == "failed_ratio")
 
 
 def test_a_step_with_only_failures_ends_the_run_at_any_limit():
