@@ -22,7 +22,7 @@ from turnmill.training.advantages.gae import outcome_advantages
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, read_summaries, split
-from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics
+from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics, validation_metrics
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
@@ -163,6 +163,17 @@ def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
         "turnmill/tool/valid_action/max": 1.0,
         "turnmill/tool/valid_action/min": 1.0,
     }
+
+
+def test_the_ratio_of_valid_actions_is_a_share_for_every_kind_of_agent():
+    with_tools = {"num_tool_calls": 4.0, "valid_action": 3.0, "valid_action_ratio": 0.75}
+    without_call = {"num_tool_calls": 0.0, "valid_action": 0.0}
+
+    found = validation_metrics(
+        [summary(metrics=metrics) for metrics in (with_tools, without_call, {"valid_action": 0.25})]
+    )
+
+    assert found["validation/valid_action_ratio"] == 0.5
 
 
 def test_row_values_are_returned_by_episode_id():
