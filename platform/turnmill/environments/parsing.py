@@ -39,6 +39,6 @@ def plan_length(text: str, phrases: Sequence[str]) -> int:
 
 
 def backtrack_length(text: str) -> int:
-    """Count the words in a response that signal backtracking, also within others (`but` in `button`), as Verlog does."""
+    """Count the words in a response that signal backtracking, also within others, as Verlog does: `but` in `button`."""
     lower = text.lower()
     return sum(lower.count(word) for word in _BACKTRACKING)
