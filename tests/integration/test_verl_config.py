@@ -1,6 +1,8 @@
+import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import AdaptiveKLController, AdvantageEstimator, get_kl_controller
@@ -246,6 +248,28 @@ def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, model, 
 
     assert type(buffer) is FilteringStepBuffer
     assert buffer.sampler_kwargs["max_batches"] == 3
+
+
+@pytest.mark.parametrize(("device", "in_parts"), [("cpu", False), ("cuda", True)])
+def test_engines_without_a_gpu_read_prompts_whole(device, in_parts, model):
+    rollout = config_of(example("sokoban-grl-cpu", model), model, device).actor_rollout_ref.rollout
+
+    assert rollout.enable_chunked_prefill is in_parts
+    # Else no prompt of the full length would ever be read.
+    assert rollout.max_num_batched_tokens >= rollout.max_model_len
+
+
+def test_reading_prompts_whole_is_needed():
+    """vLLM moves a seeded request's generator back after each part of its prompt, which torch cannot on a CPU."""
+    # Found without an import, which takes seconds.
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None
+    assert vllm.submodule_search_locations
+    runner = Path(vllm.submodule_search_locations[0]) / "v1" / "worker" / "gpu_model_runner.py"
+
+    assert "gen.set_offset(gen.get_offset() - 4)" in runner.read_text()
+    with pytest.raises(RuntimeError, match="CPU Generator does not use offset"):
+        torch.Generator().get_offset()
 
 
 @pytest.mark.parametrize(("sampling", "temperature"), [("greedy", 0), ("training", 0.7)])

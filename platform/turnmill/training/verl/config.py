@@ -251,6 +251,8 @@ def _cpu() -> VerlSettings:
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.gpu_memory_utilization": 0.1,
         f"{rollout}.max_num_seqs": 128,
+        # vLLM rewinds the generator of a seeded request whose prompt was read in part, which torch's for CPUs cannot.
+        f"{rollout}.enable_chunked_prefill": False,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
             "turnmill.training.verl.cpu.vllm_worker.CpuWorkerExtension"
