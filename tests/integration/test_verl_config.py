@@ -18,6 +18,7 @@ from turnmill.training.dynamic_sampling import FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.verl.config import build_verl_config, compose_defaults
 from turnmill.training.verl.known_settings import unknown_names
+from turnmill.training.verl.megatron_config import require_packages
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -322,6 +323,49 @@ def test_the_resources_of_a_job_reach_the_dataclasses_of_verl(settings, names, m
 
     require_verl_accepts(config)
     assert {name: OmegaConf.select(config, name) for name in names} == names
+
+
+MEGATRON = "resources.train={engine: megatron, nodes: 2, gpusPerNode: 8, tensorParallel: 4, pipelineParallel: 2, %s}"
+
+
+@pytest.mark.parametrize("name", ["babyai-goto-gpu", "tool-math-gpu", "sokoban-grl-gpu", "webshop-gigpo-gpu"])
+def test_verl_resolves_megatron_for_every_kind_of_agent(name, model):
+    job = example(name, model, MEGATRON % "offload: optimizer")
+    config = build_verl_config(job, model=model, run_dir=Path("run"), device="cuda")
+
+    settings = OmegaConf.to_container(config)
+    del settings["turnmill"]
+    assert unknown_names(compose_defaults("megatron"), settings) == []
+    OmegaConf.resolve(config)
+    use_critic = need_critic(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=use_critic)
+    sections = (ACTOR, "actor_rollout_ref.ref.megatron", ROLLOUT, MODEL, *(("critic",) if use_critic else ()))
+    built = {section: omega_conf_to_dataclass(OmegaConf.select(config, section)) for section in sections}
+    policy, reference = built[ACTOR].engine, built["actor_rollout_ref.ref.megatron"]
+    assert (policy.strategy, policy.tensor_model_parallel_size, policy.pipeline_model_parallel_size) == (
+        "megatron", 4, 2,
+    )  # fmt: skip
+    assert (reference.tensor_model_parallel_size, reference.pipeline_model_parallel_size) == (4, 2)
+    assert (policy.optimizer_offload, policy.param_offload) == (True, False)
+    assert built[ACTOR].optim.lr_decay_style == "constant"
+    assert built[ACTOR].optim.clip_grad == job.spec.algorithm.gradient_clip
+    if use_critic:
+        assert built["critic"].engine.tensor_model_parallel_size == 4
+
+
+def test_megatron_keeps_nothing_that_only_fsdp_understands(model):
+    settings = "spec.verl={actor_rollout_ref.actor.fsdp_config.param_offload: true}"
+
+    with pytest.raises(SettingsError, match=r"fsdp_config.param_offload \(True\) is no setting of verl's"):
+        config_of(example("tool-math-gpu", model, MEGATRON % "offload: none", settings), model, "cuda")
+    with pytest.raises(SettingsError, match="needs GPUs"):
+        config_of(example("tool-math-gpu", model, MEGATRON % "offload: none"), model, "cpu")
+
+
+def test_megatron_without_its_packages_is_refused_with_what_to_install(model):
+    with pytest.raises(SettingsError, match=r"needs megatron\.core, .* not installed. Add megatron-core"):
+        require_packages(example("tool-math-gpu", model, MEGATRON % "offload: none"))
+    require_packages(example("tool-math-gpu", model))
 
 
 def test_engines_with_gpus_of_their_own_use_most_of_their_memory(model):

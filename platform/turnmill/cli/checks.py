@@ -58,7 +58,7 @@ def verl_settings(values: Values) -> Iterator[Problem]:
 
     for name, instead in names_without_effect(settings):
         yield Problem(f"spec.verl.{name}", settings[name], "has no effect here", instead)
-    for name, closest in unknown_verl_settings(settings):
+    for name, closest in unknown_verl_settings(settings, values["spec.resources.train.engine"]):
         way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
         yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's", way_out)
 
