@@ -92,11 +92,11 @@ async def measure(sandbox: ForkSandbox, program: str, tries: int) -> str:
     for _ in range(tries):
         result = await sandbox.run(SandboxTask(Python(source), limits=LIMITS))
         ended = time.monotonic()
-        if result.limit == "time":
+        if result.stdout and result.limit in (None, "time"):
             return "not ended"
         if result.stdout:
             times.append((ended - float(result.stdout.split()[0])) * 1e3)
-        elif result.limit is None:
+        elif result.limit in (None, "time"):
             return "refused"
     return f"{statistics.median(times):.0f} ({max(times):.0f})" if times else "ended before"
 
