@@ -24,7 +24,7 @@ class TrackingSettings(Settings):
     sample_share: float = Field(default=0.05, gt=0, le=1)
     """Share of a step's tasks whose trajectories are recorded with `sample`: all trajectories of a task, or none."""
 
-    keep_steps: int | None = Field(default=None, ge=1)
+    keep_steps: int | None = Field(default=None, ge=1, le=1_000_000)
     """Last steps whose trajectories stay recorded; earlier ones are deleted, except validations. Left out, all stay."""
 
     @property

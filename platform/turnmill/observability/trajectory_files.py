@@ -5,6 +5,7 @@ per step for all writers, `step-000012.jsonl`, which are read, too. Files are re
 a step by name.
 """
 
+import zlib
 from dataclasses import dataclass
 
 from turnmill.observability.writer import writer_id
@@ -35,3 +36,10 @@ class LogFile:
 def turns_file(kind: str, step: int) -> str:
     """Return the name of this process's own file with turns of a step, of kind `TRAINING` or `VALIDATION`."""
     return f"{kind}-{step:06d}.{writer_id()}{SUFFIX}"
+
+
+def is_sampled(episode: str, share: float) -> bool:
+    """Return True if an episode belongs to the sample: the same answer in every process, for all samples of a task."""
+    # An episode of a task is named {step}-{task}-{sample}; one of a slot has no sample.
+    task = "-".join(episode.split("-")[:2])
+    return share >= 1 or zlib.crc32(task.encode()) < share * 2**32

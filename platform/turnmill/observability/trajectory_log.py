@@ -1,7 +1,6 @@
 """Log of a run's turns, one JSON object per line, written by several processes at once."""
 
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -11,7 +10,7 @@ from turnmill.core.trajectory import Turn
 from turnmill.observability import json_lines
 from turnmill.observability.advantage_log import AdvantageLog
 from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_files import SUFFIX, TRAINING, VALIDATION, LogFile, turns_file
+from turnmill.observability.trajectory_files import SUFFIX, TRAINING, VALIDATION, LogFile, is_sampled, turns_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +255,6 @@ class TrajectoryLog:
                 turn = decode_turn(record)
                 if turn is not None:
                     yield turn
-
-
-def is_sampled(episode: str, share: float) -> bool:
-    """Return True if an episode belongs to the sample: the same answer in every process, for all samples of a task."""
-    # An episode of a task is named {step}-{task}-{sample}; one of a slot has no sample.
-    task = "-".join(episode.split("-")[:2])
-    return share >= 1 or zlib.crc32(task.encode()) < share * 2**32
 
 
 def _episodes(turns: Iterable[TurnRecord], *, validation: bool) -> Iterator[EpisodeRecord]:

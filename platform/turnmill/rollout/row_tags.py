@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import transfer_queue as tq
@@ -38,7 +38,7 @@ async def tag_rows(rows: Sequence[AgentLoopOutput], *, validate: bool, **row: Un
     )
 
 
-def tags_of(rows: Sequence[AgentLoopOutput]) -> list[dict[str, Any]]:
+def tags_of(rows: Sequence[AgentLoopOutput]) -> list[dict[str, object]]:
     """Return the tags of an episode's rows; the last row has the episode's summary."""
     summary = decode(rows[-1].episode_summary, EpisodeSummary)  # type: ignore[attr-defined]
     tags = [_tags_of_row(row, rows[-1].reward_score) for row in rows]
@@ -50,7 +50,7 @@ def tags_of(rows: Sequence[AgentLoopOutput]) -> list[dict[str, Any]]:
     return tags
 
 
-def _tags_of_row(row: AgentLoopOutput, reward: float | None) -> dict[str, Any]:
+def _tags_of_row(row: AgentLoopOutput, reward: float | None) -> dict[str, object]:
     columns = row.as_dict()
     # verl gives the reward of the last row to all, where it is not None.
     score = float(columns["rm_scores"].sum()) if reward is None else float(torch.tensor(reward, dtype=torch.float32))

@@ -98,7 +98,7 @@ class _Search:
         self._is_hybrid = bool(self._config.actor_rollout_ref.hybrid_engine)
         self._usual = {field: values[0] for field, values in self._choices()}
 
-    def first_fit(self) -> tuple[dict[str, Any], Limits | None]:
+    def first_fit(self) -> tuple[dict[str, object], Limits | None]:
         """Return the first settings that fit and the limits that they keep; those that take least if nothing fits."""
         trials = list(self._trials())
         for limits in LIMITS:
@@ -130,13 +130,13 @@ class _Search:
             rollout_gib=self._sizes["spec.resources.rollout"],
         )
 
-    def _trials(self) -> Iterator[dict[str, Any]]:
-        trials: list[dict[str, Any]] = [{}]
+    def _trials(self) -> Iterator[dict[str, object]]:
+        trials: list[dict[str, object]] = [{}]
         for field, values in self._choices():
             trials = [{**trial, field: value} for trial in trials for value in values]
         yield from trials
 
-    def _choices(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def _choices(self) -> Iterator[tuple[str, tuple[object, ...]]]:
         """Yield the fields that the job leaves out with their values, the field that should change last first."""
         for (field, name), values in (
             (_OFFLOAD, OFFLOADS),

@@ -51,10 +51,10 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"global_step_{step}"
 
 
-def run_of(job: AgentTrainingJob) -> dict[str, Any]:
+def run_of(job: AgentTrainingJob) -> dict[str, object]:
     """Return the values of a job that its checkpoints belong to, by their paths."""
     spec = job.spec.model_dump(mode="json", by_alias=True)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for path in (fixed.path for fixed in FIXED):
         value: Any = spec
         for part in path.split("."):
@@ -63,7 +63,7 @@ def run_of(job: AgentTrainingJob) -> dict[str, Any]:
     return values
 
 
-def complete(root: Path, state: RunState, *, keep: int, run: Mapping[str, Any] | None = None) -> None:
+def complete(root: Path, state: RunState, *, keep: int, run: Mapping[str, object] | None = None) -> None:
     """Mark the checkpoint of `state.step` complete, then delete all but the newest `keep` complete ones.
 
     Its files are flushed to disk first, so that a power cut leaves no marker without them.
@@ -114,7 +114,7 @@ def write_digests(root: Path, step: int) -> None:
 
 
 def set_aside_damaged(
-    root: Path, on_file: Callable[[], None] = lambda: None, *, run: Mapping[str, Any] | None = None
+    root: Path, on_file: Callable[[], None] = lambda: None, *, run: Mapping[str, object] | None = None
 ) -> None:
     """Rename complete checkpoints that are damaged, or of another run, and newer than the newest that is neither.
 
@@ -216,7 +216,7 @@ def _state_in(marker: Mapping[str, Any]) -> RunState:
         raise ValueError(f"{MARKER} is no marker of a checkpoint: {error!r}") from error
 
 
-def _find_damage(folder: Path, run: Mapping[str, Any], on_file: Callable[[], None]) -> str | None:
+def _find_damage(folder: Path, run: Mapping[str, object], on_file: Callable[[], None]) -> str | None:
     """Return why a complete checkpoint cannot be used, or None.
 
     Checkpoints of versions that recorded no sizes, or no run, are taken as they are.

@@ -10,8 +10,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from turnmill.core.errors import RunFailedError
-from turnmill.training.batches.trajectory import put_ragged
-from turnmill.training.batches.turn import as_matrix
+from turnmill.training.batches.ragged import padded, put_ragged
 from turnmill.training.verl.types import Metrics
 
 WEIGHTS = "rollout_is_weights"
@@ -28,7 +27,7 @@ def correct_rows(batch: KVBatchMeta, settings: DictConfig) -> Metrics:
     if "rollout_log_probs" not in data:
         raise _no_log_probs()
     lengths_R = data["response_mask"].offsets().diff()
-    old_RG, rollout_RG, mask_RG = (as_matrix(data[name]) for name in fields)
+    old_RG, rollout_RG, mask_RG = (padded(data[name]) for name in fields)
     columns, metrics = correction(old_RG, rollout_RG, mask_RG, settings)
     put_ragged(batch, columns, lengths_R)
     return metrics

@@ -4,7 +4,7 @@ Axes: R rows, G response tokens, K trajectories; a trajectory whose context roll
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
@@ -25,6 +24,7 @@ from turnmill.rollout.queue_payload import decode
 from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS, UNSAMPLED_TOKENS
 from turnmill.training.advantages.index import group_of, row_number, trajectory_of
 from turnmill.training.advantages.rows import Rows
+from turnmill.training.batches.ragged import padded, put_ragged
 from turnmill.training.dataset import prompt_lengths, response_lengths, select
 from turnmill.training.row_advantages import ADVANTAGE, RETURN, REWARD
 
@@ -148,16 +148,16 @@ class TrajectoryBatch:
         )
         return cls(
             meta=meta,
-            mask_RG=_padded(data["response_mask"]),
-            scores_RG=_padded(data["rm_scores"]),
-            old_log_probs_RG=_padded(data["old_log_probs"]) if with_reference else None,
-            ref_log_probs_RG=_padded(data["ref_log_prob"]) if with_reference else None,
+            mask_RG=padded(data["response_mask"]),
+            scores_RG=padded(data["rm_scores"]),
+            old_log_probs_RG=padded(data["old_log_probs"]) if with_reference else None,
+            ref_log_probs_RG=padded(data["ref_log_prob"]) if with_reference else None,
             prompt_lengths_R=prompt_lengths(meta),
             response_lengths_R=response_lengths(meta),
             trained_R=_of_tags(meta, TRAINED_TOKENS).long(),
             summaries=read_summaries(meta, EpisodeSummary),
             num_unsampled_tokens=_unsampled_tokens(meta),
-            values_RG=_padded(data["values"]) if with_values else None,
+            values_RG=padded(data["values"]) if with_values else None,
         )
 
     @classmethod
@@ -250,19 +250,6 @@ class TrajectoryBatch:
             put_ragged(self.meta, columns, self.response_lengths_R)
 
 
-def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tensor) -> None:
-    """Write padded columns to the queue, each row with its own length."""
-    ragged = {
-        name: torch.nested.as_nested_tensor(
-            [row[:length] for row, length in zip(column, lengths_R.tolist(), strict=True)], layout=torch.jagged
-        )
-        for name, column in columns.items()
-    }
-    tq.kv_batch_put(
-        keys=meta.keys, partition_id=meta.partition_id, fields=TensorDict(ragged, batch_size=len(meta.keys))
-    )
-
-
 def read_summaries(batch: KVBatchMeta, kind: type[Summary]) -> tuple[Summary, ...]:
     """Return the summary of each trajectory from its last row's tag, in the order of the trajectories' first rows."""
     return tuple(decode(batch.tags[row][EPISODE], kind) for row in last_rows(batch.keys))
@@ -298,7 +285,3 @@ def rewards_of_groups(keys: Sequence[str], summaries: Sequence[EpisodeSummary]) 
     for row, summary in zip(last_rows(keys), summaries, strict=True):
         rewards.setdefault(group_of(keys[row]), set()).add(summary.reward)
     return rewards
-
-
-def _padded(x: Tensor) -> Tensor:
-    return x.to_padded_tensor(0) if x.is_nested else x

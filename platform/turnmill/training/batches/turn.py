@@ -22,6 +22,7 @@ from turnmill.observability.step_time import IN_FLIGHT, ROLLOUT, SLOTS
 from turnmill.rollout.queue_payload import TURN_METADATA, decode
 from turnmill.rollout.token_integrity import array_checksum
 from turnmill.training.batches.diagnostics import by_outcome
+from turnmill.training.batches.ragged import padded
 from turnmill.training.batches.rewards import reward_quantiles
 from turnmill.training.dataset import prompt_lengths
 
@@ -88,7 +89,7 @@ class TurnBatch:
         lengths = common["responses"].offsets().diff()
         num_slots = common["slot_values"].offsets().diff()
         width = int(num_slots.max())
-        padded = {name: _pad(turns[name], width) for name in turns.keys()}  # noqa: SIM118 (a TensorDict)
+        equal = {name: _pad(turns[name], width) for name in turns.keys()}  # noqa: SIM118 (a TensorDict)
         metadata = list(common[TURN_METADATA])
         played = tuple(decode(value, TurnMetadata) for value in metadata[:num_turns])
         return cls(
@@ -100,9 +101,9 @@ class TurnBatch:
             num_slots_R=num_slots,
             response_lengths_R=lengths,
             prompt_lengths_R=prompt_lengths(meta),
-            scores_RG=padded["rm_scores"],
-            old_log_probs_RG=padded["old_log_probs"],
-            ref_log_probs_RG=padded.get("ref_log_prob", padded["old_log_probs"]),
+            scores_RG=equal["rm_scores"],
+            old_log_probs_RG=equal["old_log_probs"],
+            ref_log_probs_RG=equal.get("ref_log_prob", equal["old_log_probs"]),
             num_unsampled_tokens=count_unsampled_tokens(common["responses"], common["response_mask"], played),
         )
 
@@ -200,16 +201,9 @@ def _response_lengths(batch: TurnBatch) -> Iterator[tuple[bool, float, float]]:
             yield solved[turn.episode_id], length, 1
 
 
-def as_matrix(x: Tensor) -> Tensor:
-    """Return a nested tensor of the TransferQueue with rows of equal length as a matrix."""
-    return x.to_padded_tensor(0) if x.is_nested else x
-
-
 def _pad(x: Tensor, width: int) -> Tensor:
-    padded = as_matrix(x)
-    return (
-        torch.nn.functional.pad(padded, (0, width - padded.shape[1])) if padded.shape[1] < width else padded[:, :width]
-    )
+    found = padded(x)
+    return torch.nn.functional.pad(found, (0, width - found.shape[1])) if found.shape[1] < width else found[:, :width]
 
 
 def _ragged(x_RG: Tensor, lengths_R: Tensor) -> Tensor:

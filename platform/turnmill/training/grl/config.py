@@ -145,19 +145,19 @@ def _pinned_defaults() -> Block:
     return defaults
 
 
-def _unchosen(flat: Mapping[str, Any]) -> Block:
+def _unchosen(flat: Block) -> Block:
     """Return the values that nobody has chosen: the pinned defaults, if the configuration was composed over them."""
     defaults = _pinned_defaults()
     return defaults if sum(name in flat for name in defaults) > len(defaults) / 2 else {}
 
 
-def _played(rollout: Mapping[str, Any]) -> set[str]:
+def _played(rollout: Block) -> set[str]:
     """Return the agents that a configuration plays; empty if it names none, which means all."""
     given = [rollout.get(name) or [] for name in ("train", "training", "validation")]
     return {name for names in given for name in ([names] if isinstance(names, str) else names)}
 
 
-def _same_for_both(flat: Mapping[str, Any], name: str) -> bool:
+def _same_for_both(flat: Block, name: str) -> bool:
     """Return whether the critic has the policy's value of a setting, or none."""
     policy = f"actor_rollout_ref.{'' if name.startswith('model') else 'actor.'}{name}"
     return flat.get(f"critic.{name}") in (None, flat.get(policy), _pinned_defaults().get(f"critic.{name}"))
@@ -167,7 +167,7 @@ def _is_agent(block: object) -> bool:
     return isinstance(block, Mapping) and any(name in block for name in ("agent_type", "agent_config", "env_config"))
 
 
-def _agent(blocks: Mapping[str, Any], rollout: Mapping[str, Any]) -> Block:
+def _agent(blocks: Block, rollout: Block) -> Block:
     """Return the agent of a job; single numbers of groups become lists."""
     fields = fields_by_alias(GrlAgent)
     agent: Block = {"type": "grl", "agents": [_named(name, block) for name, block in blocks.items()]}
@@ -182,7 +182,7 @@ def _agent(blocks: Mapping[str, Any], rollout: Mapping[str, Any]) -> Block:
     return agent
 
 
-def _named(name: str, block: Mapping[str, Any]) -> Block:
+def _named(name: str, block: Block) -> Block:
     known = AgentConfig.model_fields
     given = dict(block.get("agent_config") or {})
     config = {to_camel(field): value for field, value in given.items() if field in known}
@@ -198,12 +198,12 @@ def _named(name: str, block: Mapping[str, Any]) -> Block:
 
 
 def _with_text_keys(value: object) -> object:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(key): _with_text_keys(inner) for key, inner in value.items()}
     return value
 
 
-def _algorithm(flat: Mapping[str, Any]) -> Block:
+def _algorithm(flat: Block) -> Block:
     estimator = str(flat.get("algorithm.adv_estimator", "gae"))
     algorithm: Block = {"type": ESTIMATORS.get(estimator, estimator)}
     if flat.get("algorithm.use_kl_in_reward") is False:
@@ -221,7 +221,7 @@ def _known(algorithm: Block) -> Block:
     return algorithm if section is None else {k: v for k, v in algorithm.items() if k in fields_by_alias(section)}
 
 
-def _training(training: Block, flat: Mapping[str, Any]) -> Block:
+def _training(training: Block, flat: Block) -> Block:
     # Without a data set an epoch is one step.
     steps = training.setdefault("steps", flat.get("trainer.total_epochs"))
     if steps is None:
@@ -251,9 +251,9 @@ def _size_minibatches(spec: Block, minibatch: int) -> None:
         spec["algorithm"]["minibatchTasks"] = max(1, len(groups) // updates)
 
 
-def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(node: Block, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in node.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -16,7 +16,8 @@ from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.worker import GROUP_SIZE
 from turnmill.rollout.row_tags import SCORE
 from turnmill.training.advantages.index import TrajectoryIndex
-from turnmill.training.batches.trajectory import TrajectoryBatch, put_ragged, read_summaries, split
+from turnmill.training.batches.ragged import put_ragged
+from turnmill.training.batches.trajectory import TrajectoryBatch, read_summaries, split
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.dataset import response_lengths, select
 from turnmill.training.grl.metrics import environment_metrics, step_metrics

@@ -29,11 +29,11 @@ from turnmill.training.advantages.rows import mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
+from turnmill.training.batches.ragged import put_ragged
 from turnmill.training.batches.row_metrics import metrics_of_tags
 from turnmill.training.batches.trajectory import (
     Split,
     TrajectoryBatch,
-    put_ragged,
     read_summaries,
     split,
     with_advantages,
