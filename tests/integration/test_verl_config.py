@@ -14,7 +14,7 @@ from support.models import model_without_weights
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
 from turnmill.training.agent_kinds import agent_kind
-from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
+from turnmill.training.dynamic_sampling import FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.verl.config import build_verl_config, compose_defaults
 from turnmill.training.verl.known_settings import unknown_names
@@ -161,6 +161,31 @@ def test_an_adaptive_coefficient_reaches_the_controller_of_verl(model):
     assert config.algorithm.use_kl_in_reward is True
 
 
+@pytest.mark.feature("verl's multi-turn", "the KL penalty in the loss")
+@pytest.mark.parametrize("name", ["babyai-goto-cpu", "tool-arithmetic-cpu"])
+def test_a_kl_penalty_is_in_the_reward_or_in_the_loss(name, model):
+    in_reward = config_of(example(name, model, "spec.algorithm.kl={coefficient: 0.02}"), model, "cpu")
+    in_loss = config_of(example(name, model, "spec.algorithm.kl={coefficient: 0.02, in: loss}"), model, "cpu")
+
+    actor = omega_conf_to_dataclass(in_loss.actor_rollout_ref.actor)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.02, "low_var_kl")
+    assert in_loss.algorithm.use_kl_in_reward is False
+    assert need_reference_policy(in_loss)
+    assert (in_reward.algorithm.use_kl_in_reward, in_reward.actor_rollout_ref.actor.use_kl_loss) == (True, False)
+
+
+def test_the_optimizers_are_those_of_verl_unless_the_job_says_otherwise(model, defaults):
+    other = ("spec.algorithm.adamBetas=[0.8, 0.9]", "spec.algorithm.weightDecay=0.2")
+    job = example("babyai-goto-gpu", model)
+
+    for section in (ACTOR, "critic"):
+        default = OmegaConf.select(defaults, section).optim
+        optim = OmegaConf.select(config_of(job, model, "cuda"), section).optim
+        assert (list(optim.betas), optim.weight_decay) == (list(default.betas), default.weight_decay)
+        changed = OmegaConf.select(config_of(example("babyai-goto-gpu", model, *other), model, "cuda"), section).optim
+        assert (list(changed.betas), changed.weight_decay) == ([0.8, 0.9], 0.2)
+
+
 def test_groups_of_trajectories_reach_the_dataclasses_of_verl(model):
     config = config_of(example("tool-math-gpu", model), model, "cuda")
 
@@ -208,12 +233,12 @@ def test_every_trainer_of_verl_accepts_every_agent_type(kind, mode, model, tmp_p
     trainer = trainer_class(config)
 
     assert isinstance(trainer, TRAINER_REGISTRY[mode])
-    assert isinstance(trainer.replay_buffer, StepReplayBuffer) is (mode != "sync")
+    assert isinstance(trainer.replay_buffer, StepReplayBuffer)
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == minibatch
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("sync", FilteringBuffer), ("colocate_async", FilteringStepBuffer)])
-def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, kind, model, tmp_path):
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, model, tmp_path):
     job = example("tool-arithmetic-dapo-cpu", model, f"spec.training.mode={mode}")
     config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
     OmegaConf.set_struct(config, False)
@@ -221,9 +246,8 @@ def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, kind, m
 
     buffer = agent_kind(job.spec.agent).trainer_class(job)(config).replay_buffer
 
-    assert type(buffer) is kind
+    assert type(buffer) is FilteringStepBuffer
     assert buffer.sampler_kwargs["max_batches"] == 3
-    assert isinstance(buffer, StepReplayBuffer) is (mode != "sync")
 
 
 @pytest.mark.parametrize(("device", "in_parts"), [("cpu", False), ("cuda", True)])
@@ -285,6 +309,7 @@ def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
         ("train.microBatchTokens=9000", {f"{ACTOR}.ppo_max_token_len_per_gpu": 9000,
                                          "critic.ppo_max_token_len_per_gpu": 9000,
                                          f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 9000}),
+        ("train.chunkedLogits=false", {f"{MODEL}.use_fused_kernels": False}),
         ("rollout.gpuMemoryShare=0.3", {f"{ROLLOUT}.gpu_memory_utilization": 0.3}),
         ("rollout.maxSequences=64", {f"{ROLLOUT}.max_num_seqs": 64}),
         ("rollout.dtype=float16", {f"{ROLLOUT}.dtype": "float16"}),
@@ -525,7 +550,8 @@ def test_models_on_gpus_use_the_attention_that_is_installed(installed, attention
 
     used = {OmegaConf.select(config, f"{name}.override_config.attn_implementation") for name in MODELS}
     assert used == {attention}
-    assert config.actor_rollout_ref.model.use_fused_kernels is not installed
+    # Whatever the attention, logits of 16,384 tokens would take more memory than all layers' activations.
+    assert config.actor_rollout_ref.model.use_fused_kernels
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(53_509, True), (53_510, False)])

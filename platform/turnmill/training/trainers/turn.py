@@ -23,7 +23,7 @@ from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
-from turnmill.training.batches.trajectory import fetch_summaries
+from turnmill.training.batches.trajectory import read_summaries
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.batches.turn import TurnBatch, turn_metrics
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
@@ -83,7 +83,7 @@ class TurnTrainer(RunTrainer):
         super().on_train_begin()
         if self.resumed_from is not None:
             self.agent_loop_manager.restore(self.resumed_from.state.slots)
-        elif self.job.spec.turn_ppo.critic_warmup.batches and self.job.spec.turn_ppo.critic_warmup.steps:
+        elif self._warms_up():
             self._warm_up_critic()
 
     # ---- one batch ----
@@ -188,6 +188,11 @@ class TurnTrainer(RunTrainer):
 
     # ---- critic warm-up ----
 
+    def _warms_up(self) -> bool:
+        """Return whether the critic is trained before the first step, if there is one."""
+        warmup = self.job.spec.turn_ppo.critic_warmup
+        return bool(self.job.spec.training.steps and warmup.batches and warmup.steps)
+
     def _warm_up_critic(self) -> None:
         """Train the critic alone on turns gathered once by the frozen policy (Verlog's critic pre-training)."""
         warmup = self.job.spec.turn_ppo.critic_warmup
@@ -247,7 +252,7 @@ class TurnTrainer(RunTrainer):
                 f"See {self.run_dir / 'logs'}.",
                 "rollout",
             )
-        return validation_metrics(fetch_summaries(batch, EpisodeSummary))
+        return validation_metrics(read_summaries(batch, EpisodeSummary))
 
     def _slot_states(self) -> tuple[SlotState, ...]:
         return tuple(self.agent_loop_manager.snapshot(self.global_steps))

@@ -17,11 +17,12 @@ from turnmill.jobs.trajectory_algorithms import (
 )
 from turnmill.rollout.failure import FAILED, FAILURE
 from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.row_tags import EPISODE
 from turnmill.training.advantages.gae import outcome_advantages
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, read_summaries, split
-from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics
+from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics, validation_metrics
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
@@ -119,7 +120,26 @@ def test_a_step_with_too_many_failures_ends_the_run_with_the_reason():
     parts.require_few_failures(0.75, "Step 3")
     with pytest.raises(RunFailedError, match=r"Step 3: 3 of 4 trajectories failed \(tool_connection: 3\)") as caught:
         parts.require_few_failures(0.5, "Step 3")
-    assert caught.value.cause == "failed_ratio"
+    assert caught.value.cause == "outage"
+
+
+@pytest.mark.parametrize(
+    ("causes", "cause"),
+    [
+        (["tool_raised", "tool_raised", "tool_connection", None], "outage"),
+        (["tool_raised", "tool_raised", "tool_raised", None], "failed_ratio"),
+        (["reward", "reward", "reward", "tool_timeout"], "failed_ratio"),
+        (["inference", "store_unavailable", "tool_server", "tool_timeout"], "outage"),
+    ],
+)
+def test_too_many_failures_end_the_run_for_good_unless_enough_of_them_pass_by_themselves(causes, cause):
+    keys = step(tasks=2, samples=2)
+    failed = {key: found for key, found in zip(keys, causes, strict=True) if found is not None}
+
+    with pytest.raises(RunFailedError) as caught:
+        split(batch(keys, failed)).require_few_failures(0.5, "Step 3")
+
+    assert (caught.value.cause, caught.value.is_final) == (cause, cause == "failed_ratio")
 
 
 def test_a_step_with_only_failures_ends_the_run_at_any_limit():
@@ -145,6 +165,17 @@ def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
     }
 
 
+def test_the_ratio_of_valid_actions_is_a_share_for_every_kind_of_agent():
+    with_tools = {"num_tool_calls": 4.0, "valid_action": 3.0, "valid_action_ratio": 0.75}
+    without_call = {"num_tool_calls": 0.0, "valid_action": 0.0}
+
+    found = validation_metrics(
+        [summary(metrics=metrics) for metrics in (with_tools, without_call, {"valid_action": 0.25})]
+    )
+
+    assert found["validation/valid_action_ratio"] == 0.5
+
+
 def test_row_values_are_returned_by_episode_id():
     keys = ["uid0_0_0", "uid0_1_0", "uid0_0_1"]
     rows = rows_of(keys, [summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1")])
@@ -168,9 +199,10 @@ def test_turn_rows_have_the_states_and_numbers_of_their_turns():
 def test_summaries_are_read_from_the_last_row_of_each_trajectory():
     whole, other = summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1", reward=1.0)
 
-    found = read_summaries(["a_0_0", "a_1_0", "a_0_1"], [b"", encode(other), encode(whole)], EpisodeSummary)
+    rows = batch(["a_0_0", "a_1_0", "a_0_1"], {})
+    rows.tags[1][EPISODE], rows.tags[2][EPISODE] = encode(other), encode(whole)
 
-    assert found == (whole, other)
+    assert read_summaries(rows, EpisodeSummary) == (whole, other)
 
 
 def summary(
@@ -200,8 +232,7 @@ def rows_of(keys: list[str], summaries: list[EpisodeSummary]) -> TrajectoryBatch
         batch(keys, {}),
         ones_RG,
         ones_RG,
-        ones_RG,
-        None,
+        lengths_R,
         lengths_R,
         lengths_R,
         tuple(summaries),
