@@ -116,7 +116,7 @@ TARGETS = {
     "babyai-goto-gigpo-cpu": Target(0.45, 0.85),
     "blocksworld-cpu": Target(0.40, 0.80),
     "calculator-multi-turn-cpu": Target(0.20, 0.80),
-    "sokoban-grl-cpu": Target(0.20, 0.40),
+    "sokoban-grl-cpu": Target(0.15, 0.25),
     "tetris-cpu": Target(0.40, 0.80),
     "tool-arithmetic-dapo-cpu": Target(0.20, 0.80),
     **dict.fromkeys(VARIANTS, Target(0.20, 0.80)),
