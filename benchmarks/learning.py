@@ -112,8 +112,12 @@ TARGETS = {
     "tool-arithmetic-cpu": Target(0.20, 0.80, worst=0.70),
     "babyai-gotolocal-cpu": Target(0.25, 0.75, worst=0.65),
     "sokoban-cpu": Target(0.15, 0.60),
+    "babaisai-cpu": Target(0.45, 0.80),
     "babyai-goto-gigpo-cpu": Target(0.45, 0.85),
+    "blocksworld-cpu": Target(0.40, 0.80),
     "calculator-multi-turn-cpu": Target(0.20, 0.80),
+    "sokoban-grl-cpu": Target(0.15, 0.25),
+    "tetris-cpu": Target(0.40, 0.80),
     "tool-arithmetic-dapo-cpu": Target(0.20, 0.80),
     **dict.fromkeys(VARIANTS, Target(0.20, 0.80)),
 }
