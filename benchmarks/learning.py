@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+import learning_comparison
+
 from turnmill.core.code_hash import hash_code
 from turnmill.observability.proportions import interval_of_share
 from turnmill.observability.run_folder import RunFolder
@@ -37,12 +39,42 @@ PAGE, PICTURES = ROOT / "docs" / "learning.md", ROOT / "docs" / "images" / "lear
 SEEDS = (0, 1, 2)
 CODE = ("training", "rollout", "environments", "tasks", "tools", "jobs")
 PACKAGES = ROOT / "requirements" / "cpu.txt"
-QUOTING = (ROOT / "README.md", ROOT / "docs" / "tool-agent.md", ROOT / "docs" / "benchmarks.md")
+QUOTING = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{page}.md" for page in ("algorithms", "benchmarks", "grl", "multi-turn", "tool-agent")),
+)
 """Pages that say what an example learns."""
 
 QUOTED = re.compile(r"(<!-- learned: ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
 # The same job with another queue, beginning or placement.
-VARIANTS = ("babyai-goto-queued-cpu", "babyai-goto-resumed-cpu", "babyai-goto-separate-cpu")
+SAME_JOBS = ("babyai-goto-queued-cpu", "babyai-goto-resumed-cpu", "babyai-goto-separate-cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """An example with other settings, which has results of its own."""
+
+    of: str
+    settings: tuple[str, ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of `turnmill run`."""
+        return [word for setting in self.settings for word in ("--set", setting)]
+
+
+# Two dozen steps are enough to see whether an algorithm learns.
+VARIANTS = {
+    f"tool-arithmetic-{name}-cpu": Variant("tool-arithmetic-cpu", ("training.steps=24", *settings))
+    for name, settings in {
+        "grpo": (),
+        "ppo": ("algorithm.type=ppo", "algorithm.criticLearningRate=1e-3"),
+        "reinforce": ("algorithm.type=reinforce_plus_plus",),
+        "reinforce-baseline": ("algorithm.type=reinforce_plus_plus_baseline",),
+        "rloo": ("algorithm.type=rloo",),
+    }.items()
+}
+"""Examples with another algorithm."""
 
 INTRODUCTION = """\
 # What the examples learn
@@ -80,6 +112,10 @@ TARGETS = {
     "tool-arithmetic-cpu": Target(0.20, 0.80, worst=0.70),
     "babyai-gotolocal-cpu": Target(0.25, 0.75, worst=0.65),
     "sokoban-cpu": Target(0.15, 0.60),
+    "babyai-goto-gigpo-cpu": Target(0.45, 0.85),
+    "calculator-multi-turn-cpu": Target(0.20, 0.80),
+    "tool-arithmetic-dapo-cpu": Target(0.20, 0.80),
+    **dict.fromkeys(VARIANTS, Target(0.20, 0.80)),
 }
 
 
@@ -139,16 +175,29 @@ def main() -> None:
 
 
 def examples() -> list[str]:
-    """Return the names of the examples that are trained."""
-    return [name for name in sorted(file.stem for file in EXAMPLES.glob("*-cpu.yaml")) if name not in VARIANTS]
+    """Return the names of the examples and variants that are trained."""
+    return sorted({file.stem for file in EXAMPLES.glob("*-cpu.yaml")} - set(SAME_JOBS) | set(VARIANTS))
+
+
+def job_of(example: str) -> Path:
+    """Return the job file of an example or of a variant."""
+    variant = VARIANTS.get(example)
+    return EXAMPLES / f"{variant.of if variant else example}.yaml"
+
+
+def arguments_of(example: str) -> list[str]:
+    """Return the arguments of `turnmill run` that an example or a variant needs beside its job file."""
+    variant = VARIANTS.get(example)
+    return variant.arguments if variant else []
 
 
 @cache
 def hash_of(example: str) -> str:
-    """Return the hash of all that decides what an example learns: its file, code and packages; 12 digits."""
+    """Return the hash of all that decides what an example learns: its file, settings, code and packages; 12 digits."""
     total = hashlib.sha256(_code().encode())
-    for file in (EXAMPLES / f"{example}.yaml", PACKAGES):
+    for file in (job_of(example), PACKAGES):
         total.update(b"\n".join(line for line in file.read_bytes().splitlines() if not line.lstrip().startswith(b"#")))
+    total.update(" ".join(arguments_of(example)).encode())
     return total.hexdigest()[:12]
 
 
@@ -183,7 +232,8 @@ def train_one(example: str, seed: int) -> Result:
 
     run_dir = ROOT / "runs" / "nightly" / f"{example}-{seed}-{hash_of(example)}"
     resumed = (run_dir / "metrics.jsonl").exists()
-    warm_start, measured = one(EXAMPLES / f"{example}.yaml", run_dir, seed, *(["--resume"] if resumed else []))
+    arguments = [*arguments_of(example), *(["--resume"] if resumed else [])]
+    warm_start, measured = one(job_of(example), run_dir, seed, *arguments)
     rows = list(RunFolder(run_dir).read_metrics())
     return Result(
         example, seed, hash_of(example), _commit(), time.strftime("%Y-%m-%d", time.gmtime()), measured.exit_code,
@@ -230,6 +280,7 @@ def write_page() -> None:
     latest = latest_results()
     for example in {result.example for result in latest if result.curve}:
         _draw(example, [result for result in latest if result.example == example])
+    learning_comparison.draw(latest, PICTURES)
     for file, text in _pages().items():
         file.write_text(text)
 
@@ -258,7 +309,7 @@ def statement(example: str) -> str:
     before, after = _median(run.before for run in runs), _median(run.after for run in runs)
     if before is None or after is None:
         return "has not been measured"
-    known = f"rises from {100 * before:.0f} % to {100 * after:.0f} % (median of {len(runs)} seeds"
+    known = f"rises from {100 * before:.0f} % to {100 * after:.0f} % ({_seeds(len(runs))}"
     return (
         f"{known})" if all(run.is_current for run in runs) else f"{known}, measured before the last change of the code)"
     )
@@ -282,6 +333,7 @@ def _page_lines() -> Iterator[str]:
     yield INTRODUCTION
     for example in sorted({result.example for result in latest}):
         yield from _section(example, [result for result in latest if result.example == example])
+    yield from learning_comparison.section(latest)
     missing = [example for example in examples() if example not in {result.example for result in latest}]
     if missing:
         yield from ("## Without a result", "", *(f"- `{example}`" for example in missing), "")
@@ -289,6 +341,9 @@ def _page_lines() -> Iterator[str]:
 
 def _section(example: str, runs: Sequence[Result]) -> Iterator[str]:
     yield from (f"## {example}", "")
+    if variant := VARIANTS.get(example):
+        settings = ", ".join(f"`{setting}`" for setting in variant.settings)
+        yield from (f"The example `{variant.of}` with {settings}.", "")
     if not all(run.is_current for run in runs):
         yield from ("**Stale:** something that decides what this example learns has changed since.", "")
     if target := TARGETS.get(example):
@@ -309,6 +364,10 @@ def _section(example: str, runs: Sequence[Result]) -> Iterator[str]:
     if any(run.curve for run in runs):
         yield from ("", f"![Success by step](images/learning/{example}.svg)")
     yield ""
+
+
+def _seeds(number: int) -> str:
+    return "one seed" if number == 1 else f"median of {number} seeds"
 
 
 def _median(values: Iterable[float | None]) -> float | None:

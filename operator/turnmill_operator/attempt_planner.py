@@ -24,8 +24,9 @@ from turnmill_operator.ray_job_status import (
     stage_of,
     timeout_failure,
 )
-from turnmill_operator.resources import Manifest, build_ray_job, ray_job_name
+from turnmill_operator.resources import Manifest, build_ray_job
 from turnmill_operator.status import (
+    DISRUPTABLE_REASONS,
     NON_RETRYABLE_REASONS,
     DesiredCondition,
     DesiredStatus,
@@ -36,7 +37,10 @@ from turnmill_operator.status import (
 )
 from turnmill_operator.views import JobView, Observed, RayJobView
 
+DEFAULT_RETRIES = 3
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10, 300
+# Time in which the loss of a pod ends a run: KubeRay must notice it, or the run must stop answering.
+DISRUPTION_EFFECT = timedelta(minutes=15)
 APPLY_RETRY_SECONDS, SHARED_CLUSTER_SECONDS = 60, 30
 
 
@@ -83,6 +87,11 @@ class AttemptPlanner:
         return self.view.job.spec if self.view.job else None
 
     @property
+    def retries(self) -> int:
+        """The number of failed attempts that may be followed by another."""
+        return DEFAULT_RETRIES if self.spec is None or self.spec.retries is None else self.spec.retries
+
+    @property
     def attempt(self) -> int:
         """The number of the last attempt."""
         return last_attempt(self.view, self.observed)
@@ -123,9 +132,11 @@ class AttemptPlanner:
             State.QUEUED,
         )
 
-    def _start(self, attempt: int) -> Plan:
-        """Start an attempt, or report why it cannot start."""
-        ray_job = self._build_ray_job(attempt, suspend=self.spec is not None and self.spec.suspend)
+    def _start(self, attempt: int, *, held: RayJobView | None = None) -> Plan:
+        """Start an attempt, or report why it cannot start; it gets the RayJob that Kueue holds, if there is one."""
+        suspend = self.spec is not None and self.spec.suspend
+        name = held.name if held else None
+        ray_job = self._build_ray_job(attempt, suspend=suspend, name=name, held=held is not None)
         if isinstance(ray_job, DesiredCondition):
             return self._refuse(ray_job)
         if self.observed.apply_error:
@@ -136,9 +147,8 @@ class AttemptPlanner:
             return replace(
                 self._wait_for_shared_cluster(), requeue_at=self.now + timedelta(seconds=SHARED_CLUSTER_SECONDS)
             )
-        namesake = next(
-            (r for r in self.observed.ray_jobs if r.name == ray_job_name(self.view.key.name, attempt)), None
-        )
+        name = ray_job["metadata"]["name"]
+        namesake = next((r for r in self.observed.ray_jobs if r.name == name), None)
         if namesake is not None and namesake.owner_uid != self.view.uid:
             return self._refuse(name_taken(namesake.name))
         suspended = self.spec is not None and self.spec.suspend
@@ -150,7 +160,8 @@ class AttemptPlanner:
             attempt=attempt,
             cluster=None,
         )
-        return replace(plan, add_finalizer=self._needs_finalizer(), apply=(ray_job,), delete=self._older_than(attempt))
+        older = tuple(found for found in self._older_than(attempt) if found.name != name)
+        return replace(plan, add_finalizer=self._needs_finalizer(), apply=(ray_job,), delete=older)
 
     def _wait_for_shared_cluster(self) -> Plan:
         """Wait for the team's shared cluster, which runs one job at a time."""
@@ -169,7 +180,7 @@ class AttemptPlanner:
         return isinstance(team, TeamSettings) and team.clean_up is not None and not self.view.has_finalizer
 
     def _build_ray_job(
-        self, attempt: int, *, suspend: bool, started: bool | None = None
+        self, attempt: int, *, suspend: bool, started: bool | None = None, name: str | None = None, held: bool = False
     ) -> Manifest | DesiredCondition:
         placed = place_job(self.view, self.observed)
         if isinstance(placed, DesiredCondition):
@@ -182,6 +193,8 @@ class AttemptPlanner:
             attempt=attempt,
             suspend=suspend,
             started=not suspend if started is None else started,
+            name=name,
+            held=held,
         )
 
     def _refuse(self, admitted: DesiredCondition) -> Plan:
@@ -216,7 +229,7 @@ class AttemptPlanner:
             )
         if current.suspend:
             return self._report(State.SUSPENDING, stopping)
-        ray_job = self._build_ray_job(current.attempt, suspend=True, started=current.started)
+        ray_job = self._build_ray_job(current.attempt, suspend=True, started=current.started, name=current.name)
         if isinstance(ray_job, DesiredCondition):
             # Without a team there is nothing to build it from; deleting it stops the run as well.
             return replace(self._report(State.SUSPENDING, stopping), delete=(current,))
@@ -229,10 +242,16 @@ class AttemptPlanner:
         """
         # A RayJob that ran was evicted, also if it could not start again at once; any other waits for its quota.
         has_run = is_condition_true(self.status, "ClusterReady") or self.status.state == State.NOT_ADMITTED
-        return current.suspend and (current.suspended_by_us or has_run)
+        evicted = has_run and self.status.attempt == current.attempt
+        return current.suspend and (current.suspended_by_us or evicted)
 
     def _resume(self, current: RayJobView, spec: JobSpec) -> Plan:
-        """Start again, under a new number if the attempt has run, so that its remaining processes cannot write."""
+        """Start again, under a new number if the attempt has run, so that its remaining processes cannot write.
+
+        A RayJob that Kueue evicted stays, as its Workload has a place in the queue; it gets the new number.
+        """
+        if current.held_by_queue and current.queue == (spec.queue or "") and current.own_cluster:
+            return self._start(current.attempt + 1, held=current)
         if not current.started and self._can_keep_ray_job(current, spec):
             return self._start(current.attempt)
         return self._start(current.attempt + 1)
@@ -241,7 +260,7 @@ class AttemptPlanner:
         """Return the RayJob built anew if the job has changed and the RayJob has never run."""
         if current.started:
             return ()
-        ray_job = self._build_ray_job(current.attempt, suspend=suspend)
+        ray_job = self._build_ray_job(current.attempt, suspend=suspend, name=current.name)
         if isinstance(ray_job, DesiredCondition):
             return ()
         changed = ray_job["metadata"]["annotations"]["turnmill.dev/spec-hash"] != current.spec_hash
@@ -260,7 +279,7 @@ class AttemptPlanner:
         if self.spec is not None:
             steps = self.spec.training.steps
             # The last step always has a checkpoint, which the last reading of the progress may have missed.
-            progress = progress.model_copy(update={"step": steps, "steps": steps, "checkpoint_step": steps})
+            progress = progress.model_copy(update={"step": steps, "steps": steps, "checkpoint_step": steps or None})
         conditions: dict[ConditionType, DesiredCondition] = {
             "ClusterReady": DesiredCondition(False, Reason.RELEASED, "The run has ended."),
             "Running": DesiredCondition(False, Reason.ENDED, "The run has ended."),
@@ -273,8 +292,10 @@ class AttemptPlanner:
 
     def _failed(self, failure: Failure, current: RayJobView | None) -> Plan:
         """Count the failed attempt; schedule another if retries are left and it would not fail the same way."""
+        if self._is_disrupted(failure):
+            return self._disrupted(failure, current)
         attempt, failed = self.attempt, self.status.failed_attempts + 1
-        retries = self.spec.retries if self.spec else 0
+        retries = self.retries
         message = f"Attempt {attempt} failed: {failure.message}"
         will_retry = failed <= retries and failure.reason not in NON_RETRYABLE_REASONS
         # A RayJob that has ended releases its cluster by itself; it stays as the record of the last attempt.
@@ -299,6 +320,46 @@ class AttemptPlanner:
         plan = self._report(State.FAILED, conditions, attempt=attempt, failed_attempts=failed)
         return replace(plan, delete=(*delete, *self._older_than(attempt)))
 
+    def _is_disrupted(self, failure: Failure) -> bool:
+        """Return whether Kubernetes took a pod away shortly before the attempt failed."""
+        found = self.observed.disruption
+        return failure.reason in DISRUPTABLE_REASONS and found is not None and self.now - found.at <= DISRUPTION_EFFECT
+
+    def _disrupted(self, failure: Failure, current: RayJobView | None) -> Plan:
+        """Schedule another attempt for one that Kubernetes disrupted, without counting it as failed."""
+        assert self.observed.disruption is not None
+        attempt, due = self.attempt, self.now + timedelta(seconds=BACKOFF_SECONDS)
+        lost = self.observed.disruption.message
+        message = f"Attempt {attempt} was disrupted by the loss of {lost}: {failure.message}"
+        next_message = (
+            f"{message} Attempt {attempt + 1} starts from the last checkpoint at {due:%H:%M:%S} UTC; the disruption "
+            "does not count against spec.retries."
+        )
+        conditions: dict[ConditionType, DesiredCondition] = {
+            "ClusterReady": DesiredCondition(False, Reason.RELEASED, message),
+            "Running": DesiredCondition(False, Reason.DISRUPTED, next_message),
+        }
+        plan = self._report(
+            State.RETRYING,
+            conditions,
+            attempt=attempt,
+            disrupted_attempts=self.status.disrupted_attempts + 1,
+            next_attempt_time=due,
+        )
+        delete = () if current is None else (current,)
+        return replace(plan, delete=(*delete, *self._older_than(attempt)), requeue_at=due)
+
+    def revive(self) -> Plan:
+        """Schedule another attempt for a job that has failed, and whose `retries` have been raised since."""
+        attempt = self.attempt
+        message = f"spec.retries was raised to {self.retries}: attempt {attempt + 1} starts from the last checkpoint."
+        conditions: dict[ConditionType, DesiredCondition] = {
+            "ClusterReady": DesiredCondition(False, Reason.RELEASED, "The last attempt has ended."),
+            "Running": DesiredCondition(False, Reason.RETRYING, message),
+        }
+        plan = self._report(State.RETRYING, conditions, attempt=attempt, next_attempt_time=self.now)
+        return replace(plan, requeue_at=self.now)
+
     # Common
 
     def _older_than(self, attempt: int) -> tuple[RayJobView, ...]:
@@ -314,6 +375,7 @@ class AttemptPlanner:
             conditions=conditions,
             attempt=self.attempt,
             failed_attempts=self.status.failed_attempts,
+            disrupted_attempts=self.status.disrupted_attempts,
             cluster=self.status.cluster,
             progress=self._progress(),
         )

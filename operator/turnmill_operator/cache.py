@@ -9,6 +9,7 @@ from turnmill.jobs.team import TeamSettings
 from turnmill_operator.ray_job_status import is_finished
 from turnmill_operator.status import State, finished_at
 from turnmill_operator.views import (
+    Disruption,
     JobView,
     KubeRay,
     ObjectKey,
@@ -31,6 +32,7 @@ class Cache:
         self.kuberay: KubeRay | None = None
         self._ray_jobs: dict[ObjectKey, dict[str, RayJobView]] = {}
         self._progress: dict[ObjectKey, tuple[int, RunProgress]] = {}
+        self._disruptions: dict[ObjectKey, tuple[int, Disruption]] = {}
 
     def put_job(self, raw: RawObject) -> bool:
         """Store a job; return whether it is newer than the cached one."""
@@ -42,9 +44,10 @@ class Cache:
         return True
 
     def drop_job(self, key: ObjectKey) -> None:
-        """Remove a deleted job and its progress."""
+        """Remove a deleted job, its progress and its disruptions."""
         self.jobs.pop(key, None)
         self._progress.pop(key, None)
+        self._disruptions.pop(key, None)
 
     def put_ray_job(self, raw: RawObject) -> bool:
         """Store a RayJob; return whether it is newer than the cached one."""
@@ -79,6 +82,17 @@ class Cache:
         """Return the last progress of an attempt's run."""
         known = self._progress.get(key)
         return known[1] if known is not None and known[0] == attempt else RunProgress()
+
+    def put_disruption(self, key: ObjectKey, attempt: int, disruption: Disruption) -> None:
+        """Store the last disruption of a pod of a job's newest attempt."""
+        known = self._disruptions.get(key)
+        if known is None or (known[0], known[1].at) <= (attempt, disruption.at):
+            self._disruptions[key] = (attempt, disruption)
+
+    def disruption(self, key: ObjectKey, attempt: int) -> Disruption | None:
+        """Return the last disruption of a pod of an attempt."""
+        known = self._disruptions.get(key)
+        return known[1] if known is not None and known[0] == attempt else None
 
     def blocking_job(self, view: JobView) -> str:
         """Return the name of the job that the team's shared cluster serves first: the one running, else the oldest.

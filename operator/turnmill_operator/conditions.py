@@ -34,6 +34,5 @@ def way_out(failure: Failure, failed_attempts: int, retries: int) -> str:
     """Return what the user can do about a job that has failed for good."""
     if failure.reason in NON_RETRYABLE_REASONS:
         return "Another attempt would end the same way: correct the job and submit it under another name."
-    if retries:
-        return f"All {retries} retries are used. The run's folder has its logs; a job of another name starts anew."
-    return "Set spec.retries in the next job to carry on from the last checkpoint automatically."
+    used = f"All {retries} retries are used." if retries else "spec.retries is 0."
+    return f"{used} The run's folder has its logs. Raise spec.retries to carry on from the last checkpoint."

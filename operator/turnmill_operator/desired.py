@@ -8,7 +8,13 @@ from turnmill_operator.attempt_planner import AttemptPlanner
 from turnmill_operator.plan import Plan, last_attempt, owned_ray_jobs
 from turnmill_operator.ray_job_status import is_finished
 from turnmill_operator.resources import build_clean_up
-from turnmill_operator.status import OPERATOR_DECIDED_REASONS, State, find_condition, finished_at
+from turnmill_operator.status import (
+    NON_RETRYABLE_REASONS,
+    OPERATOR_DECIDED_REASONS,
+    State,
+    find_condition,
+    finished_at,
+)
 from turnmill_operator.views import JobView, Observed
 
 # Clean-up Jobs are not watched, but polled.
@@ -21,9 +27,22 @@ def desired(view: JobView, observed: Observed, now: datetime) -> Plan:
         return Plan()
     if view.deleted_at is not None:
         return _deleted(view, observed, now)
+    planner = AttemptPlanner(view, observed, now)
     if finished_at(view.status) is not None:
-        return _finished(view, observed, now)
-    return AttemptPlanner(view, observed, now).plan()
+        return planner.revive() if _may_continue(view, planner.retries) else _finished(view, observed, now)
+    return planner.plan()
+
+
+def _may_continue(view: JobView, retries: int) -> bool:
+    """Return whether a job that failed for lack of retries has some left since, because they were raised."""
+    failed = find_condition(view.status, "Failed")
+    return (
+        view.job is not None
+        and failed is not None
+        and failed.status == "True"
+        and failed.reason not in NON_RETRYABLE_REASONS
+        and view.status.failed_attempts <= retries
+    )
 
 
 def _deleted(view: JobView, observed: Observed, now: datetime) -> Plan:

@@ -49,7 +49,7 @@ EVENT_AGE = Gauge(
     "turnmill_operator_last_event_age_seconds", "Time since a watch last reported a change", registry=REGISTRY
 )
 
-ATTEMPT_OUTCOMES = ("complete", "failed")
+ATTEMPT_OUTCOMES = ("complete", "disrupted", "failed")
 ERROR_REASONS = ("conflict", "forbidden", "invalid", "server", "unreachable", "other")
 
 

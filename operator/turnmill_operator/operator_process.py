@@ -17,7 +17,17 @@ from turnmill_operator.cache import Cache
 from turnmill_operator.lease import Lease
 from turnmill_operator.pod_rules import DEFAULT_RULES, PodRules
 from turnmill_operator.reconciler import Reconciler
-from turnmill_operator.views import JOB_LABEL, KubeRay, ObjectKey, RawObject, key_of, ray_job_view, team_view
+from turnmill_operator.views import (
+    ATTEMPT_LABEL,
+    JOB_LABEL,
+    KubeRay,
+    ObjectKey,
+    RawObject,
+    disruption_of,
+    key_of,
+    ray_job_view,
+    team_view,
+)
 from turnmill_operator.work_queue import WorkQueue
 
 WORKERS = 8
@@ -87,6 +97,14 @@ class Operator:
         elif not self.cache.put_ray_job(raw):
             return
         self._add(key)
+
+    def on_pod_event(self, raw: RawObject) -> None:
+        """Handle a change of a run's pod, which matters only if it is being disrupted."""
+        self._last_event.reset()
+        if (found := disruption_of(raw)) is not None:
+            labels = raw["metadata"]["labels"]
+            key = ObjectKey(raw["metadata"]["namespace"], labels[JOB_LABEL])
+            self.cache.put_disruption(key, int(labels[ATTEMPT_LABEL]), found)
 
     def on_team_event(self, kind: str | None, raw: RawObject) -> None:
         """Handle team settings that were created, changed or deleted."""

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from turnmill.jobs.status import ConditionType, JobStatus
 from turnmill_operator.status import DesiredCondition, Reason, State, find_condition, is_condition_true
-from turnmill_operator.views import JobView, Observed, RayJobView, RunProgress
+from turnmill_operator.views import JOB_UID_LABEL, JobView, Observed, RayJobView, RunProgress
 
 REFUSED_LIMIT = timedelta(seconds=120)
 SILENCE_MARGIN = timedelta(seconds=300)
@@ -146,6 +146,11 @@ def conditions_of(
             return State.STARTING, {"ClusterReady": _cluster_ready(), "Running": waiting}
         case _ if queued:
             message = "Kueue has not admitted the run to its queue's quota."
+            if observed.queue_message:
+                message = (
+                    f"Kueue has not admitted the run: {observed.queue_message}. See "
+                    f"`kubectl describe workload -l {JOB_UID_LABEL}={ray_job.uid}`."
+                )
             return State.QUEUED, {
                 "ClusterReady": DesiredCondition(False, Reason.QUEUED, message),
                 "Running": DesiredCondition(False, Reason.WAITING_FOR_CLUSTER),

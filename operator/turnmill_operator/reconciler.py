@@ -5,20 +5,21 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from turnmill.jobs.status import JobStatus
 from turnmill_operator import metrics
-from turnmill_operator.api import BATCH_JOBS, JOBS, PODS, RAY_JOBS, ApiClient, ApiError
+from turnmill_operator.api import BATCH_JOBS, JOBS, RAY_JOBS, ApiClient, ApiError
 from turnmill_operator.cache import Cache
 from turnmill_operator.desired import desired
 from turnmill_operator.events import build_event, event_for
 from turnmill_operator.plan import Plan, last_attempt, owned_ray_jobs
-from turnmill_operator.ray_job_status import Stage, stage_of
 from turnmill_operator.resources import EVENT, RAY_JOB, Manifest, clean_up_name, ray_job_name
 from turnmill_operator.status import State, finished_at
 from turnmill_operator.views import (
+    ATTEMPT_LABEL,
     FINALIZER,
+    JOB_LABEL,
     CleanUpView,
     JobView,
     ObjectKey,
@@ -26,15 +27,14 @@ from turnmill_operator.views import (
     RawObject,
     RayJobView,
     clean_up_view,
-    describe_pending_pods,
     job_view,
     ray_job_view,
     version_of,
 )
+from turnmill_operator.waiting import WaitReasons
 from turnmill_operator.work_queue import WorkQueue
 
 PROGRESS_WRITE_SECONDS = 30.0
-PODS_DELAY, PODS_POLL_SECONDS = timedelta(seconds=15), 30.0
 REFUSED_CODES = frozenset({400, 403, 422})
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Reconciler:
         self._queue = queue
         self._now = clock
         self._progress_written: dict[ObjectKey, float] = {}
-        self._pending: dict[ObjectKey, tuple[float, str]] = {}
+        self._wait_reasons = WaitReasons(api, queue)
         self._shared_cluster_lock = asyncio.Lock()
 
     async def reconcile(self, key: ObjectKey) -> None:
@@ -90,10 +90,11 @@ class Reconciler:
         if view.deleted_at is not None and view.has_finalizer:
             found = await self._api.get(BATCH_JOBS, key.namespace, clean_up_name(key.name))
             return replace(observed, clean_up=clean_up_view(found) if found else None)
+        observed = await self._wait_reasons.add_to(observed, view, self._now())
         return replace(
             observed,
             progress=cache.progress(key, last_attempt(view, observed)),
-            pending_pods=await self._pending_pods(view, observed),
+            disruption=cache.disruption(key, last_attempt(view, observed)),
             blocked_by=cache.blocking_job(view) if view.asks_for_shared_cluster else "",
         )
 
@@ -102,32 +103,20 @@ class Reconciler:
         attempt = last_attempt(view, observed)
         known = {found.name: found for found in observed.ray_jobs}
         if view.is_managed:
-            for number in {attempt, attempt + 1} - {0}:
+            for number in {attempt, attempt + 1} - {0, *(found.attempt for found in observed.ray_jobs)}:
                 name = ray_job_name(view.key.name, number)
                 if name not in known and _absence_matters(view, observed, number):
                     raw = await self._api.get(RAY_JOBS, view.key.namespace, name)
                     if raw is not None:
                         known[name] = ray_job_view(raw)
+            if attempt not in {0, *(found.attempt for found in known.values())} and _absence_matters(
+                view, observed, attempt
+            ):
+                # A queue may have kept the RayJob of an earlier attempt for this one.
+                labels = f"{JOB_LABEL}={view.key.name},{ATTEMPT_LABEL}={attempt}"
+                async for raw in self._api.list(RAY_JOBS, view.key.namespace, labels=labels):
+                    known[raw["metadata"]["name"]] = ray_job_view(raw)
         return tuple(known.values())
-
-    async def _pending_pods(self, view: JobView, observed: Observed) -> str:
-        """Return the reasons why pods of a starting cluster are not running; pods are listed from time to time."""
-        current = next((r for r in owned_ray_jobs(view, observed) if r.attempt == last_attempt(view, observed)), None)
-        if current is None or not current.cluster or current.suspend or stage_of(current) is not Stage.STARTING:
-            self._pending.pop(view.key, None)
-            return ""
-        if self._now() - (current.start_time or current.created_at) < PODS_DELAY:
-            self._queue.add_after(view.key, PODS_DELAY.total_seconds())
-            return ""
-        asked_at, text = self._pending.get(view.key, (0.0, ""))
-        if time.monotonic() - asked_at >= PODS_POLL_SECONDS:
-            selector = f"ray.io/cluster={current.cluster}"
-            text = describe_pending_pods(
-                [pod async for pod in self._api.list(PODS, view.key.namespace, labels=selector)]
-            )
-            self._pending[view.key] = (time.monotonic(), text)
-        self._queue.add_after(view.key, PODS_POLL_SECONDS)
-        return text
 
     async def _execute(self, view: JobView, plan: Plan) -> None:
         key = view.key
@@ -221,7 +210,7 @@ class Reconciler:
     def _forget(self, key: ObjectKey) -> None:
         self._requeue_waiting_jobs(key.namespace)
         self._progress_written.pop(key, None)
-        self._pending.pop(key, None)
+        self._wait_reasons.forget(key)
         self._queue.forget(key)
 
 
@@ -259,5 +248,7 @@ def _count_ended_attempts(view: JobView, status: JobStatus) -> None:
     """Count the attempts that have ended with this status."""
     if status.failed_attempts > view.status.failed_attempts:
         metrics.ATTEMPTS.labels(view.key.namespace, "failed").inc()
+    if status.disrupted_attempts > view.status.disrupted_attempts:
+        metrics.ATTEMPTS.labels(view.key.namespace, "disrupted").inc()
     if status.state == State.COMPLETE and view.status.state != State.COMPLETE:
         metrics.ATTEMPTS.labels(view.key.namespace, "complete").inc()

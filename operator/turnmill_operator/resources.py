@@ -14,6 +14,7 @@ from turnmill_operator.views import (
     ATTEMPT_LABEL,
     HASH_ANNOTATION,
     JOB_LABEL,
+    PRIORITY_LABEL,
     QUEUE_LABEL,
     STARTED_ANNOTATION,
     SUSPENDED_ANNOTATION,
@@ -44,8 +45,13 @@ def build_ray_job(
     attempt: int,
     suspend: bool,
     started: bool,
+    name: str | None = None,
+    held: bool = False,
 ) -> Manifest:
-    """Build the RayJob of one attempt, on a Ray cluster of its own or on the team's shared one."""
+    """Build the RayJob of one attempt, on a Ray cluster of its own or on the team's shared one.
+
+    `name` is that of the RayJob of an earlier attempt that is used again; Kueue decides when one that is `held` starts.
+    """
     assert view.job is not None
     spec = view.job.spec
     shared = spec.cluster == "shared"
@@ -62,19 +68,20 @@ def build_ray_job(
         body |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 0}
         body["rayClusterSpec"] = _ray_cluster_spec(view, team, placement, attempt)
     labels = _labels(view, attempt) | ({QUEUE_LABEL: spec.queue} if spec.queue else {})
+    labels |= {PRIORITY_LABEL: spec.queue_priority_class} if spec.queue_priority_class else {}
     annotations = {
         HASH_ANNOTATION: hashlib.sha256(json.dumps([labels, body], sort_keys=True).encode()).hexdigest()[:16],
         STARTED_ANNOTATION: "true" if started else "false",
         SUSPENDED_ANNOTATION: "true" if suspend else "false",
     }
-    if not shared and spec.queue is None:
+    if not (shared or held or spec.queue):
         # KubeRay cannot suspend a run on a shared cluster; under a queue the field belongs to Kueue.
         body["suspend"] = suspend
     return {
         "apiVersion": RAY_API,
         "kind": RAY_JOB,
         "metadata": {
-            "name": ray_job_name(view.key.name, attempt),
+            "name": name or ray_job_name(view.key.name, attempt),
             "namespace": view.key.namespace,
             "labels": labels,
             "annotations": annotations,

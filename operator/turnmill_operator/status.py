@@ -58,6 +58,7 @@ class Reason(StrEnum):
     STARTED = "Started"
     TRAINING = "Training"
     RETRYING = "Retrying"
+    DISRUPTED = "Disrupted"
     ENDED = "Ended"
 
     # Complete
@@ -85,6 +86,9 @@ class Reason(StrEnum):
 NON_RETRYABLE_REASONS = frozenset({Reason.RUN_GAVE_UP, Reason.SETTINGS_REFUSED, Reason.RAY_JOB_REFUSED})
 """Reasons of failures that another attempt would repeat."""
 
+DISRUPTABLE_REASONS = frozenset({Reason.HEAD_LOST, Reason.RUN_FAILED, Reason.RUN_LOST, Reason.SUBMISSION_FAILED})
+"""Reasons of failures that the loss of a pod may have caused."""
+
 OPERATOR_DECIDED_REASONS = frozenset({Reason.START_TIMEOUT, Reason.RUN_LOST, Reason.HEAD_LOST})
 """Reasons of failures that the operator itself detects, so that the RayJob runs until it is deleted."""
 
@@ -106,6 +110,7 @@ class DesiredStatus:
     conditions: Mapping[ConditionType, DesiredCondition]
     attempt: int = 0
     failed_attempts: int = 0
+    disrupted_attempts: int = 0
     cluster: str | None = None
     progress: JobProgress | None = None
     next_attempt_time: datetime | None = None
@@ -130,6 +135,7 @@ def build_status(desired: DesiredStatus, *, before: JobStatus, generation: int, 
         state=desired.state,
         attempt=desired.attempt,
         failed_attempts=desired.failed_attempts,
+        disrupted_attempts=desired.disrupted_attempts,
         cluster=desired.cluster,
         progress=desired.progress,
         next_attempt_time=desired.next_attempt_time,

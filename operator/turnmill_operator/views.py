@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -24,6 +24,8 @@ STARTED_ANNOTATION = "turnmill.dev/started"
 SUSPENDED_ANNOTATION = "turnmill.dev/suspended"
 HASH_ANNOTATION = "turnmill.dev/spec-hash"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 FINALIZER = "turnmill.dev/clean-up"
 MANAGER = "turnmill.dev/operator"
 
@@ -68,6 +70,7 @@ class RayJobView:
     job: str
     attempt: int
     version: int
+    uid: str
     owner_uid: str
     created_at: datetime
     deleting: bool
@@ -89,6 +92,11 @@ class RayJobView:
     head_ip: str
     cluster_ready: bool
 
+    @property
+    def held_by_queue(self) -> bool:
+        """True if Kueue has suspended it: it waits for quota, or was evicted."""
+        return self.suspend and not self.suspended_by_us
+
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
@@ -97,6 +105,15 @@ class RunProgress:
     values: JobProgress | None = None
     refused_since: datetime | None = None
     unreachable_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Disruption:
+    """A pod that Kubernetes evicts, preempts, or deletes with its node."""
+
+    at: datetime
+    message: str
+    """Name of the pod, and the reason in Kubernetes' own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +143,10 @@ class Observed:
     progress: RunProgress = field(default_factory=RunProgress)
     pending_pods: str = ""
     """Reasons why pods of the cluster are not running; empty if there are none."""
+    queue_message: str = ""
+    """Reason why Kueue has not admitted the run, in Kueue's words; empty if it gives none."""
+    disruption: Disruption | None = None
+    """Last disruption of a pod of the last attempt."""
     clean_up: CleanUpView | None = None
     blocked_by: str = ""
     """Name of the job that the team's shared cluster runs first, as it runs one at a time; empty if none."""
@@ -184,6 +205,7 @@ def ray_job_view(raw: RawObject) -> RayJobView:
         job=labels.get(JOB_LABEL, ""),
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         version=version_of(raw),
+        uid=metadata.get("uid", ""),
         owner_uid=next((owner["uid"] for owner in metadata.get("ownerReferences", ()) if owner.get("controller")), ""),
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         deleting="deletionTimestamp" in metadata,
@@ -222,19 +244,14 @@ def clean_up_view(raw: RawObject) -> CleanUpView:
     return CleanUpView(finished=bool(ends))
 
 
-def describe_pending_pods(pods: list[RawObject]) -> str:
-    """Return the reasons why pods are not running, as scheduler and kubelet report them, without repetitions."""
-    causes: dict[str, None] = {}
-    for pod in pods:
-        status = pod.get("status") or {}
-        for found in status.get("conditions", ()):
-            if found["type"] == "PodScheduled" and found["status"] == "False":
-                causes[found.get("message") or found.get("reason", "")] = None
-        for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-                causes[f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")] = None
-    return "; ".join(cause for cause in causes if cause)
+def disruption_of(pod: RawObject) -> Disruption | None:
+    """Return the disruption of a pod, which Kubernetes marks with the condition `DisruptionTarget`."""
+    for found in (pod.get("status") or {}).get("conditions") or ():
+        if found["type"] == "DisruptionTarget" and found["status"] == "True":
+            why = ": ".join(part.rstrip(".") for part in (found.get("reason"), found.get("message")) if part)
+            at = _time(found.get("lastTransitionTime")) or datetime.now(UTC)
+            return Disruption(at, f"pod {pod['metadata']['name']} ({why})")
+    return None
 
 
 def key_of(raw: RawObject) -> ObjectKey:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import kopf
 
 from turnmill.jobs.team import CONFIG_MAP
-from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, Resource, log_in
+from turnmill_operator.api import CONFIG_MAPS, JOBS, PODS, RAY_JOBS, Resource, log_in
 from turnmill_operator.operator_process import Operator
-from turnmill_operator.views import JOB_LABEL
+from turnmill_operator.views import ATTEMPT_LABEL, JOB_LABEL
 
 WATCH_SECONDS = 600
 
@@ -40,6 +40,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.chunk_size = 100
     settings.watching.label_selectors["rayjobs"] = JOB_LABEL
+    settings.watching.label_selectors["pods"] = f"{JOB_LABEL},{ATTEMPT_LABEL}"
     settings.watching.field_selectors["configmaps"] = f"metadata.name={CONFIG_MAP}"
 
 
@@ -62,6 +63,10 @@ def build_registry(operator: Operator) -> kopf.OperatorRegistry:
     @kopf.on.event(*_selector(RAY_JOBS), registry=registry)
     async def _ray_job(event: kopf.RawEvent, **_: object) -> None:
         operator.on_ray_job_event(event["type"], event["object"])
+
+    @kopf.on.event("", "v1", PODS.plural, registry=registry)
+    async def _pod(event: kopf.RawEvent, **_: object) -> None:
+        operator.on_pod_event(event["object"])
 
     @kopf.on.event("", "v1", CONFIG_MAPS.plural, registry=registry)
     async def _team(event: kopf.RawEvent, **_: object) -> None:

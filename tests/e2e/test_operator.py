@@ -9,9 +9,8 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,10 +21,10 @@ import yaml
 from support.jobs import job
 from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.operator_process import OperatorProcess, operator_process
+from support.ray_job_status import RayJobStatuses, ray_job_statuses
 from support.ray_jobs import pod_template, raw_team
 from support.team_jobs import install_definition
 from support.toxiproxy import Toxiproxy, toxiproxy_server
-from turnmill_operator.api import JOBS, RAY_JOBS, ApiClient
 
 # No pod of these templates is ever created.
 TEAM = raw_team()
@@ -62,48 +61,6 @@ def operator(namespace: Namespace, tmp_path: Path) -> Iterator[OperatorProcess]:
         yield process
 
 
-class FakeKubeRay:
-    """Writes the status of RayJobs that KubeRay would write if there were clusters."""
-
-    def __init__(self, api: ApiClient, namespace: str) -> None:
-        self._api, self._namespace = api, namespace
-
-    async def ray_jobs(self) -> list[Any]:
-        return [found async for found in self._api.list(RAY_JOBS, self._namespace)]
-
-    async def jobs(self) -> list[Any]:
-        return [found async for found in self._api.list(JOBS, self._namespace)]
-
-    async def write_status(self, ray_job: Mapping[str, Any], **status: Any) -> None:
-        """Write a RayJob's status, as another field manager."""
-        path = RAY_JOBS.path(self._namespace, ray_job["metadata"]["name"], "status")
-        async with self._api._request(
-            "PATCH",
-            "rayjobs",
-            path,
-            data=json.dumps({"status": status}).encode(),
-            headers={"Content-Type": "application/merge-patch+json"},
-        ) as response:
-            assert response.status in (200, 404, 409), await response.text()
-
-    async def end(self, ray_job: Mapping[str, Any], *, succeeded: bool) -> None:
-        """Write the status of a run that has ended."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        status = "SUCCEEDED" if succeeded else "FAILED"
-        deployment = "Complete" if succeeded else "Failed"
-        message = "" if succeeded else "Job entrypoint command failed with exit code 1"
-        await self.write_status(ray_job, jobStatus=status, jobDeploymentStatus=deployment, message=message, endTime=now)
-
-
-@asynccontextmanager
-async def fake_kuberay(namespace: str) -> AsyncIterator[FakeKubeRay]:
-    api = ApiClient()
-    try:
-        yield FakeKubeRay(api, namespace)
-    finally:
-        await api.close()
-
-
 def conditions(resource: Mapping[str, Any] | None) -> dict[str, tuple[str, str]]:
     found = ((resource or {}).get("status") or {}).get("conditions", ())
     return {condition["type"]: (condition["status"], condition["reason"]) for condition in found}
@@ -133,7 +90,7 @@ async def test_the_operator_handles_five_hundred_jobs_at_once(namespace: Namespa
             json.dump({"apiVersion": "v1", "kind": "List", "items": manifests}, file)
             file.flush()
             await asyncio.to_thread(namespace.kubectl, "create", f"--filename={file.name}", timeout=300)
-        async with fake_kuberay(namespace.name) as cluster:
+        async with ray_job_statuses(namespace.name) as cluster:
             deadline = time.monotonic() + 300
             while sum(state(found) == "Suspended" for found in await cluster.jobs()) < number:
                 assert time.monotonic() < deadline
@@ -206,6 +163,50 @@ def test_a_job_is_suspended_resumed_and_deleted(namespace: Namespace, operator: 
     wait_for("nothing", lambda: not namespace.list("rayjobs,rayclusters,jobs,pods"), seconds=60)
 
 
+def evict(namespace: Namespace, pod: str) -> None:
+    """Evict a pod, as `kubectl drain` does."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace.name}}
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
+    namespace.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(eviction))
+
+
+async def test_an_attempt_whose_pod_is_evicted_does_not_count_as_failed(
+    namespace: Namespace, operator: OperatorProcess
+):
+    namespace.apply(config_map(TEAM), named_job("job", retries=0))
+    wait_for_reason(namespace, "job", "ClusterReady", "WaitingForPods")
+    (ray_job,) = namespace.list("rayjobs")
+    # It waits for a node that does not exist, so that the eviction ends no process.
+    nowhere = {"containers": [{"name": "ray", "image": "turnmill/none:0"}], "nodeSelector": {"turnmill.dev/none": ""}}
+    labels = {"turnmill.dev/job": "job", "turnmill.dev/attempt": "1"}
+    namespace.apply(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "job-1-head", "labels": labels}, "spec": nowhere}
+    )
+
+    evict(namespace, "job-1-head")
+    wait_for("end of the pod", lambda: namespace.get("pod", "job-1-head") is None, seconds=60)
+    async with ray_job_statuses(namespace.name) as cluster:
+        await cluster.end(ray_job, succeeded=False)
+
+    wait_for("second attempt", lambda: namespace.get("rayjob", "job-2"), seconds=60)
+    status = (namespace.get("atj", "job") or {})["status"]
+    assert (status["attempt"], status["failedAttempts"], status["disruptedAttempts"]) == (2, 0, 1)
+
+
+def test_a_failed_job_continues_once_its_retries_are_raised(namespace: Namespace, operator: OperatorProcess):
+    namespace.apply(config_map(TEAM), named_job("job", retries=0))
+    wait_for_reason(namespace, "job", "ClusterReady", "WaitingForPods")
+    namespace.delete("rayjob", "job-1")
+    wait_for_reason(namespace, "job", "Failed", "RayJobDeleted")
+
+    namespace.kubectl("patch", "atj", "job", "--type=merge", '--patch={"spec":{"retries":1}}')
+
+    wait_for("second attempt", lambda: namespace.get("rayjob", "job-2"), seconds=60)
+    found = wait_for_reason(namespace, "job", "ClusterReady", "WaitingForPods")
+    assert (found["status"]["attempt"], found["status"]["failedAttempts"]) == (2, 1)
+    assert conditions(found)["Failed"] == ("False", "NotFinished")
+
+
 def test_a_job_is_deleted_even_if_its_clean_up_cannot_run(namespace: Namespace, operator: OperatorProcess):
     namespace.apply(config_map(CLEAN_UP_TEAM), named_job("job", suspend=True))
     held = wait_for_reason(namespace, "job", "Suspended", "SuspendedBySpec")
@@ -245,7 +246,7 @@ PLANS = {
     "well": ({}, ["SUCCEEDED"], ("Complete", 1, 0)),
     "again": ({"retries": 1}, ["FAILED", "SUCCEEDED"], ("Complete", 2, 1)),
     "never": ({"retries": 1}, ["FAILED"], ("Failed", 2, 2)),
-    "once": ({}, ["FAILED"], ("Failed", 1, 1)),
+    "once": ({"retries": 0}, ["FAILED"], ("Failed", 1, 1)),
 }
 
 
@@ -255,24 +256,24 @@ def plans_of_jobs() -> dict[str, str]:
     return {f"{kinds[number % 4]}-{number}": kinds[number % 4] for number in range(NUM_JOBS)}
 
 
-async def advance(cluster: FakeKubeRay, jobs: Mapping[str, str]) -> None:
+async def advance(cluster: RayJobStatuses, jobs: Mapping[str, str]) -> None:
     """Bring every RayJob one step further: it runs, then it ends as its job's plan says."""
     for ray_job in await cluster.ray_jobs():
         status = ray_job.get("status", {})
         name, _, attempt = ray_job["metadata"]["name"].rpartition("-")
         if status.get("jobDeploymentStatus") == "Initializing":
-            await cluster.write_status(ray_job, jobStatus="RUNNING", jobDeploymentStatus="Running")
+            await cluster.write(ray_job, jobStatus="RUNNING", jobDeploymentStatus="Running")
         elif status.get("jobDeploymentStatus") == "Running":
             outcomes = PLANS[jobs[name]][1]
             await cluster.end(ray_job, succeeded=outcomes[min(int(attempt), len(outcomes)) - 1] == "SUCCEEDED")
 
 
-async def all_ended(cluster: FakeKubeRay) -> bool:
+async def all_ended(cluster: RayJobStatuses) -> bool:
     found = await cluster.jobs()
     return len(found) == NUM_JOBS and all(state(resource) in ("Complete", "Failed") for resource in found)
 
 
-async def advance_until_all_ended(cluster: FakeKubeRay, jobs: Mapping[str, str], *, seconds: float) -> None:
+async def advance_until_all_ended(cluster: RayJobStatuses, jobs: Mapping[str, str], *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not await all_ended(cluster):
         assert time.monotonic() < deadline, {r["metadata"]["name"]: state(r) for r in await cluster.jobs()}
@@ -280,7 +281,7 @@ async def advance_until_all_ended(cluster: FakeKubeRay, jobs: Mapping[str, str],
         await asyncio.sleep(1)
 
 
-async def outcomes(cluster: FakeKubeRay) -> dict[str, tuple[str, int, int]]:
+async def outcomes(cluster: RayJobStatuses) -> dict[str, tuple[str, int, int]]:
     return {
         found["metadata"]["name"]: (state(found), found["status"]["attempt"], found["status"]["failedAttempts"])
         for found in await cluster.jobs()
@@ -295,7 +296,7 @@ async def test_fifty_jobs_end_correctly_through_twenty_operator_restarts(namespa
     ]
     try:
         namespace.apply(*(named_job(name, **PLANS[kind][0]) for name, kind in jobs.items()))
-        async with fake_kuberay(namespace.name) as cluster:
+        async with ray_job_statuses(namespace.name) as cluster:
             for _ in range(20):
                 replica = chance.choice(replicas)
                 # The Lease of a killed leader lasts for half a minute, so most restarts are graceful.
@@ -346,7 +347,7 @@ async def test_fifty_jobs_end_correctly_after_an_api_server_outage_of_30_seconds
         ) as operator,
     ):
         namespace.apply(*(named_job(name, **PLANS[kind][0]) for name, kind in jobs.items()))
-        async with fake_kuberay(namespace.name) as cluster:
+        async with ray_job_statuses(namespace.name) as cluster:
             await asyncio.sleep(2)
             link.cut()
             until = time.monotonic() + 30

@@ -18,7 +18,11 @@ from turnmill.observability.trajectory_log import TrajectoryLog
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "sokoban-grl-cpu.yaml"
-FEW = ("--set", "agent.validationAgentGroupNum=[8]")
+FEW = (
+    *("--set", "agent.validationAgentGroupNum=[8]"),
+    # A warm start that has learned the form of an answer, in less time than the example's.
+    *("--set", "model.warmStart={turns: 2000, gradientSteps: 200, batchSize: 32, maxLoss: 10}"),
+)
 
 MIXED = """
 apiVersion: turnmill.dev/v1alpha1
@@ -53,6 +57,8 @@ spec:
   algorithm: {type: ppo, actorLearningRate: 1e-4, minibatchTasks: 2}
   training: {steps: 2, mode: colocate_async, checkpointEvery: 1}
   resources: {device: cpu, agentLoopWorkers: 2}
+  # Far fewer than the first prompts of all episodes have together: the engine reads them one after another.
+  verl: {actor_rollout_ref.rollout.max_num_batched_tokens: 600}
 """
 
 SCRIPT = """

@@ -6,11 +6,13 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from support.server_process import alive, eventually
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import services as module
 from turnmill.runs.processes import Owner
@@ -29,11 +31,27 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
+SHOUT = """
+from turnmill.tools.base import Tool, ToolResult
+from turnmill.tools.registry import register
+
+@register
+class Shout(Tool):
+    name = "shout"
+    def usage(self):
+        return "shout"
+    def parse(self, action):
+        return action if action == "shout" else None
+    async def call(self, call):
+        return ToolResult("SHOUT" + self.context.settings["SHOUT_END"])
+"""
+
 RUN = """
 import sys, time
 from pathlib import Path
+from turnmill.jobs.tool_server import RunToolServer
 from turnmill.runs.services import ToolServerProcess
-server = ToolServerProcess("python_code", sys.argv[1], run_name="run", log_file=Path(sys.argv[2]))
+server = ToolServerProcess("python_code", sys.argv[1], RunToolServer(), run_name="run", log_file=Path(sys.argv[2]))
 server.start()
 print(server._process.pid, flush=True)
 time.sleep(600)
@@ -48,7 +66,8 @@ def server_that_runs(command: Callable[[int], list[str]], log_folder: Path, monk
             self._process = subprocess.Popen(command(self._port), stdout=output, stderr=subprocess.STDOUT)
 
     monkeypatch.setattr(ToolServerProcess, "_launch", launch)
-    return ToolServerProcess("python_code", "redis://localhost", run_name="run", log_file=log_folder)
+    settings = RunToolServer()
+    return ToolServerProcess("python_code", "redis://localhost", settings, run_name="run", log_file=log_folder)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +119,26 @@ def test_a_server_ends_with_a_run_that_is_killed(tmp_path):
             run.kill()
 
         eventually(lambda: not alive(server))
+
+
+@pytest.mark.feature("verl-tool", "flags of the server")
+def test_the_server_of_a_run_has_the_flags_and_settings_of_tools_of_the_job(tmp_path, monkeypatch):
+    monkeypatch.delenv(module.STORE_VARIABLE, raising=False)
+    (tmp_path / "shout.py").write_text(SHOUT)
+    flags = {"doneIfInvalid": True, "threadPoolSize": 3, "maxConcurrentRequests": 8, "requestTimeout": 60}
+    settings = {"settings": {"TOOLS_FOLDER": str(tmp_path), "SHOUT_END": "!"}}
+    job = tool_job(toolType="shout", toolServer=flags | settings)
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+
+    with services(job, folder, Owner(tmp_path / "attempt.json", uuid.uuid4().hex)) as addresses:
+        body = {"trajectory_ids": ["t", "u"], "actions": ["shout", "whisper"]}
+        response = httpx.post(f"{addresses['tool_server_url']}/get_observation", json=body, timeout=60).json()
+        health = httpx.get(f"{addresses['tool_server_url']}/health").json()
+
+    assert response["observations"][0] == "SHOUT!"
+    assert (response["dones"], response["valids"]) == ([False, True], [True, False])
+    assert (health["thread_pool_size"], health["max_concurrent"]) == (3, 8)
 
 
 def test_a_store_that_does_not_start_is_not_a_final_failure(tmp_path, monkeypatch):

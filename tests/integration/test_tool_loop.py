@@ -283,6 +283,25 @@ async def test_in_a_chat_an_invalid_action_has_a_notice_in_its_observation(new_h
     assert f"<usr>{INVALID_ACTION_NOTICE}[2]" in harness.prompts[1]
 
 
+@pytest.mark.feature("verl-tool", "notice of an invalid action")
+@pytest.mark.parametrize("observation", ["", {"obs": "", "invalid_reason": "No valid tool found for action"}])
+async def test_nothing_is_appended_to_an_invalid_action_that_ends_the_trajectory(new_harness, observation):
+    async with HttpTools(lambda call: observation, done=True, valid=False) as server:
+        harness = new_harness([ANSWER], server, enableMtrl=True, stopTokens=[], minTurns=3, maxTurns=3)
+
+        result = await harness.play()
+
+    assert text_of(result) == ANSWER
+    assert (result.summary.stop_reason, result.detail) == ("completed", "tool_signaled_done")
+
+
+async def test_the_last_words_of_a_tool_that_ends_the_trajectory_are_appended(new_harness):
+    async with HttpTools(lambda call: "bye", done=True, valid=False) as server:
+        harness = new_harness([CALL], server, enableMtrl=True)
+
+        assert f"{INVALID_ACTION_NOTICE}bye" in text_of(await harness.play())
+
+
 @pytest.mark.feature("verl-tool", "observations that are too long")
 @pytest.mark.parametrize(
     ("side", "kept"),
@@ -626,6 +645,58 @@ async def test_failures_have_different_causes_and_numbers_of_tries(new_harness, 
     assert (failure.cause, len(server.calls)) == (cause, tries)
 
 
+@pytest.mark.feature("verl-tool", "servers of verl-tool")
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (web.Response(status=500, text="Processing failed"), "tool_server"),
+        (web.Response(status=502, text="upstream read error"), "tool_server"),
+        (web.Response(text="{"), "tool_server"),
+        (ConnectionError(), "tool_connection"),
+    ],
+)
+async def test_a_call_that_a_server_without_call_ids_may_have_executed_is_not_repeated(new_harness, answer, cause):
+    async with HttpTools(lambda call: answer) as server:
+        server.call_ids = False
+        harness = new_harness([CALL], server, toolCallMaxRetries=2)
+
+        failure = await harness.play()
+
+    assert (failure.cause, len(server.calls)) == (cause, 1)
+
+
+@pytest.mark.feature("verl-tool", "servers of verl-tool")
+async def test_a_call_that_a_server_without_call_ids_did_not_get_is_repeated(new_harness):
+    answers = iter([web.Response(status=503), web.Response(status=429), "[2]"])
+    async with HttpTools(lambda call: next(answers)) as server:
+        server.call_ids = False
+        harness = new_harness([CALL, ANSWER], f"{dead_port()},{server.url}", toolCallMaxRetries=8)
+
+        assert text_of(await harness.play()) == f"{CALL}[2]{ANSWER}"
+
+
+@pytest.mark.feature("verl-tool", "servers of verl-tool")
+@pytest.mark.parametrize(("call_ids", "seconds"), [(False, 8.0), (True, 4.0)])
+async def test_a_server_without_call_ids_has_the_whole_timeout(monkeypatch, call_ids, seconds):
+    async with HttpTools(lambda call: "[2]") as server:
+        server.call_ids = call_ids
+        allowed = []
+        post = ToolServerClient._post
+
+        async def record(
+            self: ToolServerClient, url: str, request: Any, seconds: float, *rest: Any, **more: Any
+        ) -> Any:
+            allowed.append(seconds)
+            return await post(self, url, request, seconds, *rest, **more)
+
+        monkeypatch.setattr(ToolServerClient, "_post", record)
+        settings = {"timeout_seconds": 8.0, "max_retries": 5, "max_connections": 1}
+        async with ToolServerClient(parse_urls(server.url), **settings) as tools:
+            await tools.call(ToolRequest("t", CALL))
+
+    assert allowed == [pytest.approx(seconds, abs=0.9)]
+
+
 async def test_each_call_names_the_version_that_the_last_one_made(new_harness):
     versions = iter(["7 turn-0", "", "9 turn-2"])
 
@@ -773,7 +844,7 @@ async def test_the_response_mask_of_a_turn_is_logged(new_harness, server, agent,
 
 EVERY_TRAJECTORY = {
     *("num_turns", "empty_responses", "per_action_length", "traj_actions_length", "traj_obs_length"),
-    *("generated_length", "is_traj_finished", "valid_traj", "no_loss_on_traj", "per_action_logp", "turn_0_action_logp"),
+    *("generated_length", "is_traj_finished", "valid_traj", "no_loss_on_traj", "per_action_logp", "turn_1_action_logp"),
 }
 WITH_TOOLS = {
     *("valid_action", "per_obs_length", "tool_call_success", "tool_processing_time_sec", "tool_queue_time_sec"),
@@ -790,6 +861,24 @@ async def test_an_episode_has_the_metrics_of_verl_tool(new_harness, server):
     assert result.summary.metrics.keys() >= EVERY_TRAJECTORY | WITH_TOOLS
     assert result.summary.metrics["tool_processing_time_sec"] == 0.004
     assert result.summary.metrics["response_await_time_sec"] > 0
+
+
+@pytest.mark.feature("verl-tool", "metrics of the agent")
+async def test_metrics_are_counts_sums_and_means_as_in_verl_tool(new_harness):
+    valid = iter([True, False, True])
+
+    def answer(call: dict[str, Any]) -> web.Response:
+        observed = {"observations": ["[2]"], "dones": [False], "valids": [next(valid)], "processing_time_ms": 1000.0}
+        return web.json_response(observed | {"queue_time_ms": 500.0})
+
+    async with HttpTools(answer) as server:
+        result = await new_harness([CALL, CALL, CALL, ANSWER], server, maxTurns=3).play()
+
+    metrics = result.summary.metrics
+    assert (metrics["valid_action"], metrics["valid_action_ratio"]) == (2.0, pytest.approx(2 / 3))
+    assert (metrics["tool_processing_time_sec"], metrics["tool_queue_time_sec"]) == (3.0, 1.5)
+    assert (metrics["empty_responses"], metrics["tool_call_success"]) == (0.0, 1.0)
+    assert [name for name in metrics if name.startswith("turn_")] == [f"turn_{k}_action_logp" for k in (1, 2, 3, 4)]
 
 
 def advantages_of(played: dict[str, EpisodeResult]) -> dict[str, float]:

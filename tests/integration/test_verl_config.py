@@ -1,6 +1,8 @@
+import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import AdaptiveKLController, AdvantageEstimator, get_kl_controller
@@ -159,6 +161,31 @@ def test_an_adaptive_coefficient_reaches_the_controller_of_verl(model):
     assert config.algorithm.use_kl_in_reward is True
 
 
+@pytest.mark.feature("verl's multi-turn", "the KL penalty in the loss")
+@pytest.mark.parametrize("name", ["babyai-goto-cpu", "tool-arithmetic-cpu"])
+def test_a_kl_penalty_is_in_the_reward_or_in_the_loss(name, model):
+    in_reward = config_of(example(name, model, "spec.algorithm.kl={coefficient: 0.02}"), model, "cpu")
+    in_loss = config_of(example(name, model, "spec.algorithm.kl={coefficient: 0.02, in: loss}"), model, "cpu")
+
+    actor = omega_conf_to_dataclass(in_loss.actor_rollout_ref.actor)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.02, "low_var_kl")
+    assert in_loss.algorithm.use_kl_in_reward is False
+    assert need_reference_policy(in_loss)
+    assert (in_reward.algorithm.use_kl_in_reward, in_reward.actor_rollout_ref.actor.use_kl_loss) == (True, False)
+
+
+def test_the_optimizers_are_those_of_verl_unless_the_job_says_otherwise(model, defaults):
+    other = ("spec.algorithm.adamBetas=[0.8, 0.9]", "spec.algorithm.weightDecay=0.2")
+    job = example("babyai-goto-gpu", model)
+
+    for section in (ACTOR, "critic"):
+        default = OmegaConf.select(defaults, section).optim
+        optim = OmegaConf.select(config_of(job, model, "cuda"), section).optim
+        assert (list(optim.betas), optim.weight_decay) == (list(default.betas), default.weight_decay)
+        changed = OmegaConf.select(config_of(example("babyai-goto-gpu", model, *other), model, "cuda"), section).optim
+        assert (list(changed.betas), changed.weight_decay) == ([0.8, 0.9], 0.2)
+
+
 def test_groups_of_trajectories_reach_the_dataclasses_of_verl(model):
     config = config_of(example("tool-math-gpu", model), model, "cuda")
 
@@ -223,6 +250,28 @@ def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, model, 
     assert buffer.sampler_kwargs["max_batches"] == 3
 
 
+@pytest.mark.parametrize(("device", "in_parts"), [("cpu", False), ("cuda", True)])
+def test_engines_without_a_gpu_read_prompts_whole(device, in_parts, model):
+    rollout = config_of(example("sokoban-grl-cpu", model), model, device).actor_rollout_ref.rollout
+
+    assert rollout.enable_chunked_prefill is in_parts
+    # Else no prompt of the full length would ever be read.
+    assert rollout.max_num_batched_tokens >= rollout.max_model_len
+
+
+def test_reading_prompts_whole_is_needed():
+    """vLLM moves a seeded request's generator back after each part of its prompt, which torch cannot on a CPU."""
+    # Found without an import, which takes seconds.
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None
+    assert vllm.submodule_search_locations
+    runner = Path(vllm.submodule_search_locations[0]) / "v1" / "worker" / "gpu_model_runner.py"
+
+    assert "gen.set_offset(gen.get_offset() - 4)" in runner.read_text()
+    with pytest.raises(RuntimeError, match="CPU Generator does not use offset"):
+        torch.Generator().get_offset()
+
+
 @pytest.mark.parametrize(("sampling", "temperature"), [("greedy", 0), ("training", 0.7)])
 def test_validations_of_grl_agents_are_greedy_by_default(sampling, temperature, model):
     job = example("sokoban-grl-cpu", model, f"agent.validationSampling={sampling}", "agent.temperature=0.7")
@@ -231,7 +280,7 @@ def test_validations_of_grl_agents_are_greedy_by_default(sampling, temperature, 
 
     assert (rollout.val_kwargs.temperature, rollout.val_kwargs.do_sample) == (temperature, sampling == "training")
     # Each group has its own size.
-    assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 512 + 24)
+    assert (rollout.n, rollout.temperature, rollout.max_model_len) == (1, 0.7, 768 + 28)
 
 
 def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
@@ -260,6 +309,7 @@ def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
         ("train.microBatchTokens=9000", {f"{ACTOR}.ppo_max_token_len_per_gpu": 9000,
                                          "critic.ppo_max_token_len_per_gpu": 9000,
                                          f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 9000}),
+        ("train.chunkedLogits=false", {f"{MODEL}.use_fused_kernels": False}),
         ("rollout.gpuMemoryShare=0.3", {f"{ROLLOUT}.gpu_memory_utilization": 0.3}),
         ("rollout.maxSequences=64", {f"{ROLLOUT}.max_num_seqs": 64}),
         ("rollout.dtype=float16", {f"{ROLLOUT}.dtype": "float16"}),
@@ -500,7 +550,8 @@ def test_models_on_gpus_use_the_attention_that_is_installed(installed, attention
 
     used = {OmegaConf.select(config, f"{name}.override_config.attn_implementation") for name in MODELS}
     assert used == {attention}
-    assert config.actor_rollout_ref.model.use_fused_kernels is not installed
+    # Whatever the attention, logits of 16,384 tokens would take more memory than all layers' activations.
+    assert config.actor_rollout_ref.model.use_fused_kernels
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(53_509, True), (53_510, False)])

@@ -8,6 +8,7 @@ import contextlib
 import random
 import subprocess
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import redis.asyncio
@@ -15,7 +16,7 @@ import redis.exceptions
 
 from turnmill.trajectories.embedded import find_server
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 SAMPLE_SECONDS = 0.05
 UNSYNCED_SECONDS = 1.0
 """How much of the log a power cut may undo with `appendfsync everysec`."""
@@ -27,8 +28,10 @@ CLOCK = "clock offset"
 class Server:
     """A server process with an append-only file, as in the chart."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: Callable[..., list[str]] = lambda *words: list(words)) -> None:
+        """Keep data in a folder; `command` wraps the server's command line."""
         self.folder = folder
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._sizes: deque[int] = deque(maxlen=round(UNSYNCED_SECONDS / SAMPLE_SECONDS))
 
@@ -44,7 +47,7 @@ class Server:
         if replica_of is not None:
             words += ["--replicaof", f"127.0.0.1 {replica_of}"]
         with (self.folder / "log").open("ab") as output:
-            self._process = subprocess.Popen([find_server(), *words], stdout=output, stderr=output)  # noqa: ASYNC220
+            self._process = subprocess.Popen(self._command(find_server(), *words), stdout=output, stderr=output)  # noqa: ASYNC220
         await self.ready(replica=replica_of is not None)
 
     async def ready(self, *, replica: bool = False) -> None:
@@ -130,8 +133,10 @@ class Wire:
     async def stop(self) -> None:
         """Close the port and all connections."""
         self._listener.close()
-        self.cut()
-        await asyncio.gather(*self._connections)
+        while self._connections:
+            # Those that were just accepted have no writer yet.
+            self.cut()
+            await asyncio.wait(self._connections, timeout=0.1)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))

@@ -23,12 +23,17 @@ class HttpTools(LoopbackSite):
         self.bodies: list[str] = []
         self.in_flight = self.max_in_flight = 0
         self.done, self.valid = done, valid
+        self.call_ids = True
+        """Whether it knows calls by their `call_id`, as turnmill's server does and verl-tool's does not."""
+
         self.versions = False
         """Whether answers have versions."""
 
         self._answer = answer
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/health":
+            return web.json_response({"status": "healthy"} | ({"call_ids": True} if self.call_ids else {}))
         if (request.method, request.path) != ("POST", "/get_observation"):
             return web.Response(status=404)
         text = await request.text()

@@ -99,6 +99,8 @@ TOOL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "tasks not divisible by the mini-batch": {"algorithm__minibatchTasks": 5},
     "a group of one": {"agent__groupSize": 1},
     "gigpo without a row per turn": {"algorithm": {"type": "gigpo"}},
+    "neither steps nor validations": {"training__steps": 0, "training__validation": {"episodes": 0}},
+    "an adaptive penalty in the loss": {"algorithm__kl": {"in": "loss", "type": "adaptive"}},
     "a penalty longer than the response": {"algorithm": {"type": "dapo", "overlong": {"tokens": 1025}}},
     "more forced turns than turns": {"agent__minTurns": 2},
     "two settings of stop tokens": {"agent__actionStopTokens": "stop.txt"},

@@ -24,12 +24,13 @@ def stamp(time: datetime) -> str:
 
 
 def raw_job(name: str = "job", *, status: Raw | None = None, **changes: Any) -> Raw:
-    """Return a job that is admitted, with changes such as `training__steps=3` below `spec`."""
+    """Return a job that is admitted and has no retries, with changes such as `training__steps=3` below `spec`."""
     spec: Raw = {
         "model": {"warmStart": {}},
         "agent": {"prompt": "compact"},
         "environment": {"name": "babyai"},
         "training": {"steps": 20, "turnsPerStep": 256},
+        "retries": 0,
     }
     for path, value in changes.items():
         *sections, field = path.split("__")
@@ -102,6 +103,7 @@ def raw_ray_job(
         "metadata": {
             "name": f"{job}-{attempt}",
             "namespace": NAMESPACE,
+            "uid": "ray-job-uid",
             "resourceVersion": "1",
             "creationTimestamp": stamp(START),
             "labels": {
@@ -121,6 +123,26 @@ def raw_ray_job(
             **({"clusterSelector": {"ray.io/cluster": "team"}} if shared else {}),
         },
         **({"status": status} if status else {}),
+    }
+
+
+def raw_pod(name: str, *, attempt: int, job: str = "job", disrupted_at: datetime | None = None) -> Raw:
+    """Return a pod of an attempt, which may have been evicted at a time."""
+    conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": stamp(START)}]
+    if disrupted_at is not None:
+        conditions.append(
+            {
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "EvictionByEvictionAPI",
+                "message": "Eviction API: evicting",
+                "lastTransitionTime": stamp(disrupted_at),
+            }
+        )
+    labels = {JOB_LABEL: job, ATTEMPT_LABEL: str(attempt)}
+    return {
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+        "status": {"phase": "Running", "conditions": conditions},
     }
 
 

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "learning.py"
 @pytest.fixture
 def learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The program, with results and a page of its own."""
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
     spec = importlib.util.spec_from_file_location("learning", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -85,7 +86,11 @@ def test_other_pages_say_what_was_measured_and_on_which_code(learning, monkeypat
     learning.write_page()
     assert "has not been measured<!-- end -->." in readme.read_text()
 
-    for seed, after in enumerate([0.5, 0.75, 0.625]):
+    add(learning, 0, after=0.5)
+    learning.write_page()
+    assert "-->rises from 25 % to 50 % (one seed)<!--" in readme.read_text()
+
+    for seed, after in enumerate([0.75, 0.625], start=1):
         add(learning, seed, after=after)
     learning.write_page()
     assert "-->rises from 25 % to 62 % (median of 3 seeds)<!--" in readme.read_text()
@@ -121,3 +126,52 @@ def test_the_hash_of_an_example_changes_with_its_settings_and_not_with_its_comme
         hashes.append(learning.hash_of("example-cpu"))
 
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_variant_has_a_hash_of_its_own_and_says_on_the_page_what_it_sets(learning, monkeypatch):
+    rloo = learning.Variant("babyai-goto-cpu", ("algorithm.type=rloo",))
+    monkeypatch.setattr(learning, "VARIANTS", {"babyai-goto-rloo-cpu": rloo})
+    add(learning, 0, example="babyai-goto-rloo-cpu", code=learning.hash_of("babyai-goto-rloo-cpu"))
+
+    section = learning.page().split("## babyai-goto-rloo-cpu")[1]
+
+    assert learning.hash_of("babyai-goto-rloo-cpu") != learning.hash_of("babyai-goto-cpu")
+    assert "The example `babyai-goto-cpu` with `algorithm.type=rloo`." in section
+    assert "stale" not in section.split("##")[0]
+
+
+def test_a_variant_is_trained_with_its_settings(learning, monkeypatch):
+    rloo = learning.Variant("babyai-goto-cpu", ("algorithm.type=rloo", "training.steps=2"))
+    monkeypatch.setattr(learning, "VARIANTS", {"babyai-goto-rloo-cpu": rloo})
+    started: list[tuple[str, Any]] = []
+
+    def one(job: Path, run_dir: Path, seed: int, *arguments: str) -> Any:
+        started.append((job.name, arguments))
+        measured = SimpleNamespace(summary={}, exit_code=0, cpu_seconds=1.0)
+        return SimpleNamespace(seconds=1.0, cpu_seconds=1.0), measured
+
+    monkeypatch.setitem(sys.modules, "main_job", SimpleNamespace(one=one))
+    monkeypatch.setattr(learning, "_commit", lambda: "0a1b2c3")
+    (learning.ROOT / "runs" / "nightly").mkdir(parents=True)
+    learning.train_one("babyai-goto-rloo-cpu", 0)
+
+    assert started == [("babyai-goto-cpu.yaml", ("--set", "algorithm.type=rloo", "--set", "training.steps=2"))]
+
+
+def test_algorithms_are_compared_over_the_seeds_once_two_of_them_have_results(learning):
+    def add_variant(example: str, seed: int, after: float) -> None:
+        rewards = [[1, 0.1], [2, after]]
+        add(learning, seed, example=example, code=learning.hash_of(example), after=after, rewards=rewards)
+
+    for seed, after in enumerate([0.8, 0.9, 1.0]):
+        add_variant("tool-arithmetic-grpo-cpu", seed, after)
+    assert "Algorithms compared" not in learning.page()
+
+    add_variant("tool-arithmetic-rloo-cpu", 0, 0.75)
+    section = learning.page().split("## Algorithms compared")[1]
+    learning.write_page()
+
+    # The standard deviation of 0.1 over the root of 3, times Student's t of 4.303.
+    assert "| `grpo` | 3 | 0.250 | 0.900 | 0.65–1.00 |" in section
+    assert "| `rloo` | 1 | 0.250 | 0.750 | – |" in section
+    assert (learning.PICTURES / "algorithms-compared.svg").read_text().startswith("<?xml")

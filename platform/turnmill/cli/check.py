@@ -28,9 +28,11 @@ def check(
     job = load(job_file, overrides)
     spec, kind = job.spec, agent_kind(job.spec.agent)
     model = spec.model.path or "a tiny warm-started model"
+    does = "trains" if spec.training.steps else "evaluates"
+    how_long = f"for {spec.training.steps} steps of {kind.describe_step(job)}" if spec.training.steps else "once"
     say(
-        f"{job_file} is fine: {job.metadata.name} trains {model} on {kind.describe_environment(job)} for "
-        f"{spec.training.steps} steps of {kind.describe_step(job)} ({spec.training.mode}, {spec.resources.device})."
+        f"{job_file} is fine: {job.metadata.name} {does} {model} on {kind.describe_environment(job)} {how_long} "
+        f"({spec.training.mode}, {spec.resources.device})."
     )
     if explain:
         from turnmill.cli.explain import explain as explain_job

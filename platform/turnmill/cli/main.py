@@ -86,6 +86,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in --output, or the newest run of that name.")
     ] = False,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Only validate the initial policy, without learning: training.steps=0.")
+    ] = False,
     ray: Annotated[
         str,
         typer.Option(
@@ -94,6 +97,8 @@ def run(
     ] = "own",
 ) -> None:
     """Run the training of a job file."""
+    if evaluate:
+        overrides = [*(overrides or ()), "training.steps=0"]
     if ray == "auto" and job_file is None and output is None and not overrides and not resume:
         _run_attempt()
         return
@@ -235,6 +240,8 @@ def _result_text(run_dir: Path) -> str:
     first, final, seconds = (summary.get(key) for key in ("success_first", "success_final", "seconds_total"))
     took = f" in {duration(seconds)}" if seconds is not None else ""
     success = "done"
+    if first is not None and final is None:
+        success = f"success {first:.2f}{_interval_text(summary.get('success_first_interval'))}"
     if first is not None and final is not None:
         before, after = (_interval_text(summary.get(f"success_{when}_interval")) for when in ("first", "final"))
         success = f"success {first:.2f}{before} before, {final:.2f}{after} after"

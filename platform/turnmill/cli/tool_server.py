@@ -84,6 +84,10 @@ def tool_server(
     max_concurrent_requests: Annotated[
         int, typer.Option(help="Requests that one worker process does at once; others wait.")
     ] = 1024,
+    thread_pool_size: Annotated[
+        int | None,
+        typer.Option(help="Synchronous tools that one worker process runs at once; left out, four per request."),
+    ] = None,
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds that the calls of one request may take.")
     ] = None,
@@ -123,7 +127,10 @@ def tool_server(
         typer.Option(help="Memory that all runs in the sandbox may use together; by default 80 % of all memory."),
     ] = None,
     allow_missing_tools: Annotated[
-        bool, typer.Option("--allow-missing-tools", help="Start without the tools that cannot work here.")
+        bool,
+        typer.Option(
+            "--allow-missing-tools/--no-allow-missing-tools", help="Start without the tools that cannot work here."
+        ),
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -165,7 +172,6 @@ def tool_server(
     ] = "left",
     use_ray: Annotated[bool, typer.Option(help=f"{ACCEPTED}: calls run at once without it.")] = False,
     enable_hashing: Annotated[bool, typer.Option(help=f"{ACCEPTED}: repeats are known by their call_id.")] = True,
-    thread_pool_size: Annotated[int | None, typer.Option(help=f"{ACCEPTED}; /health shows it.")] = None,
     use_tqdm: Annotated[bool, typer.Option(help=f"{ACCEPTED}.")] = False,
     router_workers: Annotated[int, typer.Option(help=f"{ACCEPTED}: there is no router.")] = 1,
     parent: Annotated[int | None, typer.Option(help="Process with which the server ends.", hidden=True)] = None,
@@ -190,7 +196,7 @@ def tool_server(
         ) from error
     flags = {name: value for name, value in locals().items() if name in ServerSettings.model_fields}
     given: dict[str, object] = flags | {
-        "tool_type": tool_names(tool_type),
+        "tool_type": names_of_tools(tool_type),
         "allow_host": tuple(allow_host or ()),
         "tool_settings": settings_in(settings_dir) | tool_settings(settings or ()),
         "action_stop_tokens": stop_tokens(action_stop_tokens),
@@ -202,9 +208,11 @@ def tool_server(
     run_server(chosen)
 
 
-def tool_names(text: str) -> tuple[str, ...]:
-    """Parse `a,b`, or a Python tuple of names, as verl-tool's scripts pass it."""
-    names = tuple(dict.fromkeys(name for name in re.split(r"[,\s()\[\]'\"]+", text) if name))
+def names_of_tools(text: str) -> tuple[str, ...]:
+    """Parse names of tools. Raises SettingsError if there are none."""
+    from turnmill.jobs.tool_server import tool_names
+
+    names = tool_names(text)
     if not names:
         raise SettingsError(f"--tool-type ({text!r}) names no tool. Write for example --tool-type python_code.")
     return names

@@ -30,6 +30,10 @@ class RunFailedError(TurnmillError):
         return self.cause in self.FINAL_CAUSES
 
 
+OUTAGE_CAUSES = frozenset({"inference", "store_unavailable", "tool_connection", "tool_server", "tool_timeout"})
+"""Causes of failed episodes that pass by themselves: tool servers, store or engines are away or too slow."""
+
+
 class EpisodeError(TurnmillError):
     """An episode ends with stop reason `failed`; other episodes go on."""
 

@@ -8,6 +8,7 @@ from turnmill.jobs.plugin_algorithm import PluginAlgorithm
 from turnmill.jobs.rollout_correction import RolloutCorrection
 from turnmill.jobs.settings import PLUGIN, Settings, TypedSection, by_type
 from turnmill.jobs.trajectory_algorithms import (
+    AdamBetas,
     Dapo,
     GigPo,
     Grpo,
@@ -80,8 +81,11 @@ class TurnPpo(TypedSection):
     learning_rate_schedule: Literal["constant", "cosine"] = "constant"
     """Schedule of the learning rates until the last step; `cosine` falls to 0."""
 
-    weight_decay: float = Field(default=0.0, ge=0, le=10)
+    weight_decay: float = Field(default=0.01, ge=0, le=10)
     """Weight decay of the optimizers of policy and critic."""
+
+    adam_betas: AdamBetas = (0.9, 0.999)
+    """Decay rates of the optimizers' averages (AdamW) of gradients and of their squares."""
 
     minibatch_turns: int = Field(default=128, ge=1, le=1_000_000)
     """Turns per update of the weights."""

@@ -71,11 +71,15 @@ class JobSpec(Settings):
     queue: QueueName | None = None
     """Kueue's LocalQueue for the run; left out, it starts at once."""
 
+    queue_priority_class: QueueName | None = None
+    """Kueue's WorkloadPriorityClass for the run, which decides its place in the queue and what it may preempt."""
+
     suspend: bool = False
     """Stop the run and release its devices; set back to false, the run resumes from its last checkpoint."""
 
-    retries: int = Field(default=0, ge=0, le=100)
-    """Number of times that a failed run is started again from its last checkpoint."""
+    retries: int | None = Field(default=None, ge=0, le=100)
+    """Number of times that a failed run is started again from its last checkpoint; left out, 3 in Kubernetes and 0 on
+    one machine. Attempts that are disrupted, for example because a node is drained, do not count."""
 
     start_timeout_seconds: int = Field(default=3600, ge=1, le=31_536_000)
     """Seconds that an attempt may wait for its Ray cluster; after that it counts as failed."""

@@ -143,6 +143,7 @@ TRAJECTORIES = (
     "algorithm.type",
     ("ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo", "gigpo", PLUGIN),
 )
+WITH_KL = ("algorithm.type", (TURN_PPO[1], *(kind for kind in TRAJECTORIES[1] if kind != "dapo")))
 # A field of one type alone has no default in the API server, where all types share one schema.
 _MINIBATCH_TURNS = "(has(self.algorithm.minibatchTurns) ? self.algorithm.minibatchTurns : 128)"
 _LEARNS_FROM_TURNS = "(self.agent.type == 'verlog' && self.algorithm.type == 'turn_ppo')"
@@ -254,14 +255,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="training.checkpointEvery",
         holds=lambda v: (
-            v["spec.retries"] == 0
-            or v["spec.training.steps"] == 1
+            not v["spec.retries"]
+            or v["spec.training.steps"] <= 1
             or v["spec.training.checkpointEvery"] < v["spec.training.steps"]
         ),
-        cel="self.retries == 0 || self.training.steps == 1 || self.training.checkpointEvery < self.training.steps",
+        cel="!has(self.retries) || self.retries == 0 || self.training.steps <= 1 || "
+        "self.training.checkpointEvery < self.training.steps",
         sentence="must be less than spec.training.steps ({training.steps}) with spec.retries ({retries}): "
         "a retry starts from a checkpoint",
         way_out=lambda v: f"Try {max(1, v['spec.training.steps'] // 2)}, or set spec.retries to 0.",
+    ),
+    Rule(
+        path="training.validation.episodes",
+        holds=lambda v: v["spec.training.steps"] > 0 or v["spec.training.validation.episodes"] > 0,
+        cel="self.training.steps > 0 || self.training.validation.episodes > 0",
+        sentence="must be more than 0 with spec.training.steps 0: a run without steps only validates",
+        way_out=lambda v: "Try 128.",
     ),
     Rule(
         path="queue",
@@ -388,6 +397,16 @@ RULES: tuple[Rule, ...] = (
         sentence="must be left out with spec.agent.type grl, and set with others: "
         "agents of type grl have environments of their own",
         way_out=lambda v: "Take it out." if v["spec.environment.name"] else "Add it, for example babyai.",
+    ),
+    Rule(
+        path="algorithm.kl.type",
+        holds=lambda v: v["spec.algorithm.kl.in"] == "reward" or v["spec.algorithm.kl.type"] == "fixed",
+        # CEL's name of a field that is called `in`.
+        cel="!has(self.algorithm.kl) || !has(self.algorithm.kl.__in__) || self.algorithm.kl.__in__ == 'reward' || "
+        "!has(self.algorithm.kl.type) || self.algorithm.kl.type == 'fixed'",
+        sentence="must be fixed with spec.algorithm.kl.in loss: only the coefficient of the reward's penalty adapts",
+        way_out=lambda v: "Set it to fixed, or spec.algorithm.kl.in to reward.",
+        only=(WITH_KL,),
     ),
     *CORRECTION_RULES,
     *GRL_RULES,

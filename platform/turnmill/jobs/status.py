@@ -73,7 +73,10 @@ class JobStatus(Settings):
     """Attempts started so far; only the last one may write checkpoints and trajectories."""
 
     failed_attempts: int = Field(default=0, ge=0)
-    """Attempts that failed; one that was suspended does not count."""
+    """Attempts that failed; those that were suspended or disrupted do not count."""
+
+    disrupted_attempts: int = Field(default=0, ge=0)
+    """Attempts that ended because one of their pods was evicted, preempted or lost with its node."""
 
     cluster: Annotated[str, Field(max_length=253)] | None = None
     """Ray cluster of the last attempt."""

@@ -7,6 +7,7 @@ from pydantic import Field
 from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.settings import Word
+from turnmill.jobs.tool_server import RunToolServer
 
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Url = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -48,6 +49,9 @@ class ToolAgent(BaseAgent):
     """Tools of the server that a run on one machine starts, separated by commas; tool servers of a team have a list of
     their own."""
 
+    tool_server: RunToolServer | None = None
+    """Flags and tools' settings of the server that a run on one machine starts, such as `{doneIfInvalid: true}`."""
+
     max_prompt_length: Tokens = 1024
     """Tokens of a prompt; a longer one is truncated from the left."""
 
@@ -80,9 +84,9 @@ class ToolAgent(BaseAgent):
     """Drop the oldest turns, but not the prompt, when the context is full, and start a new training row. Off, the
     trajectory ends with stop reason `max_tokens`."""
 
-    action_stop_tokens: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Path of a text file with the stop strings that end an action, separated by commas; left out, `stopTokens` has
-    them."""
+    action_stop_tokens: Annotated[str, Field(max_length=1024)] | None = None
+    """Path of a text file with the stop strings that end an action, separated by commas, or such a text itself; empty
+    for none; left out, `stopTokens` has them."""
 
     stop_tokens: Annotated[tuple[StopToken, ...], Field(strict=False, max_length=64)] = ()
     """Stop strings that end an action; the first one in this list that occurs in a response ends its action. Without

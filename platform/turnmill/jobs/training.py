@@ -42,8 +42,8 @@ class TimeoutSettings(Settings):
 class TrainingSettings(Settings):
     """Length of the training, size of its steps, validations and supervision."""
 
-    steps: int = Field(ge=1, le=1_000_000)
-    """Updates of the policy."""
+    steps: int = Field(ge=0, le=1_000_000)
+    """Updates of the policy. With 0, the run only validates it, as with `turnmill run --evaluate`."""
 
     turns_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
     """Turns gathered per step, spread evenly over the environments; with algorithm `turn_ppo`."""

@@ -8,13 +8,18 @@ from turnmill.jobs.rollout_correction import RolloutCorrection
 from turnmill.jobs.settings import Settings, TypedSection
 
 Gamma = Annotated[float, Field(ge=0, le=1)]
+AdamBetas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(strict=False, min_length=2, max_length=2)]
 
 
 class KlSettings(Settings):
     """KL penalty for moving away from the initial policy."""
 
     coefficient: float = Field(default=0.001, ge=0, le=100)
-    """Weight of the KL penalty in the reward; 0 turns it off."""
+    """Weight of the KL penalty; 0 turns it off."""
+
+    # Without its own alias, `in` could not be a name in Python.
+    applied_in: Literal["reward", "loss"] = Field(default="reward", alias="in")
+    """`reward` subtracts the penalty from the rewards of tokens, `loss` adds it to the policy's loss."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
     """`fixed` keeps the coefficient, `adaptive` adjusts it so that the KL divergence approaches `target`."""
@@ -24,6 +29,16 @@ class KlSettings(Settings):
 
     horizon: int = Field(default=10_000, ge=1, le=1_000_000_000)
     """Rows over which `adaptive` corrects the coefficient; a larger number corrects it more slowly."""
+
+    @property
+    def in_reward(self) -> bool:
+        """True if rewards have a penalty."""
+        return self.coefficient > 0 and self.applied_in == "reward"
+
+    @property
+    def in_loss(self) -> bool:
+        """True if the policy's loss has a penalty."""
+        return self.coefficient > 0 and self.applied_in == "loss"
 
 
 class TrajectoryAlgorithmSettings(TypedSection):
@@ -50,8 +65,11 @@ class TrajectoryAlgorithmSettings(TypedSection):
     learning_rate_schedule: Literal["constant", "cosine"] = "constant"
     """Schedule of the learning rates until the last step; `cosine` falls to 0."""
 
-    weight_decay: float = Field(default=0.0, ge=0, le=10)
+    weight_decay: float = Field(default=0.01, ge=0, le=10)
     """Weight decay of the optimizer."""
+
+    adam_betas: AdamBetas = (0.9, 0.999)
+    """Decay rates of the optimizer's averages (AdamW) of gradients and of their squares."""
 
     minibatch_tasks: int | None = Field(default=None, ge=1, le=1_000_000)
     """Tasks per update of the weights, each with all of its trajectories; left out, all tasks of the step."""

@@ -1,4 +1,4 @@
-"""Parser of YAML as Kubernetes reads it, with the line of every value; duplicate keys are problems."""
+"""Parser of YAML as Kubernetes reads it, with the line of every value; what could not be meant is a problem."""
 
 import re
 from collections.abc import Iterator
@@ -29,6 +29,14 @@ _Loader.add_implicit_resolver(
 )
 
 
+_UNPRINTABLE = re.compile(yaml.reader.Reader.NON_PRINTABLE.pattern)
+"""Characters that no YAML file may contain, such as NUL."""
+
+
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")
+"""Characters that a YAML escape can write, but no path and no UTF-8 can hold: NUL and halves of surrogate pairs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """Value of a YAML text, with the line of each of its parts, and its problems."""
@@ -40,6 +48,8 @@ class Document:
 
 def parse_yaml(text: str) -> Document:
     """Parse a text. Raises JobError if it is not a single YAML document."""
+    if (found := _UNPRINTABLE.search(text)) is not None:
+        raise JobError([_unprintable_problem(text, found.start())])
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -49,10 +59,18 @@ def parse_yaml(text: str) -> Document:
         return Document(value, dict(_lines(node, (), set())), tuple(_problems(node, (), set(), frozenset())))
     except yaml.MarkedYAMLError as error:
         raise JobError([_syntax_problem(error)]) from error
-    except yaml.YAMLError as error:
-        raise JobError([Problem("", MISSING, f"the file is not text: {error}", "Save it as UTF-8.")]) from error
+    except (ValueError, AttributeError, RecursionError) as error:
+        # Of tags such as `!!int x`, of numbers with thousands of digits, and of thousands of levels.
+        rule = f"the file has a value that cannot be read: {str(error).splitlines()[0]}"
+        raise JobError([Problem("", MISSING, rule, "Write it as plain YAML, without tags.")]) from error
     finally:
         loader.dispose()
+
+
+def _unprintable_problem(text: str, position: int) -> Problem:
+    line = text.count("\n", 0, position) + 1
+    rule = f"line {line}: a character that YAML does not allow, U+{ord(text[position]):04X}"
+    return Problem("", MISSING, rule, "Remove it.")
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
@@ -83,12 +101,15 @@ def _lines(node: yaml.Node, path: Path, seen: set[int]) -> Iterator[tuple[Path, 
 
 
 def _problems(node: yaml.Node, path: Path, seen: set[int], above: frozenset[int]) -> Iterator[Problem]:
-    """Yield a problem for every duplicate key and every alias of a node that contains it."""
+    """Yield a problem for every duplicate key, every alias of a node that contains it, and every text with NUL."""
     if id(node) in above:
         yield Problem(dotted(path), MISSING, "contains itself by an alias", "Write out what it means.")
     if id(node) in seen:
         return
     seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode) and (found := _NOT_TEXT.search(node.value)):
+        rule = f"has a character that no text of a job may have, U+{ord(found[0]):04X}"
+        yield Problem(dotted(path), MISSING, rule, "Remove it.", f"line {node.start_mark.line + 1}")
     first_lines: dict[Path, int] = {}
     for child_path, place, child in _children(node, path):
         line = place.start_mark.line + 1

@@ -72,13 +72,13 @@ def launch(
             with finalize_run(folder):
                 model = ensure_model(job, folder, report)
                 train = partial(_train, job, model, folder, device, owner, report)
-                _with_retries(train, job.spec.retries, folder, owner)
+                _with_retries(train, job, folder, owner)
         finally:
             logs.close()
     return RunResult(folder.path, folder.read_summary())
 
 
-def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, owner: processes.Owner) -> None:
+def _with_retries(train: Callable[[], None], job: AgentTrainingJob, folder: RunFolder, owner: processes.Owner) -> None:
     """Train; after a failure that another attempt may get past, resume from the last checkpoint.
 
     Ray must start within 30 s, which may be too short on a busy machine; such a failure does not count as one of the
@@ -93,12 +93,12 @@ def _with_retries(train: Callable[[], None], retries: int, folder: RunFolder, ow
         except RunFailedError as error:
             failed += error.cause != RAY
             not_started += error.cause == RAY
-            if error.is_final or failed > retries or not_started > RAY_RETRIES:
+            if error.is_final or failed > (job.spec.retries or 0) or not_started > RAY_RETRIES:
                 raise
             log.warning("Run failed and is tried again", extra={"attempt": failed + not_started, "what": str(error)})
             processes.terminate_marked(owner.mark)
             folder.failure.unlink(missing_ok=True)
-            rewind(folder)
+            rewind(folder, job)
         else:
             return
 

@@ -12,6 +12,7 @@ import yaml
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.hub import fetch_command, is_hub_name, local_folder
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -50,19 +51,19 @@ def prepare(folder: RunFolder, job: AgentTrainingJob, *, resume: bool) -> None:
     """Prepare the run folder for an attempt."""
     folder.create()
     if resume:
-        rewind(folder)
+        rewind(folder, job)
     folder.write_job(yaml.safe_dump(job.model_dump(by_alias=True, mode="json"), sort_keys=False))
 
 
-def rewind(folder: RunFolder) -> None:
-    """Delete everything recorded after the last complete checkpoint that is undamaged.
+def rewind(folder: RunFolder, job: AgentTrainingJob) -> None:
+    """Delete everything recorded after the last complete checkpoint of the job that is undamaged.
 
-    Raises RunFailedError if all are damaged.
+    Raises RunFailedError if there are checkpoints, but none can be used.
     """
     from turnmill.training import checkpoints
 
     checkpoints.discard_incomplete(folder.checkpoints)
-    checkpoints.set_aside_damaged(folder.checkpoints, folder.beat)
+    checkpoints.set_aside_damaged(folder.checkpoints, folder.beat, run=checkpoints.run_of(job))
     newest = checkpoints.latest(folder.checkpoints)
     step = newest.state.step if newest else -1
     folder.truncate_after(step)
@@ -73,7 +74,9 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
     """Return the folder of the initial model; a warm start is made unless `cache_dir` has it."""
     spec = job.spec
     if spec.model.path is not None:
-        return Path(spec.model.path)
+        # In a cluster, the cache of one pod is no folder of the others.
+        found = None if cache_dir is not None and is_hub_name(spec.model.path) else local_folder(spec.model.path)
+        return found or download(spec.model.path, report, None if cache_dir is None else cache_dir / "hub")
     from turnmill.training.warm_start import ensure_warm_start
 
     assert spec.model.warm_start is not None
@@ -92,6 +95,30 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
         on_progress=tell,
     )
 
+
+def download(name: str, report: Report, cache_dir: Path | None = None) -> Path:
+    """Download what the cache lacks of a model of the hub; return its folder. Raises SettingsError with the way out."""
+    from huggingface_hub import snapshot_download
+
+    report(Progress(phase="download", message=name))
+    try:
+        folder = Path(str(snapshot_download(name, cache_dir=cache_dir, allow_patterns=list(_MODEL_FILES))))
+    except Exception as error:
+        # Of the network, of the hub, of the disk.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingsError(
+            f"spec.model.path: {name!r} is no folder, and could not be downloaded ({reason}). Give the folder of a "
+            f"model, or fetch it with `{fetch_command(name)}` where the network is."
+        ) from error
+    missing = [file for file in ("config.json", "tokenizer_config.json") if not (folder / file).is_file()]
+    if missing:
+        raise SettingsError(
+            f"spec.model.path: {name!r} has no {' and no '.join(missing)}. Name a language model with its tokenizer."
+        )
+    return folder
+
+
+_MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 
 _DEFAULTS = {
     "HF_HUB_OFFLINE": "1",

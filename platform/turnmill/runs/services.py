@@ -15,6 +15,7 @@ from pathlib import Path
 
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.processes import Owner
 from turnmill.training.agent_kinds import agent_kind
@@ -39,7 +40,9 @@ def services(job: AgentTrainingJob, folder: RunFolder, owner: Owner) -> Iterator
         if (tools := kind.tools_to_serve()) is None:
             yield {"store_url": store_url}
             return
-        server = ToolServerProcess(tools, store_url, run_name=job.metadata.name, log_file=folder.logs)
+        server = ToolServerProcess(
+            tools, store_url, kind.tool_server(), run_name=job.metadata.name, log_file=folder.logs
+        )
         try:
             server.start()
             yield {"store_url": store_url, "tool_server_url": server.url}
@@ -69,9 +72,10 @@ def _store(folder: RunFolder, owner: Owner) -> Iterator[str]:
 class ToolServerProcess:
     """A `turnmill tool-server` on a free loopback port, which is restarted if it ends early."""
 
-    def __init__(self, tools: str, store_url: str, *, run_name: str, log_file: Path) -> None:
+    def __init__(self, tools: str, store_url: str, settings: RunToolServer, *, run_name: str, log_file: Path) -> None:
         self._tools = tools
         self._store_url = store_url
+        self._settings = settings
         self._run_name = run_name
         self._log_file = log_file / "tool-server.log"
         self._port = _free_port()
@@ -121,11 +125,11 @@ class ToolServerProcess:
                 [
                     *(sys.executable, "-m", "turnmill.cli.main", "tool-server", "--tool_type", self._tools),
                     *("--host", "127.0.0.1", "--port", str(self._port), "--run_name", self._run_name),
-                    # One process: the trainer needs the cores, and calls mostly wait for sandboxes.
-                    *("--max_concurrent_requests", "256", "--log_interval", "0", "--log_level", "warning"),
+                    *self._settings.arguments(),
                     *("--parent", str(os.getpid())),
                 ],
-                env=os.environ | {STORE_VARIABLE: self._store_url},
+                # Keys of services are in the environment, as arguments can be read by everyone on the machine.
+                env=os.environ | self._settings.settings | {STORE_VARIABLE: self._store_url},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -127,6 +127,9 @@ class SandboxResult:
     seconds: float = 0.0
     """Wall-clock time of the run."""
 
+    waiting_seconds: float = 0.0
+    """Time before the run, until the sandbox had room for it."""
+
 
 class Sandbox(Protocol):
     """Runs tasks concurrently, each isolated from the server and from the others."""

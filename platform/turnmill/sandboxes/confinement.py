@@ -19,7 +19,13 @@ FIRST_USER, NUM_USERS = 61184, 4336
 """The range of user ids that systemd reserves for dynamic users."""
 
 OPEN_FILES = 256
-LOCKED_BYTES = 64 * 1024
+_SAME_FOR_ALL = {
+    # With 0, the kernel would still pipe core dumps to a program, if the machine has one for them.
+    resource.RLIMIT_CORE: 1,
+    resource.RLIMIT_MEMLOCK: 64 * 1024,
+    resource.RLIMIT_MSGQUEUE: 0,
+    resource.RLIMIT_SIGPENDING: 1024,
+}
 
 
 def change_user(user: int) -> None:
@@ -30,18 +36,34 @@ def change_user(user: int) -> None:
 
 
 def can_change_user() -> bool:
-    """Return True if tasks can have users of their own, who can still read the standard library."""
+    """Return True if tasks can have users of their own, who can read the standard library and be watched from here.
+
+    Root without the capability SYS_PTRACE does not see the open files and mappings of another user's processes.
+    """
     if os.geteuid() != 0:
         return False
+    reading, writing = os.pipe()
+    waiting, release = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(release)
         try:
             change_user(FIRST_USER)
             os.listdir(sysconfig.get_path("stdlib"))
+            os.write(writing, b"!")
+            os.read(waiting, 1)
             os._exit(0)
         except BaseException:
             os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
+    for descriptor in (writing, waiting):
+        os.close(descriptor)
+    can = False
+    with suppress(OSError):
+        can = os.read(reading, 1) == b"!" and bool(os.listdir(f"/proc/{child}/fd"))
+    for descriptor in (reading, release):
+        os.close(descriptor)
+    os.waitpid(child, 0)
+    return can
 
 
 def prepare_filter(barriers: Barriers) -> bytes | None:
@@ -53,6 +75,9 @@ def confine_supervisor(barriers: Barriers, rules: Rules) -> None:
     """Confine a supervisor as far as its tasks inherit it; it keeps its user, and the rights to watch and end tasks."""
     with suppress(OSError):  # The first to be killed when the machine runs out of memory.
         Path("/proc/self/oom_score_adj").write_text("1000")
+    for kind, bound in _SAME_FOR_ALL.items():
+        with suppress(ValueError):  # gVisor does not let all of them be set.
+            _limit(kind, bound, bound)
     kernel.forbid_new_privileges()
     if barriers.has_landlock:
         ruleset = build_ruleset(barriers, rules)
@@ -86,15 +111,11 @@ def apply_limits(limits: Limits, *, base_bytes: int, own_user: bool, cpu: bool =
         resource.RLIMIT_AS: limits.memory_bytes + base_bytes,
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_NOFILE: OPEN_FILES,
-        resource.RLIMIT_MEMLOCK: LOCKED_BYTES,
-        resource.RLIMIT_CORE: 0,
     }
     if own_user:
         bounds[resource.RLIMIT_NPROC] = limits.processes
     for kind, bound in bounds.items():
         _limit(kind, bound, bound)
-    with suppress(ValueError):  # gVisor does not let it be set; the filter refuses such queues in any case.
-        _limit(resource.RLIMIT_MSGQUEUE, 0, 0)
     if cpu:
         # The signal comes first; who ignores it is killed a second later.
         _limit(resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1)

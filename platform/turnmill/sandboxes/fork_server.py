@@ -63,7 +63,7 @@ class ForkServer:
         supervisor_rules: Rules = []
         task_rules: Rules = []
         if self.barriers.confined:
-            supervisor_rules, task_rules = open_rules(self.packages, tasks)
+            supervisor_rules, task_rules = open_rules(self.packages, tasks, own_root=self.barriers.own_root)
         size, resident = _measure_own_memory()
         self.settings = SupervisorSettings(
             self.barriers, supervisor_rules, task_rules, size, resident, prepare_filter(self.barriers)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from turnmill.sandboxes import kernel
 from turnmill.sandboxes.barriers import Barriers
-from turnmill.sandboxes.visible_paths import DEVICES, list_only_paths, readable_paths
+from turnmill.sandboxes.visible_paths import DEVICES, ZERO, list_only_paths, readable_paths
 
 _READ = kernel.EXECUTE | kernel.READ_FILE | kernel.READ_DIR
 _DEVICE = kernel.READ_FILE | kernel.WRITE_FILE | kernel.IOCTL_DEV
@@ -16,11 +16,15 @@ Rules = list[tuple[int, int]]
 """Pairs of an open descriptor and the rights to files below it."""
 
 
-def open_rules(packages: list[str], tasks: str) -> tuple[Rules, Rules]:
-    """Return exact rules for the supervisors, and a few wider rules for the tasks, which they inherit."""
+def open_rules(packages: list[str], tasks: str, *, own_root: bool) -> tuple[Rules, Rules]:
+    """Return exact rules for the supervisors, and a few wider rules for the tasks, which they inherit.
+
+    In a root of their own, /dev/zero is another device; elsewhere it is refused, as its mappings are shared memory.
+    """
     rights = dict.fromkeys(list_only_paths(packages), kernel.READ_DIR)
     rights |= dict.fromkeys(readable_paths(packages), _READ)
-    rights |= dict.fromkeys(DEVICES, _DEVICE)
+    devices = [path for path in DEVICES if own_root or path != ZERO]
+    rights |= dict.fromkeys(devices, _DEVICE)
     supervisors = {**rights, tasks: kernel.ALL_FILE_RIGHTS, "/proc": _READ}
     return _open(supervisors), _open(widen(rights, os.path.realpath(tasks)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from turnmill.core import forking
 from turnmill.sandboxes import kernel
-from turnmill.sandboxes.visible_paths import DEVICES, list_only_paths, readable_paths
+from turnmill.sandboxes.visible_paths import DEVICES, FULL, ZERO, list_only_paths, readable_paths
 
 _ASIDE = "/aside"
 """Empty folder of the new root, used while a mount is moved."""
@@ -115,7 +115,8 @@ def _bind_read_only(root: str, path: str) -> None:
     if os.path.islink(path) and not path.startswith("/etc/"):
         os.symlink(os.readlink(path), target)
         return
-    source = os.path.realpath(path)
+    # Both read as zeros, and mappings of /dev/zero are shared memory.
+    source = FULL if path == ZERO else os.path.realpath(path)
     if os.path.isdir(source):
         os.mkdir(target)
     else:

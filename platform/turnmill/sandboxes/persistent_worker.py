@@ -8,7 +8,7 @@ import os
 import socket
 from dataclasses import dataclass, replace
 
-from turnmill.sandboxes import processes, wire, workspaces
+from turnmill.sandboxes import measurements, processes, wire, workspaces
 from turnmill.sandboxes.base import Limits
 from turnmill.sandboxes.child import Pipes, SupervisorSettings, fork_child
 from turnmill.sandboxes.task_monitor import TaskMonitor
@@ -51,10 +51,11 @@ class PersistentTaskMonitor(TaskMonitor):
         worker: PersistentWorker,
         workspace: Workspace,
     ) -> None:
-        super().__init__(settings, task, file, worker.pipes, worker.pid, workspace)
+        found = measurements.processes_of([worker.proc_pid])
+        earlier_cpu_seconds = sum(process.cpu_seconds for process in found.values())
+        super().__init__(settings, task, file, worker.pipes, worker.pid, workspace, earlier_cpu_seconds)
         self.open_descriptors = {file}
         self._worker = worker
-        self.earlier_cpu_seconds = processes.measure_usage([worker.proc_pid]).cpu_seconds
 
     @property
     def worker_is_reusable(self) -> bool:

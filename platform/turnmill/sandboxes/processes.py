@@ -1,4 +1,4 @@
-"""Descendants of a supervisor: measuring their resources, and killing all of them."""
+"""Descendants of a supervisor: finding, awaiting and killing all of them."""
 
 import errno
 import os
@@ -6,25 +6,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 from turnmill.core import forking
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.confinement import change_user
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_TICKS = os.sysconf("SC_CLK_TCK")
-_BLOCK = 512
 _END_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Resources that live processes use together."""
-
-    processes: int
-    cpu_seconds: float
-    memory_bytes: int
 
 
 def descendants() -> list[int]:
@@ -90,43 +77,6 @@ class ExitWatcher:
             forking.ignore_child_exit()
             os.close(self._wakeup)
         os.close(self.descriptor)
-
-
-def measure_usage(pids: list[int]) -> Usage:
-    """Sum up the resources of processes; memory shared by forks counts for each, so the sum is never too small."""
-    processes, ticks, pages = 0, 0, 0
-    for pid in pids:
-        with suppress(OSError, IndexError):
-            fields = _read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()
-            processes += 1
-            ticks += sum(map(int, fields[11:15]))
-            resident, shared = map(int, _read(f"/proc/{pid}/statm").split()[1:3])
-            pages += resident - shared
-    return Usage(processes, ticks / _TICKS, pages * _PAGE)
-
-
-def measure_proportional_memory(pids: list[int]) -> int:
-    """Return the memory in bytes with shared pages divided among their sharers; slower than `measure_usage`."""
-    total = 0
-    for pid in pids:
-        with suppress(OSError):
-            for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
-                if line.startswith((b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")):
-                    total += int(line.split()[1]) * 1024
-    return total
-
-
-def measure_deleted_files(pids: list[int]) -> int:
-    """Return the bytes on disk of files that are deleted but still open."""
-    seen: dict[tuple[int, int], int] = {}
-    for pid in pids:
-        with suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    status = entry.stat()
-                    if status.st_nlink == 0:
-                        seen[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK
-    return sum(seen.values())
 
 
 def reap() -> dict[int, int]:

@@ -199,7 +199,7 @@ def _limits_hold(environment: _Environment) -> bool:
     expected = {
         resource.RLIMIT_CPU: _LIMITS.cpu_seconds + 1,
         resource.RLIMIT_FSIZE: _LIMITS.file_bytes,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,
     }
     try:
         bytearray(2 * _LIMITS.memory_bytes)

@@ -24,11 +24,15 @@ _HIGHEST = 462
 _COMPARED_IN_TURN = 8
 """Numbers that are compared one after the other: fewer make the filter longer, and more make it slower."""
 
-_CLONE_NAMESPACES = 0x7E020000
+_CLONE_NAMESPACES, _CLONE_FILES, _CLONE_THREAD = 0x7E020000, 0x400, 0x10000
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE = 1, 2, 10, 1, 2, 0xF
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
-_PR_SET_SECCOMP = 22
+_FS_IOC_RESVSP, _FS_IOC_RESVSP64, _FS_IOC_ZERO_RANGE = 0x40305828, 0x4030582A, 0x40305839
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ = 8, 10, 15, 1031
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP = 4, 22
+_RLIMIT_CORE = 4
+_CLOSE_RANGE_UNSHARE = 2
 _FALLOC_KEEP_SIZE = 1
 _ALL_PROCESSES = 0xFFFFFFFF
 """The pid -1 as the target of a signal."""
@@ -36,8 +40,10 @@ _ALL_PROCESSES = 0xFFFFFFFF
 _REFUSED = NAMES[: NAMES.index("bind")]
 _SOCKET_CALLS = ("bind", "listen", "accept", "accept4", "connect")
 _BY_PATH = NAMES[NAMES.index("chmod") : NAMES.index("truncate")]
+_PIPE_CALLS = ("splice", "tee", "vmsplice", "sendfile")
+_SET_ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr")
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-_ON_OTHER_PROCESSES = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+_ON_OTHER_PROCESSES = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +106,42 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
     blocks["clone3"] = [_refuse(errno.ENOSYS)]  # Its flags lie in memory; glibc falls back to clone.
     blocks["clone"] = [
         _load_argument(0),
-        (_JUMP_BITS, 0, 1, _CLONE_NAMESPACES),
+        (_JUMP_BITS, 2, 0, _CLONE_NAMESPACES),
+        # In /proc, a process has the open files of its first thread.
+        (_JUMP_BITS, 0, 2, _CLONE_THREAD),
+        (_JUMP_BITS, 1, 0, _CLONE_FILES),
         _refuse(errno.EPERM),
-        _return(_ALLOW),
+        *_allow(),
+    ]
+    blocks["close_range"] = [_load_argument(2), (_JUMP_BITS, 0, 1, _CLOSE_RANGE_UNSHARE), *refuse, *_allow()]
+    # Shared memory without a file keeps all its pages while a single one of them is mapped.
+    blocks["mmap"] = [
+        _load_argument(3),
+        (_JUMP_BITS, 0, 1, _MAP_HUGETLB),
+        _refuse(errno.ENOMEM),
+        (_JUMP_BITS, 0, 2, _MAP_SHARED),
+        (_JUMP_BITS, 0, 1, _MAP_ANONYMOUS),
+        *refuse,
+        *_allow(),
+    ]
+    # They put whole pages into pipes, up to 2 MiB for each byte. Programs copy by other calls where these fail.
+    blocks |= {name: [_refuse(errno.EINVAL)] for name in _PIPE_CALLS}
+    # In tmpfs, attributes are neither bytes nor entries.
+    blocks |= {name: [_refuse(errno.EOPNOTSUPP)] for name in _SET_ATTRIBUTES}
+    # Only the limit of one byte, which it has, keeps the kernel from piping core dumps to a program of the machine. The
+    # call seems to succeed, as many programs switch core dumps off.
+    blocks["setrlimit"] = [_load_argument(0), (_JUMP_EQUAL, 0, 1, _RLIMIT_CORE), _refuse(0), *_allow()]
+    blocks["prlimit64"] = [
+        _load_argument(0),
+        *_require(0),
+        _load_argument(1),
+        (_JUMP_EQUAL, 0, 5, _RLIMIT_CORE),
+        _load_argument(2),
+        (_JUMP_EQUAL, 0, 2, 0),
+        _load_argument(2, high=True),
+        (_JUMP_EQUAL, 1, 0, 0),
+        _refuse(0),
+        *_allow(),
     ]
     blocks["socketpair"] = [
         _load_argument(0),
@@ -127,9 +166,11 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         ]
     else:
         # A descriptor that is in flight in a socket pair is nobody's, so nothing counts its file.
-        blocks |= dict.fromkeys((*_SOCKET_CALLS, "socket", "sendmsg", "sendmmsg"), refuse)
-    blocks["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP)
-    blocks["fcntl"] = _refuse_values(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX)
+        blocks |= dict.fromkeys((*_SOCKET_CALLS, "socket", "sendmsg", "sendmmsg", "setsockopt"), refuse)
+    blocks["ioctl"] = _refuse_values(
+        1, _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP, _FS_IOC_RESVSP, _FS_IOC_RESVSP64, _FS_IOC_ZERO_RANGE
+    )
+    blocks["fcntl"] = _refuse_values(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ)
     # Blocks beyond the end of a file are not part of its size; RLIMIT_FSIZE counts them on tmpfs alone.
     blocks["fallocate"] = [
         _load_argument(1),
@@ -137,7 +178,7 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         _refuse(errno.EOPNOTSUPP),
         *_allow(),
     ]
-    blocks["prctl"] = _refuse_values(0, _PR_SET_SECCOMP)
+    blocks["prctl"] = _refuse_values(0, _PR_SET_SECCOMP, _PR_SET_DUMPABLE)  # The latter would hide it from its monitor.
     for name in _ON_OTHER_PROCESSES:
         blocks[name] = [_load_argument(0), *_require(0), *_allow()]
     blocks["setpriority"] = [

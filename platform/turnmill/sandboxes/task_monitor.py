@@ -11,9 +11,10 @@ import socket
 import time
 from contextlib import suppress
 
-from turnmill.sandboxes import memory_files, processes, wire, workspaces
+from turnmill.sandboxes import measurements, memory_files, processes, wire, workspaces
 from turnmill.sandboxes.base import Limit
 from turnmill.sandboxes.child import READY, Pipes, SupervisorSettings
+from turnmill.sandboxes.cpu_time import TaskCpuTime
 from turnmill.sandboxes.workspaces import Workspace
 
 _FLOOD = 64
@@ -23,6 +24,9 @@ _FIRST_CHECK_SECONDS, _LAST_CHECK_SECONDS = 0.01, 0.1
 _PAUSE_PER_CHECK = 20
 """Minimum pause between checks as a multiple of the duration of the last one, so that checks on a busy machine take
 little time from tasks."""
+
+_CPU_TOLERANCE = 0.1
+"""Share of its CPU time that a task may use beyond it, as the kernel's own signal ends most tasks at the limit."""
 
 
 class TaskMonitor:
@@ -36,8 +40,12 @@ class TaskMonitor:
         pipes: Pipes,
         child: int,
         workspace: Workspace,
+        earlier_cpu_seconds: float = 0.0,
     ) -> None:
-        """Monitor the task whose request and standard input are in `file`."""
+        """Monitor the task whose request and standard input are in `file`.
+
+        The process has used `earlier_cpu_seconds` for earlier tasks.
+        """
         self.settings = settings
         self.task = task
         self.file = file
@@ -59,10 +67,7 @@ class TaskMonitor:
         }
         self.value = memory_files.Output(pipes.value[0], self._max_value_bytes() + 1)
         self.elapsed_seconds = 0.0
-        self.earlier_cpu_seconds = 0.0
-        """CPU time that the process has used for earlier tasks."""
-
-        self._earlier_children_cpu_seconds = _ended_children_cpu_seconds()
+        self.cpu_time = TaskCpuTime(earlier_cpu_seconds, time.monotonic())
 
     def start(self) -> None:
         """Pass the request on; the task's process reads all of it before anything untrusted runs."""
@@ -110,7 +115,7 @@ class TaskMonitor:
                     break
                 checked = time.monotonic()
                 pause = min(max(2 * pause, _PAUSE_PER_CHECK * (checked - now)), _LAST_CHECK_SECONDS)
-                next_check = checked + pause
+                next_check = checked + pause * _random_share()
         self.elapsed_seconds = time.monotonic() - self.started
         child_exit.close()
 
@@ -146,25 +151,29 @@ class TaskMonitor:
         """Return the first limit that the program and its descendants exceed together."""
         limits = self.task.limits
         pids = self._descendants()
-        usage = processes.measure_usage(pids)
-        base = self.settings.base_resident_bytes
-        if usage.processes > limits.processes:
+        found = measurements.processes_of(pids)
+        used_cpu_seconds = self.cpu_time.add(found, pids, time.monotonic())
+        if sum(process.threads for process in found.values()) > limits.processes:
             return "processes"
-        if usage.cpu_seconds - self.earlier_cpu_seconds >= limits.cpu_seconds + 1:
+        if used_cpu_seconds >= limits.cpu_seconds + min(1.0, _CPU_TOLERANCE * limits.cpu_seconds):
             return "cpu"
-        if usage.memory_bytes - base > limits.memory_bytes:
-            proportional = processes.measure_proportional_memory(pids)
-            if (proportional or usage.memory_bytes) - base > limits.memory_bytes:
-                return "memory"
+        held = measurements.measure_held(found.values(), self.workspace.folder, max_file_bytes=limits.file_bytes)
+        self.holds_text = self.holds_text or held.has_names
+        if held.hidden:
+            return "files"
+        memory = measurements.measure_memory(found.values()) + held.kernel_bytes - self.settings.base_resident_bytes
+        if (
+            memory > limits.memory_bytes
+            and memory - measurements.measure_saved_by_sharing(found.values()) > limits.memory_bytes
+        ):
+            return "memory"
         try:
             usage_of_disk = workspaces.measure_disk_usage(self.workspace.folder)
         except workspaces.TooLargeError:
             self.holds_text = True
             return "files"
         self.holds_text = self.holds_text or usage_of_disk.has_names
-        if usage_of_disk.bytes + processes.measure_deleted_files(pids) > limits.file_bytes:
-            return "files"
-        return None
+        return "files" if usage_of_disk.bytes + held.deleted_bytes > limits.file_bytes else None
 
     def _descendants(self) -> list[int]:
         """Return the live descendants, including the program's process."""
@@ -243,7 +252,7 @@ class TaskMonitor:
 
     def _limit_by_signal(self, exit_code: int | None) -> Limit | None:
         """Return the rlimit behind a fatal signal, if the CPU time used confirms it."""
-        cpu_seconds = _ended_children_cpu_seconds() - self._earlier_children_cpu_seconds - self.earlier_cpu_seconds
+        cpu_seconds = self.cpu_time.ended_children_seconds() - self.cpu_time.earlier_seconds
         if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_seconds >= self.task.limits.cpu_seconds / 2:
             return "cpu"
         return "files" if exit_code == -signal.SIGXFSZ else None
@@ -253,10 +262,9 @@ class TaskMonitor:
         return self.value.number() == self.value.size - memory_files.NUMBER_BYTES
 
 
-def _ended_children_cpu_seconds() -> float:
-    """Return the CPU time of all ended descendants, including those of earlier tasks."""
-    times = os.times()
-    return times.children_user + times.children_system
+def _random_share() -> float:
+    """Return a number from 0.5 to 1: a task cannot know when it is checked. Its own generators are copies of ours."""
+    return 0.5 + os.urandom(1)[0] / 510
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -39,7 +39,8 @@ CONFIGURATION = tuple(
         "timezone",
     )
 )
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+ZERO, FULL = "/dev/zero", "/dev/full"
+DEVICES = ("/dev/null", ZERO, FULL, "/dev/random", "/dev/urandom")
 
 
 def readable_paths(packages: Iterable[str]) -> list[str]:

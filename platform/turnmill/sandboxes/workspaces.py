@@ -15,6 +15,9 @@ HOME, TEMPORARY = "home", "tmp"
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 64
 _BLOCK = 512
+_ENTRY_BYTES = 1024
+"""What an entry takes besides its blocks; in tmpfs it is memory."""
+
 _COPIED_AT_ONCE = 1 << 30
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -114,8 +117,14 @@ def copy_in(path: str, name: str, source: int, user: int | None) -> None:
 def measure_disk_usage(path: str) -> DiskUsage:
     """Return what a workspace takes; raises TooLargeError if there are too many entries or levels."""
     total, has_names = 0, False
+    linked: set[tuple[int, int]] = set()
     for entry in _walk(path):
-        total += entry.status.st_blocks * _BLOCK
+        file = entry.status.st_dev, entry.status.st_ino
+        total += _ENTRY_BYTES
+        if file not in linked:
+            total += entry.status.st_blocks * _BLOCK
+        if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
+            linked.add(file)
         has_names = has_names or entry.path not in (HOME, TEMPORARY)
     return DiskUsage(total, has_names)
 

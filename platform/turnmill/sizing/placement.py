@@ -16,6 +16,11 @@ class Place:
     others: tuple[str, ...]
 
 
+def has_reference(config: DictConfig) -> bool:
+    """Return whether the trainer holds the initial policy, for a KL penalty in the reward or in the loss."""
+    return bool(config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss)
+
+
 def placement(job: AgentTrainingJob, config: DictConfig) -> tuple[Place, ...]:
     """Return where verl's configuration of a job places its processes."""
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
@@ -24,7 +29,7 @@ def placement(job: AgentTrainingJob, config: DictConfig) -> tuple[Place, ...]:
     learners = ["a rank of the policy"]
     if config.critic.enable:
         learners.append("a rank of the critic")
-    if config.algorithm.use_kl_in_reward:
+    if has_reference(config):
         learners.append("a rank of the reference")
     if is_hybrid:
         learners.append(_engine(parallel))

@@ -152,10 +152,17 @@ def read_rows(path: Path, option: str) -> list[Row]:
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
-        rows = parquet.read_table(path).to_pylist()
+        try:
+            rows = parquet.read_table(path).to_pylist()
+        except (OSError, ValueError) as error:
+            # pyarrow's errors derive from them.
+            raise SettingsError(f"{location} cannot be read as Parquet: {error}. Write the file again.") from error
     elif path.suffix == ".jsonl":
         # Not `splitlines`: it also splits at U+2028 and others, which may occur within JSON strings.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{location} cannot be read: {error}. Save it as UTF-8.") from error
         rows = [_parse_row(line, f"{location}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
     else:
         raise SettingsError(f"{location} is neither .jsonl nor .parquet. Convert it to one of them.")
@@ -166,7 +173,9 @@ def read_rows(path: Path, option: str) -> list[Row]:
 
 def _parse_row(line: str, location: str) -> Row:
     try:
-        row: Row = json.loads(line)
-    except ValueError as error:
+        row: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{location} is not valid JSON: {error}. Write one object per line.") from error
+    if not isinstance(row, dict):
+        raise SettingsError(f"{location} is not a JSON object. Write one object per line.")
     return row

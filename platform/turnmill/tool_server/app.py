@@ -15,7 +15,7 @@ from turnmill import __version__
 from turnmill.core.errors import ToolError
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.access import AccessMiddleware, read_token
-from turnmill.tool_server.call_result import CallResult
+from turnmill.tool_server.call_result import CallResult, tool_error_result
 from turnmill.tool_server.calls import RELEASE_SECONDS, Action, CallExecutor
 from turnmill.tool_server.completions import Completions, add_completions
 from turnmill.tool_server.requests import (
@@ -69,9 +69,11 @@ class Worker:
         executor: CallExecutor,
         metrics: ToolMetrics,
         *,
+        left_out: Sequence[str] = (),
         before_scrape: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.settings = settings
+        self.left_out = tuple(left_out)
         self._before_scrape = before_scrape
         self.executor = executor
         self.metrics = metrics
@@ -136,18 +138,25 @@ class Worker:
                 raise
             return JSONResponse({"detail": TIMEOUT_DETAIL}, status_code=500)
         errors = [result for result in results if isinstance(result, ToolError)]
-        if errors:
+        if errors and may_repeat(actions, results):
             share = f"{len(errors)} of {len(results)} calls failed: " if len(results) > 1 else ""
             error = max(errors, key=lambda error: error.is_final)
             return call_failure(error, f"{share}{error}")
-        done = [result for result in results if isinstance(result, CallResult)]
+        done = [
+            tool_error_result(self.executor.label(action), result, cause=result.cause)
+            if isinstance(result, ToolError)
+            else result
+            for action, result in zip(actions, results, strict=True)
+        ]
+        # The calls of a request wait for the sandbox at the same time.
+        waiting_seconds = max((result.waiting_seconds for result in done), default=0.0)
         return json_response(
             {
                 "observations": [result.observation for result in done],
                 "dones": [result.done for result in done],
                 "valids": [result.valid for result in done],
-                "processing_time_ms": (time.perf_counter() - started) * 1000,
-                "queue_time_ms": queue_seconds * 1000,
+                "processing_time_ms": max(0.0, time.perf_counter() - started - waiting_seconds) * 1000,
+                "queue_time_ms": (queue_seconds + waiting_seconds) * 1000,
                 "versions": [result.version for result in done],
             }
         )
@@ -200,6 +209,13 @@ class Worker:
                 "hashing_enabled": self.settings.enable_hashing,
             },
         }
+
+
+def may_repeat(actions: Sequence[Action], results: Sequence[CallResult | ToolError]) -> bool:
+    """Return True if a client may send a request again: no call without an id has been executed."""
+    return all(
+        isinstance(result, ToolError) or action.key.call_id for action, result in zip(actions, results, strict=True)
+    )
 
 
 def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI:

@@ -16,6 +16,9 @@ class CallResult:
     version: str = field(default="", compare=False)
     """Version of the trajectory after the call, which the call's claim has; empty if nothing was recorded."""
 
+    waiting_seconds: float = field(default=0.0, compare=False)
+    """Time that the call waited for the sandbox; it is not recorded."""
+
     def to_bytes(self) -> bytes:
         """Encode the result for the store; raises ValueError or TypeError if the observation is not JSON."""
         fields = {"observation": self.observation, "done": self.done, "valid": self.valid}
@@ -37,7 +40,7 @@ def unmatched_result(usage: str, *, done: bool) -> CallResult:
     return CallResult(observation, done=done, valid=False)
 
 
-def tool_error_result(tool: str, error: Exception) -> CallResult:
-    """Return the result of a call whose tool raised an unexpected exception; repeating it would raise it again."""
-    observation = {"obs": "", "error": f"Tool processing failed: {error}", "tool_type": tool}
+def tool_error_result(tool: str, error: Exception, **more: str) -> CallResult:
+    """Return the result of a call whose tool raised an exception, as verl-tool's server words it."""
+    observation = {"obs": "", "error": f"Tool processing failed: {error}", "tool_type": tool, **more}
     return CallResult(observation, done=True, valid=False)

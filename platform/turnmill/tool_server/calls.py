@@ -14,6 +14,7 @@ from turnmill.tool_server.call_result import FINISHED, CallResult, tool_error_re
 from turnmill.tool_server.locks import KeyedLocks
 from turnmill.tool_server.store_deadlines import StoreDeadlines
 from turnmill.tool_server.tool_set import FINISH, ToolSet
+from turnmill.tool_server.waiting import measure_waiting
 from turnmill.tools.base import Tool, ToolCall, ToolResult
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded, State, action_digest
 
@@ -136,6 +137,10 @@ class CallExecutor:
                 group.create_task(execute_in_order(indices))
         return results
 
+    def label(self, action: Action) -> str:
+        """Return the name of the tool that takes an action."""
+        return self._resolve(action).label
+
     def _resolve(self, action: Action) -> ResolvedCall:
         if self.tools.finishes(action.extra):
             return ResolvedCall(action, finishes=True)
@@ -209,9 +214,10 @@ class CallExecutor:
         action = call.action
         tool_call = ToolCall(action.trajectory_id, action.text, call.parsed, action.extra, state)
         try:
-            with self._metrics.run_seconds.labels(tool.name).time():
+            with self._metrics.run_seconds.labels(tool.name).time(), measure_waiting() as waiting:
                 tool_result = await _call_with_retry(tool, tool_call)
-            result = CallResult(tool_result.observation, done=bool(tool_result.done), valid=bool(tool_result.valid))
+            done, valid = bool(tool_result.done), bool(tool_result.valid)
+            result = CallResult(tool_result.observation, done, valid, waiting_seconds=waiting.seconds)
             result.to_bytes()
         except ToolError:
             raise

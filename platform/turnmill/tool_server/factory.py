@@ -53,8 +53,8 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
         sandbox = await open_sandbox(settings, metrics, stack)
         tool_settings = ChainMap(dict(settings.tool_settings), dict(os.environ))
         context = ToolContext(InstrumentedSandbox(sandbox, metrics), tool_settings)
-        tools = [tool async for tool in start_tools(settings, context, stack)]
-        tool_set = ToolSet(tools)
+        tools = {name: tool async for name, tool in start_tools(settings, context, stack)}
+        tool_set = ToolSet(tuple(tools.values()))
         metrics.show(tool_set.names)
         executor = CallExecutor(
             tool_set,
@@ -64,7 +64,13 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
             workers_per_tool=settings.workers_per_tool,
             store_wait_seconds=settings.store_wait_seconds,
         )
-        worker = Worker(settings, executor, metrics, before_scrape=partial(refresh_store_health, store, metrics.store))
+        worker = Worker(
+            settings,
+            executor,
+            metrics,
+            left_out=[name for name in settings.tool_type if name not in (*tools, FINISH)],
+            before_scrape=partial(refresh_store_health, store, metrics.store),
+        )
         yield worker, build_app(worker, open_completions(settings, executor, stack))
 
 
@@ -101,8 +107,13 @@ async def open_sandbox(settings: ServerSettings, metrics: ToolMetrics, stack: As
     return sandbox
 
 
-async def start_tools(settings: ServerSettings, context: ToolContext, stack: AsyncExitStack) -> AsyncIterator[Tool]:
-    """Yield started tools; raises ToolUnavailableError for one that does not work, unless missing tools are allowed."""
+async def start_tools(
+    settings: ServerSettings, context: ToolContext, stack: AsyncExitStack
+) -> AsyncIterator[tuple[str, Tool]]:
+    """Yield started tools with their names in the settings.
+
+    Raises ToolUnavailableError for one that does not work, unless missing tools are allowed.
+    """
     for name in settings.tool_type:
         if name == FINISH:
             continue
@@ -115,4 +126,4 @@ async def start_tools(settings: ServerSettings, context: ToolContext, stack: Asy
                 raise
             log.error("Tool left out", extra={"tool": name, "error": str(error)})
             continue
-        yield tool
+        yield name, tool

@@ -8,6 +8,7 @@ from turnmill.core.errors import StoreError
 from turnmill.observability.tool_metrics import StoreHealth, ToolMetrics
 from turnmill.sandboxes.base import Sandbox, SandboxResult, SandboxTask
 from turnmill.tool_server.calls import CallStore
+from turnmill.tool_server.waiting import add_waiting
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.client import deadline_in
 from turnmill.trajectories.store import TrajectoryStore
@@ -27,6 +28,7 @@ class InstrumentedSandbox:
         """Run a task and count it."""
         with self._metrics.sandbox_in_flight.track_inprogress():
             result = await self._sandbox.run(task)
+        add_waiting(result.waiting_seconds)
         self._metrics.sandbox_runs.inc()
         self._metrics.sandbox_seconds.observe(result.seconds)
         if result.limit is not None:

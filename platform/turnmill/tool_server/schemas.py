@@ -105,7 +105,7 @@ class ObservationResponse(ApiModel):
     """Milliseconds spent on the calls."""
 
     queue_time_ms: float
-    """Milliseconds spent waiting before them."""
+    """Milliseconds spent waiting before them, and by them for the sandbox."""
 
 
 class Failure(ApiModel):
@@ -141,3 +141,5 @@ class Health(ApiModel):
     """Tools in the order in which they are matched, `finish` last."""
 
     uptime_seconds: float
+    call_ids: Literal[True] = True
+    """A call with a `call_id` takes effect once, so that clients may repeat it."""

@@ -3,15 +3,20 @@
 import logging
 import os
 import socket
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.errors import SettingsError, ToolUnavailableError
 from turnmill.tool_server.access import read_token
 from turnmill.tool_server.connections import close_half_open
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.supervisor import Supervisor
+from turnmill.tool_server.threads import exit_despite_threads
+from turnmill.tool_server.tool_set import FINISH
 from turnmill.tool_server.worker_process import BACKLOG, configure_logs, run_worker
+from turnmill.tools import registry
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.embedded import EmbeddedStore
 
@@ -26,15 +31,31 @@ def run_server(settings: ServerSettings) -> None:
     configure_logs(settings)
     if settings.token_file is not None:
         read_token(settings.token_file)
+    if not settings.allow_missing_tools:
+        check_tools(settings)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listen(settings.host, settings.port))]
         if settings.metrics_port is not None:
             listeners.append(stack.enter_context(listen(settings.host, settings.metrics_port, "--metrics-port")))
         settings = stack.enter_context(_with_store(settings))
         if settings.num_workers == 1:
-            run_worker(settings, listeners, on_ready=lambda: _log_ready(settings, listeners))
+            run_worker(settings, listeners, on_ready=partial(_log_ready, settings, listeners))
         else:
-            Supervisor(settings, listeners, on_ready=lambda: _log_ready(settings, listeners)).run()
+            Supervisor(settings, listeners, on_ready=partial(_log_ready, settings, listeners)).run()
+    exit_despite_threads()
+
+
+def check_tools(settings: ServerSettings) -> None:
+    """Raise ToolUnavailableError for the tools that cannot work here, before anything is started."""
+    values = ChainMap(dict(settings.tool_settings), dict(os.environ))
+    errors = []
+    for name in settings.tool_type:
+        try:
+            registry.check(name, values)
+        except SettingsError as error:
+            errors.append(error)
+    if errors:
+        raise ToolUnavailableError("\n".join(map(str, errors)))
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -65,7 +86,7 @@ def _with_store(settings: ServerSettings) -> Iterator[ServerSettings]:
         yield settings.model_copy(update={"redis": store.url})
 
 
-def _log_ready(settings: ServerSettings, listeners: Sequence[socket.socket]) -> None:
+def _log_ready(settings: ServerSettings, listeners: Sequence[socket.socket], left_out: Sequence[str]) -> None:
     scheme = "http" if settings.tls_cert_file is None else "https"
     addresses = ["{}:{}".format(*listener.getsockname()[:2]) for listener in listeners]
     log.info(
@@ -73,7 +94,8 @@ def _log_ready(settings: ServerSettings, listeners: Sequence[socket.socket]) -> 
         extra={
             "url": f"{scheme}://{addresses[0]}/get_observation",
             "metrics": f"http://{addresses[-1]}/metrics",
-            "tools": ",".join(settings.tool_type),
+            "tools": ",".join(dict.fromkeys([*(name for name in settings.tool_type if name not in left_out), FINISH])),
+            **({"left_out": ",".join(left_out)} if left_out else {}),
             "workers": settings.num_workers,
             "process_id": os.getpid(),
         },

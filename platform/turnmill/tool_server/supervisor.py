@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -16,7 +16,8 @@ from multiprocessing.context import SpawnProcess
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
 from turnmill.observability.tool_metrics import WORKERS_FOLDER_VARIABLE
 from turnmill.tool_server.settings import ServerSettings
-from turnmill.tool_server.worker_process import configure_logs, run_worker
+from turnmill.tool_server.threads import exit_despite_threads
+from turnmill.tool_server.worker_process import OnReady, configure_logs, run_worker
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class _WorkerProcess:
     process: SpawnProcess
     reports: Connection
     ready: bool = False
+    left_out: tuple[str, ...] = ()
     failure: TurnmillError | None = None
 
 
@@ -46,7 +48,7 @@ class Supervisor:
         settings: ServerSettings,
         listeners: Sequence[socket.socket],
         *,
-        on_ready: Callable[[], None],
+        on_ready: OnReady,
     ) -> None:
         self._settings = settings
         self._listeners = tuple(listeners)
@@ -65,7 +67,7 @@ class Supervisor:
         try:
             self._start_all()
             if not self._stopping:
-                self._on_ready()
+                self._on_ready(self._workers[0].left_out)
             while not self._stopping:
                 self._receive_reports()
                 self._replace_dead_workers()
@@ -115,12 +117,12 @@ class Supervisor:
             except (EOFError, OSError):
                 worker.reports.close()
                 continue
-            if report == READY:
-                worker.ready = True
+            kind, content = report
+            if kind == READY:
+                worker.ready, worker.left_out = True, content
                 self._pause_seconds = FIRST_PAUSE_SECONDS
             else:
-                kind, message = report
-                worker.failure = SettingsError(message) if kind == "settings" else RunFailedError(message, "worker")
+                worker.failure = SettingsError(content) if kind == "settings" else RunFailedError(content, "worker")
 
     def _replace_dead_workers(self) -> None:
         dead = [worker for worker in self._workers if not worker.process.is_alive()]
@@ -159,8 +161,14 @@ def _run_and_report(settings: ServerSettings, listeners: Sequence[socket.socket]
     configure_logs(settings)
     try:
         # The other end of the pipe closes when the parent ends, however it ends.
-        run_worker(settings, listeners, on_ready=lambda: reports.send(READY), stop_when_readable=reports.fileno())
+        run_worker(
+            settings,
+            listeners,
+            on_ready=lambda left_out: reports.send((READY, tuple(left_out))),
+            stop_when_readable=reports.fileno(),
+        )
     except TurnmillError as error:
         kind = "settings" if isinstance(error, SettingsError) else type(error).__name__
         reports.send((kind, str(error)))
         raise SystemExit(1) from None
+    exit_despite_threads()

@@ -16,17 +16,21 @@ from turnmill.tool_server.app import Worker, build_metrics_app
 from turnmill.tool_server.connections import TimedHttpProtocol, raise_open_files_limit
 from turnmill.tool_server.factory import open_worker
 from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.threads import ToolThreads
 
 BACKLOG = 8192
 KEEP_ALIVE_SECONDS = 30
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+OnReady = Callable[[Sequence[str]], None]
+"""Called when the server accepts calls, with the names of the tools that it had to leave out."""
 
 
 def run_worker(
     settings: ServerSettings,
     listeners: Sequence[socket.socket],
     *,
-    on_ready: Callable[[], None],
+    on_ready: OnReady,
     stop_when_readable: int | None = None,
 ) -> None:
     """Serve in this process, on a listener for calls and perhaps one for metrics.
@@ -46,11 +50,12 @@ def run_worker(
 async def _serve(
     settings: ServerSettings,
     listeners: Sequence[socket.socket],
-    on_ready: Callable[[], None],
+    on_ready: OnReady,
     stop_when_readable: int | None,
 ) -> None:
     stop = StopHandler()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ToolThreads(settings.num_threads))
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number)
     if stop_when_readable is not None:
@@ -72,7 +77,7 @@ def _stop_once(stop: "StopHandler", descriptor: int) -> None:
 
 
 async def _serve_http(
-    worker: Worker, app: FastAPI, listeners: Sequence[socket.socket], stop: "StopHandler", on_ready: Callable[[], None]
+    worker: Worker, app: FastAPI, listeners: Sequence[socket.socket], stop: "StopHandler", on_ready: OnReady
 ) -> None:
     server = _HttpServer(
         uvicorn.Config(
@@ -97,7 +102,7 @@ async def _serve_http(
         while not (server.started or serving.done()):  # noqa: ASYNC110 (uvicorn has no event for it)
             await asyncio.sleep(0.005)
         if server.started:
-            on_ready()
+            on_ready(worker.left_out)
         async with _serving_metrics(worker, listeners[1:]):
             await serving
         # uvicorn has cancelled requests that exceeded the grace period; their claims are still being released.

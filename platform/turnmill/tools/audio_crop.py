@@ -1,6 +1,5 @@
 """The tool `audio_crop`: cuts clips from a trajectory's audio files."""
 
-import asyncio
 import io
 import json
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from turnmill.core.errors import ToolFailedError
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import function_call
 from turnmill.tools.media import Media, MediaLimits, data_url
+from turnmill.tools.processor_threads import compute
 from turnmill.tools.registry import register
 
 LEAST_SECONDS = 1.0
@@ -55,7 +55,7 @@ class AudioCrop(Tool):
         if not len(media):
             return ToolResult("No audio sources supplied for cropping.", valid=False)
         try:
-            return await asyncio.to_thread(_cut, json.loads(call.parsed), media)
+            return await compute(_cut, json.loads(call.parsed), media)
         except _BadArgumentError as error:
             return ToolResult(f"Audio crop arguments error: {error}", valid=False)
         except _NoClipError as error:

@@ -23,6 +23,10 @@ class Database:
     """SHA-256 of the content."""
 
 
+class MissingDatabaseError(Exception):
+    """A call names no database, or one that does not exist."""
+
+
 class Databases:
     """Finds databases within a folder, and caches their digests; without a folder there are none."""
 
@@ -32,7 +36,7 @@ class Databases:
         self._known: OrderedDict[tuple[Path, int, int], Database] = OrderedDict()
 
     async def read(self, extra: Mapping[str, object]) -> Database:
-        """Return the database of a call; raises ToolFailedError if there is none."""
+        """Return the database of a call; raises MissingDatabaseError, or ToolFailedError if it cannot be read."""
         path = self._path(extra)
         return await asyncio.to_thread(self._read, path)
 
@@ -50,7 +54,7 @@ class Databases:
             )
             path = next((path for path in candidates if path.is_file()), candidates[0]).resolve()
         else:
-            raise ToolFailedError("sql: the call names no database. Send extra_fields.db_path or db_id.")
+            raise MissingDatabaseError("The call names no database: db_path and db_id are missing.")
         if not path.is_relative_to(self._folder):
             raise ToolFailedError(f"sql: {path} is outside SQL_DB_FOLDER ({self._folder}).")
         return path
@@ -61,6 +65,10 @@ class Databases:
             key = (path, status.st_mtime_ns, status.st_size)
             if key not in self._known:
                 self._known[key] = Database(path, status.st_size, self._digest(path, status.st_size))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if self._folder is not None and self._folder.is_dir():
+                raise MissingDatabaseError(f"The database file {path.name} does not exist.") from error
+            raise ToolFailedError(f"sql: SQL_DB_FOLDER ({self._folder}) is no folder.") from error
         except OSError as error:
             raise ToolFailedError(f"sql: the database file {path} cannot be read: {error.strerror}.") from error
         self._known.move_to_end(key)

@@ -1,6 +1,5 @@
 """The tool `pixel_reasoner`: crops images of a trajectory, and selects some of them as frames."""
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import ClassVar
@@ -10,6 +9,7 @@ from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import function_call
 from turnmill.tools.images import SizeLimits, UnusableCropError, crop, read_image, resized, to_jpeg
 from turnmill.tools.media import Media, MediaLimits, data_url
+from turnmill.tools.processor_threads import compute
 from turnmill.tools.registry import register
 
 CROPS = ("zoom_in", "crop_image", "crop_image_normalized")
@@ -56,7 +56,7 @@ class PixelReasoner(Tool):
         """Execute the call."""
         media = Media(call.state, call.extra, ("images", "image"), self._limits)
         try:
-            return await asyncio.to_thread(self._execute, json.loads(call.parsed), media)
+            return await compute(self._execute, json.loads(call.parsed), media)
         except _BadCallError as error:
             return ToolResult(str(error), valid=False)
         except UnusableCropError as error:

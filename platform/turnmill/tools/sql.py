@@ -9,7 +9,7 @@ from turnmill.sandboxes.base import MIB, Function, Limits, SandboxResult, Sandbo
 from turnmill.tools import settings
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from turnmill.tools.code_blocks import encodable, find_all
-from turnmill.tools.databases import Database, Databases
+from turnmill.tools.databases import Database, Databases, MissingDatabaseError
 from turnmill.tools.python_code import describe_exit
 from turnmill.tools.registry import register
 from turnmill.tools.sandboxed.packing import pack
@@ -54,7 +54,12 @@ class Sql(Tool):
         """Run the statement."""
         if not _statement(call.parsed):
             return _tool_result(call, NO_STATEMENT)
-        database = await self._databases.read(call.extra)
+        try:
+            database = await self._databases.read(call.extra)
+        except MissingDatabaseError as error:
+            if _DIGEST in call.state:
+                raise ToolFailedError("sql: the database that this trajectory began with is gone.") from error
+            return _tool_result(call, str(error))
         if call.state.get(_DIGEST, database.digest.encode()) != database.digest.encode():
             raise ToolFailedError("sql: the database file is another than the one this trajectory began with.")
         result = await self.context.sandbox.run(self._task(call, database))

@@ -4,30 +4,38 @@ import asyncio
 import copy
 import importlib.util
 import inspect
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
 from turnmill.core.errors import ToolFailedError, ToolUnavailableError
+from turnmill.tools import verl_tool_environments
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.registration import register
+from turnmill.tools.registration import FOLDER_PACKAGE, folder_tools
 from turnmill.trajectories.base import Change
 
-_PACKAGE = "turnmill_tools_folder"
+NOT_TOOLS = ("base.py", "finish.py", "__init__.py")
+"""Files of verl-tool's own folder of tools that belong to its server; turnmill has its own."""
+
 _ENVIRONMENT = "env"
 
 
-def import_file(file: Path) -> None:
-    """Import a file; `from .base import BaseTool, register_tool` in it refers to this module.
+def import_file(file: Path) -> bool:
+    """Import a file, and return False if it was imported before.
 
-    Raises ToolUnavailableError if it cannot be loaded.
+    `from .base import BaseTool, register_tool` in it refers to this module. Raises ToolUnavailableError if it cannot be
+    loaded.
     """
-    package = sys.modules.setdefault(_PACKAGE, ModuleType(_PACKAGE))
+    package = sys.modules.setdefault(FOLDER_PACKAGE, ModuleType(FOLDER_PACKAGE))
     package.__path__ = [str(file.parent)]
-    sys.modules[f"{_PACKAGE}.base"] = sys.modules[__name__]
-    module_name = f"{_PACKAGE}.{file.stem}"
+    sys.modules[f"{FOLDER_PACKAGE}.base"] = sys.modules[__name__]
+    module_name = f"{FOLDER_PACKAGE}.{file.stem}"
+    # Another file may have imported it already.
+    known = sys.modules.get(module_name)
+    if known is not None and known.__file__ == str(file):
+        return False
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise ToolUnavailableError(f"{file} is no Python module.")
@@ -37,6 +45,15 @@ def import_file(file: Path) -> None:
     except Exception as error:
         del sys.modules[module_name]
         raise ToolUnavailableError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
+    return True
+
+
+def offer_verl_tool() -> None:
+    """Make `verl_tool.servers.tools` and its module `base` importable; both refer to this module."""
+    for name in ("verl_tool", "verl_tool.servers"):
+        sys.modules.setdefault(name, ModuleType(name)).__path__ = []
+    for name in ("verl_tool.servers.tools", "verl_tool.servers.tools.base"):
+        sys.modules[name] = sys.modules[__name__]
 
 
 class BaseTool:
@@ -50,7 +67,7 @@ class BaseTool:
 
     def get_usage_inst(self) -> str:
         """Return a text that explains to agents how to call the tool."""
-        return ""
+        return "Base usage instructions"
 
     def has_env(self, trajectory_id: str) -> bool:
         """Return True if the trajectory has an environment."""
@@ -88,13 +105,39 @@ class BaseTool:
         """Return the ids of trajectories that have an environment."""
         return list(self.env_cache)
 
-    def parse_action(self, action: str) -> tuple[object, bool]:
+    def parse_action(self, action: str) -> tuple[Any, bool]:
         """Return the part of an action for this tool, and whether the action is valid."""
-        raise NotImplementedError
+        return action[:10], True
 
     def conduct_action(self, trajectory_id: str, action: str, extra_field: Any) -> tuple[Any, bool, bool]:
         """Execute the action; return observation, done and valid."""
-        raise NotImplementedError
+        parsed, is_valid = self.parse_action(action)
+        env = self.load_env(trajectory_id)
+        observation = f"Base observation for {trajectory_id} in turn {env['metadata']['turns']}"
+        self.update_env(trajectory_id, env, parsed, is_valid, extra_field, observation)
+        self.save_env(trajectory_id, env)
+        return observation, True, True
+
+    def maybe_cleanup_env(
+        self, trajectory_ids: Sequence[str], actions: Sequence[str], extra_fields: Sequence[Any]
+    ) -> None:
+        """Delete the environments of trajectories whose last step this is."""
+        for trajectory_id, extra in zip(trajectory_ids, extra_fields, strict=True):
+            if extra.get("is_last_step", False):
+                self.delete_env(trajectory_id)
+
+    def get_observations(
+        self, trajectory_ids: Sequence[str], actions: Sequence[str], extra_fields: Sequence[Any]
+    ) -> tuple[Sequence[Any], Sequence[bool], Sequence[bool]]:
+        """Execute a batch of actions; the server calls it with batches of one."""
+        results = [self.conduct_action(*call) for call in zip(trajectory_ids, actions, extra_fields, strict=True)]
+        self.maybe_cleanup_env(trajectory_ids, actions, extra_fields)
+        observations, dones, valids = zip(*results, strict=True)
+        return observations, dones, valids
+
+
+registered_tools: dict[str, type[BaseTool]] = {}
+"""Classes written for verl-tool by their `tool_type`."""
 
 
 def register_tool(tool_class: type[BaseTool]) -> type[BaseTool]:
@@ -104,13 +147,14 @@ def register_tool(tool_class: type[BaseTool]) -> type[BaseTool]:
         name: ClassVar[str] = tool_class.tool_type
         adapted: ClassVar[type[BaseTool]] = tool_class
 
-    Adapted.__qualname__ = tool_class.__qualname__
-    register(Adapted)
+    Adapted.__module__, Adapted.__qualname__ = tool_class.__module__, tool_class.__qualname__
+    registered_tools[tool_class.tool_type] = tool_class
+    folder_tools[tool_class.tool_type] = Adapted
     return tool_class
 
 
 class _AdaptedTool(Tool):
-    """Stores a trajectory's environment as JSON in the tool's state."""
+    """Keeps a trajectory's environment in the tool's state."""
 
     stateful: ClassVar[bool] = True
     adapted: ClassVar[type[BaseTool]]
@@ -136,16 +180,15 @@ class _AdaptedTool(Tool):
         tool = copy.copy(self._tool)
         tool.env_cache = {}
         if _ENVIRONMENT in call.state:
-            tool.save_env(trajectory_id, json.loads(call.state[_ENVIRONMENT]))
+            tool.save_env(trajectory_id, verl_tool_environments.unpack(call.state[_ENVIRONMENT]))
+        batch = [trajectory_id], [call.action], [extra]
         try:
             get_observations = getattr(tool, "aget_observations", None)
             if inspect.iscoroutinefunction(get_observations):
-                batch = await get_observations([trajectory_id], [call.action], [extra])
-                observation, done, valid = (values[0] for values in batch)
+                results = await get_observations(*batch)
             else:
-                observation, done, valid = await asyncio.to_thread(
-                    tool.conduct_action, trajectory_id, call.action, extra
-                )
+                results = await asyncio.to_thread(tool.get_observations, *batch)
+            observation, done, valid = (values[0] for values in results)
             return ToolResult(observation, bool(done), bool(valid), self._change(tool, trajectory_id))
         finally:
             tool.delete_env(trajectory_id)
@@ -154,8 +197,9 @@ class _AdaptedTool(Tool):
         if not tool.has_env(trajectory_id):
             return Change(forget=True)
         try:
-            return Change(written={_ENVIRONMENT: json.dumps(tool.load_env(trajectory_id)).encode()})
-        except (TypeError, ValueError) as error:
+            return Change(written={_ENVIRONMENT: verl_tool_environments.pack(tool.load_env(trajectory_id))})
+        except (TypeError, ValueError, OverflowError) as error:
             raise ToolFailedError(
-                f"{self.name}: its environment cannot be saved: {error}. Keep only values that JSON can hold."
+                f"{self.name}: its environment cannot be saved: {error}. Keep only plain values: numbers, text, bytes, "
+                "lists, tuples, sets and dicts of them."
             ) from error

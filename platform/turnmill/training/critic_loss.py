@@ -66,8 +66,7 @@ def turn_value_loss(
     )
     weights_RS = live_RS.to(errors_RS.dtype)
     weights_RS[:, 0] *= first_token_weight
-    total = data["batch_num_tokens"] + data["global_batch_size"]
-    loss = 0.5 * (errors_RS * weights_RS).sum() / total * data["dp_size"]
+    loss = 0.5 * (errors_RS * weights_RS).sum() / data["batch_num_slots"] * data["dp_size"]
     return loss, {
         "critic/vf_loss": Metric(value=loss, aggregation=AggregationType.SUM),
         "critic/vf_clipfrac": clipped_RS[live_RS].float().mean().item(),

@@ -35,6 +35,15 @@ def test_actions_of_several_tools_are_answered_in_their_order(server: ServerProc
     assert body["valids"] == [True, True, True, False, True]
 
 
+@pytest.mark.feature("verl-tool", "an action that no tool takes")
+def test_a_server_ends_trajectories_at_an_invalid_action_if_it_is_told_to(new_server: NewServer):
+    server = new_server("--tool_type", "trial", "--done_if_invalid", "True")
+
+    body = server.post(["a", "b"], ["no action", "count"]).json()
+
+    assert (body["dones"], body["valids"]) == ([True, False], [False, True])
+
+
 @pytest.mark.feature("verl-tool", "finish drops the state of a trajectory")
 def test_a_shell_keeps_its_folder_and_variables_until_it_is_finished(server: ServerProcess):
     server.observe("<bash>mkdir -p q; cd q; export WORD=kept</bash>")
@@ -136,7 +145,20 @@ def test_a_missing_tool_prevents_the_server_from_starting(new_server: NewServer)
     server = new_server("--tool_type", "nosuch", ready=False)
 
     assert server.process.wait(60) == 2
-    assert "There is no tool 'nosuch'." in server.log
+    assert server.log.startswith("There is no tool 'nosuch'. Known: ")
+    assert "\n" not in server.log.removesuffix("\n")
+
+
+@pytest.mark.feature("verl-tool", "a tool that is missing")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_tells_at_its_start_which_tools_it_serves_and_why_others_are_left_out(
+    new_server: NewServer, workers: str
+):
+    arguments = ("--tool_type", "trial,nosuch,python_code", "--allow-missing-tools", "--uvi_workers", workers)
+    server = new_server(*arguments)
+
+    assert " tools=trial,python_code,finish left_out=nosuch " in server.log
+    assert "Tool left out tool=nosuch error=\"There is no tool 'nosuch'." in server.log
 
 
 @pytest.mark.feature("verl-tool", "a tool that is missing")

@@ -76,3 +76,14 @@ async def test_source_that_the_compiler_rejects_is_an_observation(new_dialogue: 
     observation = await new_dialogue("python_code").say(f"<python>{source}</python>")
 
     assert "Error" in observation
+
+
+@pytest.mark.feature("verl-tool", "limits of Python")
+@pytest.mark.parametrize(("mib", "text"), [(1024, "Cannot allocate memory"), (4096, "\n<result>\nreserved\n")])
+async def test_a_program_may_have_the_four_gibibytes_of_verl_tool(new_dialogue: NewDialogue, mib: int, text: str):
+    # Reserved and never written to, so it takes no memory of the machine.
+    program = "import mmap\nmemory = mmap.mmap(-1, 3 * 2**30)\nprint('reserved')"
+
+    observation = await new_dialogue("python_code", PYTHON_MEMORY_MIB=str(mib)).say(f"<python>{program}</python>")
+
+    assert text in observation

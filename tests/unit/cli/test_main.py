@@ -76,6 +76,30 @@ def test_a_run_prints_its_steps_and_its_results(use_launch, capsys):
     assert "turnmill report runs/small" in output
 
 
+@pytest.mark.feature("Verlog", "a look at the outputs before training")
+def test_an_evaluation_is_a_run_without_steps_and_prints_its_success(use_launch, capsys):
+    steps = []
+
+    def evaluate(job: Any, run_dir: Path, **_: object) -> None:
+        steps.append(job.spec.training.steps)
+        folder = RunFolder(run_dir)
+        folder.create()
+        folder.write_summary({"success_first": 0.25, "success_first_interval": [0.18, 0.33], "success_final": None})
+
+    use_launch(evaluate)
+
+    assert main(["run", "job.yaml", "--evaluate"]) == 0
+    assert steps == [0]
+    assert "Done: success 0.25 (0.18 to 0.33). Everything is in runs/small" in capsys.readouterr().out
+
+
+def test_a_job_that_is_evaluated_alone_must_have_validations(use_launch, capsys):
+    use_launch(finish)
+
+    assert main(["run", "job.yaml", "--evaluate", "--set", "training.validation.episodes=0"]) == 2
+    assert "spec.training.validation.episodes: 0 must be more than 0" in capsys.readouterr().err
+
+
 @pytest.fixture
 def gpu_job(tmp_path) -> None:
     """A job with a model on GPUs of a known kind."""
@@ -194,7 +218,7 @@ def test_settings_that_this_machine_cannot_run_exit_with_2(use_launch, capsys):
 def test_an_invalid_job_is_not_launched(use_launch):
     use_launch(lambda *arguments, **options: pytest.fail("was launched"))
 
-    assert main(["run", "job.yaml", "--set", "training.steps=0"]) == 2
+    assert main(["run", "job.yaml", "--set", "training.steps=-1"]) == 2
     assert not Path("runs").exists()
 
 

@@ -7,6 +7,7 @@ import pytest
 from turnmill.cli import tool_server as command
 from turnmill.cli.main import main
 from turnmill.core.errors import SettingsError
+from turnmill.jobs.tool_server import RunToolServer
 from turnmill.tool_server.settings import ServerSettings
 
 
@@ -143,3 +144,17 @@ def test_an_invalid_value_is_refused_with_the_name_of_its_flag(
 @pytest.mark.parametrize(("requests", "uvi_workers", "workers"), [(1, 1, 1), (256, 1, 1), (300, 1, 2), (300, 5, 5)])
 def test_there_is_one_worker_per_256_concurrent_requests(requests: int, uvi_workers: int, workers: int):
     assert ServerSettings(max_concurrent_requests=requests, uvi_workers=uvi_workers).num_workers == workers
+
+
+@pytest.mark.feature("verl-tool", "flags of the server")
+def test_the_server_of_a_run_can_have_every_flag_but_those_that_the_run_sets(started: Any):
+    arguments = RunToolServer().arguments()
+
+    assert settings(started, *arguments).max_concurrent_requests == 256
+    others = ServerSettings.model_fields.keys() - {argument[2:].partition("=")[0] for argument in arguments}
+    unset = {"request_timeout", "thread_pool_size", "sandbox_memory_mib"}
+    of_the_run = {"tool_type", "host", "port", "redis", "run_name", "tool_settings", "store_bytes"}
+    for_other_clients = {"allow_host", "token_file", "tls_cert_file", "tls_key_file", "metrics_port", "enable_hashing"}
+    of_completions = {"model", "model_url", "model_api_key", "model_timeout", "max_turns", "action_stop_tokens"}
+    of_completions |= {"max_obs_characters", "truncate_obs_side"}
+    assert others == unset | of_the_run | for_other_clients | of_completions

@@ -1,8 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from turnmill.jobs import AgentTrainingJob, JobError, dump_job, job_from_json, load_job
+from turnmill.jobs.hub import local_folder
 
 JOB = """\
 apiVersion: turnmill.dev/v1alpha1
@@ -118,6 +120,27 @@ def test_a_file_that_is_not_text_is_refused(file: Path):
         load_job(file)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("bad\0name", "line 3: a character that YAML does not allow, U+0000. Remove it."),
+        ("bad\x1b[1m", "line 3: a character that YAML does not allow, U+001B."),
+        ("bad\ufffe", "line 3: a character that YAML does not allow, U+FFFE."),
+        ('"bad\\0name"', "metadata.name: has a character that no text of a job may have, U+0000. Remove it. (line 3)"),
+        ('"bad\\ud800"', "metadata.name: has a character that no text of a job may have, U+D800."),
+        ("!!int x", "the file has a value that cannot be read: invalid literal for int()"),
+        ("!!timestamp x", "the file has a value that cannot be read: "),
+        ("9" * 5000, "the file has a value that cannot be read: Exceeds the limit"),
+        ("[" * 3000, "the file has a value that cannot be read: maximum recursion depth exceeded"),
+    ],
+    ids=range(9),
+)
+def test_text_that_no_job_can_contain_is_refused(file: Path, value: str, message: str):
+    problems = problems_of(file, JOB.replace("{name: small}", f"{{name: {value}}}"))
+
+    assert any(problem.startswith(message) for problem in problems), problems
+
+
 def test_a_duplicate_key_is_refused_with_both_lines(file: Path):
     problems = problems_of(file, JOB + "    steps: 3\n")
 
@@ -193,6 +216,78 @@ def test_the_model_folder_must_hold_a_model(file: Path, tmp_path: Path):
     assert "has no config.json" in empty
     assert "has no tokenizer_config.json" in without_tokenizer
     assert load(file, text).spec.model.path == str(folder)
+
+
+HUB = JOB.replace("warmStart: {}", "path: owner/Small-1.5B").replace("compact", "cot")
+
+
+def put_into_cache(cache: Path, *files: str) -> Path:
+    """Put files of the model `owner/Small-1.5B` where huggingface_hub puts them."""
+    stored = cache / "models--owner--Small-1.5B"
+    folder = stored / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    for name in files:
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_model_of_the_hub_is_taken_from_the_cache(file: Path, tmp_path: Path, monkeypatch, variable: str):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    below = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    folder = put_into_cache(tmp_path / below, "config.json", "tokenizer_config.json", "model.safetensors")
+
+    job = load(file, HUB)
+
+    assert local_folder(job.spec.model.path) == folder
+
+
+@pytest.mark.parametrize("files", [(), ("config.json", "tokenizer_config.json")])
+def test_a_model_of_the_hub_that_is_not_here_is_refused_offline_with_the_command_to_fetch_it(
+    file: Path, tmp_path: Path, monkeypatch, files: tuple[str, ...]
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    put_into_cache(tmp_path, *files)
+
+    (problem,) = problems_of(file, HUB)
+
+    assert problem == (
+        "spec.model.path: 'owner/Small-1.5B' is not in the cache of the Hugging Face hub on this machine. Fetch it "
+        "with `hf download owner/Small-1.5B` where the network is, or unset HF_HUB_OFFLINE. (line 5)"
+    )
+
+
+def test_a_cached_model_of_which_a_part_is_missing_is_not_complete(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = put_into_cache(tmp_path, "config.json", "model-1-of-2.safetensors")
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert local_folder("owner/Small-1.5B") is None
+    (folder / "model-2-of-2.safetensors").touch()
+    assert local_folder("owner/Small-1.5B") == folder
+
+
+def test_a_model_of_the_hub_may_be_downloaded_when_the_run_starts(file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    assert load(file, HUB).spec.model.path == "owner/Small-1.5B"
+
+
+def test_a_relative_path_into_a_folder_that_exists_is_no_name_of_the_hub(file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+
+    (problem,) = problems_of(file, HUB)
+
+    assert "is no folder on this machine" in problem
 
 
 def test_a_process_parses_its_job_once(file: Path):

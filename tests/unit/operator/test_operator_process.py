@@ -7,11 +7,11 @@ from typing import Any
 import kopf
 import pytest
 
-from support.ray_jobs import NAMESPACE, raw_job, raw_ray_job, raw_team
+from support.ray_jobs import NAMESPACE, at, raw_job, raw_pod, raw_ray_job, raw_team
 from turnmill_operator import metrics, operator_process, watches
 from turnmill_operator.api import CONFIG_MAPS, JOBS, RAY_JOBS, ApiError, Resource
 from turnmill_operator.operator_process import Operator, Settings
-from turnmill_operator.views import KubeRay, ObjectKey
+from turnmill_operator.views import Disruption, KubeRay, ObjectKey
 
 KEY = ObjectKey(NAMESPACE, "job")
 SCHEMA = '{"RayJob": {}, "authOptions": {}}'
@@ -148,6 +148,20 @@ async def test_events_put_their_job_into_the_queue_once(operator: Operator, clus
     assert len(operator.queue) == 1
 
 
+async def test_the_disruption_of_a_pod_is_remembered_with_its_attempt(operator: Operator):
+    operator.on_pod_event(raw_pod("job-2-head", attempt=2))
+    operator.on_pod_event(raw_pod("job-2-worker", attempt=2, disrupted_at=at(50)))
+    operator.on_pod_event(raw_pod("job-2-head", attempt=2, disrupted_at=at(40)))
+    operator.on_pod_event(raw_pod("job-1-head", attempt=1, disrupted_at=at(60)))
+
+    assert operator.cache.disruption(KEY, 2) == Disruption(
+        at(50), "pod job-2-worker (EvictionByEvictionAPI: Eviction API: evicting)"
+    )
+    assert operator.cache.disruption(KEY, 3) is None
+    operator.on_job_event("DELETED", raw_job())
+    assert operator.cache.disruption(KEY, 2) is None
+
+
 async def test_a_change_of_the_team_queues_all_its_jobs(operator: Operator):
     operator.cache.put_job(raw_job("a"))
     operator.cache.put_job(raw_job("b"))
@@ -218,5 +232,5 @@ def test_kopf_is_configured_to_write_nothing():
 async def test_kopf_has_no_handler_that_needs_a_finalizer(operator: Operator):
     found = watches.build_registry(operator)
 
-    assert len(found._watching._handlers) == 3
+    assert len(found._watching._handlers) == 4
     assert [found._changing._handlers, found._spawning._handlers, found._indexing._handlers] == [[], [], []]

@@ -15,7 +15,7 @@ from turnmill_operator.lease import DURATION_SECONDS, Lease
 from turnmill_operator.ray_job_status import failure_of
 from turnmill_operator.run_progress import parse_progress
 from turnmill_operator.status import DesiredCondition, DesiredStatus, Reason, State, build_status
-from turnmill_operator.views import ObjectKey, RunProgress, describe_pending_pods, job_view, ray_job_view, team_view
+from turnmill_operator.views import ObjectKey, RunProgress, job_view, ray_job_view, team_view
 from turnmill_operator.work_queue import WorkQueue
 
 # Views
@@ -39,18 +39,6 @@ def test_unknown_fields_of_a_newer_crd_are_ignored():
 
     assert view.spec_error == ""
     assert view.job is not None
-
-
-def test_reasons_of_pending_pods_are_not_repeated():
-    unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no GPU"}]}
-    pulling = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}]}
-    starting = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}, {"state": {}}]}
-
-    description = describe_pending_pods(
-        [{"status": status} for status in (unscheduled, unscheduled, pulling, starting, {})]
-    )
-
-    assert description == "0/1 nodes: no GPU; ErrImagePull: not found"
 
 
 def test_an_invalid_team_is_kept_as_its_error():

@@ -10,7 +10,16 @@ from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill_operator.desired import desired
 from turnmill_operator.plan import Plan
 from turnmill_operator.status import find_condition
-from turnmill_operator.views import CleanUpView, KubeRay, Observed, RunProgress, job_view, ray_job_view, team_view
+from turnmill_operator.views import (
+    CleanUpView,
+    Disruption,
+    KubeRay,
+    Observed,
+    RunProgress,
+    job_view,
+    ray_job_view,
+    team_view,
+)
 
 TEAM = team_view(raw_team())
 SHARED_TEAM = team_view(raw_team(sharedCluster="team"))
@@ -56,6 +65,12 @@ def message(status: JobStatus | None, kind: Any) -> str:
     found = find_condition(status, kind)
     assert found is not None
     return found.message
+
+
+def renumbered(ray_job: dict[str, Any], *, attempt: int) -> dict[str, Any]:
+    """Return the RayJob of an attempt that a queue has kept for a later one."""
+    labels = ray_job["metadata"]["labels"] | {"turnmill.dev/attempt": str(attempt)}
+    return {**ray_job, "metadata": {**ray_job["metadata"], "labels": labels}}
 
 
 STARTED = plan_for(raw_job()).status
@@ -300,7 +315,72 @@ def test_a_job_without_retries_left_fails():
     assert reasons(plan.status)["Failed"] == ("True", "RunFailed")
     assert reasons(plan.status)["Complete"] == ("False", "NotFinished")
     assert plan.delete == ()
-    assert "Set spec.retries" in message(plan.status, "Failed")
+    assert "Raise spec.retries to carry on from the last checkpoint" in message(plan.status, "Failed")
+
+
+def test_a_job_that_names_no_retries_has_three():
+    job = raw_job()
+    del job["spec"]["retries"]
+
+    states = [
+        status_after(job, raw_ray_job(**FAILED), status=STARTED.model_copy(update={"failed_attempts": failed})).state
+        for failed in range(4)
+    ]
+
+    assert states == ["Retrying", "Retrying", "Retrying", "Failed"]
+
+
+def test_a_failed_job_continues_once_its_retries_are_raised():
+    failed = status_after(raw_job(), raw_ray_job(**FAILED))
+    ended = raw_ray_job(**FAILED)
+
+    assert plan_for(raw_job(), ended, status=failed, now=at(60)).status is None
+    revived = plan_for(raw_job(retries=2), ended, status=failed, now=at(60))
+    assert revived.status is not None
+    assert (revived.status.state, revived.status.failed_attempts) == ("Retrying", 1)
+    assert reasons(revived.status)["Failed"] == ("False", "NotFinished")
+    assert "spec.retries was raised to 2: attempt 2 starts" in message(revived.status, "Running")
+
+    started = plan_for(raw_job(retries=2), ended, status=revived.status, now=at(60))
+    (ray_job,) = started.apply
+    assert ray_job["metadata"]["name"] == "job-2"
+    assert [found.name for found in started.delete] == ["job-1"]
+
+
+def test_a_job_whose_next_attempt_would_fail_in_the_same_way_does_not_continue_with_more_retries():
+    gave_up = raw_ray_job(**FAILURES["too many failed episodes"][0])
+    failed = status_after(raw_job(), gave_up)
+
+    assert plan_for(raw_job(retries=9), gave_up, status=failed, now=at(60)).status is None
+
+
+@pytest.mark.parametrize("name", ["a lost head", "an error of the run", "a failed submission"])
+def test_an_attempt_that_kubernetes_disrupts_is_repeated_without_counting_as_failed(name: str):
+    ended = raw_ray_job(**FAILURES[name][0])
+    evicted = Disruption(at(0), "pod job-1-head (EvictionByEvictionAPI: Eviction API: evicting)")
+
+    plan = plan_for(raw_job(), ended, status=STARTED, disruption=evicted, now=at(100))
+
+    assert plan.status is not None
+    found = plan.status
+    assert (found.state, found.failed_attempts, found.disrupted_attempts) == ("Retrying", 0, 1)
+    assert reasons(found)["Running"] == ("False", "Disrupted")
+    assert "was disrupted by the loss of pod job-1-head (EvictionByEvictionAPI" in message(found, "Running")
+    assert [deleted.name for deleted in plan.delete] == ["job-1"]
+    (ray_job,) = plan_for(raw_job(), status=found, disruption=evicted, now=at(110)).apply
+    assert ray_job["metadata"]["name"] == "job-2"
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("an error of the run", 901), ("refused settings", 10), ("a stopped RayJob", 10), ("an exceeded deadline", 10)],
+)
+def test_a_failure_that_no_disruption_can_have_caused_counts(name: str, seconds: float):
+    ended = raw_ray_job(**FAILURES[name][0])
+
+    found = status_after(raw_job(), ended, disruption=Disruption(at(0), "pod a"), now=at(seconds))
+
+    assert (found.state, found.failed_attempts, found.disrupted_attempts) == ("Failed", 1, 0)
 
 
 FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -477,27 +557,76 @@ def test_a_run_whose_rayjob_cannot_be_suspended_is_stopped_by_deletion(change: d
     assert [made["metadata"]["name"] for made in resumed.apply] == ["job-2"]
 
 
-def test_a_run_that_kueue_evicts_resumes_under_a_new_number():
+def test_a_run_that_kueue_evicts_gets_a_new_number_and_keeps_its_rayjob_with_its_place_in_the_queue():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
 
     plan = plan_for(raw_job(queue="q"), evicted, status=running)
 
-    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+    (made,) = plan.apply
+    assert made["metadata"]["name"] == "job-1"
+    assert made["metadata"]["labels"]["turnmill.dev/attempt"] == "2"
+    assert '"TURNMILL_ATTEMPT": "2"' in made["spec"]["runtimeEnvYAML"]
+    assert "suspend" not in made["spec"]
+    assert plan.delete == ()
     assert plan.status is not None
-    assert plan.status.failed_attempts == 0
+    assert (plan.status.attempt, plan.status.failed_attempts) == (2, 0)
 
 
-def test_an_evicted_run_that_cannot_start_at_once_keeps_the_next_number():
+def test_an_evicted_run_waits_under_its_new_number_and_is_not_given_another():
+    running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
+    plan = plan_for(raw_job(queue="q"), raw_ray_job(held=True, queue="q"), status=running)
+    held = renumbered(raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended"), attempt=2)
+
+    # Also if the operator ended before it wrote the status.
+    for status in (running, plan.status):
+        waiting = plan_for(raw_job(queue="q"), held, status=status, now=at(9000))
+        assert (waiting.apply, waiting.delete) == ((), ())
+        assert waiting.status is not None
+        assert (waiting.status.state, waiting.status.attempt) == ("Queued", 2)
+
+
+def test_the_attempt_after_one_that_kept_its_rayjob_has_a_rayjob_of_its_own():
+    kept = renumbered(raw_ray_job(queue="q", **FAILED), attempt=2)
+
+    failed = status_after(raw_job(queue="q", retries=1), kept)
+    (made,) = plan_for(raw_job(queue="q", retries=1), kept, status=failed, now=at(60)).apply
+
+    assert (failed.attempt, failed.state) == (2, "Retrying")
+    assert made["metadata"]["name"] == "job-3"
+
+
+def test_an_evicted_run_whose_queue_has_changed_gets_a_new_rayjob():
+    running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
+    evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
+
+    plan = plan_for(raw_job(queue="other"), evicted, status=running)
+
+    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+    assert [found.name for found in plan.delete] == ["job-1"]
+
+
+def test_an_evicted_run_that_cannot_start_at_once_keeps_its_place_in_the_queue():
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     evicted = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
     refused = plan_for(raw_job(queue="q"), evicted, status=running, team=None)
     assert refused.status is not None
     assert refused.status.state == "NotAdmitted"
 
-    plan = plan_for(raw_job(queue="q"), evicted, status=refused.status)
+    (made,) = plan_for(raw_job(queue="q"), evicted, status=refused.status).apply
 
-    assert [made["metadata"]["name"] for made in plan.apply] == ["job-2"]
+    assert (made["metadata"]["name"], made["metadata"]["labels"]["turnmill.dev/attempt"]) == ("job-1", "2")
+
+
+def test_a_waiting_run_shows_kueues_reason():
+    held = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended")
+
+    status = status_after(raw_job(queue="q"), held, queue_message="LocalQueue q doesn't exist")
+
+    assert message(status, "ClusterReady") == (
+        "Kueue has not admitted the run: LocalQueue q doesn't exist. "
+        "See `kubectl describe workload -l kueue.x-k8s.io/job-uid=ray-job-uid`."
+    )
 
 
 @pytest.mark.parametrize("queue", [None, "default"])
@@ -510,7 +639,10 @@ def test_a_run_held_by_kueue_waits_even_if_its_job_names_no_queue(queue: str | N
     assert waiting.status is not None
     assert waiting.status.state == "Queued"
     evicted = plan_for(raw_job(), held, status=status_after(raw_job(), raw_ray_job(**RUNNING)))
-    assert [made["metadata"]["name"] for made in evicted.apply] == ["job-2"]
+    (made,) = evicted.apply
+    # Without the label, a RayJob that Kueue has put into its default queue would never start again.
+    assert made["metadata"]["name"] == ("job-2" if queue else "job-1")
+    assert ("suspend" in made["spec"]) == bool(queue)
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -96,10 +96,17 @@ def test_clients_of_a_ray_cluster_always_need_a_token(spec: dict[str, Any]):
     assert "RAY_AUTH_MODE" not in json.dumps(spec)
 
 
+def test_a_queued_rayjob_names_its_priority_class():
+    queued = ray_job(raw_job(queue="team-a", queuePriorityClass="research"))
+
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "research"
+
+
 def test_a_queued_rayjob_leaves_suspend_to_kueue():
     queued = ray_job(raw_job(queue="team-a"))
 
     assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert "kueue.x-k8s.io/priority-class" not in queued["metadata"]["labels"]
     assert "suspend" not in queued["spec"]
     assert queued["spec"]["shutdownAfterJobFinishes"] is True
 

@@ -38,7 +38,7 @@ def count_attempts(causes: Sequence[str], retries: int, path: Path) -> int:
             raise RunFailedError("it broke", causes[count - 1])
 
     with processes.owned(folder.path) as owner:
-        _with_retries(train, retries, folder, owner)
+        _with_retries(train, parse_job(job(retries=retries)), folder, owner)
     return count
 
 
@@ -58,7 +58,7 @@ def test_every_attempt_passes_its_number_to_the_processes_it_starts(tmp_path):
             raise RunFailedError("it broke", "stalled")
 
     with processes.owned(folder.path) as owner:
-        _with_retries(train, 2, folder, owner)
+        _with_retries(train, parse_job(job(retries=2)), folder, owner)
 
     assert numbers == ["1", "2", "3"]
 

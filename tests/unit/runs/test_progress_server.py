@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from support.jobs import job
 from turnmill.core.errors import SettingsError
+from turnmill.jobs import parse_job
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.preparation import rewind
@@ -44,11 +46,21 @@ def test_progress_counts_damaged_checkpoints(folder: RunFolder):
         checkpoints.complete(folder.checkpoints, RunState(step, slots=(), kl_coefficient=0.0), keep=2)
     (checkpoint / "weights").unlink()
 
-    rewind(folder)
+    rewind(folder, parse_job(job()))
 
     assert progress_of(folder, steps=20) == {
         "phase": "starting", "step": 0, "steps": 20, "checkpointStep": 1, "damagedCheckpoints": 1,
     }  # fmt: skip
+
+
+def test_progress_is_told_beside_a_checkpoint_whose_marker_is_damaged(folder: RunFolder):
+    for step in (1, 2):
+        checkpoints.folder_of(folder.checkpoints, step).mkdir()
+        checkpoints.complete(folder.checkpoints, RunState(step, slots=(), kl_coefficient=0.0), keep=2)
+    (checkpoint_marker := checkpoints.folder_of(folder.checkpoints, 2) / checkpoints.MARKER).write_text("{")
+
+    assert progress_of(folder, steps=20)["checkpointStep"] == 1
+    assert checkpoint_marker.exists()
 
 
 def test_progress_has_the_last_step_and_the_newest_checkpoint(folder: RunFolder):

@@ -101,6 +101,23 @@ def test_a_line_that_is_not_json_is_refused_with_its_number(tmp_path):
         create_source("dataset", {"path": str(path)})
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tasks.jsonl", b"\xff\xfe", "cannot be read: .* Save it as UTF-8"),
+        ("tasks.jsonl", b'{"prompt": "1?"}\0', "line 1 is not valid JSON"),
+        ("tasks.jsonl", b"[" * 100_000, "line 1 is not valid JSON"),
+        ("tasks.jsonl", b'"prompt"', "line 1 is not a JSON object"),
+        ("tasks.parquet", b"not parquet", "cannot be read as Parquet"),
+    ],
+)
+def test_a_file_that_holds_no_rows_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(SettingsError, match=message):
+        create_source("dataset", {"path": str(tmp_path / name)})
+
+
 @pytest.mark.parametrize("option", ["path", "validationPath"])
 def test_data_that_is_not_json_is_refused_if_there_are_tools(file, tmp_path, option):
     path = tmp_path / "dates.parquet"

@@ -10,12 +10,15 @@ import pytest
 from support.tool_server import Count, Echo, Gate, MemoryStore, Raising, tool_context
 from turnmill.core.errors import StoreUnavailableError, ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
+from turnmill.sandboxes.base import Python, SandboxResult, SandboxTask
+from turnmill.testing.tool_calls import ScriptedSandbox
 from turnmill.tool_server import requests
 from turnmill.tool_server.app import Worker, build_app
 from turnmill.tool_server.calls import CallExecutor
+from turnmill.tool_server.instrumentation import InstrumentedSandbox
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.tool_set import ToolSet
-from turnmill.tools.base import Tool
+from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
 
 
 class Client:
@@ -312,6 +315,65 @@ async def test_one_failed_call_of_several_fails_the_request_and_keeps_the_others
     assert repeated.json()["observations"] == ["recovered", "1"]
 
 
+@pytest.mark.feature("verl-tool", "a service that is down")
+async def test_a_failed_call_without_id_does_not_make_the_client_repeat_the_others():
+    raising = Raising(tool_context(), [ToolFailedError("The retriever is down.")] * 2)
+    async with serving(raising, Count(tool_context())) as client:
+        response = await client.post(
+            ["t", "u", "v"], ["raise", "count", "raise"], extra_fields=[{}, {}, {"call_id": "1"}]
+        )
+        next_one = await client.post(["u"], ["count"])
+
+    assert response.status_code == 200
+    body = response.json()
+    error = "Tool processing failed: The retriever is down."
+    assert body["observations"][0] == {"obs": "", "error": error, "tool_type": "raising", "cause": "tool"}
+    assert body["observations"][1:] == ["1", body["observations"][0]]
+    assert (body["dones"], body["valids"]) == ([True, False, True], [False, True, False])
+    assert next_one.json()["observations"] == ["2"]
+
+
+async def test_a_request_without_ids_of_which_every_call_failed_may_be_sent_again():
+    raising = Raising(tool_context(), [ToolFailedError("The retriever is down.")] * 2)
+    async with serving(raising) as client:
+        failed = await client.post(["t", "u"], ["raise", "raise"])
+        repeated = await client.post(["t", "u"], ["raise", "raise"])
+
+    assert (failed.status_code, failed.json()["cause"]) == (503, "tool")
+    assert repeated.json()["observations"] == ["recovered", "recovered"]
+
+
+class Waiter(Tool):
+    """Runs two tasks in the sandbox for every action."""
+
+    name = "waiter"
+
+    def usage(self) -> str:
+        return "anything"
+
+    def parse(self, action: str) -> str | None:
+        return action
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        for _ in range(2):
+            await self.context.sandbox.run(SandboxTask(Python("")))
+        return ToolResult("")
+
+
+@pytest.mark.feature("verl-tool", "times of a request")
+async def test_waiting_for_the_sandbox_is_queue_time():
+    metrics = ToolMetrics()
+    sandbox = ScriptedSandbox(*(SandboxResult(0, waiting_seconds=seconds) for seconds in (7.0, 70.0, 1.0, 2.0)))
+    async with serving(Waiter(ToolContext(InstrumentedSandbox(sandbox, metrics)))) as client:
+        first = (await client.post(["t"], ["x"])).json()
+        second = (await client.post(["t"], ["x"])).json()
+
+    assert first["queue_time_ms"] >= 77_000
+    assert 3_000 <= second["queue_time_ms"] < 77_000
+    # The time that the sandbox reports has not passed here.
+    assert first["processing_time_ms"] == 0
+
+
 @pytest.mark.feature("verl-tool", "request timeout")
 async def test_calls_beyond_the_request_timeout_answer_500_as_verl_tool_does():
     async with serving(Gate(tool_context()), request_timeout=0.01) as client:
@@ -359,7 +421,7 @@ async def test_requests_beyond_the_limit_wait_and_report_their_queue_time():
 async def test_health_lists_the_tools_with_finish_last(client: Client):
     body = (await client.http.get("/health")).json()
 
-    assert list(body) == [
+    of_verl_tool = [
         "status",
         "concurrent_requests",
         "thread_pool_size",
@@ -368,6 +430,7 @@ async def test_health_lists_the_tools_with_finish_last(client: Client):
         "tools",
         "uptime_seconds",
     ]
+    assert list(body) == [*of_verl_tool, "call_ids"]
     assert body["status"] == "healthy"
     assert body["tools"] == ["echo", "count", "finish"]
 

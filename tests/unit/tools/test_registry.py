@@ -11,8 +11,9 @@ from turnmill.core.errors import SettingsError, ToolUnavailableError
 from turnmill.testing.tool_calls import Dialogue, ScriptedSandbox, make_tool
 from turnmill.tools import registry
 from turnmill.tools.base import Tool, ToolCall, ToolContext, ToolResult
-from turnmill.tools.registration import registered_tools
+from turnmill.tools.registration import FOLDER_PACKAGE, folder_tools, registered_tools
 from turnmill.tools.sandboxed import PRELOAD
+from turnmill.trajectories.base import Change
 
 
 class Echo(Tool):
@@ -80,12 +81,35 @@ class Later(BaseTool):
 """
 
 
+BATCH_VERL_TOOL_FILE = """
+from verl_tool.servers.tools import register_tool
+from verl_tool.servers.tools.base import BaseTool, registered_tools
+
+@register_tool
+class Batch(BaseTool):
+    tool_type = "batch"
+    def __init__(self, num_workers=1):
+        super().__init__(num_workers)
+    def get_observations(self, trajectory_ids, actions, extra_fields):
+        seen = []
+        for trajectory_id, extra in zip(trajectory_ids, extra_fields):
+            env = self.load_env(trajectory_id)
+            env.setdefault("seen", {})[len(env.get("seen", {}))] = (extra["x"], {1, 2})
+            self.save_env(trajectory_id, env)
+            seen.append(str(env["seen"]))
+        self.maybe_cleanup_env(trajectory_ids, actions, extra_fields)
+        return seen, [False] * len(seen), [True] * len(seen)
+
+assert registered_tools["batch"] is Batch
+"""
+
+
 @pytest.fixture(autouse=True)
 def registered():
     """Remove the tools of one test from the registry before the next."""
-    with patch.dict(registered_tools):
+    with patch.dict(registered_tools), patch.dict(folder_tools):
         yield
-    for name in [name for name in sys.modules if name.startswith("turnmill_tools_folder")]:
+    for name in [name for name in sys.modules if name.startswith((FOLDER_PACKAGE, "verl_tool"))]:
         del sys.modules[name]
 
 
@@ -205,6 +229,75 @@ async def test_an_asynchronous_verl_tool_file_is_awaited(tmp_path):
 
     assert await dialogue.say("hello") == "t said hello"
     assert (dialogue.result.done, dialogue.result.valid) == (True, False)
+
+
+@pytest.mark.feature("verl-tool", "a tool from a file")
+async def test_a_verl_tool_file_may_override_only_get_observations_and_import_verl_tool(tmp_path):
+    (tmp_path / "batch.py").write_text(BATCH_VERL_TOOL_FILE)
+    tool = make_tool("batch", TOOLS_FOLDER=str(tmp_path), VERL_TOOL_IMPORTS="on")
+    dialogue = Dialogue(tool, {"x": "a"})
+
+    assert await dialogue.say("anything") == "{0: ('a', {1, 2})}"
+    assert await dialogue.say("anything") == "{0: ('a', {1, 2}), 1: ('a', {1, 2})}"
+    dialogue.extra["is_last_step"] = True
+    await dialogue.say("anything")
+    assert dialogue.result.change == Change(forget=True)
+
+
+def test_verl_tool_cannot_be_imported_unless_the_setting_allows_it(tmp_path):
+    (tmp_path / "batch.py").write_text(BATCH_VERL_TOOL_FILE)
+
+    with pytest.raises(ToolUnavailableError, match="No module named 'verl_tool'"):
+        make_tool("batch", TOOLS_FOLDER=str(tmp_path))
+
+
+async def test_a_verl_tool_file_without_methods_of_its_own_behaves_as_the_base_tool(tmp_path):
+    (tmp_path / "plain.py").write_text(
+        "from .base import BaseTool, register_tool\n@register_tool\nclass Plain(BaseTool):\n    tool_type = 'plain'\n"
+    )
+    dialogue = Dialogue(make_tool("plain", TOOLS_FOLDER=str(tmp_path)))
+
+    assert dialogue.tool.parse("anything at all") == "anything a"
+    assert await dialogue.say("anything at all") == "Base observation for t in turn 0"
+    assert await dialogue.say("anything at all") == "Base observation for t in turn 1"
+    assert dialogue.result.done
+
+
+def test_a_file_of_the_folder_replaces_a_built_in_tool_and_a_warning_says_so(tmp_path, caplog):
+    make_tool("python_code")
+    (tmp_path / "python_code.py").write_text(OWN_TOOL.replace("shout", "python_code"))
+    folder = {"TOOLS_FOLDER": str(tmp_path)}
+
+    own = make_tool("python_code", **folder)
+
+    assert own.parse("<python_code>") == "<python_code>"
+    [warning] = caplog.records
+    assert (warning.getMessage(), warning.tool) == ("A file replaces a tool of the same name", "python_code")
+    assert make_tool("python_code", **folder).usage() == own.usage()
+    assert type(make_tool("python_code")) is not type(own)
+
+
+def test_the_base_file_of_a_copied_folder_of_verl_tool_is_not_loaded(tmp_path):
+    (tmp_path / "base.py").write_text("raise SystemError")
+    (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
+
+    assert make_tool("counter", TOOLS_FOLDER=str(tmp_path)).usage() == "count with <count>"
+    assert make_tool("base", TOOLS_FOLDER=str(tmp_path)).parse("x") == "x"
+
+
+def test_a_file_may_import_another_one_that_is_served_too(tmp_path):
+    (tmp_path / "counter.py").write_text(VERL_TOOL_FILE)
+    (tmp_path / "twice.py").write_text(
+        "from .base import register_tool\n"
+        "from .counter import Counter\n"
+        "@register_tool\n"
+        "class Twice(Counter):\n"
+        "    tool_type = 'twice'\n"
+    )
+
+    names = [make_tool(name, TOOLS_FOLDER=str(tmp_path)).name for name in ("twice", "counter")]
+
+    assert names == ["twice", "counter"]
 
 
 @pytest.mark.parametrize(

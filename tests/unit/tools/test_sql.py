@@ -107,19 +107,44 @@ async def test_databases_are_found_in_their_folder(database, extra):
 
 
 @pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({}, "The call names no database: db_path and db_id are missing."),
+        ({"db_id": 3}, "The call names no database: db_path and db_id are missing."),
+        ({"db_path": "nothing.sqlite"}, "The database file nothing.sqlite does not exist."),
+        ({"db_id": "nothing"}, "The database file nothing does not exist."),
+    ],
+)
+async def test_a_missing_database_is_an_observation(database, extra, text):
+    dialogue = Dialogue(make_tool("sql", SQL_DB_FOLDER=str(database.parent)), extra | {"turns_left": 2})
+
+    observation = await dialogue.say("<sql>select 1</sql>")
+
+    reminder = "<reminder>You have 2 turns left to complete the task.</reminder>"
+    assert observation == f"\n\n<observation>{text}\n{reminder}</observation>\n\n"
+    assert (dialogue.result.done, dialogue.result.valid, dialogue.result.change) == (False, True, None)
+
+
+async def test_a_database_that_a_trajectory_has_changed_must_not_be_missing(database):
+    sandbox = ScriptedSandbox(answer("done", {"length": b"1", "block/0": b"x"}))
+    dialogue = Dialogue(make_tool("sql", sandbox, SQL_DB_FOLDER=str(database.parent)), {"db_path": str(database)})
+    await dialogue.say("<sql>delete from t</sql>")
+    database.unlink()
+
+    with pytest.raises(ToolFailedError, match="that this trajectory began with is gone"):
+        await dialogue.say("<sql>select 1</sql>")
+
+
+@pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({}, "names no database"),
-        ({"db_id": 3}, "names no database"),
         ({"db_path": "../secret.sqlite"}, "is outside SQL_DB_FOLDER"),
         ({"db_path": "/etc/passwd"}, "is outside SQL_DB_FOLDER"),
-        ({"db_path": "nothing.sqlite"}, "cannot be read: No such file"),
-        ({"db_id": "nothing"}, "cannot be read: No such file"),
+        ({"db_path": "nothing.sqlite"}, "is no folder"),
     ],
 )
 async def test_an_unavailable_database_fails_the_call(database, extra, message):
     folder = database.parent / "databases"
-    folder.mkdir()
     tool = make_tool("sql", SQL_DB_FOLDER=str(folder))
 
     with pytest.raises(ToolFailedError, match=message):

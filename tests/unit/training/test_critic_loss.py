@@ -67,8 +67,7 @@ class Rows:
             "input_ids": self._pick([torch.zeros(len(x)) for x in self.predicted], picked),
             "slot_values": self._pick(self.values, picked),
             "slot_returns": self._pick(self.returns, picked),
-            "batch_num_tokens": sum(self.responses),
-            "global_batch_size": len(self.responses),
+            "batch_num_slots": sum(self.slots),
             "dp_size": dp_size,
         }
         output = {"values": self._pick(self.predicted, picked)}
@@ -91,7 +90,25 @@ class Rows:
                 clipped = min(max(prediction, value - 0.5), value + 0.5)
                 error = max((prediction - target) ** 2, (clipped - target) ** 2)
                 total += error * (first_token_weight if slot == 0 else 1)
-        return 0.5 * total / (sum(self.responses) + len(self.responses))
+        return 0.5 * total / sum(self.slots)
+
+    def masked_mean_loss(self, first_token_weight: float) -> float:
+        """Return Verlog's loss: half of the mean over a mask, on rows padded to the longest prompt and response."""
+        width = max(self.prompts) + MAX_RESPONSE_TOKENS
+        attention, predicted, values, returns = (torch.zeros(len(self.prompts), width) for _ in range(4))
+        for row, (prompt, response) in enumerate(zip(self.prompts, self.responses, strict=True)):
+            start = max(self.prompts) - prompt
+            attention[row, start : start + prompt + response] = 1
+            predicted[row, start : start + prompt + response] = self.predicted[row]
+            first = start + prompt - 1
+            values[row, first : first + self.slots[row]] = self.values[row]
+            returns[row, first : first + self.slots[row]] = self.returns[row]
+        slots = slice(-MAX_RESPONSE_TOKENS - 1, -1)
+        mask, predicted, values, returns = (x[:, slots] for x in (attention, predicted, values, returns))
+        clipped = torch.clamp(predicted, values - 0.5, values + 0.5)
+        errors = torch.maximum((predicted - returns) ** 2, (clipped - returns) ** 2)
+        errors[:, 0] *= first_token_weight
+        return 0.5 * float((errors * mask).sum() / mask.sum())
 
     @staticmethod
     def _pick(rows: list[torch.Tensor], picked: list[int]) -> torch.Tensor:
@@ -106,6 +123,14 @@ def test_the_loss_equals_its_formula(first_token_weight):
     loss = rows.loss([0, 1, 2], first_token_weight=first_token_weight)
 
     assert loss.item() == pytest.approx(rows.expected_loss(first_token_weight), rel=1e-5)
+
+
+@pytest.mark.feature("Verlog", "clipping of values")
+@pytest.mark.parametrize("responses", [[1, 3, 2], [MAX_RESPONSE_TOKENS, 3, MAX_RESPONSE_TOKENS]])
+def test_the_loss_equals_the_masked_mean_of_verlog(responses):
+    rows = Rows(prompts=[2, 1, 3], responses=responses)
+
+    assert rows.loss([0, 1, 2]).item() == pytest.approx(rows.masked_mean_loss(3.0), rel=1e-5)
 
 
 def test_a_response_of_full_length_has_no_extra_slot():
@@ -141,8 +166,7 @@ def test_values_of_packed_rows_are_split_by_the_lengths_of_their_inputs():
         "input_ids": nested([[0.0] * 3, [0.0] * 4]),
         "slot_values": torch.nested.as_nested_tensor(rows.values, layout=torch.jagged),
         "slot_returns": torch.nested.as_nested_tensor(rows.returns, layout=torch.jagged),
-        "batch_num_tokens": 4,
-        "global_batch_size": 2,
+        "batch_num_slots": sum(rows.slots),
         "dp_size": 1,
     }
 

@@ -29,9 +29,6 @@ class GridConfig(Settings):
     action_lookup: Lookup
     """Names of actions by their numbers."""
 
-    view: Literal["map", "spaced"] = "map"
-    """`spaced` separates the symbols with spaces, for word tokenizers."""
-
 
 class GridAgent(EnvironmentAgent):
     """Base class of agents that show the environment's map in symbols of their own and name actions themselves."""
@@ -69,12 +66,15 @@ class GridAgent(EnvironmentAgent):
         """Return the map in the agent's symbols."""
         return self.grid.translate(observation)
 
+    def legend(self) -> str:
+        """Return the line that explains the symbols."""
+        return f"The symbols of the map: {self.grid.legend()}.\n"
+
     def describe(self) -> str:
         """Return the symbols, the actions and their limits."""
         config = self.agent_config
         return (
-            f"The symbols of the map: {self.grid.legend()}.\n"
-            f"Your actions: {self.action_names.listed()}. An answer may hold up to "
+            f"{self.legend()}Your actions: {self.action_names.listed()}. An answer may hold up to "
             f"{config.max_actions_per_turn} of them, with {config.action_separator} between them, and all answers "
             f"together {config.max_actions_all_turns}."
         )
@@ -88,6 +88,9 @@ class SokobanConfig(GridConfig):
     num_boxes: int = 1
     max_steps: int = 100
     search_depth: int = 100
+    view: Literal["map", "spaced", "words"] = "map"
+    """`spaced` separates the symbols with spaces, for word tokenizers; `words` describes the room without a map."""
+
     action_lookup: Lookup = Field(default={1: "Up", 2: "Down", 3: "Left", 4: "Right"})
 
 
@@ -116,6 +119,19 @@ class SokobanAgent(GridAgent):
             "searchDepth": config.search_depth,
         }
 
+    @property
+    def has_map(self) -> bool:
+        """Return whether states are maps of symbols."""
+        return self.env_config.get("view") != "words"
+
+    def tell(self, observation: str) -> str:
+        """Return the map in the agent's symbols, or the words."""
+        return super().tell(observation) if self.has_map else observation
+
+    def legend(self) -> str:
+        """Return the line that explains the symbols of a map."""
+        return super().legend() if self.has_map else ""
+
 
 class TetrisConfig(GridConfig):
     """`envConfig` of a Tetris agent; cells are 0 empty, 1 filled, 2 falling."""
@@ -123,6 +139,9 @@ class TetrisConfig(GridConfig):
     dim_x: int = 4
     dim_y: int = 4
     box_type: int = 1
+    view: Literal["map", "spaced"] = "map"
+    """`spaced` separates the symbols with spaces, for word tokenizers."""
+
     action_lookup: Lookup = Field(default={0: "Left", 1: "Right", 2: "Down"})
 
 

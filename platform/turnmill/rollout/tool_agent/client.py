@@ -23,9 +23,10 @@ from turnmill.core.errors import (
     ToolCallTimeoutError,
     ToolRaisedError,
 )
+from turnmill.rollout.tool_agent.replies import Reply, ToolReply, parse_reply
 from turnmill.rollout.tool_agent.tracing import CallStages, trace_config
 
-ENDPOINT = "/get_observation"
+ENDPOINT, HEALTH = "/get_observation", "/health"
 
 TOKEN, TOKEN_URL = "TURNMILL_TOOL_SERVER_TOKEN", "TURNMILL_TOOL_SERVER_URL"
 """Environment variables with the token that the tool servers require, and with the servers that it is for: a team's.
@@ -36,11 +37,11 @@ Without the latter it is for all servers that a job names.
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 CONNECT_SECONDS = 5.0
 FINISH_SECONDS = 5.0
-MAX_INFO_CHARACTERS = 100_000
+HEALTH_SECONDS = 5.0
 # Statuses of temporary errors of the server or a proxy.
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-RAISED_TOOL_FIELDS = frozenset({"error", "tool_type"})
-"""Fields of an observation after a tool raised an exception; `error` alone may be a tool's own field."""
+REFUSING_STATUSES = frozenset({429, 503})
+"""Statuses of a server or proxy that has not begun with a call."""
 
 # All of C0 but tab, line feed and carriage return.
 _CONTROL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
@@ -52,9 +53,6 @@ _FINAL_ERRORS: Mapping[str, type[ToolCallRefusedError]] = {
 }
 """Errors of tool servers that end a trajectory, by their cause."""
 
-Reply = tuple[dict[str, Any], Mapping[str, str], int]
-"""Body, headers and size of an HTTP response."""
-
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
@@ -64,24 +62,6 @@ class ToolRequest:
     action: str
     extra: Mapping[str, object] = field(default_factory=dict)
     """Further fields for the tool; a retry has the same `call_id`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolReply:
-    """The reply of a tool server to one action."""
-
-    text: str
-    done: bool
-    valid: bool
-    reward: float | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the observation other than its text."""
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Times and sizes of the call."""
-
-    version: str = ""
-    """Version of the trajectory after the call; empty if the server gives none."""
 
 
 def parse_urls(text: str) -> tuple[str, ...]:
@@ -119,6 +99,7 @@ class ToolServerClient:
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
         self._next = 0
+        self._knows_call_ids: dict[str, bool] = {}
         self.num_retries = 0
 
     async def __aenter__(self) -> Self:
@@ -136,20 +117,28 @@ class ToolServerClient:
             self._session = None
 
     async def call(self, request: ToolRequest) -> ToolReply:
-        """Return the reply to an action. Raises ToolCallError when the timeout or the retries are used up."""
+        """Return the reply to an action. Raises ToolCallError when the timeout or the retries are used up.
+
+        A server that does not know calls by their `call_id` would execute a repeat again. So a call to it has the whole
+        timeout, and is sent again only if the server did not get it.
+        """
         started = time.monotonic()
         deadline, remaining = started + self._timeout, self._timeout
         server = self._next = (self._next + 1) % len(self.urls)
         for attempt in range(self._max_retries + 1):
             # A server that hangs must leave time for another.
             seconds = remaining if attempt == self._max_retries else max(remaining / 2, min(remaining, 1.0))
-            stages = CallStages()
+            stages, url, repeatable = CallStages(), self.urls[server], True
             try:
-                reply = await self._post(self.urls[server], request, seconds, stages)
-                return _parse(reply, stages, seconds=time.monotonic() - started)
+                repeatable = await self._is_repeatable(url, min(HEALTH_SECONDS, seconds))
+                seconds = seconds if repeatable else max(deadline - time.monotonic(), 0.001)
+                reply = await self._post(url, request, seconds, stages, reuse_connection=repeatable)
+                return parse_reply(reply, stages, seconds=time.monotonic() - started)
             except (ToolCallRefusedError, ToolRaisedError):
                 raise
             except ToolCallError as error:
+                if not repeatable and _may_have_arrived(error):
+                    raise
                 backoff = _backoff_seconds(attempt + 1, error)
                 if attempt == self._max_retries or time.monotonic() + backoff >= deadline:
                     raise
@@ -174,8 +163,30 @@ class ToolServerClient:
             return True
         return False
 
+    async def _is_repeatable(self, url: str, seconds: float) -> bool:
+        """Return whether a server executes a call once, however often it gets it. Raises ToolCallError."""
+        if url not in self._knows_call_ids:
+            health, headers = url.removesuffix(ENDPOINT) + HEALTH, authorization(url)
+            timeout = aiohttp.ClientTimeout(total=seconds)
+            try:
+                async with self._open_session().get(health, headers=headers, timeout=timeout) as response:
+                    raw = await response.read()
+            except (aiohttp.ClientError, OSError) as error:
+                raise _NotDeliveredError(f"{health}: {error or type(error).__name__}") from error
+            if response.status in RETRYABLE_STATUSES:
+                raise _NotDeliveredError(f"{health} answered {response.status}")
+            self._knows_call_ids[url] = _json_object(raw).get("call_ids") is True
+        return self._knows_call_ids[url]
+
     async def _post(
-        self, url: str, request: ToolRequest, seconds: float, stages: CallStages, *, finish: bool = False
+        self,
+        url: str,
+        request: ToolRequest,
+        seconds: float,
+        stages: CallStages,
+        *,
+        finish: bool = False,
+        reuse_connection: bool = True,
     ) -> Reply:
         body = {
             "trajectory_ids": [request.trajectory_id],
@@ -189,15 +200,16 @@ class ToolServerClient:
             async with self._open_session().post(
                 url,
                 json=without_control_characters(body),
-                headers=authorization(url),
+                # A server may close a connection that waits, just as a call is sent over it.
+                headers=authorization(url) | ({} if reuse_connection else {"Connection": "close"}),
                 timeout=timeout,
                 trace_request_ctx=stages,
             ) as response:
                 raw = await response.read()
                 _require_success(url, response, raw)
                 return await response.json(content_type=None), response.headers, len(raw)
-        except aiohttp.ConnectionTimeoutError as error:
-            raise ToolCallConnectionError(f"{url} took no connection: {error}") from error
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
+            raise _NotDeliveredError(f"{url} took no connection: {error}") from error
         except TimeoutError as error:
             raise ToolCallTimeoutError(f"{url} did not answer within {seconds:.3g} s") from error
         except ValueError as error:
@@ -215,9 +227,21 @@ class ToolServerClient:
 class _RetryableError(ToolCallError):
     """A temporary error of a server, which may ask for seconds to wait before a retry."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, status: int, retry_after: float) -> None:
         super().__init__(message)
+        self.status = status
         self.retry_after = retry_after
+
+
+class _NotDeliveredError(ToolCallConnectionError):
+    """The server did not get the call."""
+
+
+def _may_have_arrived(error: ToolCallError) -> bool:
+    """Return True if the server may have executed the call."""
+    if isinstance(error, _RetryableError):
+        return error.status not in REFUSING_STATUSES
+    return not isinstance(error, _NotDeliveredError)
 
 
 def _require_success(url: str, response: aiohttp.ClientResponse, raw: bytes) -> None:
@@ -230,16 +254,21 @@ def _require_success(url: str, response: aiohttp.ClientResponse, raw: bytes) -> 
         retry_after = float(response.headers.get("Retry-After", 0))
     except ValueError:
         retry_after = 0.0
-    raise _RetryableError(message, retry_after)
+    raise _RetryableError(message, response.status, retry_after)
 
 
 def _cause(raw: bytes) -> str:
     """Return the cause of a failure as a tool server names it; empty if another program answered."""
+    return str(_json_object(raw).get("cause", ""))
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    """Return the object in a body; an empty one if it is something else."""
     try:
         body = json.loads(raw)
     except ValueError:
-        return ""
-    return str(body.get("cause", "")) if isinstance(body, dict) else ""
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 def _backoff_seconds(attempt: int, error: ToolCallError) -> float:
@@ -248,37 +277,3 @@ def _backoff_seconds(attempt: int, error: ToolCallError) -> float:
     backed_off = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2 ** (attempt - 1))
     jittered: float = backed_off * random.uniform(0.5, 1.5)
     return max(retry_after, jittered)
-
-
-def _parse(reply: Reply, stages: CallStages, *, seconds: float) -> ToolReply:
-    """Return the reply to one action. Raises ToolCallError if it does not have a tool server's format."""
-    body, headers, size = reply
-    try:
-        (observation,), (done,), (valid,) = body["observations"], body["dones"], body["valids"]
-        text, info = _split_observation(observation)
-        reward = info.pop("reward", None)
-        metrics = stages.stage_seconds() | {
-            "session_request_time": seconds,
-            "tool_processing_time_sec": float(body.get("processing_time_ms") or 0) / 1000,
-            "tool_queue_time_sec": float(body.get("queue_time_ms") or 0) / 1000,
-            "X-Process-Time_sec": float(headers.get("X-Process-Time") or 0),
-            "response_size_mb": size / 1e6,
-        }
-        (version,) = body.get("versions") or ("",)
-        number = None if reward is None else float(reward)
-        parsed = ToolReply(text, bool(done), bool(valid), number, info, metrics, str(version))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ToolCallError(f"A tool server answered something else than an observation: {error!r}") from error
-    if info.keys() >= RAISED_TOOL_FIELDS:
-        raise ToolRaisedError(f"A tool broke: {str(info['error'])[:300]}")
-    return parsed
-
-
-def _split_observation(observation: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(observation, str):
-        return observation, {}
-    text = observation["obs"]
-    if not isinstance(text, str):
-        raise TypeError(f"an observation of type {type(text).__name__}")
-    rest = {key: value for key, value in observation.items() if key != "obs"}
-    return text, {key: v[:MAX_INFO_CHARACTERS] if isinstance(v, str) else v for key, v in rest.items()}

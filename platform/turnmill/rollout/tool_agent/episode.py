@@ -19,10 +19,11 @@ from turnmill.rollout.journal import Journal
 from turnmill.rollout.timing import Timing
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
-from turnmill.rollout.tool_agent.client import ToolReply, ToolRequest, ToolServerClient
+from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient
 from turnmill.rollout.tool_agent.context import Context
 from turnmill.rollout.tool_agent.metrics import measure_call, measure_episode, measure_response
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
+from turnmill.rollout.tool_agent.replies import ToolReply
 from turnmill.rollout.tool_agent.response import Response, ResponseParser, has_response
 from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.verl_classes import TokenOutput
@@ -216,9 +217,12 @@ class Episode:
         await self._observe(Response(Tokens(), "", "", generated=False), answer, self.prompt_ids)
 
     async def _observe(self, response: Response, answer: ToolReply, preceding_ids: Sequence[int]) -> None:
-        observation_ids = self._loop.observation_tokenizer.tokenize(
-            answer.text, valid=answer.valid, response_ids=preceding_ids
-        )
+        observation_ids: Sequence[int] = ()
+        # An invalid action that ends the trajectory is its last response: no turn would answer to an observation.
+        if answer.text or answer.valid or not answer.done:
+            observation_ids = self._loop.observation_tokenizer.tokenize(
+                answer.text, valid=answer.valid, response_ids=preceding_ids
+            )
         self._context.add(self._observed(observation_ids))
         if answer.done:
             self._outcome = TOOL_SIGNALED_DONE
@@ -252,7 +256,7 @@ class Episode:
             return ToolReply(self._failure_message(error), done=True, valid=False)
         finally:
             self._call_seconds = time.monotonic() - started
-            self._metrics.add("interact_time_time_sec", self._call_seconds)
+            self._metrics.sum("interact_time_time_sec", self._call_seconds)
         measure_call(self._metrics, answer)
         return answer
 

@@ -97,7 +97,8 @@ def _chat_turn(tokenizer: Tokenizer, agent: ToolAgent) -> tuple[str, str]:
     prefix, found, suffix = template.removeprefix(agent.turn_end_token).partition(_INSIDE)
     if not found:
         raise SettingsError(
-            f"spec.agent.mtrlSep: {agent.mtrl_sep!r} has no placeholder {{obs}} for the observation. Add it."
+            f"spec.agent.mtrlSep: {agent.mtrl_sep!r} has no placeholder {{obs}} for the observation. Add it; "
+            "tokens that call a tool go into spec.agent.stopTokens."
         )
     return prefix, suffix
 

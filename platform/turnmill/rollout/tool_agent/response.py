@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from turnmill.core.trajectory import Turn
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.rollout.tokens import Tokens
-from turnmill.rollout.tool_agent.client import ToolReply
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
+from turnmill.rollout.tool_agent.replies import ToolReply
 from turnmill.rollout.tool_agent.stop_tokens import find_action
 from turnmill.rollout.verl_types import Tokenizer
 

@@ -9,6 +9,7 @@ from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.options import read_options
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.settings import Settings
+from turnmill.jobs.tool_server import RunToolServer
 from turnmill.jobs.values import Values
 from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.plugins import NoOptions
@@ -104,6 +105,10 @@ class AgentKind(Generic[Agent]):
     def tools_to_serve(self) -> str | None:
         """Return the tools of the server that a run on one machine starts, separated by commas; None for no server."""
         return None
+
+    def tool_server(self) -> RunToolServer:
+        """Return the settings of that server."""
+        return RunToolServer()
 
     # ---- the command line ----
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
 from turnmill.jobs.problems import MISSING, Problem, problems_of
+from turnmill.jobs.tool_server import tool_names
 from turnmill.jobs.values import BrokenValueError, Values
 
 # Environments are imported in functions: they import libraries of their own, which most commands do not need.
@@ -99,6 +101,42 @@ def task_problems(values: Values, *, as_json: bool = False) -> Iterator[Problem]
             source.require_json()
     except SettingsError as error:
         yield from problems_of(error)
+
+
+def tool_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem for each tool of the run's own server that cannot work on this machine."""
+    if not values["spec.agent.enableAgent"] or values["spec.agent.toolServerUrl"] is not None:
+        return
+    if not values.within("spec.agent.toolServer") or values["spec.agent.toolServer.allowMissingTools"]:
+        return
+    from turnmill.tools import registry
+
+    place, given = "spec.agent.toolType", values["spec.agent.toolServer.settings"] or {}
+    names = tool_names(values[place])
+    if not names:
+        yield Problem(place, values[place], "names no tool", "Write for example python_code.")
+    for name in names:
+        try:
+            registry.check(name, ChainMap(dict(given), dict(os.environ)))
+        except SettingsError as error:
+            reason, _, way_out = str(error).rstrip(".").partition(". ")
+            otherwise = "Give what it needs, in spec.agent.toolServer.settings or the environment, or leave it out"
+            yield Problem(place, name, f"cannot be served: {reason}", f"{way_out or otherwise}.")
+
+
+def format_problems(values: Values) -> Iterator[Problem]:
+    """Yield problems with the stop strings and the format of observations of an agent with tools."""
+    from turnmill.rollout.tool_agent.stop_tokens import parse_stop_tokens
+
+    place = "spec.agent.actionStopTokens"
+    try:
+        parse_stop_tokens(values[place] or "")
+    except SettingsError as error:
+        yield from (replace(problem, path=place) for problem in problems_of(error))
+    place = "spec.agent.mtrlSep"
+    if values["spec.agent.enableMtrl"] and values[place] is not None and "{obs}" not in values[place]:
+        way_out = "Add it; tokens that call a tool go into spec.agent.stopTokens."
+        yield Problem(place, values[place], "has no placeholder {obs} for the observation", way_out)
 
 
 def expert_problems(values: Values) -> Iterator[Problem]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from turnmill.jobs import AgentTrainingJob
-from turnmill.jobs.problems import Problem
+from turnmill.jobs.problems import MISSING, Problem
 from turnmill.jobs.tool_agent import ToolAgent
+from turnmill.jobs.tool_server import RunToolServer
 from turnmill.jobs.values import Values
 from turnmill.jobs.verl_settings import VerlSettings
 from turnmill.training.agent_kinds import checks
@@ -40,9 +41,18 @@ class ToolKind(AgentKind[ToolAgent]):
         """Return the tools that the run's own server offers; None if trajectories call no tools or another server."""
         return self.agent.tool_type if self.agent.enable_agent and self.needs_tool_server() else None
 
+    def tool_server(self) -> RunToolServer:
+        """Return the settings of the run's own server."""
+        return self.agent.tool_server or RunToolServer()
+
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield problems with the tasks; with tools, their data must fit into JSON."""
+        """Yield problems with the tools, the format of the context, and the tasks, whose data must fit into JSON."""
+        if values["spec.agent.toolServer"] is not None and values["spec.agent.toolServerUrl"] is not None:
+            way_out = "Give these settings to the servers at spec.agent.toolServerUrl, or leave that address out."
+            yield Problem("spec.agent.toolServer", MISSING, "is for the server that a run starts itself", way_out)
+        yield from checks.tool_problems(values)
+        yield from checks.format_problems(values)
         yield from checks.task_problems(values, as_json=values["spec.agent.enableAgent"])
 
     @classmethod

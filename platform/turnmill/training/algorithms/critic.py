@@ -25,6 +25,10 @@ class CriticSettings(Protocol):
         """Weight decay of the optimizer."""
 
     @property
+    def adam_betas(self) -> tuple[float, ...]:
+        """Decay rates of the optimizer's averages."""
+
+    @property
     def learning_rate_schedule(self) -> str:
         """Schedule of the learning rate until the last step: `constant` or `cosine`."""
 
@@ -41,6 +45,6 @@ def critic_settings(settings: CriticSettings, *, minibatch: int, seed: int) -> V
         "critic.data_loader_seed": seed,
         "critic.optim.lr": settings.critic_learning_rate,
         "critic.optim.weight_decay": settings.weight_decay,
-        "critic.optim.betas": [0.9, 0.95],
+        "critic.optim.betas": list(settings.adam_betas),
         "critic.optim.lr_scheduler_type": settings.learning_rate_schedule,
     }

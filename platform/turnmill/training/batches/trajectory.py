@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
-from turnmill.core.errors import RunFailedError
+from turnmill.core.errors import OUTAGE_CAUSES, RunFailedError
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
 from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.rollout.failure import FAILED, FAILURE
@@ -72,16 +72,21 @@ class Split:
         return len(self.failed.keys) / max(1, self.num_trajectories)
 
     def require_few_failures(self, limit: float, what: str) -> None:
-        """Raise RunFailedError if the share of failed trajectories exceeds `limit`, or none survived."""
+        """Raise RunFailedError if the share of failed trajectories exceeds `limit`, or none survived.
+
+        Its cause is `outage` if the limit would hold without trajectories that failed because something was away.
+        """
         if self.survivors.keys and self.failed_ratio <= limit:
             return
+        others = sum(count for cause, count in self.causes.items() if cause not in OUTAGE_CAUSES)
+        passes = others < len(self.failed.keys) and others <= limit * self.num_trajectories
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
         message = self.failures[0].message if self.failures else ""
         raise RunFailedError(
             f"{what}: {len(self.failed.keys)} of {self.num_trajectories} trajectories failed ({causes}); "
             f"training.maxFailedRatio is {limit:g}. One of them: {message} "
             "`turnmill trajectories RUN_DIR --failed` shows them all.",
-            "failed_ratio",
+            "outage" if passes else "failed_ratio",
         )
 
 

@@ -249,8 +249,12 @@ class RunTrainer(PPOTrainer):
     def _complete_checkpoint(self) -> None:
         if self._pending_checkpoint is not None:
             root, keep = self.run_dir / "checkpoints", self.job.spec.training.keep_checkpoints
-            checkpoints.complete(root, self._pending_checkpoint, keep=keep)
             step = self._pending_checkpoint.step
+            try:
+                run = checkpoints.run_of(self.job)
+                checkpoints.complete(root, self._pending_checkpoint, keep=keep, run=run)
+            except OSError as error:
+                raise checkpoints.failed_to_write(root, step, error) from error
             self._digests.append(self._background.submit(checkpoints.write_digests, root, step))
             self._pending_checkpoint = None
             self.recorder.checkpoint_written()

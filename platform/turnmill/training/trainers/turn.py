@@ -83,7 +83,7 @@ class TurnTrainer(RunTrainer):
         super().on_train_begin()
         if self.resumed_from is not None:
             self.agent_loop_manager.restore(self.resumed_from.state.slots)
-        elif self.job.spec.turn_ppo.critic_warmup.batches and self.job.spec.turn_ppo.critic_warmup.steps:
+        elif self._warms_up():
             self._warm_up_critic()
 
     # ---- one batch ----
@@ -187,6 +187,11 @@ class TurnTrainer(RunTrainer):
         super()._compute_metrics(self._turns_of(batch), metrics, *args, **kwargs)
 
     # ---- critic warm-up ----
+
+    def _warms_up(self) -> bool:
+        """Return whether the critic is trained before the first step, if there is one."""
+        warmup = self.job.spec.turn_ppo.critic_warmup
+        return bool(self.job.spec.training.steps and warmup.batches and warmup.steps)
 
     def _warm_up_critic(self) -> None:
         """Train the critic alone on turns gathered once by the frozen policy (Verlog's critic pre-training)."""

@@ -1,7 +1,6 @@
 """Translation of a job to verl's configuration: a base, an overlay per device, and `spec.verl` last."""
 
 import importlib.util
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from turnmill.training.verl.algorithm_config import learning_settings, sampler_s
 from turnmill.training.verl.attention import attention_settings, refuse_costly_masks, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
 from turnmill.training.verl.known_settings import names_without_effect, unknown_names
-from turnmill.training.verl.resource_config import refuse_short_micro_batches, resource_settings
+from turnmill.training.verl.resource_config import longest_row, refuse_short_micro_batches, resource_settings
 
 NEVER = 10**9
 # Checkpoint engine that transfers weights to engines on separate devices.
@@ -74,12 +73,10 @@ def _make_room_for_rows(config: DictConfig, given: Mapping[str, object]) -> None
     verl uses the sizes of training for inference too, except for the critic, whose size for inference has a name of its
     own that verl's YAML lacks.
     """
-    longest = config.actor_rollout_ref.rollout.max_model_len
     for name in ("actor_rollout_ref.actor", "critic"):
         engine = OmegaConf.select(config, name)
         if setting(given, f"{name}.ppo_max_token_len_per_gpu", None) is None:
-            share = math.ceil(longest / engine.get("ulysses_sequence_parallel_size", 1))
-            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, share)
+            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, longest_row(config, engine))
     if setting(given, "critic.ppo_infer_max_token_len_per_gpu", None) is None:
         config.critic.ppo_infer_max_token_len_per_gpu = config.critic.ppo_max_token_len_per_gpu
 
@@ -106,7 +103,7 @@ def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
         **_rollout(job),
         **learning_settings(job),
         **correction_settings(job),
-        "algorithm.use_kl_in_reward": spec.kl.coefficient > 0,
+        "algorithm.use_kl_in_reward": spec.kl.in_reward,
         "algorithm.kl_ctrl.type": spec.kl.type,
         "algorithm.kl_ctrl.kl_coef": spec.kl.coefficient,
         "algorithm.kl_ctrl.target_kl": spec.kl.target,
@@ -186,8 +183,10 @@ def _policy(job: AgentTrainingJob) -> VerlSettings:
         f"{actor}.optim.lr": algorithm.actor_learning_rate,
         f"{actor}.optim.weight_decay": algorithm.weight_decay,
         f"{actor}.optim.lr_scheduler_type": algorithm.learning_rate_schedule,
-        f"{actor}.optim.betas": [0.9, 0.95],
-        f"{actor}.use_kl_loss": False,
+        f"{actor}.optim.betas": list(algorithm.adam_betas),
+        f"{actor}.use_kl_loss": job.spec.kl.in_loss,
+        f"{actor}.kl_loss_coef": job.spec.kl.coefficient,
+        f"{actor}.kl_loss_type": "low_var_kl",
     }
 
 
@@ -252,6 +251,8 @@ def _cpu() -> VerlSettings:
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.gpu_memory_utilization": 0.1,
         f"{rollout}.max_num_seqs": 128,
+        # vLLM rewinds the generator of a seeded request whose prompt was read in part, which torch's for CPUs cannot.
+        f"{rollout}.enable_chunked_prefill": False,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
             "turnmill.training.verl.cpu.vllm_worker.CpuWorkerExtension"

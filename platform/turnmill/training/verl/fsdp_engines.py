@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -60,6 +63,18 @@ class PolicyEngine(_RunEngineMixin, FSDPEngineWithLMHead):
 @EngineRegistry.register(model_type="value_model", backend=BACKENDS, device="cuda", vendor="nvidia")
 class ValueEngine(_RunEngineMixin, FSDPEngineWithValueHead):
     """Engine of the critic."""
+
+    def forward_backward_batch(self, data: TensorDict, *args: object, **kwargs: object) -> object:
+        """Compute a mini-batch; losses over turns get the number of its value slots on all ranks.
+
+        verl counts tokens and rows alone, and a response of full length has no slot after its last token.
+        """
+        if "slot_values" in data.keys():  # noqa: SIM118 (a TensorDict)
+            num_slots = data["slot_values"].offsets()[-1].to(get_device_id())
+            torch.distributed.all_reduce(num_slots, group=self.get_data_parallel_group())
+            tu.assign_non_tensor(data, batch_num_slots=num_slots.item())
+        result: object = super().forward_backward_batch(data, *args, **kwargs)
+        return result
 
 
 def _rounded(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

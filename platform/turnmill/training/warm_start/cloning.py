@@ -73,8 +73,25 @@ def clone(model: Qwen2ForCausalLM, rows: Sequence[Row], settings: WarmStart, on_
     The learning rate stays up until the loss is below `max_loss`, then falls over a number of steps. It is the loss
     that decides, since it lies still for long before it drops; a loss that never does raises RunFailedError.
     """
+    least = least_loss(rows)
+    if settings.max_loss < least:
+        raise RunFailedError(_explain_least(least, settings), cause="warm_start")
     with _one_thread():
         return _Cloning(model, rows, settings).run(on_progress)
+
+
+def least_loss(rows: Sequence[Row]) -> float:
+    """Return the loss of a perfect imitation: the mean entropy of what the answers are drawn from."""
+    entropy: float = sum(torch.special.entr(row.action_targets).sum().item() for row in rows)
+    return entropy / sum(len(row.answer_ids) for row in rows)
+
+
+def _explain_least(least: float, settings: WarmStart) -> str:
+    return (
+        f"model.warmStart.maxLoss: {settings.max_loss} is below {least:.3f}, which a perfect imitation has, because "
+        f"the demonstrations are drawn at random in part. Set it to {1.25 * least:.2f}, or reduce "
+        "model.warmStart.actionNoise or malformedShare."
+    )
 
 
 class _Cloning:

@@ -47,6 +47,18 @@ def test_sokoban_rewards_steps_boxes_on_targets_and_the_solution():
     assert sokoban.figures()["success"] == 1.0
 
 
+def test_a_sokoban_agent_can_describe_the_room_in_words_without_symbols():
+    sokoban = agent("sokobanAgent", {"view": "words"})
+
+    output = sokoban.reset(123)
+
+    prompt = sokoban.get_llm_prompts(output)[1]["content"]
+    assert output.state == "player wall up right\nbox 1 left wall left\ntarget 1 up 1 left wall up left right"
+    assert "symbols" not in prompt
+    assert "Your actions: Up, Down, Left, Right." in prompt
+    assert do(sokoban, "Down").state.startswith("player wall down right\nbox 1 up 1 left wall left")
+
+
 @pytest.mark.parametrize("word", ["Left", "LEFT", "left", "3"])
 def test_actions_are_accepted_by_name_in_any_case_and_by_number(word: str):
     sokoban = agent("sokobanAgent")

@@ -22,7 +22,7 @@ from turnmill.training.advantages.gae import outcome_advantages
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, read_summaries, split
-from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics
+from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics, validation_metrics
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
@@ -120,7 +120,26 @@ def test_a_step_with_too_many_failures_ends_the_run_with_the_reason():
     parts.require_few_failures(0.75, "Step 3")
     with pytest.raises(RunFailedError, match=r"Step 3: 3 of 4 trajectories failed \(tool_connection: 3\)") as caught:
         parts.require_few_failures(0.5, "Step 3")
-    assert caught.value.cause == "failed_ratio"
+    assert caught.value.cause == "outage"
+
+
+@pytest.mark.parametrize(
+    ("causes", "cause"),
+    [
+        (["tool_raised", "tool_raised", "tool_connection", None], "outage"),
+        (["tool_raised", "tool_raised", "tool_raised", None], "failed_ratio"),
+        (["reward", "reward", "reward", "tool_timeout"], "failed_ratio"),
+        (["inference", "store_unavailable", "tool_server", "tool_timeout"], "outage"),
+    ],
+)
+def test_too_many_failures_end_the_run_for_good_unless_enough_of_them_pass_by_themselves(causes, cause):
+    keys = step(tasks=2, samples=2)
+    failed = {key: found for key, found in zip(keys, causes, strict=True) if found is not None}
+
+    with pytest.raises(RunFailedError) as caught:
+        split(batch(keys, failed)).require_few_failures(0.5, "Step 3")
+
+    assert (caught.value.cause, caught.value.is_final) == (cause, cause == "failed_ratio")
 
 
 def test_a_step_with_only_failures_ends_the_run_at_any_limit():
@@ -144,6 +163,17 @@ def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
         "turnmill/tool/valid_action/max": 1.0,
         "turnmill/tool/valid_action/min": 1.0,
     }
+
+
+def test_the_ratio_of_valid_actions_is_a_share_for_every_kind_of_agent():
+    with_tools = {"num_tool_calls": 4.0, "valid_action": 3.0, "valid_action_ratio": 0.75}
+    without_call = {"num_tool_calls": 0.0, "valid_action": 0.0}
+
+    found = validation_metrics(
+        [summary(metrics=metrics) for metrics in (with_tools, without_call, {"valid_action": 0.25})]
+    )
+
+    assert found["validation/valid_action_ratio"] == 0.5
 
 
 def test_row_values_are_returned_by_episode_id():

@@ -1,11 +1,13 @@
+import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from turnmill.core.errors import RunFailedError
 from turnmill.jobs.model import WarmStart
-from turnmill.training.warm_start.cloning import Row, answer_loss, build_model, clone
+from turnmill.training.warm_start.cloning import Row, answer_loss, build_model, clone, least_loss
 from turnmill.training.warm_start.tokenizer import END_ID
 
 VOCABULARY = 12
@@ -60,6 +62,23 @@ def test_a_loss_that_stays_high_is_refused_after_additional_steps():
 
     assert it.value.cause == "warm_start"
     assert steps[-1] == 12
+
+
+def test_a_max_loss_that_no_imitation_reaches_is_refused_before_the_first_step():
+    steps: list[int] = []
+    settings = SETTINGS.model_copy(update={"max_loss": 0.2})
+    # Three tokens, the first of which is certain; of the two others each is drawn from two, and from one.
+    undecided = torch.zeros(2, VOCABULARY)
+    undecided[0, 6:8] = 0.5
+    undecided[1, END_ID] = 1
+    rows = [replace(ROWS[0], action_targets=undecided)]
+
+    assert least_loss(rows) == pytest.approx(math.log(2) / 3)
+    with pytest.raises(RunFailedError, match=r"maxLoss: 0\.2 is below 0\.231.*Set it to 0\.29.*actionNoise") as it:
+        clone(build_model(VOCABULARY, settings), rows, settings, lambda done, *_: steps.append(done))
+
+    assert it.value.cause == "warm_start"
+    assert steps == []
 
 
 def test_cloning_restores_the_number_of_threads():

@@ -1,0 +1,98 @@
+"""Reasons why an attempt does not start, in the words of scheduler, kubelet and Kueue."""
+
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from turnmill_operator.api import PODS, WORKLOADS, ApiClient, ApiError
+from turnmill_operator.plan import last_attempt, owned_ray_jobs
+from turnmill_operator.ray_job_status import Stage, stage_of
+from turnmill_operator.views import JOB_UID_LABEL, JobView, ObjectKey, Observed, RawObject, RayJobView
+from turnmill_operator.work_queue import WorkQueue
+
+PODS_DELAY, QUEUE_DELAY = timedelta(seconds=15), timedelta(seconds=3)
+POLL_SECONDS = 30.0
+# With many waiting jobs, each is looked up less often.
+SECONDS_PER_WAITING_JOB = 0.2
+
+
+class WaitReasons:
+    """Looks up, from time to time, why pods of a starting cluster do not run and why Kueue has not admitted a run."""
+
+    def __init__(self, api: ApiClient, queue: WorkQueue) -> None:
+        self._api = api
+        self._queue = queue
+        self._known: dict[ObjectKey, tuple[float, bool, str]] = {}
+
+    async def add_to(self, observed: Observed, view: JobView, now: datetime) -> Observed:
+        """Return what was observed, with the reason why the last attempt waits."""
+        current = next((r for r in owned_ray_jobs(view, observed) if r.attempt == last_attempt(view, observed)), None)
+        if current is None or not _waits(current):
+            self.forget(view.key)
+            return observed
+        delay = QUEUE_DELAY if current.held_by_queue else PODS_DELAY
+        if now - (current.start_time or current.created_at) < delay:
+            self._queue.add_after(view.key, delay.total_seconds())
+            return observed
+        poll_seconds = max(POLL_SECONDS, SECONDS_PER_WAITING_JOB * len(self._known))
+        asked_at, held, reason = self._known.get(view.key, (-poll_seconds, current.held_by_queue, ""))
+        if held != current.held_by_queue or time.monotonic() - asked_at >= poll_seconds:
+            look_up = self._queue_message if current.held_by_queue else self._pending_pods
+            reason, asked_at = await look_up(current), time.monotonic()
+            self._known[view.key] = (asked_at, current.held_by_queue, reason)
+        self._queue.add_after(view.key, asked_at + poll_seconds - time.monotonic())
+        if current.held_by_queue:
+            return replace(observed, queue_message=reason)
+        return replace(observed, pending_pods=reason)
+
+    def forget(self, key: ObjectKey) -> None:
+        """Forget the reason of a job that does not wait."""
+        self._known.pop(key, None)
+
+    async def _pending_pods(self, ray_job: RayJobView) -> str:
+        selector = f"ray.io/cluster={ray_job.cluster}"
+        return describe_pending_pods([pod async for pod in self._api.list(PODS, ray_job.namespace, labels=selector)])
+
+    async def _queue_message(self, ray_job: RayJobView) -> str:
+        """Return Kueue's reason; empty if there is no Kueue, or the operator may not read its Workloads."""
+        labels = f"{JOB_UID_LABEL}={ray_job.uid}"
+        for resource in WORKLOADS:
+            try:
+                found = [workload async for workload in self._api.list(resource, ray_job.namespace, labels=labels)]
+            except ApiError as error:
+                if error.code not in (403, 404):
+                    raise
+            else:
+                return next(filter(None, map(describe_workload, found)), "")
+        return ""
+
+
+def _waits(ray_job: RayJobView) -> bool:
+    """Return whether the RayJob waits for quota, or its cluster for pods."""
+    starting = bool(ray_job.cluster) and not ray_job.suspend
+    return stage_of(ray_job) is Stage.STARTING and (ray_job.held_by_queue or starting)
+
+
+def describe_pending_pods(pods: list[RawObject]) -> str:
+    """Return the reasons why pods are not running, as scheduler and kubelet report them, without repetitions."""
+    causes: dict[str, None] = {}
+    for pod in pods:
+        status = pod.get("status") or {}
+        for found in status.get("conditions", ()):
+            if found["type"] == "PodScheduled" and found["status"] == "False":
+                causes[found.get("message") or found.get("reason", "")] = None
+        for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+                causes[f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")] = None
+    return "; ".join(cause for cause in causes if cause)
+
+
+def describe_workload(workload: RawObject) -> str:
+    """Return the reason why Kueue has not admitted a Workload; empty if it gives none."""
+    conditions = {found["type"]: found for found in (workload.get("status") or {}).get("conditions") or ()}
+    for kind in ("QuotaReserved", "Admitted"):
+        found = conditions.get(kind)
+        if found is not None and found["status"] == "False":
+            return str(found.get("message", "")).rstrip(".")
+    return ""

@@ -1,0 +1,37 @@
+import pytest
+
+from turnmill.core.errors import SettingsError
+from turnmill.rollout.tool_agent.stop_tokens import parse_stop_tokens
+
+
+@pytest.mark.feature("verl-tool", "stop tokens from a file")
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ("```output", ("```output",)),
+        ("</python>,</bash>", ("</python>", "</bash>")),
+        ("</search>", ("</search>",)),
+        ("<|im_end|>", ("<|im_end|>",)),
+        ("Observation:", ("Observation:",)),
+        ("output", ("output",)),
+        ("", ()),
+        (" ", ()),
+    ],
+)
+def test_stop_tokens_may_be_written_out(given: str, tokens: tuple[str, ...]):
+    assert parse_stop_tokens(given) == tokens
+
+
+@pytest.mark.feature("verl-tool", "stop tokens from a file")
+def test_stop_tokens_may_be_in_a_file_of_any_name(tmp_path, monkeypatch):
+    (tmp_path / "tokens").write_text("```output, </python>\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_stop_tokens("tokens") == ("```output", "</python>")
+    assert parse_stop_tokens(str(tmp_path / "tokens")) == ("```output", "</python>")
+
+
+@pytest.mark.parametrize("path", ["/tmp/no-such", "tokens.txt", "./tokens", "~/tokens", "conf/tokens", "../tokens.csv"])
+def test_a_text_that_can_only_be_a_path_is_no_stop_token(path: str):
+    with pytest.raises(SettingsError, match="cannot be read"):
+        parse_stop_tokens(path)

@@ -1,0 +1,87 @@
+"""What `turnmill check` finds in jobs of agents with tools."""
+
+from pathlib import Path
+
+import pytest
+
+from turnmill.cli import checks
+from turnmill.jobs import JobError, load_job
+
+EXAMPLE = Path(__file__).parents[4] / "manifests" / "examples" / "tool-arithmetic-cpu.yaml"
+
+
+def problems(*overrides: str) -> list[str]:
+    try:
+        load_job(EXAMPLE, overrides, checks=[checks.agent])
+    except JobError as error:
+        return [str(problem).removesuffix(" (--set)") for problem in error.problems]
+    return []
+
+
+@pytest.mark.feature("verl-tool", "a tool that is missing")
+def test_tools_that_cannot_be_served_are_reported_before_the_run(monkeypatch):
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+
+    unknown, keyless = problems("agent.toolType=pythn_code,google_search,base")
+
+    assert unknown.startswith(
+        "spec.agent.toolType: 'pythn_code' cannot be served: There is no tool 'pythn_code'. Did you mean 'python_code'"
+    )
+    assert keyless == (
+        "spec.agent.toolType: 'google_search' cannot be served: google_search: SERPER_API_KEY is missing: set it to a "
+        "key of serper.dev. Give what it needs, in spec.agent.toolServer.settings or the environment, or leave it out."
+    )
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "agent.toolServer={settings: {SERPER_API_KEY: secret}}",
+        "agent.toolServer={allowMissingTools: true}",
+        "agent.toolServerUrl=http://tools:5000",
+        "agent.enableAgent=false",
+    ],
+)
+def test_tools_are_not_reported_if_they_are_complete_or_not_needed(monkeypatch, override):
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+
+    assert problems("agent.toolType=google_search", override) == []
+
+
+def test_a_tool_whose_package_is_not_installed_is_reported(tmp_path):
+    (tmp_path / "greedy.py").write_text(
+        "from turnmill.tools.base import Tool\n"
+        "from turnmill.tools.registry import register\n"
+        "@register\n"
+        "class Greedy(Tool):\n"
+        "    name = 'greedy'\n"
+        "    requires = ('no-such-package',)\n"
+    )
+
+    (problem,) = problems("agent.toolType=greedy", f"agent.toolServer={{settings: {{TOOLS_FOLDER: {tmp_path}}}}}")
+
+    assert "The tool 'greedy' needs no-such-package, which is not installed here" in problem
+
+
+def test_a_list_without_tools_is_reported():
+    assert problems("agent.toolType=','") == ["spec.agent.toolType: ',' names no tool. Write for example python_code."]
+
+
+def test_flags_of_the_runs_own_server_are_refused_beside_the_address_of_others():
+    (problem,) = problems("agent.toolServerUrl=http://tools:5000", "agent.toolServer={doneIfInvalid: true}")
+
+    assert problem.startswith("spec.agent.toolServer: is for the server that a run starts itself.")
+
+
+@pytest.mark.feature("verl-tool", "stop tokens from a file")
+def test_a_missing_file_of_stop_tokens_is_reported():
+    (problem,) = problems("agent.stopTokens=[]", "agent.actionStopTokens=/no/such/tokens.txt")
+
+    assert problem.startswith("spec.agent.actionStopTokens: '/no/such/tokens.txt' cannot be read: ")
+
+
+def test_a_separator_without_a_place_for_the_observation_is_reported():
+    assert problems("agent.enableMtrl=true", "agent.mtrlSep='<call>'") == [
+        "spec.agent.mtrlSep: '<call>' has no placeholder {obs} for the observation. "
+        "Add it; tokens that call a tool go into spec.agent.stopTokens."
+    ]
