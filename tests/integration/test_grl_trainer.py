@@ -62,6 +62,7 @@ def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalti
         success=True,
         num_turns=len(turns),
         metrics={"valid_action": 1.0},
+        seconds={"generation": 1.0, "tools": 1.0, "loop": 1.0},
         group=group,
         tag="counter",
         turn_rewards=turns,
@@ -153,6 +154,7 @@ def test_scores_given_by_the_trainer_survive_the_tags_that_verl_returns_from_the
     made.trajectory_log.path.mkdir()
     monkeypatch.setattr(PPOTrainer, "_balance_batch", lambda self, batch, metrics: batch)
     made._num_requested, made.algorithm = Counter(), GrpoAlgorithm(Grpo())
+    made.train_dataset = GroupRows(made.job.spec.grl_agent.training_groups)
     metrics: dict[str, float] = {}
 
     made._balance_batch(queue.meta(), metrics)

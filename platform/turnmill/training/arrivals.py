@@ -3,6 +3,7 @@
 So the trainer waits for its rows without asking the queue for all keys again and again.
 """
 
+import time
 from collections.abc import Sequence
 
 import ray
@@ -23,6 +24,10 @@ class Arrivals:
         """Return what has ended since the last call; wait for it if that is nothing."""
         found: list[EndedPrompt] = []
         calls = list(self._calls)
+        if not calls:
+            # All workers died.
+            time.sleep(timeout_seconds)
+            return found
         ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_seconds)
         if ready:
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
