@@ -12,7 +12,7 @@ from support.models import model_without_weights
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
 from turnmill.training.agent_kinds import agent_kind
-from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
+from turnmill.training.dynamic_sampling import FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer
 from turnmill.training.verl.config import build_verl_config, compose_defaults
 from turnmill.training.verl.known_settings import unknown_names
@@ -232,12 +232,12 @@ def test_every_trainer_of_verl_accepts_every_agent_type(kind, mode, model, tmp_p
     trainer = trainer_class(config)
 
     assert isinstance(trainer, TRAINER_REGISTRY[mode])
-    assert isinstance(trainer.replay_buffer, StepReplayBuffer) is (mode != "sync")
+    assert isinstance(trainer.replay_buffer, StepReplayBuffer)
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == minibatch
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("sync", FilteringBuffer), ("colocate_async", FilteringStepBuffer)])
-def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, kind, model, tmp_path):
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, model, tmp_path):
     job = example("tool-arithmetic-dapo-cpu", model, f"spec.training.mode={mode}")
     config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
     OmegaConf.set_struct(config, False)
@@ -245,9 +245,8 @@ def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, kind, m
 
     buffer = agent_kind(job.spec.agent).trainer_class(job)(config).replay_buffer
 
-    assert type(buffer) is kind
+    assert type(buffer) is FilteringStepBuffer
     assert buffer.sampler_kwargs["max_batches"] == 3
-    assert isinstance(buffer, StepReplayBuffer) is (mode != "sync")
 
 
 @pytest.mark.parametrize(("sampling", "temperature"), [("greedy", 0), ("training", 0.7)])

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.hub import fetch_command, local_folder
 
 if TYPE_CHECKING:
     from turnmill.sizing.defaults import Completed
@@ -39,8 +40,14 @@ def explain(job: AgentTrainingJob, gpu_memory: float | None, to: Console) -> Non
             "--explain: spec.resources.train.engine is megatron, whose memory is not estimated. Set it to fsdp for an "
             "estimate of what sharding over all GPUs takes."
         )
-    completed = complete(job, Model(Path(path)), Path(path), gpu_memory=gpu_memory)
-    config = build_verl_config(completed.job, model=Path(path), run_dir=Path("run"), device="cuda")
+    folder = local_folder(path)
+    if folder is None:
+        raise SettingsError(
+            f"--explain: {path} is not on this machine, and only a run downloads it. "
+            f"Fetch it with `{fetch_command(path)}`."
+        )
+    completed = complete(job, Model(folder), folder, gpu_memory=gpu_memory)
+    config = build_verl_config(completed.job, model=folder, run_dir=Path("run"), device="cuda")
     for each in _tables(placement(completed.job, config), completed):
         to.print()
         to.print(each, soft_wrap=isinstance(each, str))

@@ -44,7 +44,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         self.agent = self.job.spec.multi_turn_agent
         self.folder = RunFolder(Path(config.turnmill.run_dir))
         self.run_name = self.folder.run_name()
-        self.log = TrajectoryLog(self.folder)
+        self.log = TrajectoryLog(self.folder, sample_share=self.job.spec.tracking.recorded_share)
         self.journal = journal
         self.llm_client = EpisodeClient(self.llm_client, self.job, self.folder)
         self.tools = [wrap_tool(tool, self.agent) for tool in self.tools]
