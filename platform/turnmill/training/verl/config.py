@@ -15,7 +15,7 @@ from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
 from turnmill.training.verl.attention import attention_settings, refuse_costly_masks, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
-from turnmill.training.verl.known_settings import names_without_effect, unknown_names
+from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect, other_engine, unknown_names
 from turnmill.training.verl.megatron_config import megatron_settings, refuse_megatron_on_cpus, uses_megatron
 from turnmill.training.verl.resource_config import longest_row, refuse_short_micro_batches, resource_settings
 
@@ -91,11 +91,13 @@ def unknown_verl_settings(settings: Mapping[str, object], engine: str = "fsdp") 
 
 
 def _refuse_unknown(config: DictConfig, settings: Mapping[str, object]) -> None:
-    for name, instead in names_without_effect(settings):
-        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
+    if (other := other_engine(settings)) is not None:
+        raise SettingsError(f"spec.verl.{other[0]} ({other[1]!r}) {NO_OTHER_ENGINE[0]}. {NO_OTHER_ENGINE[1]}")
     for name, closest in unknown_names(config, settings):
         way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
         raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) is no setting of verl's. {way_out}")
+    for name, instead in names_without_effect(settings):
+        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
 
 
 def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
@@ -255,6 +257,8 @@ def _cpu() -> VerlSettings:
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.gpu_memory_utilization": 0.1,
         f"{rollout}.max_num_seqs": 128,
+        # vLLM rewinds the generator of a seeded request whose prompt was read in part, which torch's for CPUs cannot.
+        f"{rollout}.enable_chunked_prefill": False,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
             "turnmill.training.verl.cpu.vllm_worker.CpuWorkerExtension"
