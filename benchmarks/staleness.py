@@ -1,6 +1,6 @@
 """Trains with stale rows from a perturbed engine, with and without off-policy correction, over several seeds.
 
-.venv/bin/python benchmarks/staleness.py --seeds 3
+.venv/bin/python benchmarks/staleness.py --seeds 0 1 2 --levels none token
 
 Rollout is as many steps ahead as `--staleness`, and the engine's weights have noise (`support.perturbed_engine`).
 """
@@ -17,7 +17,8 @@ EXTENSION = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--levels", nargs="+", default=["none", "token", "sequence"], help="levels of the correction")
     parser.add_argument("--staleness", type=int, default=4)
     parser.add_argument("--job", type=Path, default=EXAMPLE)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="further settings of the job")
@@ -25,8 +26,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.output / str(int(time.time()))
     rows = []
-    for seed in range(options.seeds):
-        for level in ("none", "token", "sequence"):
+    for seed in options.seeds:
+        for level in options.levels:
             settings = [
                 "training.mode=colocate_async",
                 f"training.maxStaleness={options.staleness}",
