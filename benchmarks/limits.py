@@ -2,8 +2,8 @@
 
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/limits.py [--tries 10]
 
-Each program notes the time when it begins to hold a tenth more than its limit allows, and then keeps it for a minute. The
-time ends when the result is there: it includes the end of all processes.
+Each program notes the time when it begins to hold a tenth more than its limit allows, and then keeps it for a minute.
+The time ends when the result is there: it includes the end of all processes.
 """
 
 import argparse
