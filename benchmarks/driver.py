@@ -1,6 +1,6 @@
 """The driver's own work in a step: synthetic rows in verl's queue, one trajectory each, and no model.
 
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1000 10000] [--tokens 2000] [--algorithm grpo]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1024 10240] [--tokens 2000] [--algorithm grpo]
 
 Seconds of each part of a job's step from the arrival of the last row to the metrics, CPU seconds of the driver's
 process, and how much memory it takes beside what it had before. Rows are put into the queue by another process, and
@@ -33,7 +33,7 @@ NUM_WORKERS = 64
 def main() -> None:
     """Measure each number of rows in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1024, 10_240])
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--algorithm", default="grpo")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -63,6 +63,8 @@ def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
     from turnmill.training.verl.config import build_verl_config
     from turnmill.training.verl.patches import queue_controller
 
+    # As many for each worker, so that verl adds no rows.
+    rows -= rows % (GROUP * NUM_WORKERS)
     tasks = rows // GROUP
     sizes = [f"training.tasksPerStep={tasks}", f"algorithm.minibatchTasks={tasks}", f"algorithm.type={algorithm}"]
     job = load_job(EXAMPLE, ["algorithm.kl.coefficient=0", *sizes])

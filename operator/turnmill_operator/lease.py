@@ -29,6 +29,9 @@ class Lease:
         self._last_seen: tuple[str, float] = ("", 0.0)
         """The last seen resource version of the Lease, and when this replica first saw it by its own clock."""
 
+        self._written: RawObject | None = None
+        """The Lease as this replica has written it last; None if it does not know."""
+
     async def run(self) -> None:
         """Acquire the Lease and renew it. Runs until it is cancelled, and then releases the Lease."""
         renewed = time.monotonic()
@@ -36,7 +39,8 @@ class Lease:
             while True:
                 pause = RETRY_SECONDS
                 try:
-                    async with asyncio.timeout(REQUEST_SECONDS):
+                    # A renewal is one request, and taking the Lease two.
+                    async with asyncio.timeout(REQUEST_SECONDS * (1 if self.held.is_set() else 2)):
                         holds = await self._acquire()
                     if holds:
                         renewed, pause = time.monotonic(), RENEW_SECONDS
@@ -58,11 +62,16 @@ class Lease:
         metrics.LEADER.set(int(held))
 
     async def _acquire(self) -> bool:
+        if self._written is not None and await self._write(self._written):
+            return True
         lease = await self._api.get(LEASES, self._namespace, NAME)
-        if lease is not None and not self._is_free(lease):
-            return False
+        return (lease is None or self._is_free(lease)) and await self._write(lease)
+
+    async def _write(self, lease: RawObject | None) -> bool:
+        """Take or renew the Lease; return False if somebody else has written it meanwhile."""
+        self._written = None
         try:
-            await self._api.replace(LEASES, self._namespace, self._manifest(lease))
+            self._written = await self._api.replace(LEASES, self._namespace, self._manifest(lease))
         except ApiError as error:
             if error.code == 409:
                 return False
@@ -106,8 +115,8 @@ class Lease:
             return
         self._set_held(False)
         try:
-            async with asyncio.timeout(RETRY_SECONDS):
-                lease = await self._api.get(LEASES, self._namespace, NAME)
+            async with asyncio.timeout(REQUEST_SECONDS):
+                lease = self._written or await self._api.get(LEASES, self._namespace, NAME)
                 if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
                     await self._api.replace(
                         LEASES, self._namespace, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}

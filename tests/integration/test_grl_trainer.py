@@ -1,21 +1,28 @@
 """The batch of a step with groups of GRL's agents."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from support.grl_jobs import grl_job
 from support.row_queue import RowQueue
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.trajectory_algorithms import Grpo
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS
+from turnmill.training.algorithms.grpo import GrpoAlgorithm
 from turnmill.training.batches import trajectory as trajectory_batch
 from turnmill.training.batches.trajectory import TrajectoryBatch
 from turnmill.training.grl import trainer as grl_trainer
 from turnmill.training.grl.trainer import GrlTrainer, GroupRows
+from turnmill.training.row_advantages import ADVANTAGE
 
 
 @pytest.fixture
@@ -32,16 +39,17 @@ def trainer(*, with_critic: bool = False, **agent: Any) -> GrlTrainer:
     made.job = job(**agent)
     made.config = OmegaConf.create(
         {
-            "algorithm": {"use_kl_in_reward": False},
+            "algorithm": {"use_kl_in_reward": False, "rollout_correction": {"rollout_is": None, "rollout_rs": None}},
             "critic": {"enable": with_critic},
-            "actor_rollout_ref": {"rollout": {}, "model": {}},
+            "actor_rollout_ref": {"rollout": {}, "model": {}, "actor": {}},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": 1},
         }
     )
     return made
 
 
 def job(**agent: Any) -> AgentTrainingJob:
-    return grl_job(rolloutFilterRatio=0.5, **agent)
+    return grl_job(**{"rolloutFilterRatio": 0.5, **agent})
 
 
 def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalties: tuple[float, ...] = ()) -> None:
@@ -69,7 +77,7 @@ def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalti
         rm_scores=[0.0] * length,
         prompts=[0],
         response_mask=[1] * length,
-        tags={EPISODE: encode(summary), TRAINED_TOKENS: length},
+        tags={EPISODE: encode(summary), SCORE: 0.0, TRAINED_TOKENS: length},
     )
 
 
@@ -134,6 +142,26 @@ def test_an_advantage_of_a_whole_row_is_kept_for_each_token_of_its_turns(queue):
 
     assert rows.scores_RG.tolist() == [[2.0]]
     assert [values.tolist() for _, _, values in found] == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_scores_given_by_the_trainer_survive_the_tags_that_verl_returns_from_the_queue(queue, monkeypatch, tmp_path):
+    for group in range(2):
+        add_episode(queue, group, 0, 0.0)
+        add_episode(queue, group, 1, 4.0 + group)
+    made = trainer(rolloutFilterRatio=1.0, rewardNormalization={"method": "mean"})
+    made.global_steps, made.trajectory_log = 1, TrajectoryLog(RunFolder(tmp_path))
+    made.trajectory_log.path.mkdir()
+    monkeypatch.setattr(PPOTrainer, "_balance_batch", lambda self, batch, metrics: batch)
+    made._num_requested, made.algorithm = Counter(), GrpoAlgorithm(Grpo())
+    metrics: dict[str, float] = {}
+
+    made._balance_batch(queue.meta(), metrics)
+    batch = made._compute_advantage(queue.meta(), metrics)
+
+    assert [tag[SCORE] for tag in batch.tags] == [-2.0, 2.0, -2.5, 2.5]
+    assert [tag[ADVANTAGE] > 0 for tag in batch.tags] == [False, True, False, True]
+    assert not any(EPISODE in tag for tag in batch.tags)
+    assert [tag[SCORE] for tag in queue.meta().tags] == [0.0] * 4
 
 
 def test_groups_are_the_rows_of_the_data_set():

@@ -77,7 +77,8 @@ def test_the_manager_limits_the_trajectories_of_its_workers_once(limit, shares, 
 
 async def test_calls_of_several_trajectories_are_in_flight_at_once(new_harness, server):
     server.may_answer.clear()
-    harness = new_harness(lambda request: ANSWER if "[2]" in request.prompt else CALL, server)
+    # Calls that were given up would still be in flight at the server.
+    harness = new_harness(lambda request: ANSWER if "[2]" in request.prompt else CALL, server, toolCallTimeout=60)
 
     played = asyncio.gather(*(harness.play(sample=sample) for sample in range(6)))
     async with asyncio.timeout(20):

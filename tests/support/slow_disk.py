@@ -88,7 +88,7 @@ class SlowDisk:
 
     def _is_here(self, pid: int, descriptor: int) -> bool:
         try:
-            return str(Path(f"/proc/{pid}/fd/{descriptor}").readlink()).startswith(self._folder)
+            return Path(f"/proc/{pid}/fd/{descriptor}").readlink().is_relative_to(self._folder)
         except OSError:
             return False
 

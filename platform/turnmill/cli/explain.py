@@ -26,6 +26,7 @@ def explain(job: AgentTrainingJob, gpu_memory: float | None, to: Console) -> Non
     from turnmill.sizing.model import Model
     from turnmill.sizing.placement import placement
     from turnmill.training.verl.config import build_verl_config
+    from turnmill.training.verl.megatron_config import uses_megatron
 
     path = job.spec.model.path
     if path is None:
@@ -34,6 +35,11 @@ def explain(job: AgentTrainingJob, gpu_memory: float | None, to: Console) -> Non
         )
     if job.spec.resources.device == "cpu":
         raise SettingsError("--explain: spec.resources.device is cpu, and estimates are for GPUs. Set it to cuda.")
+    if uses_megatron(job):
+        raise SettingsError(
+            "--explain: spec.resources.train.engine is megatron, whose memory is not estimated. Set it to fsdp for an "
+            "estimate of what sharding over all GPUs takes."
+        )
     folder = local_folder(path)
     if folder is None:
         raise SettingsError(

@@ -28,6 +28,22 @@ class TrainResources(Settings):
     gpus_per_node: int = Field(default=1, ge=1, le=64)
     """GPUs per machine; without GPUs, training processes."""
 
+    engine: Literal["fsdp", "megatron"] = "fsdp"
+    """What shards the model: PyTorch's FSDP2, or Megatron for mixtures of experts and for more than 70 billion
+    parameters. Megatron has not been tried; it needs packages that the trainer's image does not have."""
+
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs that share every layer, all in one machine; for `engine: megatron`."""
+
+    pipeline_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs that have the layers one after the other; for `engine: megatron`."""
+
+    context_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs that share each row; for `engine: megatron`."""
+
+    expert_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs that share the experts of a layer; for `engine: megatron`."""
+
     offload: Literal["none", "optimizer", "all"] | None = None
     """What waits in the machine's memory between updates: the optimizer's state, or the weights as well. Left out, as
     little as the GPUs' memory demands. Ignored without GPUs."""

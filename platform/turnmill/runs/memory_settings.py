@@ -9,6 +9,7 @@ from turnmill.sizing.defaults import complete
 from turnmill.sizing.memory import Limits
 from turnmill.sizing.model import Model
 from turnmill.training.accelerators import RayNode, only_kind
+from turnmill.training.verl.megatron_config import uses_megatron
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +17,10 @@ log = logging.getLogger(__name__)
 def with_memory_settings(job: AgentTrainingJob, model: Path, nodes: Iterable[RayNode]) -> AgentTrainingJob:
     """Return a job for GPUs with settings that fit the memory of the Ray cluster's GPUs, as far as it is known.
 
-    The job stays as it is if its model cannot be estimated.
+    The job stays as it is if its model cannot be estimated, or if Megatron trains it.
     """
+    if uses_megatron(job):
+        return job
     try:
         completed = complete(job, Model(model), model, present=only_kind(nodes))
     except Exception:

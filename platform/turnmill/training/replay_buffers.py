@@ -9,17 +9,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from turnmill.training.arrivals import Arrivals
+from turnmill.training.shared_tags import SharedTags
 from turnmill.training.verl.types import Metrics
 
 WAIT_SECONDS = 0.2
 """Time between two calls of `on_poll`."""
-
-
-class RowTags(dict[str, Any]):
-    """Tags of a row with immutable values, which verl's batches copy deeply whenever one is made of another."""
-
-    def __deepcopy__(self, memo: object) -> "RowTags":
-        return RowTags(self)
 
 
 class StepReplayBuffer(ReplayBuffer):
@@ -68,5 +62,5 @@ class StepReplayBuffer(ReplayBuffer):
     ) -> KVBatchMeta:
         tq.kv_clear(partition_id=partition_id, keys=list(uids))
         selected = set(uids)
-        rows = {key: RowTags(of_row) for key, of_row in tags.items() if key.split("_")[0] in selected}
-        return KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=list(rows.values()))
+        rows = {key: of_row for key, of_row in tags.items() if key.split("_")[0] in selected}
+        return KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=SharedTags(rows.values()))

@@ -196,6 +196,8 @@ class LeaseApi:
         return self.lease
 
     async def replace(self, resource: Resource, namespace: str, manifest: Any) -> Any:
+        if not self.reachable:
+            raise ApiError(0, "unreachable")
         known = self.lease and self.lease["metadata"]["resourceVersion"]
         if manifest["metadata"].get("resourceVersion") != known:
             raise ApiError(409, "conflict")
@@ -247,6 +249,63 @@ async def test_one_replica_holds_the_lease_and_releases_it(clock: list[float]):
     assert second.held.is_set()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+class SimulatedTime(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next thing that is due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        select = self._selector.select  # type: ignore[attr-defined]
+
+        def advance(timeout: float | None = None) -> Any:
+            self.now += timeout or 0.0
+            return select(0)
+
+        self._selector.select = advance  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("seconds", [2.0, 4.5])
+def test_the_holder_keeps_its_lease_and_releases_it_while_every_request_is_slow(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+):
+    class SlowApi(LeaseApi):
+        async def get(self, *arguments: Any) -> Any:
+            await asyncio.sleep(seconds)
+            return await super().get(*arguments)
+
+        async def replace(self, *arguments: Any) -> Any:
+            await asyncio.sleep(seconds)
+            return await super().replace(*arguments)
+
+    async def run() -> list[tuple[bool, bool]]:
+        api: Any = SlowApi()
+        replicas = [Lease(api, "n", "first"), Lease(api, "n", "second")]
+        tasks = [asyncio.create_task(each.run()) for each in replicas]
+        await asyncio.sleep(15)
+        seen = []
+        for _ in range(300):
+            await asyncio.sleep(1)
+            seen.append((replicas[0].held.is_set(), replicas[1].held.is_set()))
+        holder = seen[0].index(True)
+        tasks[holder].cancel()
+        await asyncio.sleep(20)
+        seen.append((replicas[holder].held.is_set(), replicas[1 - holder].held.is_set()))
+        tasks[1 - holder].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return seen
+
+    with asyncio.Runner(loop_factory=SimulatedTime) as runner:
+        monkeypatch.setattr("turnmill_operator.lease.time.monotonic", runner.get_loop().time)
+        *seen, last = runner.run(run())
+
+    assert set(seen) in ({(True, False)}, {(False, True)})
+    # A Lease that is not released in time expires by itself.
+    assert last == (False, True) or (last == (False, False) and seconds > 3)
 
 
 async def test_an_expired_lease_is_taken_over(clock: list[float]):

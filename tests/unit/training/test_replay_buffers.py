@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import replay_buffer as verl_replay_buffer
 
 from turnmill.rollout.worker import EndedPrompt
 from turnmill.training import replay_buffers
-from turnmill.training.replay_buffers import RowTags, StepReplayBuffer
+from turnmill.training.replay_buffers import StepReplayBuffer
+from turnmill.training.shared_tags import SharedTags, without
 
 Tags = dict[str, dict[str, Any]]
 
@@ -97,10 +99,14 @@ def test_engines_are_looked_after_while_nothing_arrives(queue):
     assert len(calls) >= 3
 
 
-def test_a_deep_copy_of_tags_is_their_own_copy():
-    tags = [RowTags(seq_len=1)]
+def test_batches_made_of_a_batch_share_its_tags_unless_one_is_copied_alone():
+    tags = SharedTags([{"seq_len": 1}, {"seq_len": 2}])
+    whole = KVBatchMeta(partition_id="train", keys=["a", "b"], tags=tags)
 
-    copied = copy.deepcopy(tags)
-    copied[0]["seq_len"] = 2
+    first, second = whole.chunk(2)
 
-    assert (tags[0]["seq_len"], type(copied[0])) == (1, RowTags)
+    assert first.tags[0] is tags[0]
+    assert second.tags[0] is tags[1]
+    assert copy.deepcopy(tags[0]) is not tags[0]
+    assert without(tags, "seq_len") == [{}, {}]
+    assert tags[0] == {"seq_len": 1}

@@ -27,11 +27,7 @@ ACTIONS = {
 }
 """Actions in minigrid's order, with their effects."""
 
-_SPELLINGS = {
-    **{action.replace(" ", ""): action for action in ACTIONS},
-    "go left": "turn left",
-    "go right": "turn right",
-}
+_WITHOUT_SPACE = {action.replace(" ", ""): action for action in ACTIONS}
 
 _PLAN_PHRASES = (
     "turn left", "turn to the left", "turn right", "turn to the right", "go forward", "move forward", "pick up",
@@ -112,9 +108,9 @@ class BabyAI(Environment):
         return f"goal: {self.mission}"
 
     def repair(self, answer: str) -> str:
-        """Normalize `turn_left`, `turnleft` and `go left` to `turn left`."""
+        """Normalize `turn_left` and `turnleft` to `turn left`."""
         answer = answer.replace("_", " ")
-        return _SPELLINGS.get(answer, answer)
+        return _WITHOUT_SPACE.get(answer, answer)
 
     def expert(self) -> BabyAIExpert:
         """Return an expert for warm starts."""

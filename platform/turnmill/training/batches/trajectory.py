@@ -241,18 +241,13 @@ class TrajectoryBatch:
             yield summary.success, tokens[name], summary.num_turns
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
-        """Hand out advantages, returns and rewards for verl's updates and metrics.
+        """Write advantages, returns and rewards of tokens to the queue, for verl's updates and metrics.
 
-        Those of tokens are written to the queue. A row's single advantage becomes a tag, by which the workers fill in
-        its tokens: see `row_advantages`.
+        Those of whole rows become tags: see `with_advantages`.
         """
         if self.has_tokens:
             columns = {"advantages": advantages_RG, "returns": returns_RG, "token_level_rewards": rewards_RG}
             put_ragged(self.meta, columns, self.response_lengths_R)
-            return
-        columns_R = (values_RG[:, 0].tolist() for values_RG in (advantages_RG, returns_RG, rewards_RG))
-        for tag, *values in zip(self.meta.tags, *columns_R, strict=True):
-            tag[ADVANTAGE], tag[RETURN], tag[REWARD] = values
 
 
 def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tensor) -> None:
@@ -273,12 +268,18 @@ def read_summaries(batch: KVBatchMeta, kind: type[Summary]) -> tuple[Summary, ..
     return tuple(decode(batch.tags[row][EPISODE], kind) for row in last_rows(batch.keys))
 
 
-def with_tags(batch: KVBatchMeta, rows: KVBatchMeta) -> KVBatchMeta:
-    """Add advantages, returns and rewards to a batch's tags: those of its rows, and 0 for rows that fill it up."""
-    of_rows = dict(zip(rows.keys, rows.tags, strict=True))
+def with_advantages(
+    batch: KVBatchMeta, rows: KVBatchMeta, advantages_R1: Tensor, returns_R1: Tensor, rewards_R1: Tensor
+) -> KVBatchMeta:
+    """Tag the rows of a batch with their advantages, returns and rewards, and rows that fill it up with 0.
+
+    By these tags the workers fill in the advantages of tokens: see `row_advantages`.
+    """
     names = (ADVANTAGE, RETURN, REWARD)
+    columns_R = (values_R1[:, 0].tolist() for values_R1 in (advantages_R1, returns_R1, rewards_R1))
+    of_rows = {key: values for key, *values in zip(rows.keys, *columns_R, strict=True)}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        tag |= {name: of_rows[key][name] if key in of_rows else 0.0 for name in names}
+        tag |= zip(names, of_rows.get(key, (0.0, 0.0, 0.0)), strict=True)
     return batch
 
 

@@ -36,12 +36,13 @@ from turnmill.training.batches.trajectory import (
     put_ragged,
     read_summaries,
     split,
-    with_tags,
+    with_advantages,
 )
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics, validation_metrics
 from turnmill.training.critic_loss import trajectory_value_loss
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
+from turnmill.training.shared_tags import SharedTags, without
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.sync import Sync
@@ -88,10 +89,10 @@ class TrajectoryTrainer(RunTrainer):
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._drop_failed(self._split)
         selected = self._select_rows(self._split.survivors)
-        # Tags go to the training workers with every call, and these need no summaries.
-        self._episodes = {
-            key: tag.pop(EPISODE) for key, tag in zip(selected.keys, selected.tags, strict=True) if EPISODE in tag
-        }
+        # verl's methods return batches with the tags that the queue has, which lack scores given here. Tags go to the
+        # training workers with every call, which need no summaries.
+        self._tags = dict(zip(selected.keys, selected.tags, strict=True))
+        selected.tags = without(selected.tags, EPISODE)
         self._size_minibatches(len(selected.keys))
         return super()._balance_batch(selected, metrics, **kwargs)
 
@@ -133,7 +134,9 @@ class TrajectoryTrainer(RunTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Estimate the advantages of trajectories that did not fail, after the KL penalty."""
-        rows = self._read_rows(self._with_episodes(self._rows_of(batch)))
+        batch = select(batch, [True] * len(batch.keys))
+        batch.tags = SharedTags(self._tags.get(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True))
+        rows = self._read_rows(self._rows_of(batch))
         penalties_R = self.algorithm.penalties(rows.response_lengths_R, self.job.spec.agent.response_token_limit)
         rewards_RG = self._rewards_after_kl(rows, metrics) + _at_last_tokens(penalties_R, rows)
         rewarded = rows.with_rewards(rewards_RG)
@@ -148,14 +151,10 @@ class TrajectoryTrainer(RunTrainer):
         metrics.update(advantage_spread(advantages_RG, rows.weights_RG))
         metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
         # Without column names, so that the update reads the columns added here, too.
-        batch = select(batch, [True] * len(batch.keys))
-        return batch if self._reads_tokens else with_tags(batch, rows.meta)
-
-    def _with_episodes(self, batch: KVBatchMeta) -> KVBatchMeta:
-        for key, tag in zip(batch.keys, batch.tags, strict=True):
-            if key in self._episodes:
-                tag[EPISODE] = self._episodes[key]
-        return batch
+        batch.tags = without(batch.tags, EPISODE)
+        if self._reads_tokens:
+            return batch
+        return with_advantages(batch, rows.meta, advantages_RG, returns_RG, rewards_RG)
 
     def _read_rows(self, batch: KVBatchMeta) -> TrajectoryBatch:
         """Return the rows of a step, with their tokens where advantages, rewards or values differ between them."""

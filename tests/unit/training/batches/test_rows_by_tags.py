@@ -9,7 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.trainer.ppo.v1 import trainer_base
+from verl.utils import transferqueue_utils
 
 from support.row_queue import RowQueue
 from turnmill.core.trajectory import EpisodeSummary
@@ -24,9 +26,10 @@ from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.batches import trajectory
 from turnmill.training.batches.diagnostics import advantage_spread
 from turnmill.training.batches.row_metrics import metrics_of_tags
-from turnmill.training.batches.trajectory import TrajectoryBatch, split, with_tags
+from turnmill.training.batches.trajectory import TrajectoryBatch, split, with_advantages
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics
 from turnmill.training.row_advantages import fill_in_advantages, with_row_advantages
+from turnmill.training.verl.workers import PolicyWorker
 
 ALGORITHMS = [Grpo(), Grpo(baseline="step"), Grpo(normalise=False), Rloo(), Dapo(), GigPo()]
 NAMES = ["grpo", "grpo over the step", "grpo without normalisation", "rloo", "dapo", "gigpo"]
@@ -86,6 +89,8 @@ class Step:
 
     means_R: torch.Tensor
     metrics: dict[str, float]
+    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    """Advantages, returns and rewards as they are computed."""
 
 
 def compute(queue: Queue, rows: TrajectoryBatch, settings: TrajectoryAlgorithmSettings) -> Step:
@@ -104,6 +109,7 @@ def compute(queue: Queue, rows: TrajectoryBatch, settings: TrajectoryAlgorithmSe
         algorithm.metrics(rewarded, penalties_R)
         | advantage_spread(advantages_RG, rows.weights_RG)
         | trajectory_metrics(rows, split(rows.meta), at_once=4),
+        (advantages_RG, returns_RG, rows.scores_RG),
     )
 
 
@@ -129,7 +135,7 @@ def test_workers_fill_in_the_advantages_that_the_trainer_would_have_written(queu
     compute(queue, TrajectoryBatch.read(batch, with_reference=False), settings)
     columns = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages", "response_mask"])
     rows = TrajectoryBatch.of_tags(batch)
-    compute(queue, rows, settings)
+    computed = compute(queue, rows, settings)
 
     class Worker:
         """A worker that gets its rows as verl's do: columns, and the batch's further information beside them."""
@@ -141,7 +147,7 @@ def test_workers_fill_in_the_advantages_that_the_trainer_would_have_written(queu
             fill_in_advantages(data)
             return data["advantages"]
 
-    found = with_row_advantages(Worker.train)(Worker(), with_tags(batch, rows.meta))
+    found = with_row_advantages(Worker.train)(Worker(), with_advantages(batch, rows.meta, *computed.outputs))
 
     expected = columns["advantages"].values() * columns["response_mask"].values()
     assert found.offsets().tolist() == columns["response_mask"].offsets().tolist()
@@ -165,8 +171,8 @@ def test_metrics_by_tags_are_those_that_verl_computes_from_tokens(queue):
     zeros = torch.zeros(1)
     queue.rows["pad_0_0"] |= {"advantages": zeros, "returns": zeros, "token_level_rewards": zeros}
     rows = TrajectoryBatch.of_tags(batch)
-    compute(queue, rows, Grpo())
-    whole = with_tags(queue.meta(), rows.meta)
+    computed = compute(queue, rows, Grpo())
+    whole = with_advantages(queue.meta(), rows.meta, *computed.outputs)
     timing = {"gen": 2.0, "update_actor": 3.0, "step": 10.0}
     for row in queue.rows.values():
         # Outside the mask verl's metrics read nothing.
@@ -213,3 +219,28 @@ def test_an_episode_tags_its_rows_with_what_the_trainer_needs():
     assert one == {SCORE: score, TRAINED_TOKENS: 2, NUM_TURNS: 2}
     assert (other[SCORE], other[TRAINED_TOKENS], other[UNSAMPLED_TOKENS]) == (score, 1, 1)
     assert decode(other[EPISODE], EpisodeSummary) == replace(summary, sampled_tokens=b"")
+
+
+def test_the_policys_worker_is_called_with_tags_and_trains_on_filled_in_advantages(monkeypatch):
+    mask = torch.nested.as_nested_tensor([torch.tensor([1, 0, 1]), torch.tensor([1, 1])], layout=torch.jagged)
+
+    def read(meta: Any) -> TensorDict:
+        data = TensorDict({"response_mask": mask}, batch_size=2)
+        for name, value in meta.extra_info.items():
+            trainer_base.tu.assign_non_tensor_data(data, name, value)
+        return data
+
+    trained: list[TensorDict] = []
+    monkeypatch.setattr(transferqueue_utils, "TQ_INITIALIZED", True)
+    monkeypatch.setattr(transferqueue_utils, "kv_batch_meta2batch_meta", lambda meta: SimpleNamespace(size=2))
+    monkeypatch.setattr(transferqueue_utils, "_meta_to_realdata", lambda meta: read(meta))
+    monkeypatch.setattr(PolicyWorker, "query_collect_info", lambda worker, mesh: True)
+    worker = object.__new__(PolicyWorker)
+    worker.enable_routing_replay = False
+    worker.actor = SimpleNamespace(train_mini_batch=lambda data: trained.append(data))
+    tags = [{"advantage": 0.5, "seq_len": 4}, {"advantage": -1.0, "seq_len": 3}]
+
+    worker.update_actor(KVBatchMeta(keys=["a_0_0", "a_1_0"], tags=tags, partition_id="train"))
+
+    assert hasattr(PolicyWorker.update_actor, MAGIC_ATTR)
+    assert [row.tolist() for row in trained[0]["advantages"].unbind()] == [[0.5, 0.0, 0.5], [-1.0, -1.0]]
