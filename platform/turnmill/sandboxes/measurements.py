@@ -128,10 +128,11 @@ def measure_saved_by_sharing(processes: Iterable[Process]) -> int:
     return saved
 
 
-def measure_held(processes: Iterable[Process], folder: str, *, max_file_bytes: int) -> Held:
+def measure_held(processes: Iterable[Process], folder: str, *, max_file_bytes: int, with_mappings: bool = True) -> Held:
     """Return what processes hold of kernel memory and of deleted files; `folder` is the task's.
 
-    A deleted file that is only mapped counts as large as a file may be, unless this process may look at it.
+    A deleted file that is only mapped counts as large as a file may be, unless this process may look at it. To read
+    mappings takes most of the time.
     """
     kernel_bytes = 0
     pipes: set[int] = set()
@@ -155,7 +156,7 @@ def measure_held(processes: Iterable[Process], folder: str, *, max_file_bytes: i
                     kernel_bytes += _OTHER_DESCRIPTOR_BYTES
             if status.st_nlink == 0:
                 deleted[status.st_ino] = status.st_blocks * _BLOCK
-    for process in processes:
+    for process in processes if with_mappings else ():
         mappings = _mappings(process.thread)
         kernel_bytes += (mappings.count(b"\n") if len(mappings) < _MAX_MAP_BYTES else _MAX_MAPPINGS) * _MAPPING_BYTES
         if folder.encode() in mappings:

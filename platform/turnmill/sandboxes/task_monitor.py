@@ -157,7 +157,13 @@ class TaskMonitor:
             return "processes"
         if used_cpu_seconds >= limits.cpu_seconds + min(1.0, _CPU_TOLERANCE * limits.cpu_seconds):
             return "cpu"
-        held = measurements.measure_held(found.values(), self.workspace.folder, max_file_bytes=limits.file_bytes)
+        held = measurements.measure_held(
+            found.values(),
+            self.workspace.folder,
+            max_file_bytes=limits.file_bytes,
+            # The first checks are of many brief tasks, and it is the last ones that bound what is held for long.
+            with_mappings=time.monotonic() - self.started >= _LAST_CHECK_SECONDS / 2,
+        )
         self.holds_text = self.holds_text or held.has_names
         if held.hidden:
             return "files"
