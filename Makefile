@@ -6,11 +6,13 @@ JOB ?= manifests/examples/babyai-goto-cpu.yaml
 # cpu or cuda; once installed, the device of .venv.
 DEVICE ?= $(or $(patsubst $(VENV)/installed-%,%,$(firstword $(wildcard $(VENV)/installed-*))),cpu)
 STAMP := $(VENV)/installed-$(DEVICE)
+# What builds an image from TAG [OPTIONS] FOLDER.
+BUILD_IMAGE ?= buildah build --tag
 # Test files that run side by side: one per core, four at most (`nproc` alone would answer OMP_NUM_THREADS).
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install extras run test unit check nightly docs crds dashboards compatibility charts lock audit clean
+.PHONY: help install image extras run test unit check nightly docs crds dashboards compatibility charts lock audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -29,13 +31,20 @@ $(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/hashes.txt requ
 	@$(PYTHON) -m venv $(VENV)
 	@$(PYTHON) requirements/hashed.py requirements/build.txt uv > $(VENV)/uv.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $(VENV)/uv.txt || exit 1
-	@if [ $(DEVICE) = cpu ]; then requirements/install_cpu_torch.sh $(BIN)/python; fi
+	@if [ $(DEVICE) = cpu ]; then \
+		requirements/install_cpu_torch.sh $(BIN)/python && \
+		{ $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages/torch || true; }; \
+	fi
 	@$(PYTHON) requirements/hashed.py requirements/$(DEVICE).txt > $(VENV)/$(DEVICE).txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --compile-bytecode -r $(VENV)/$(DEVICE).txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
 		$(if $(filter cpu,$(DEVICE)),./requirements/vllm-metadata) -e .
 	@$(BIN)/python -c "import torch"
 	@touch $@
+
+image: ## Build the trainer's image; with DEVICE=cuda the one for GPUs, which checks itself (minutes, 10 GB)
+	$(BUILD_IMAGE) turnmill/trainer:0.1.0$(patsubst %,-%,$(filter cuda,$(DEVICE))) --build-arg DEVICE=$(DEVICE) \
+		--file images/trainer/Containerfile .
 
 extras: $(STAMP) ## Install what environments need that do not go with the rest: .venv-nethack, -textworld, -verifiers
 	@for extra in nethack textworld verifiers; do \

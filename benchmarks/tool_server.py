@@ -73,20 +73,41 @@ def row(name: str, measured: Load) -> list[str]:
 
 
 def measure_latency(arguments: argparse.Namespace) -> None:
-    """One client, and 16; the processor time is of the server's processes, its store among them."""
-    rows = []
+    """One client, and 16; the processor time is of the server's processes, its store among them.
+
+    With a peer, both are measured in turns, and the medians of all rounds and of their ratios are shown.
+    """
+    rounds = arguments.rounds if arguments.peer else 1
+    rows: list[list[str]] = []
     with serving("--tool_type", ",".join(KINDS), "--max_concurrent_requests", "256") as server:
         places = {"turnmill": (server.url, server.process.pid)}
         if arguments.peer:
-            places["verl-tool"] = (arguments.peer, arguments.peer_process)
+            places[arguments.peer_name] = (arguments.peer, arguments.peer_process)
         for kind in KINDS:
             for clients in (1, 16):
-                for name, (url, process) in places.items():
-                    begun = cpu_seconds(process)
-                    measured = load([url], kind, clients=clients, seconds=arguments.seconds, warm=0)
-                    cpu_ms = (cpu_seconds(process) - begun) / measured.calls * 1000
-                    rows.append([*row(f"{kind}, {clients} clients, {name}", measured), f"{cpu_ms:.1f}"])
+                measured: dict[str, list[tuple[Load, float]]] = {name: [] for name in places}
+                for number in range(rounds):
+                    for name, (url, process) in sorted(places.items(), reverse=number % 2 == 1):
+                        begun = cpu_seconds(process)
+                        result = load([url], kind, clients=clients, seconds=arguments.seconds, warm=0)
+                        cpu_ms = (cpu_seconds(process) - begun) / result.calls * 1000
+                        measured[name].append((result, cpu_ms))
+                rows += _latency_rows(f"{kind}, {clients} clients", measured)
     print(table(["", "calls/s", "median ms", "p95 ms", "failed", "CPU ms/call"], rows))
+
+
+def _latency_rows(case: str, measured: dict[str, list[tuple[Load, float]]]) -> Iterator[list[str]]:
+    figures = {
+        name: [(r.per_second, r.median_ms, r.p95_ms, r.failures, cpu_ms) for r, cpu_ms in results]
+        for name, results in measured.items()
+    }
+    for name, rounds in figures.items():
+        per_second, median, p95, failed, cpu = (statistics.median(column) for column in zip(*rounds, strict=True))
+        yield [f"{case}, {name}", f"{per_second:.1f}", f"{median:.1f}", f"{p95:.1f}", f"{failed:.0f}", f"{cpu:.1f}"]
+    if len(figures) > 1:
+        first, second = figures.values()
+        pairs = [[a / b if b else 1.0 for a, b in zip(*pair, strict=True)] for pair in zip(first, second, strict=True)]
+        yield [f"{case}, ratio", *(f"{statistics.median(column):.2f}" for column in zip(*pairs, strict=True))]
 
 
 def cpu_seconds(process: int | None) -> float:
@@ -177,8 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("latency", "replicas", "waiting"))
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--rounds", type=int, default=5, help="of `replicas`")
-    parser.add_argument("--peer")
+    parser.add_argument("--rounds", type=int, default=5, help="of `replicas`, and of `latency` with a peer")
+    parser.add_argument("--peer", help="address of another server's /get_observation")
+    parser.add_argument("--peer-name", default="verl-tool")
     parser.add_argument("--peer-process", type=int, help="its process id, for its processor time")
     parser.add_argument("--most", type=int, default=16)
     arguments = parser.parse_args()

@@ -21,7 +21,7 @@ def test_every_marker_names_a_feature():
 def test_no_system_lacks_a_feature():
     counts = Counter(feature.system for feature in FEATURES)
 
-    assert counts >= Counter({"verl-tool": 82, "Verlog": 26, "GRL": 22, "verl's multi-turn": 22})
+    assert counts >= Counter({"verl-tool": 82, "Verlog": 26, "GRL": 22, "verl's multi-turn": 25})
 
 
 def test_the_committed_page_matches_the_markers():

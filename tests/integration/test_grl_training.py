@@ -57,6 +57,8 @@ spec:
   algorithm: {type: ppo, actorLearningRate: 1e-4, minibatchTasks: 2}
   training: {steps: 2, mode: colocate_async, checkpointEvery: 1}
   resources: {device: cpu, agentLoopWorkers: 2}
+  # Far fewer than the first prompts of all episodes have together: the engine reads them one after another.
+  verl: {actor_rollout_ref.rollout.max_num_batched_tokens: 600}
 """
 
 SCRIPT = """

@@ -88,7 +88,7 @@ async def test_a_trajectory_resumes_from_its_last_turn_in_another_process(attemp
     assert [call["action"] for call in server.calls] == calls
     assert len({call["trajectory"] for call in server.calls}) == 1
     assert result.summary.metrics["turns_carried_on"] == turn
-    counted = ("num_tool_calls", "valid_action", "valid_traj", "per_action_length", "turn_0_action_logp")
+    counted = ("num_tool_calls", "valid_action", "valid_traj", "per_action_length", "turn_1_action_logp")
     assert {name: result.summary.metrics[name] for name in counted} == {
         name: expected.summary.metrics[name] for name in counted
     }

@@ -844,7 +844,7 @@ async def test_the_response_mask_of_a_turn_is_logged(new_harness, server, agent,
 
 EVERY_TRAJECTORY = {
     *("num_turns", "empty_responses", "per_action_length", "traj_actions_length", "traj_obs_length"),
-    *("generated_length", "is_traj_finished", "valid_traj", "no_loss_on_traj", "per_action_logp", "turn_0_action_logp"),
+    *("generated_length", "is_traj_finished", "valid_traj", "no_loss_on_traj", "per_action_logp", "turn_1_action_logp"),
 }
 WITH_TOOLS = {
     *("valid_action", "per_obs_length", "tool_call_success", "tool_processing_time_sec", "tool_queue_time_sec"),
@@ -861,6 +861,24 @@ async def test_an_episode_has_the_metrics_of_verl_tool(new_harness, server):
     assert result.summary.metrics.keys() >= EVERY_TRAJECTORY | WITH_TOOLS
     assert result.summary.metrics["tool_processing_time_sec"] == 0.004
     assert result.summary.metrics["response_await_time_sec"] > 0
+
+
+@pytest.mark.feature("verl-tool", "metrics of the agent")
+async def test_metrics_are_counts_sums_and_means_as_in_verl_tool(new_harness):
+    valid = iter([True, False, True])
+
+    def answer(call: dict[str, Any]) -> web.Response:
+        observed = {"observations": ["[2]"], "dones": [False], "valids": [next(valid)], "processing_time_ms": 1000.0}
+        return web.json_response(observed | {"queue_time_ms": 500.0})
+
+    async with HttpTools(answer) as server:
+        result = await new_harness([CALL, CALL, CALL, ANSWER], server, maxTurns=3).play()
+
+    metrics = result.summary.metrics
+    assert (metrics["valid_action"], metrics["valid_action_ratio"]) == (2.0, pytest.approx(2 / 3))
+    assert (metrics["tool_processing_time_sec"], metrics["tool_queue_time_sec"]) == (3.0, 1.5)
+    assert (metrics["empty_responses"], metrics["tool_call_success"]) == (0.0, 1.0)
+    assert [name for name in metrics if name.startswith("turn_")] == [f"turn_{k}_action_logp" for k in (1, 2, 3, 4)]
 
 
 def advantages_of(played: dict[str, EpisodeResult]) -> dict[str, float]:

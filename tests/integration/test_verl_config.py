@@ -1,6 +1,10 @@
+import importlib.util
+import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import AdaptiveKLController, AdvantageEstimator, get_kl_controller
@@ -8,14 +12,17 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+import turnmill
 from support.models import model_without_weights
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob, load_job
 from turnmill.training.agent_kinds import agent_kind
-from turnmill.training.dynamic_sampling import FilteringBuffer, FilteringStepBuffer
+from turnmill.training.dynamic_sampling import FilteringStepBuffer
 from turnmill.training.replay_buffers import StepReplayBuffer
+from turnmill.training.verl import known_settings
 from turnmill.training.verl.config import build_verl_config, compose_defaults
 from turnmill.training.verl.known_settings import unknown_names
+from turnmill.training.verl.megatron_config import require_packages
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -231,12 +238,12 @@ def test_every_trainer_of_verl_accepts_every_agent_type(kind, mode, model, tmp_p
     trainer = trainer_class(config)
 
     assert isinstance(trainer, TRAINER_REGISTRY[mode])
-    assert isinstance(trainer.replay_buffer, StepReplayBuffer) is (mode != "sync")
+    assert isinstance(trainer.replay_buffer, StepReplayBuffer)
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == minibatch
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("sync", FilteringBuffer), ("colocate_async", FilteringStepBuffer)])
-def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, kind, model, tmp_path):
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, model, tmp_path):
     job = example("tool-arithmetic-dapo-cpu", model, f"spec.training.mode={mode}")
     config = build_verl_config(job, model=model, run_dir=tmp_path, device="cpu")
     OmegaConf.set_struct(config, False)
@@ -244,9 +251,30 @@ def test_dynamic_sampling_replaces_the_replay_buffer_in_every_mode(mode, kind, m
 
     buffer = agent_kind(job.spec.agent).trainer_class(job)(config).replay_buffer
 
-    assert type(buffer) is kind
+    assert type(buffer) is FilteringStepBuffer
     assert buffer.sampler_kwargs["max_batches"] == 3
-    assert isinstance(buffer, StepReplayBuffer) is (mode != "sync")
+
+
+@pytest.mark.parametrize(("device", "in_parts"), [("cpu", False), ("cuda", True)])
+def test_engines_without_a_gpu_read_prompts_whole(device, in_parts, model):
+    rollout = config_of(example("sokoban-grl-cpu", model), model, device).actor_rollout_ref.rollout
+
+    assert rollout.enable_chunked_prefill is in_parts
+    # Else no prompt of the full length would ever be read.
+    assert rollout.max_num_batched_tokens >= rollout.max_model_len
+
+
+def test_reading_prompts_whole_is_needed():
+    """vLLM moves a seeded request's generator back after each part of its prompt, which torch cannot on a CPU."""
+    # Found without an import, which takes seconds.
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None
+    assert vllm.submodule_search_locations
+    runner = Path(vllm.submodule_search_locations[0]) / "v1" / "worker" / "gpu_model_runner.py"
+
+    assert "gen.set_offset(gen.get_offset() - 4)" in runner.read_text()
+    with pytest.raises(RuntimeError, match="CPU Generator does not use offset"):
+        torch.Generator().get_offset()
 
 
 @pytest.mark.parametrize(("sampling", "temperature"), [("greedy", 0), ("training", 0.7)])
@@ -286,6 +314,7 @@ def test_a_step_trains_on_the_rows_requested_for_it(model, tmp_path):
         ("train.microBatchTokens=9000", {f"{ACTOR}.ppo_max_token_len_per_gpu": 9000,
                                          "critic.ppo_max_token_len_per_gpu": 9000,
                                          f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 9000}),
+        ("train.chunkedLogits=false", {f"{MODEL}.use_fused_kernels": False}),
         ("rollout.gpuMemoryShare=0.3", {f"{ROLLOUT}.gpu_memory_utilization": 0.3}),
         ("rollout.maxSequences=64", {f"{ROLLOUT}.max_num_seqs": 64}),
         ("rollout.dtype=float16", {f"{ROLLOUT}.dtype": "float16"}),
@@ -298,6 +327,49 @@ def test_the_resources_of_a_job_reach_the_dataclasses_of_verl(settings, names, m
 
     require_verl_accepts(config)
     assert {name: OmegaConf.select(config, name) for name in names} == names
+
+
+MEGATRON = "resources.train={engine: megatron, nodes: 2, gpusPerNode: 8, tensorParallel: 4, pipelineParallel: 2, %s}"
+
+
+@pytest.mark.parametrize("name", ["babyai-goto-gpu", "tool-math-gpu", "sokoban-grl-gpu", "webshop-gigpo-gpu"])
+def test_verl_resolves_megatron_for_every_kind_of_agent(name, model):
+    job = example(name, model, MEGATRON % "offload: optimizer")
+    config = build_verl_config(job, model=model, run_dir=Path("run"), device="cuda")
+
+    settings = OmegaConf.to_container(config)
+    del settings["turnmill"]
+    assert unknown_names(compose_defaults("megatron"), settings) == []
+    OmegaConf.resolve(config)
+    use_critic = need_critic(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=use_critic)
+    sections = (ACTOR, "actor_rollout_ref.ref.megatron", ROLLOUT, MODEL, *(("critic",) if use_critic else ()))
+    built = {section: omega_conf_to_dataclass(OmegaConf.select(config, section)) for section in sections}
+    policy, reference = built[ACTOR].engine, built["actor_rollout_ref.ref.megatron"]
+    assert (policy.strategy, policy.tensor_model_parallel_size, policy.pipeline_model_parallel_size) == (
+        "megatron", 4, 2,
+    )  # fmt: skip
+    assert (reference.tensor_model_parallel_size, reference.pipeline_model_parallel_size) == (4, 2)
+    assert (policy.optimizer_offload, policy.param_offload) == (True, False)
+    assert built[ACTOR].optim.lr_decay_style == "constant"
+    assert built[ACTOR].optim.clip_grad == job.spec.algorithm.gradient_clip
+    if use_critic:
+        assert built["critic"].engine.tensor_model_parallel_size == 4
+
+
+def test_megatron_keeps_nothing_that_only_fsdp_understands(model):
+    settings = "spec.verl={actor_rollout_ref.actor.fsdp_config.param_offload: true}"
+
+    with pytest.raises(SettingsError, match=r"fsdp_config.param_offload \(True\) is no setting of verl's"):
+        config_of(example("tool-math-gpu", model, MEGATRON % "offload: none", settings), model, "cuda")
+    with pytest.raises(SettingsError, match="needs GPUs"):
+        config_of(example("tool-math-gpu", model, MEGATRON % "offload: none"), model, "cpu")
+
+
+def test_megatron_without_its_packages_is_refused_with_what_to_install(model):
+    with pytest.raises(SettingsError, match=r"needs megatron\.core, .* not installed. Add megatron-core"):
+        require_packages(example("tool-math-gpu", model, MEGATRON % "offload: none"))
+    require_packages(example("tool-math-gpu", model))
 
 
 def test_engines_with_gpus_of_their_own_use_most_of_their_memory(model):
@@ -382,6 +454,70 @@ def test_a_setting_without_effect_is_refused_with_an_alternative(model, setting)
 
     with pytest.raises(SettingsError, match=r"^spec\.verl\.algorithm\..* has no effect here\. (Set|Lower) .*spec\."):
         build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+
+@pytest.mark.feature("verl's multi-turn", "settings without effect")
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("data.truncation: error", "set spec.agent.maxPromptLength"),
+        ("data.train_files: [x]", "Set spec.environment.options.path"),
+        ("data.train_batch_size: 8", "Set spec.training.tasksPerStep"),
+        ("data.return_raw_chat: true", "Tasks come from spec.environment"),
+        ("custom_reward_function.path: x.py", "Set spec.environment.options.reward"),
+        ("reward.reward_model.enable: true", "Set spec.environment.options.reward"),
+        ("trainer.total_training_steps: 7", "Set spec.training.steps"),
+        ("trainer: {total_epochs: 7}", "Set spec.training.steps"),
+        ("actor_rollout_ref.rollout.n: 4", "Set spec.agent.groupSize"),
+        ("ray_kwargs.ray_init.num_cpus: 2", "turnmill starts Ray itself"),
+    ],
+)
+def test_a_setting_that_turnmill_replaces_is_refused_with_the_field_to_set(model, setting, instead):
+    job = example("babyai-goto-cpu", model, f"spec.verl={{{setting}}}")
+
+    with pytest.raises(SettingsError, match=rf"^spec\.verl\..* has no effect here\. .*{instead}"):
+        build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+
+def test_the_settings_without_effect_are_settings_of_verl(defaults):
+    assert unknown_names(defaults, dict.fromkeys(known_settings.WITHOUT_EFFECT, 1)) == []
+
+
+def test_settings_below_a_section_without_effect_may_have_an_effect(model):
+    given = "data.apply_chat_template_kwargs: {enable_thinking: false}, data.mm_processor_kwargs: {x: 1}"
+    job = example("babyai-goto-cpu", model, f"spec.verl={{{given}}}")
+
+    config = build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+    assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.feature("verl's multi-turn", "other inference engines")
+@pytest.mark.parametrize(
+    "setting", ["actor_rollout_ref.rollout.name: sglang", "actor_rollout_ref: {rollout: {name: sglang}}"]
+)
+def test_an_engine_other_than_vllm_is_refused_with_the_reason(model, setting):
+    job = example("babyai-goto-cpu", model, f"spec.verl={{{setting}}}")
+
+    with pytest.raises(SettingsError, match=r"\('sglang'\) is not supported: weight sync, .* are made for vLLM\."):
+        build_verl_config(job, model=model, run_dir=Path("run"), device="cpu")
+
+
+@pytest.mark.feature("verl's multi-turn", "settings without effect")
+@pytest.mark.parametrize(
+    "section", ["data", "trainer", "reward", "reward_model", "custom_reward_function", "ray_kwargs"]
+)
+def test_every_setting_of_these_sections_is_read_by_the_code_that_runs_or_refused(defaults, section):
+    verl = Path(import_module("verl").__file__).parent
+    places = ["trainer/ppo/v1", "experimental/agent_loop", "workers", "checkpoint_engine", "utils"]
+    files = [file for place in places for file in (verl / place).rglob("*.py") if file.name != "rl_dataset.py"]
+    files += Path(turnmill.__file__).parent.rglob("rollout/**/*.py")
+    words = set(re.findall(r"\w+", "\n".join(file.read_text() for file in files)))
+    names = [f"{section}.{name}" for name in known_settings._names(defaults[section])]
+
+    unread = [name for name in names if name.rpartition(".")[2] not in words]
+
+    assert [name for name in unread if not known_settings.names_without_effect({name: 1})] == []
 
 
 ALGORITHMS = ("turn_ppo", "ppo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "dapo", "gigpo")
@@ -526,7 +662,8 @@ def test_models_on_gpus_use_the_attention_that_is_installed(installed, attention
 
     used = {OmegaConf.select(config, f"{name}.override_config.attn_implementation") for name in MODELS}
     assert used == {attention}
-    assert config.actor_rollout_ref.model.use_fused_kernels is not installed
+    # Whatever the attention, logits of 16,384 tokens would take more memory than all layers' activations.
+    assert config.actor_rollout_ref.model.use_fused_kernels
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(53_509, True), (53_510, False)])

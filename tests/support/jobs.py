@@ -91,6 +91,16 @@ RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "a mask without weights inside": {"algorithm__rolloutCorrection": {"lowerThreshold": 3}},
     "a rejection of everything": {"algorithm__rolloutCorrection": {"rejectionLow": 2, "rejectionHigh": 1}},
     "a queue for the shared cluster": {"queue": "team-a", "cluster": "shared"},
+    "layers shared without megatron": {"resources__train": {"tensorParallel": 2, "gpusPerNode": 2}},
+    "stages without megatron": {"resources__train": {"pipelineParallel": 2, "gpusPerNode": 2}},
+    "rows shared without megatron": {"resources__train": {"contextParallel": 2, "gpusPerNode": 2}},
+    "experts shared without megatron": {"resources__train": {"expertParallel": 2, "gpusPerNode": 2}},
+    "rows shared by ulysses with megatron": {
+        "resources__train": {"engine": "megatron", "sequenceParallel": 2, "gpusPerNode": 2}
+    },
+    "a part of a copy": {"resources__train": {"engine": "megatron", "tensorParallel": 4, "gpusPerNode": 2}},
+    "adapters with megatron": {"model__lora": {}, "resources__train": {"engine": "megatron"}},
+    "megatron on a cpu": {"resources": {"device": "cpu", "train": {"engine": "megatron"}}},
 }
 
 TOOL_RULE_VIOLATIONS: dict[str, dict[str, Any]] = {

@@ -54,11 +54,15 @@ def verl_settings(values: Values) -> Iterator[Problem]:
         return
     # verl's own configuration takes seconds to import.
     from turnmill.training.verl.config import unknown_verl_settings
-    from turnmill.training.verl.known_settings import names_without_effect
+    from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect, other_engine
 
+    if (other := other_engine(settings)) is not None:
+        yield Problem(f"spec.verl.{other[0]}", other[1], *NO_OTHER_ENGINE)
+    unknown = dict(unknown_verl_settings(settings, values["spec.resources.train.engine"]))
     for name, instead in names_without_effect(settings):
-        yield Problem(f"spec.verl.{name}", settings[name], "has no effect here", instead)
-    for name, closest in unknown_verl_settings(settings):
+        if name not in unknown:
+            yield Problem(f"spec.verl.{name}", settings[name], "has no effect here", instead)
+    for name, closest in unknown.items():
         way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
         yield Problem(f"spec.verl.{name}", settings[name], "is no setting of verl's", way_out)
 

@@ -15,6 +15,7 @@ from turnmill import __version__
 from turnmill.cli.check import check
 from turnmill.cli.clean_up import clean_up
 from turnmill.cli.console import errors, say
+from turnmill.cli.convert import app as convert
 from turnmill.cli.doctor import doctor
 from turnmill.cli.job_file import Overrides, load
 from turnmill.cli.retriever import retriever
@@ -216,6 +217,7 @@ app.command()(trajectories)
 app.command()(view)
 app.command()(retriever)
 app.command()(clean_up)
+app.add_typer(convert, name="convert")
 
 
 def _launch() -> "Callable[..., RunResult]":

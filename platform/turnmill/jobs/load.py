@@ -7,6 +7,7 @@ from pathlib import Path as FilePath
 
 import yaml
 
+from turnmill.jobs.hub import fetch_command, local_folder, may_download
 from turnmill.jobs.job import KIND, AgentTrainingJob
 from turnmill.jobs.overrides import apply_overrides
 from turnmill.jobs.problems import MISSING, JobError, Problem
@@ -41,14 +42,19 @@ def dump_job(job: AgentTrainingJob) -> str:
 
 
 def model_folder(values: Values) -> Iterator[Problem]:
-    """Yield a problem if the model's folder contains no model."""
+    """Yield a problem if the model's folder contains no model, or if a model of the hub cannot be had."""
     place = "spec.model.path"
     path = values[place]
     if path is None:
         return
-    folder = FilePath(path)
+    folder = local_folder(path)
+    if folder is None:
+        if not may_download():
+            way_out = f"Fetch it with `{fetch_command(path)}` where the network is, or unset HF_HUB_OFFLINE."
+            yield Problem(place, path, "is not in the cache of the Hugging Face hub on this machine", way_out)
+        return
     if not folder.is_dir():
-        way_out = "Download the model, or give the folder of one you have; names on a hub are not looked up."
+        way_out = "Download the model, and give its folder, or its name on the Hugging Face hub as owner/name."
         yield Problem(place, path, "is no folder on this machine", way_out)
         return
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]

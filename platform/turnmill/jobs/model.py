@@ -64,7 +64,8 @@ class ModelSettings(Settings):
     """The model to train: a folder or a warm start."""
 
     path: FilePath | None = None
-    """Folder of a Hugging Face model and its tokenizer."""
+    """Folder of a Hugging Face model and its tokenizer, or its name on the hub, such as `Qwen/Qwen2.5-3B-Instruct`. By
+    name, it is taken from the local cache, or downloaded when the run starts, unless HF_HUB_OFFLINE is set."""
 
     warm_start: WarmStart | None = None
     """Make a tiny model by imitation, once; later runs with the same settings use it again."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from turnmill.jobs.grl_rules import GRL_RULES
+from turnmill.jobs.megatron_rules import MEGATRON_RULES
 from turnmill.jobs.problems import Problem
 from turnmill.jobs.rollout_correction import CORRECTION_RULES
 from turnmill.jobs.rule import Rule
@@ -409,5 +410,6 @@ RULES: tuple[Rule, ...] = (
         only=(WITH_KL,),
     ),
     *CORRECTION_RULES,
+    *MEGATRON_RULES,
     *GRL_RULES,
 )

@@ -16,6 +16,7 @@ from turnmill.jobs.rules import broken_rules
 from turnmill.jobs.settings import Settings
 from turnmill.jobs.values import BrokenValueError, Values, fields_by_alias, tag_of, variants_of
 from turnmill.jobs.verl_settings import broken_settings
+from turnmill.jobs.verlog_agent import PROMPTS
 from turnmill.jobs.yaml_file import Path, dotted
 
 Check = Callable[[Values], Iterable[Problem]]
@@ -157,6 +158,9 @@ def field_problem(place: Place, details: ErrorDetails) -> Problem:
             "must be lower-case letters, digits and dashes, with a letter first and no dash last",
             f"Try {_as_name(value)}.",
         )
+    if kind == "string_pattern_mismatch" and path == ("spec", "agent", "prompt"):
+        rule = f"must be {', '.join(PROMPTS)}, a file (.txt, .md) or package.module:function"
+        way_out = _suggest(value, PROMPTS, "Choose one of them.")
     return Problem(dotted(path), value, rule, way_out)
 
 

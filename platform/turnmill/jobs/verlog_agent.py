@@ -1,12 +1,22 @@
 """The agent loop over environments, whose turns are rows of their own."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from turnmill.jobs.base_agent import BaseAgent
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.settings import Settings
+
+PROMPTS = ("cot", "naive", "compact")
+PromptName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1024,
+        pattern=rf"^({'|'.join(PROMPTS)}|[^:]+[.](txt|md)|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$",
+    ),
+]
 
 
 class MemorySettings(Settings):
@@ -33,8 +43,10 @@ class VerlogAgent(BaseAgent):
     memory: MemorySettings = MemorySettings()
     """Earlier turns that a prompt contains."""
 
-    prompt: Literal["cot", "naive", "compact"] = "cot"
-    """`cot` asks for a thought and an action, `naive` for an action alone, `compact` is short, for tiny models."""
+    prompt: PromptName = "cot"
+    """`cot` asks for a thought and an action, `naive` for an action alone (Verlog's default), `compact` is short, for
+    tiny models; or a file (`.txt`, `.md`) whose text asks instead, or a function `package.module:name` that builds the
+    messages."""
 
     max_prompt_tokens: int = Field(default=1024, ge=16, le=1_000_000)
     """Tokens of a prompt; a longer one loses its oldest part."""

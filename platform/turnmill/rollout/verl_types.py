@@ -143,6 +143,7 @@ class RunConfig(Protocol):
     """verl's configuration of a run, an OmegaConf DictConfig."""
 
     turnmill: TurnmillConfig
+    actor_rollout_ref: Any
     data: object
 
 

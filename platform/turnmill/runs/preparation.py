@@ -12,6 +12,7 @@ import yaml
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.hub import fetch_command, is_hub_name, local_folder
 from turnmill.observability.progress import Progress, write_progress
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
@@ -73,7 +74,9 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
     """Return the folder of the initial model; a warm start is made unless `cache_dir` has it."""
     spec = job.spec
     if spec.model.path is not None:
-        return Path(spec.model.path)
+        # In a cluster, the cache of one pod is no folder of the others.
+        found = None if cache_dir is not None and is_hub_name(spec.model.path) else local_folder(spec.model.path)
+        return found or download(spec.model.path, report, None if cache_dir is None else cache_dir / "hub")
     from turnmill.training.warm_start import ensure_warm_start
 
     assert spec.model.warm_start is not None
@@ -92,6 +95,30 @@ def ensure_model(job: AgentTrainingJob, folder: RunFolder, report: Report, *, ca
         on_progress=tell,
     )
 
+
+def download(name: str, report: Report, cache_dir: Path | None = None) -> Path:
+    """Download what the cache lacks of a model of the hub; return its folder. Raises SettingsError with the way out."""
+    from huggingface_hub import snapshot_download
+
+    report(Progress(phase="download", message=name))
+    try:
+        folder = Path(str(snapshot_download(name, cache_dir=cache_dir, allow_patterns=list(_MODEL_FILES))))
+    except Exception as error:
+        # Of the network, of the hub, of the disk.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingsError(
+            f"spec.model.path: {name!r} is no folder, and could not be downloaded ({reason}). Give the folder of a "
+            f"model, or fetch it with `{fetch_command(name)}` where the network is."
+        ) from error
+    missing = [file for file in ("config.json", "tokenizer_config.json") if not (folder / file).is_file()]
+    if missing:
+        raise SettingsError(
+            f"spec.model.path: {name!r} has no {' and no '.join(missing)}. Name a language model with its tokenizer."
+        )
+    return folder
+
+
+_MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 
 _DEFAULTS = {
     "HF_HUB_OFFLINE": "1",

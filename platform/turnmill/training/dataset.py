@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 
 from turnmill.rollout.multi_turn.dataset_fields import images_in
+from turnmill.training.shared_tags import SharedTags
 from turnmill.training.verl.types import Row
 
 
@@ -55,14 +56,22 @@ class TaskRows(_Rows):
 
 
 def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
-    """Return the rows of a batch for which `keep` is true, without column names: readers get all columns."""
+    """Return the rows of a batch for which `keep` is true, without column names: readers get all columns.
+
+    Rows keep their dictionaries of tags, which both batches share.
+    """
     chosen = [i for i, kept in enumerate(keep) if kept]
     return KVBatchMeta(
         partition_id=batch.partition_id,
         keys=[batch.keys[i] for i in chosen],
-        tags=[batch.tags[i] for i in chosen],
+        tags=SharedTags(batch.tags[i] for i in chosen),
         extra_info=dict(batch.extra_info),
     )
+
+
+def response_lengths(batch: KVBatchMeta) -> Tensor:
+    """Return the number of each row's response tokens from its tags, shape (rows,)."""
+    return torch.tensor([int(tag["response_len"]) for tag in batch.tags])
 
 
 def prompt_lengths(batch: KVBatchMeta) -> Tensor:

@@ -1,8 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from turnmill.jobs import AgentTrainingJob, JobError, dump_job, job_from_json, load_job
+from turnmill.jobs.hub import local_folder
 
 JOB = """\
 apiVersion: turnmill.dev/v1alpha1
@@ -214,6 +216,78 @@ def test_the_model_folder_must_hold_a_model(file: Path, tmp_path: Path):
     assert "has no config.json" in empty
     assert "has no tokenizer_config.json" in without_tokenizer
     assert load(file, text).spec.model.path == str(folder)
+
+
+HUB = JOB.replace("warmStart: {}", "path: owner/Small-1.5B").replace("compact", "cot")
+
+
+def put_into_cache(cache: Path, *files: str) -> Path:
+    """Put files of the model `owner/Small-1.5B` where huggingface_hub puts them."""
+    stored = cache / "models--owner--Small-1.5B"
+    folder = stored / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    for name in files:
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_model_of_the_hub_is_taken_from_the_cache(file: Path, tmp_path: Path, monkeypatch, variable: str):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    below = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    folder = put_into_cache(tmp_path / below, "config.json", "tokenizer_config.json", "model.safetensors")
+
+    job = load(file, HUB)
+
+    assert local_folder(job.spec.model.path) == folder
+
+
+@pytest.mark.parametrize("files", [(), ("config.json", "tokenizer_config.json")])
+def test_a_model_of_the_hub_that_is_not_here_is_refused_offline_with_the_command_to_fetch_it(
+    file: Path, tmp_path: Path, monkeypatch, files: tuple[str, ...]
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    put_into_cache(tmp_path, *files)
+
+    (problem,) = problems_of(file, HUB)
+
+    assert problem == (
+        "spec.model.path: 'owner/Small-1.5B' is not in the cache of the Hugging Face hub on this machine. Fetch it "
+        "with `hf download owner/Small-1.5B` where the network is, or unset HF_HUB_OFFLINE. (line 5)"
+    )
+
+
+def test_a_cached_model_of_which_a_part_is_missing_is_not_complete(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = put_into_cache(tmp_path, "config.json", "model-1-of-2.safetensors")
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert local_folder("owner/Small-1.5B") is None
+    (folder / "model-2-of-2.safetensors").touch()
+    assert local_folder("owner/Small-1.5B") == folder
+
+
+def test_a_model_of_the_hub_may_be_downloaded_when_the_run_starts(file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    assert load(file, HUB).spec.model.path == "owner/Small-1.5B"
+
+
+def test_a_relative_path_into_a_folder_that_exists_is_no_name_of_the_hub(file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+
+    (problem,) = problems_of(file, HUB)
+
+    assert "is no folder on this machine" in problem
 
 
 def test_a_process_parses_its_job_once(file: Path):

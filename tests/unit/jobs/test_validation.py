@@ -33,7 +33,11 @@ def problems_of(data: dict[str, Any]) -> list[str]:
         ({"agent__maxTurns": 0}, "spec.agent.maxTurns: 0 must be at least 1. Try 1."),
         ({"agent__temperature": 0}, "spec.agent.temperature: 0 must be greater than 0"),
         ({"agent__temperature": float("nan")}, "spec.agent.temperature: nan must be a finite number."),
-        ({"agent__prompt": "cott"}, "spec.agent.prompt: 'cott' must be cot, naive or compact. Did you mean cot?"),
+        (
+            {"algorithm__learningRateSchedule": "cosin"},
+            "spec.algorithm.learningRateSchedule: 'cosin' must be constant or cosine. Did you mean cosine?",
+        ),
+        ({"agent__prompt": "cott"}, "spec.agent.prompt: 'cott' must be cot, naive, compact, a file (.txt, .md) or"),
         ({"agent__memory": 3}, "spec.agent.memory: 3 must be a section with fields of its own."),
         ({"agent__memory": None}, "spec.agent.memory: null must be a section with fields of its own."),
         ({"environment__binaryReward": "yes"}, "spec.environment.binaryReward: 'yes' must be true or false."),
@@ -247,7 +251,8 @@ def test_a_missing_field_is_reported_with_its_description():
     data = job()
     del data["spec"]["training"]["steps"]
 
-    assert problems_of(data) == ["spec.training.steps: is missing. Add it: Updates of the policy."]
+    (problem,) = problems_of(data)
+    assert problem.startswith("spec.training.steps: is missing. Add it: Updates of the policy. With 0,")
 
 
 def test_job_errors_can_be_pickled():

@@ -11,6 +11,7 @@ from verl.tools.function_tool import function_tool, get_function_tool, normalize
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
+from turnmill.rollout.multi_turn.schemas import read_schemas, show_whole_schema
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def test_a_schema_is_made_from_signature_and_docstring():
 
 @pytest.mark.feature("verl's multi-turn", "schemas from signatures")
 def test_a_nullable_argument_is_not_required():
-    """transformers marks it as nullable; verl's schema has no such field and only leaves it out of `required`."""
+    """transformers marks it as nullable; verl's own schema has no such field and only leaves it out of `required`."""
     marked = get_json_schema(find)["function"]["parameters"]["properties"]["days"]
     function_tool("weather")(find)
 
@@ -54,6 +55,52 @@ def test_a_nullable_argument_is_not_required():
     assert marked["nullable"] is True
     assert "nullable" not in shown["properties"]["days"]
     assert "days" not in shown["required"]
+
+
+def shown(name: str, of_file: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the schema of a registered function as the tool agent loop shows it to the policy."""
+    tool = get_function_tool(name)
+    show_whole_schema(tool, of_file or {})
+    return tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
+
+
+@pytest.mark.feature("verl's multi-turn", "schemas from signatures")
+def test_the_policy_is_shown_nullable_arguments_and_items_of_lists():
+    function_tool("weather")(find)
+
+    function = shown("weather")["function"]
+
+    properties = function["parameters"]["properties"]
+    assert function["name"] == "weather"
+    assert properties["days"] == {"type": "integer", "nullable": True, "description": "How far ahead."}
+    assert properties["near"] == {
+        "type": "array",
+        "items": {"type": "string"},
+        "nullable": True,
+        "description": "Other places.",
+    }
+    assert get_function_tool("weather").tool_schema.function.parameters.required == ["city", "unit"]
+
+
+def test_the_given_schema_of_a_function_is_kept():
+    given = {"type": "function", "function": {"name": "find", "description": "Own."}}
+    function_tool(schema=given)(find)
+
+    assert shown("find")["function"]["description"] == "Own."
+
+
+def test_a_schema_of_a_file_is_shown_as_it_was_written(tmp_path):
+    properties = {"day": {"type": "array", "items": {"type": "integer", "minimum": 1}}, "unit": {"type": "string"}}
+    function = {"name": "weather", "description": "", "parameters": {"type": "object", "properties": properties}}
+    schema = {"type": "function", "function": function}
+    file = tmp_path / "tools.yaml"
+    file.write_text(
+        json.dumps({"tools": [{"class_name": "x.Y", "config": {}, "tool_schema": schema}, {"class_name": "Z"}]})
+    )
+    function_tool("weather", schema=OpenAIFunctionToolSchema.model_validate(schema))(find)
+
+    assert shown("weather", read_schemas(str(file))) == schema
+    assert read_schemas(None) == {}
 
 
 def without_docstring(city: str) -> str:

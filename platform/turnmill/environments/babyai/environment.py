@@ -29,6 +29,13 @@ ACTIONS = {
 
 _WITHOUT_SPACE = {action.replace(" ", ""): action for action in ACTIONS}
 
+_PLAN_PHRASES = (
+    "turn left", "turn to the left", "turn right", "turn to the right", "go forward", "move forward", "pick up",
+    "pick it up", "drop", "toggle", "open", "turning left", "turning right", "moving forward", "picking up", "dropping",
+    "toggling", "opening",
+)  # fmt: skip
+"""What Verlog counts as the length of a plan; one phrase within another counts twice."""
+
 
 class BabyAIOptions(EnvironmentOptions):
     """Options of `babyai`; they apply to the five goals and not to minigrid's own levels."""
@@ -47,6 +54,7 @@ class BabyAI(Environment):
     name: ClassVar[str] = "babyai"
     Settings: ClassVar[type[EnvironmentOptions]] = BabyAIOptions
     actions = tuple(ACTIONS)
+    plan_phrases = _PLAN_PHRASES
     default_action = "go forward"
 
     def __init__(self, task: str | None, max_turns: int, options: BabyAIOptions) -> None:

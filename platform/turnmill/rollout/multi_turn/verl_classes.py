@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         """A function as a tool."""
 
         name: str
+        fn: Callable[..., object]
         tool_schema: ToolSchema
 
         def __init__(

@@ -20,6 +20,7 @@ from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, MultiTurnEpisod
 from turnmill.rollout.multi_turn.llm_client import EpisodeClient
 from turnmill.rollout.multi_turn.loop import MultiTurnLoop
 from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, verl_rows
+from turnmill.rollout.multi_turn.schemas import read_schemas, show_whole_schema
 from turnmill.rollout.multi_turn.tools import wrap_tool
 from turnmill.rollout.multi_turn.verl_classes import BaseTool, FunctionTool
 from turnmill.rollout.rewards import compute_reward, require_finite
@@ -44,9 +45,12 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         self.agent = self.job.spec.multi_turn_agent
         self.folder = RunFolder(Path(config.turnmill.run_dir))
         self.run_name = self.folder.run_name()
-        self.log = TrajectoryLog(self.folder)
+        self.log = TrajectoryLog(self.folder, sample_share=self.job.spec.tracking.recorded_share)
         self.journal = journal
         self.llm_client = EpisodeClient(self.llm_client, self.job, self.folder)
+        schemas = read_schemas(config.actor_rollout_ref.rollout.multi_turn.tool_config_path)
+        for tool in self.tools:
+            show_whole_schema(tool, schemas)
         self.tools = [wrap_tool(tool, self.agent) for tool in self.tools]
         environment, training = self.job.spec.environment, self.job.spec.training
         self.label = environment.label

@@ -256,7 +256,7 @@ class Episode:
             return ToolReply(self._failure_message(error), done=True, valid=False)
         finally:
             self._call_seconds = time.monotonic() - started
-            self._metrics.add("interact_time_time_sec", self._call_seconds)
+            self._metrics.sum("interact_time_time_sec", self._call_seconds)
         measure_call(self._metrics, answer)
         return answer
 

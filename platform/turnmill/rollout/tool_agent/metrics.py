@@ -9,24 +9,26 @@ from turnmill.rollout.tool_agent.response import Response
 
 
 def measure_response(metrics: EpisodeMetrics, number: int, response: Response, *, empty: bool) -> None:
-    """Add the length and the log-probs of the response with this number."""
+    """Add the length and the log-probs of the response with this number, from 0; the metrics count from 1."""
     metrics.add("per_action_length", len(response.tokens))
-    metrics.add("empty_responses", float(empty))
+    metrics.sum("empty_responses", float(empty))
     if response.tokens.log_probs:
         mean = sum(response.tokens.log_probs) / len(response.tokens.log_probs)
         metrics.add("per_action_logp", mean)
         if number < MAX_TURNS_WITH_METRICS:
-            metrics.put(f"turn_{number}_action_logp", mean)
+            metrics.put(f"turn_{number + 1}_action_logp", mean)
 
 
 def measure_call(metrics: EpisodeMetrics, answer: ToolReply) -> None:
     """Add the metrics of a tool call, including those that the tool reports."""
     metrics.add("tool_call_success", 1.0)
-    metrics.add("valid_action", float(answer.valid))
+    metrics.sum("valid_action", float(answer.valid))
+    metrics.add("valid_action_ratio", float(answer.valid))
     if answer.reward is not None:
         metrics.add("per_reward_from_tool", answer.reward)
+    # Times and sizes.
     for name, value in answer.metrics.items():
-        metrics.add(name, value)
+        metrics.sum(name, value)
     of_tool = answer.info.get("metrics")
     if isinstance(of_tool, Mapping):
         for name, value in of_tool.items():
@@ -41,6 +43,7 @@ def measure_episode(
     observed = [len(turn.observation_ids) for turn in turns if turn.observation_ids]
     for length in observed:
         metrics.add("per_obs_length", length)
+    metrics.sum("valid_action", 0.0)
     generated = sum(len(turn.response_ids) for turn in turns)
     for name, value in {
         "num_turns": num_turns,

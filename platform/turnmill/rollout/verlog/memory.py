@@ -27,6 +27,9 @@ class Memory:
         self.observation = ""
         """Observation that the agent responds to next."""
 
+        self.num_turns = 0
+        """Turns of the episode so far, also those that have left the window."""
+
         self._turns: deque[RememberedTurn] = deque(maxlen=text_turns)
 
     @property
@@ -37,11 +40,13 @@ class Memory:
     def begin(self, observation: str) -> None:
         """Begin an episode with an empty window."""
         self._turns.clear()
+        self.num_turns = 0
         self.observation = observation
 
     def remember(self, *, response: str, action: str, observation: str) -> None:
         """Add the turn that responded to the current observation; `observation` is the next one."""
         self._turns.append(RememberedTurn(self.observation, response, action))
+        self.num_turns += 1
         self.observation = observation
 
     def turns_with_detail(self) -> tuple[tuple[RememberedTurn, bool], ...]:

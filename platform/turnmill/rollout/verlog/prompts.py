@@ -1,16 +1,21 @@
 """Prompts: the messages a policy reads before each response."""
 
-from typing import Literal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import cast
 
+from turnmill.core.errors import SettingsError
+from turnmill.core.lookup import import_object
 from turnmill.rollout.verlog.memory import Memory
-
-PromptTemplate = Literal["cot", "naive", "compact"]
-"""`cot` asks for a thought and an action, `naive` for an action alone, `compact` gives no instructions."""
 
 Message = dict[str, str]
 """`role` and `content`, as chat templates take them."""
 
-_SUFFIXES: dict[PromptTemplate, str] = {
+PromptFunction = Callable[[Memory, str], list[Message]]
+"""A user's function: it takes the memory and the environment's instructions, and returns the messages of a turn."""
+
+_SUFFIXES: dict[str, str] = {
     "cot": (
         "What will you do next? Answer in two lines:\n"
         "THINK: your reasoning, step by step.\n"
@@ -20,23 +25,67 @@ _SUFFIXES: dict[PromptTemplate, str] = {
 }
 
 
-def requires_marker(template: PromptTemplate) -> bool:
-    """Return True if the action must follow `ACTION:`; a template that asks only for the action needs no marker."""
-    return template != "naive"
+def requires_marker(template: str) -> bool:
+    """Return True if the action must follow `ACTION:`; elsewhere a response that is an action alone is valid, too."""
+    return template == "compact"
 
 
-def build_messages(
-    memory: Memory, *, template: PromptTemplate, instruction_prompt: str, compact_prompt: str
-) -> list[Message]:
+def build_messages(memory: Memory, *, template: str, instruction_prompt: str, compact_prompt: str) -> list[Message]:
     """Return the messages of a turn, ending with the observation to respond to."""
     if template == "compact":
         return _compact_messages(memory, compact_prompt)
+    if ":" in template:
+        return _checked(template, load_function(template)(memory, instruction_prompt))
     messages = [_message("system", instruction_prompt)]
     for turn, in_full in memory.turns_with_detail():
         messages.append(_message("user", f"Observation:\n{turn.observation}"))
         messages.append(_message("assistant", f"Previous plan:\n{turn.response}" if in_full else turn.action))
-    messages.append(_message("user", f"Current Observation:\n{memory.observation}\n\n{_SUFFIXES[template]}"))
+    messages.append(_message("user", f"Current Observation:\n{memory.observation}\n\n{question(template)}"))
     return messages
+
+
+@cache
+def question(template: str) -> str:
+    """Return the text after the current observation: that of a prompt's name, or a file's. Raises SettingsError."""
+    if template in _SUFFIXES:
+        return _SUFFIXES[template]
+    try:
+        return Path(template).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"agent.prompt: {template!r} cannot be read ({error}). Give a file of UTF-8 text."
+        ) from error
+
+
+@cache
+def load_function(path: str) -> PromptFunction:
+    """Import a user's function. Raises SettingsError if there is none."""
+    try:
+        found = import_object(path)
+    except Exception as error:
+        # A module of the user's own may raise anything on import.
+        raise SettingsError(
+            f"agent.prompt: {path!r} cannot be imported ({type(error).__name__}: {error}). Install its package, or put "
+            "its folder on PYTHONPATH."
+        ) from error
+    if not callable(found):
+        raise SettingsError(f"agent.prompt: {path!r} is no function, but {found!r}. Name one that builds messages.")
+    function: PromptFunction = found
+    return function
+
+
+def _checked(path: str, messages: object) -> list[Message]:
+    well_formed = isinstance(messages, list) and all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "content"}
+        and all(isinstance(v, str) for v in message.values())
+        for message in messages
+    )
+    if not well_formed or not messages:
+        raise SettingsError(
+            f"agent.prompt: {path!r} returned {messages!r}. Return a list of {{'role': ..., 'content': ...}}."
+        )
+    return cast("list[Message]", messages)
 
 
 def _compact_messages(memory: Memory, compact_prompt: str) -> list[Message]:

@@ -40,8 +40,22 @@ class TrajectoryIndex:
                 found[row] = trajectory
         return torch.tensor(found, dtype=torch.long)
 
+    @property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Number of each row's trajectory, and the row's place in it, both of shape (rows,)."""
+        place_R = [0] * len(self.lengths_R)
+        for rows in self.rows_K:
+            for place, row in enumerate(rows):
+                place_R[row] = place
+        return self.trajectory_of_row, torch.tensor(place_R)
+
     def join(self, values_RG: Tensor) -> Tensor:
         """Concatenate the tokens of each trajectory's rows, shape (trajectories, tokens)."""
+        if max(self.lengths_R) == 1:
+            trajectory_R, place_R = self._places
+            values_KL = values_RG.new_zeros(len(self.rows_K), int(place_R.max()) + 1)
+            values_KL[trajectory_R, place_R] = values_RG[:, 0]
+            return values_KL
         width = max(sum(self.lengths_R[row] for row in rows) for rows in self.rows_K)
         values_KL = values_RG.new_zeros(len(self.rows_K), width)
         for values_L, rows in zip(values_KL.unbind(), self.rows_K, strict=True):
@@ -54,6 +68,9 @@ class TrajectoryIndex:
 
     def split(self, values_KL: Tensor, width: int) -> Tensor:
         """Undo `join`, shape (rows, width)."""
+        if max(self.lengths_R) == 1 == width:
+            trajectory_R, place_R = self._places
+            return values_KL[trajectory_R, place_R][:, None]
         values_RG = values_KL.new_zeros(len(self.lengths_R), width)
         for trajectory, rows in enumerate(self.rows_K):
             start = 0

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
+from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
-from turnmill.jobs.problems import Problem
+from turnmill.jobs.problems import Problem, problems_of
 from turnmill.jobs.values import Values
 from turnmill.jobs.verl_settings import VerlSettings
-from turnmill.jobs.verlog_agent import VerlogAgent
+from turnmill.jobs.verlog_agent import PROMPTS, VerlogAgent
+from turnmill.rollout.verlog.prompts import load_function, question
 from turnmill.training.agent_kinds import checks
 from turnmill.training.agent_kinds.base import AgentKind, token_limits
 
@@ -54,8 +56,16 @@ class VerlogKind(AgentKind[VerlogAgent]):
 
     @classmethod
     def problems(cls, values: Values) -> Iterator[Problem]:
-        """Yield problems with the environment."""
+        """Yield problems with the environment and the prompt."""
         yield from checks.environment_problems(values)
+        prompt = values["spec.agent.prompt"]
+        try:
+            if ":" in prompt:
+                load_function(prompt)
+            elif prompt not in PROMPTS:
+                question(prompt)
+        except SettingsError as error:
+            yield from problems_of(error)
 
     @classmethod
     def warm_start_problems(cls, values: Values) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Metrics of a step's trajectories."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -32,7 +32,7 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
         "turnmill/turns": float(sum(each.num_turns for each in batch.summaries)),
         "turnmill/trajectories": float(len(played)),
         "turnmill/prompt_tokens": float(batch.prompt_lengths_R.sum()),
-        "turnmill/response_tokens": float(batch.mask_RG.sum()),
+        "turnmill/response_tokens": float(batch.trained_R.sum()),
         "turnmill/success": _mean(each.success for each in played),
         "turnmill/reward_mean": _mean(each.reward for each in played),
         "turnmill/episode_length": _mean(each.num_turns for each in played),
@@ -51,8 +51,7 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
     metrics["turnmill/token_mismatches"] = float(batch.num_unsampled_tokens)
     metrics |= rollout_metrics(played, parts, at_once)
     metrics |= {f"turnmill/failures/{cause}": float(count) for cause, count in parts.causes.items()}
-    valid = [each.metrics["valid_action"] for each in played if "valid_action" in each.metrics]
-    if valid:
+    if valid := _valid_ratios(each.metrics for each in played):
         metrics["turnmill/valid_action_ratio"] = _mean(valid)
     return metrics | agent_metrics(played)
 
@@ -83,11 +82,22 @@ def validation_metrics(summaries: Sequence[EpisodeSummary], *, num_failed: int =
     }
     if any("num_tool_calls" in each for each in found):
         metrics["validation/tool_use"] = _mean(each.get("num_tool_calls", 0.0) > 0 for each in found)
-    if any("valid_action" in each for each in found):
-        metrics["validation/valid_action_ratio"] = _mean(
-            each["valid_action"] for each in found if "valid_action" in each
-        )
+    if valid := _valid_ratios(found):
+        metrics["validation/valid_action_ratio"] = _mean(valid)
     return metrics
+
+
+def _valid_ratios(found: Iterable[Mapping[str, float]]) -> list[float]:
+    """Return the share of valid actions of each trajectory that has acted.
+
+    For agents with tools, `valid_action` is their number, as in verl-tool.
+    """
+    ratios = []
+    for metrics in found:
+        name = "valid_action_ratio" if "num_tool_calls" in metrics else "valid_action"
+        if name in metrics:
+            ratios.append(metrics[name])
+    return ratios
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -1,7 +1,9 @@
 """Conversion of GRL's configuration, as in its YAML files, to a job."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,11 +27,15 @@ Block: TypeAlias = dict[str, Any]
 ESTIMATORS = {"gae": "ppo"}
 """GRL's estimators that have another name in a job."""
 
+PPO_TRAINER = "ppo_trainer"
+"""verl's own settings, as GRL's files name them among their `defaults`."""
+
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIELDS = {
     "actor_rollout_ref.model.path": "model.path",
     f"{ACTOR}.optim.lr": "algorithm.actorLearningRate",
     f"{ACTOR}.optim.weight_decay": "algorithm.weightDecay",
+    f"{ACTOR}.optim.betas": "algorithm.adamBetas",
     f"{ACTOR}.clip_ratio": "algorithm.clipRatio",
     f"{ACTOR}.clip_ratio_low": "algorithm.clipRatio",
     f"{ACTOR}.clip_ratio_high": "algorithm.clipRatioHigh",
@@ -62,7 +68,14 @@ WITHOUT_EFFECT = frozenset(
         *("trainer.save_freq", "trainer.test_freq", "trainer.resume_mode", "algorithm.adv_estimator"),
         *("algorithm.use_kl_in_reward", f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"),
         *(f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length", f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.n"),
-        *(f"{ROLLOUT}.name", f"{ROLLOUT}.mode", "trainer.critic_warmup"),
+        *(f"{ROLLOUT}.name", f"{ROLLOUT}.mode", "trainer.critic_warmup", "trainer.val_only"),
+        # `agent.validationSampling` decides how validations sample.
+        *(f"{ROLLOUT}.val_kwargs.do_sample", f"{ROLLOUT}.val_kwargs.temperature"),
+        # The rollout's own settings are under `rollout`; GRL reads these nowhere.
+        *(f"{ROLLOUT}.rollout_filter_ratio", f"{ROLLOUT}.rollout_filter_type", f"{ACTOR}.use_ref"),
+        *(f"{ACTOR}.micro_batch_size_per_gpu", "trainer.taskrunner_num_cpus", "system.CUDA_VISIBLE_DEVICES"),
+        # The critic is the policy's initial model, with the policy's betas.
+        *("critic.model.path", "critic.optim.betas"),
     }
 )
 """Names that are read elsewhere in this module, or that have no effect without a data set."""
@@ -74,18 +87,24 @@ def job_data(config: Configuration) -> Block:
     Settings without a field in a job go to `spec.verl` by their own names. A configuration that already is a job is
     returned unchanged. Raises SettingsError for an unknown setting under `rollout`, or without a number of steps.
     """
-    read = OmegaConf.load(config) if isinstance(config, (str, Path)) else OmegaConf.create(config)
+    read = _with_defaults(Path(config)) if isinstance(config, (str, Path)) else OmegaConf.create(config)
     plain: Block = OmegaConf.to_container(read, resolve=True)
     if plain.get("kind") == KIND:
         return plain
-    blocks = {name: plain.pop(name) for name in [*plain] if _is_agent(plain[name])}
     rollout = plain.pop("rollout", {})
-    flat = dict(_flat(plain))
+    blocks = {name: plain.pop(name) for name in [*plain] if _is_agent(plain[name])}
+    if (played := _played(rollout)) and played <= blocks.keys():
+        blocks = {name: block for name, block in blocks.items() if name in played}
+    # Values beside the sections are variables, which sections refer to.
+    flat = dict(_flat({name: section for name, section in plain.items() if isinstance(section, Mapping)}))
+    if not _same_for_both(flat, "model.path") or not _same_for_both(flat, "optim.betas"):
+        raise SettingsError("critic: its model.path and optim.betas must be those of the policy. Make them the same.")
+    unchosen = _unchosen(flat)
     spec: Block = {"agent": _agent(blocks, rollout), "algorithm": _algorithm(flat), "verl": {}}
     for name, value in flat.items():
         if name in FIELDS:
             _put(spec, FIELDS[name], value)
-        elif name not in WITHOUT_EFFECT:
+        elif name not in WITHOUT_EFFECT and (name not in unchosen or unchosen[name] != value):
             spec["verl"][name] = value
     spec["algorithm"] = _known(spec["algorithm"])
     spec["training"] = _training(spec.get("training", {}), flat)
@@ -97,6 +116,51 @@ def job_data(config: Configuration) -> Block:
         "metadata": {"name": _as_name(str(flat.get("trainer.experiment_name", "grl")))},
         "spec": spec,
     }
+
+
+def _with_defaults(file: Path) -> DictConfig:
+    """Read a file over those that its list `defaults` names, in its order; verl's own settings are none of them."""
+    config = OmegaConf.load(file)
+    names = config.pop("defaults", None)
+    if names is None:
+        return config
+    order = [str(name) for name in names]
+    parts = []
+    for name in order if "_self_" in order else [*order, "_self_"]:
+        if name == "_self_":
+            parts.append(config)
+        elif (other := file.with_name(f"{name}.yaml")).exists():
+            parts.append(_with_defaults(other))
+        elif name != PPO_TRAINER:
+            raise SettingsError(f"defaults: {name} is no file beside {file}. Put {name}.yaml there, or take it out.")
+    merged = OmegaConf.merge(*parts)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+@cache
+def _pinned_defaults() -> Block:
+    """Return the defaults of the verl that GRL pins, by dotted names."""
+    defaults: Block = json.loads(Path(__file__).with_name("verl_0_4_1.json").read_text())
+    return defaults
+
+
+def _unchosen(flat: Mapping[str, Any]) -> Block:
+    """Return the values that nobody has chosen: the pinned defaults, if the configuration was composed over them."""
+    defaults = _pinned_defaults()
+    return defaults if sum(name in flat for name in defaults) > len(defaults) / 2 else {}
+
+
+def _played(rollout: Mapping[str, Any]) -> set[str]:
+    """Return the agents that a configuration plays; empty if it names none, which means all."""
+    given = [rollout.get(name) or [] for name in ("train", "training", "validation")]
+    return {name for names in given for name in ([names] if isinstance(names, str) else names)}
+
+
+def _same_for_both(flat: Mapping[str, Any], name: str) -> bool:
+    """Return whether the critic has the policy's value of a setting, or none."""
+    policy = f"actor_rollout_ref.{'' if name.startswith('model') else 'actor.'}{name}"
+    return flat.get(f"critic.{name}") in (None, flat.get(policy), _pinned_defaults().get(f"critic.{name}"))
 
 
 def _is_agent(block: object) -> bool:

@@ -1,7 +1,6 @@
 """Translation of a job to verl's configuration: a base, an overlay per device, and `spec.verl` last."""
 
 import importlib.util
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,19 @@ from turnmill.jobs.verl_settings import VerlSettings, setting
 from turnmill.training.verl.algorithm_config import learning_settings, sampler_settings
 from turnmill.training.verl.attention import attention_settings, refuse_costly_masks, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
-from turnmill.training.verl.known_settings import names_without_effect, unknown_names
-from turnmill.training.verl.resource_config import refuse_short_micro_batches, resource_settings
+from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect, other_engine, unknown_names
+from turnmill.training.verl.megatron_config import megatron_settings, refuse_megatron_on_cpus, uses_megatron
+from turnmill.training.verl.resource_config import longest_row, refuse_short_micro_batches, resource_settings
 
 NEVER = 10**9
 # Checkpoint engine that transfers weights to engines on separate devices.
 WEIGHT_TRANSFER = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def compose_defaults() -> DictConfig:
+def compose_defaults(engine: str = "fsdp") -> DictConfig:
     """Return verl's default configuration, as its command line composes it."""
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer")
+        config = compose("ppo_trainer", overrides=["model_engine=megatron"] if engine == "megatron" else [])
     with open_dict(config):
         # Defaults of the queue's own configuration, into which verl merges its settings later.
         config.transfer_queue = OmegaConf.merge(_queue_defaults(), config.transfer_queue)
@@ -48,7 +48,8 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
     Raises SettingsError for a setting in `spec.verl` that verl does not have, that has no effect, or that makes it
     compute wrong numbers.
     """
-    config = compose_defaults()
+    refuse_megatron_on_cpus(job, device)
+    config = compose_defaults(job.spec.resources.train.engine)
     _refuse_unknown(config, job.spec.verl)
     settings = (
         _base(job, model, run_dir)
@@ -56,6 +57,8 @@ def build_verl_config(job: AgentTrainingJob, *, model: Path, run_dir: Path, devi
         | _mode(job, device)
         | resource_settings(job, device)
     )
+    if uses_megatron(job):
+        settings = megatron_settings(job, settings)
     with open_dict(config):
         for name, value in (settings | dict(job.spec.verl)).items():
             OmegaConf.update(config, name, value, merge=True)
@@ -74,27 +77,27 @@ def _make_room_for_rows(config: DictConfig, given: Mapping[str, object]) -> None
     verl uses the sizes of training for inference too, except for the critic, whose size for inference has a name of its
     own that verl's YAML lacks.
     """
-    longest = config.actor_rollout_ref.rollout.max_model_len
     for name in ("actor_rollout_ref.actor", "critic"):
         engine = OmegaConf.select(config, name)
         if setting(given, f"{name}.ppo_max_token_len_per_gpu", None) is None:
-            share = math.ceil(longest / engine.get("ulysses_sequence_parallel_size", 1))
-            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, share)
+            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, longest_row(config, engine))
     if setting(given, "critic.ppo_infer_max_token_len_per_gpu", None) is None:
         config.critic.ppo_infer_max_token_len_per_gpu = config.critic.ppo_max_token_len_per_gpu
 
 
-def unknown_verl_settings(settings: Mapping[str, object]) -> list[tuple[str, str]]:
+def unknown_verl_settings(settings: Mapping[str, object], engine: str = "fsdp") -> list[tuple[str, str]]:
     """Return the names in `spec.verl` that verl has no setting for, each with the closest that it has (or "")."""
-    return unknown_names(compose_defaults(), settings)
+    return unknown_names(compose_defaults(engine), settings)
 
 
 def _refuse_unknown(config: DictConfig, settings: Mapping[str, object]) -> None:
-    for name, instead in names_without_effect(settings):
-        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
+    if (other := other_engine(settings)) is not None:
+        raise SettingsError(f"spec.verl.{other[0]} ({other[1]!r}) {NO_OTHER_ENGINE[0]}. {NO_OTHER_ENGINE[1]}")
     for name, closest in unknown_names(config, settings):
         way_out = f"Did you mean {closest}?" if closest else "Look it up in verl's documentation."
         raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) is no setting of verl's. {way_out}")
+    for name, instead in names_without_effect(settings):
+        raise SettingsError(f"spec.verl.{name} ({settings[name]!r}) has no effect here. {instead}")
 
 
 def _base(job: AgentTrainingJob, model: Path, run_dir: Path) -> VerlSettings:
@@ -254,6 +257,8 @@ def _cpu() -> VerlSettings:
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.gpu_memory_utilization": 0.1,
         f"{rollout}.max_num_seqs": 128,
+        # vLLM rewinds the generator of a seeded request whose prompt was read in part, which torch's for CPUs cannot.
+        f"{rollout}.enable_chunked_prefill": False,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": (
             "turnmill.training.verl.cpu.vllm_worker.CpuWorkerExtension"

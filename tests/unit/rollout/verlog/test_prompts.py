@@ -1,7 +1,8 @@
 import pytest
 
+from turnmill.core.errors import SettingsError
 from turnmill.rollout.verlog.memory import Memory
-from turnmill.rollout.verlog.prompts import build_messages, requires_marker
+from turnmill.rollout.verlog.prompts import Message, build_messages, load_function, question, requires_marker
 
 COT = (
     "\n\nWhat will you do next? Answer in two lines:\n"
@@ -73,6 +74,64 @@ def test_without_memory_the_prompt_has_the_current_observation_only():
     assert build("compact", text_turns=0) == [("system", "goal: win"), ("user", "You carry a key")]
 
 
-@pytest.mark.parametrize(("template", "required"), [("cot", True), ("compact", True), ("naive", False)])
-def test_only_the_naive_prompt_accepts_an_action_without_marker(template, required):
+@pytest.mark.parametrize(("template", "required"), [("cot", False), ("compact", True), ("naive", False)])
+def test_the_prompts_of_verlog_accept_an_action_without_marker(template, required):
     assert requires_marker(template) is required
+
+
+def cleared_every_two_turns(memory: Memory, instructions: str) -> list[Message]:
+    """Build a prompt whose history is cleared every two turns: Verlog's document tried that with five."""
+    since = memory.num_turns % 2
+    lines = [f"{turn.observation} > {turn.action}" for turn in memory.turns[len(memory.turns) - since :]]
+    return [{"role": "user", "content": "\n".join([instructions, *lines, memory.observation])}]
+
+
+NOT_A_FUNCTION = 3
+
+
+@pytest.mark.feature("Verlog", "prompts and memory of your own")
+def test_a_function_builds_the_prompt_from_the_memory():
+    here = f"{__name__}:cleared_every_two_turns"
+    load_function.cache_clear()
+    even, odd = memory(text_turns=2), memory(text_turns=2)
+    odd.remember(response="ACTION: drop", action="drop", observation="a door")
+
+    def built(memory: Memory) -> str:
+        (message,) = build_messages(memory, template=here, instruction_prompt="Play.", compact_prompt="")
+        return message["content"]
+
+    assert built(even) == "Play.\nYou carry a key"
+    assert built(odd) == "Play.\nYou carry a key > drop\na door"
+
+
+@pytest.mark.feature("Verlog", "prompts and memory of your own")
+def test_a_file_asks_in_its_own_words(tmp_path):
+    file = tmp_path / "question.txt"
+    file.write_text("What now?\nACTION: ...\n")
+
+    assert build(str(file), text_turns=0)[-1] == (
+        "user",
+        "Current Observation:\nYou carry a key\n\nWhat now?\nACTION: ...",
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        ("nowhere:prompt", "'nowhere:prompt' cannot be imported"),
+        (f"{__name__}:NOT_A_FUNCTION", "is no function, but 3"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_an_error(prompt, problem):
+    with pytest.raises(SettingsError, match=problem):
+        load_function(prompt)
+
+
+def test_a_missing_file_is_an_error():
+    with pytest.raises(SettingsError, match=r"'none\.txt' cannot be read"):
+        question("none.txt")
+
+
+def test_messages_of_a_function_are_checked():
+    with pytest.raises(SettingsError, match="returned"):
+        build_messages(memory(text_turns=1), template="builtins:hasattr", instruction_prompt="", compact_prompt="")

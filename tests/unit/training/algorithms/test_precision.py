@@ -7,9 +7,11 @@ from torch import Tensor
 from turnmill.jobs.algorithm import AlgorithmSettings
 from turnmill.jobs.settings import PLUGIN
 from turnmill.jobs.values import sections_in, tag_of
+from turnmill.training.advantages.estimators import state_advantages
 from turnmill.training.advantages.gae import dual_discount_gae, whiten
 from turnmill.training.algorithms import algorithm_class, trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
+from turnmill.training.grl.scores import normalise
 
 SETTINGS = [section for section in sections_in(AlgorithmSettings) if tag_of(section) != PLUGIN]
 OF_TRAJECTORIES = [s for s in SETTINGS if issubclass(algorithm_class(tag_of(s)), TrajectoryAlgorithm)]
@@ -72,3 +74,25 @@ def test_bf16_advantages_are_whitened_exactly():
     advantages, mask = random_bf16(64, 100, seed=0) + 3, torch.ones(64, 100)
 
     assert relative_rms(whiten(advantages, mask), whiten(advantages.double(), mask)) <= MAX_ERROR
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_advantages_of_turns_that_began_in_the_same_state_are_exact_from_bf16_rewards(normalised: bool):
+    rewards, states = random_bf16(96, seed=0) + 3, [f"state{turn % 7}" for turn in range(96)]
+    episodes = [list(range(first, first + 8)) for first in range(0, 96, 8)]
+
+    def estimate(rewards: Tensor) -> Tensor:
+        return state_advantages(rewards, episodes, states, gamma=0.95, normalise=normalised)
+
+    assert estimate(rewards).dtype == torch.float32
+    assert relative_rms(estimate(rewards), estimate(rewards.double())) <= MAX_ERROR
+
+
+@pytest.mark.parametrize("method", ["mean", "mean_std"])
+def test_scores_of_groups_of_agents_are_exact_from_bf16_rewards(method: str):
+    rewards, groups = random_bf16(64, seed=0) + 3, [episode // 8 for episode in range(64)]
+
+    found = normalise(rewards, groups, method)
+
+    assert found.dtype == torch.float32
+    assert relative_rms(found, normalise(rewards.double(), groups, method)) <= MAX_ERROR

@@ -17,11 +17,12 @@ from turnmill.jobs.trajectory_algorithms import (
 )
 from turnmill.rollout.failure import FAILED, FAILURE
 from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.row_tags import EPISODE
 from turnmill.training.advantages.gae import outcome_advantages
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.batches.trajectory import DROPPED, Dropped, TrajectoryBatch, last_rows, read_summaries, split
-from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics
+from turnmill.training.batches.trajectory_metrics import agent_metrics, trajectory_metrics, validation_metrics
 
 
 def batch(keys: list[str], failed: dict[str, str]) -> KVBatchMeta:
@@ -164,6 +165,17 @@ def test_agent_metrics_are_logged_as_mean_maximum_and_minimum():
     }
 
 
+def test_the_ratio_of_valid_actions_is_a_share_for_every_kind_of_agent():
+    with_tools = {"num_tool_calls": 4.0, "valid_action": 3.0, "valid_action_ratio": 0.75}
+    without_call = {"num_tool_calls": 0.0, "valid_action": 0.0}
+
+    found = validation_metrics(
+        [summary(metrics=metrics) for metrics in (with_tools, without_call, {"valid_action": 0.25})]
+    )
+
+    assert found["validation/valid_action_ratio"] == 0.5
+
+
 def test_row_values_are_returned_by_episode_id():
     keys = ["uid0_0_0", "uid0_1_0", "uid0_0_1"]
     rows = rows_of(keys, [summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1")])
@@ -187,9 +199,10 @@ def test_turn_rows_have_the_states_and_numbers_of_their_turns():
 def test_summaries_are_read_from_the_last_row_of_each_trajectory():
     whole, other = summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1", reward=1.0)
 
-    found = read_summaries(["a_0_0", "a_1_0", "a_0_1"], [b"", encode(other), encode(whole)], EpisodeSummary)
+    rows = batch(["a_0_0", "a_1_0", "a_0_1"], {})
+    rows.tags[1][EPISODE], rows.tags[2][EPISODE] = encode(other), encode(whole)
 
-    assert found == (whole, other)
+    assert read_summaries(rows, EpisodeSummary) == (whole, other)
 
 
 def summary(
@@ -219,8 +232,7 @@ def rows_of(keys: list[str], summaries: list[EpisodeSummary]) -> TrajectoryBatch
         batch(keys, {}),
         ones_RG,
         ones_RG,
-        ones_RG,
-        None,
+        lengths_R,
         lengths_R,
         lengths_R,
         tuple(summaries),

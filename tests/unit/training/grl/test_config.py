@@ -1,5 +1,6 @@
 """Conversion of GRL's configuration to a job: the documented keys and those that its code reads."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from support.agents import Counter
+from support.models import model_without_weights
 from turnmill.core.errors import SettingsError
 from turnmill.environments.grl import register_agent
 from turnmill.grl import AgentTrainer
 from turnmill.jobs import JobError, parse_job
+from turnmill.training.grl import config as grl_config
 from turnmill.training.grl.config import job_data
+from turnmill.training.verl.config import unknown_verl_settings
+from turnmill.training.verl.known_settings import names_without_effect
 
 # From the documentation of AgentTrainer, with a model and a number of steps.
 DOCUMENTED_CONFIG = """
@@ -184,3 +189,87 @@ def test_a_job_that_cannot_run_is_refused_before_anything_starts(tmp_path: Path)
         trainer.init_workers()
 
     assert not (tmp_path / "run").exists()
+
+
+DATA = Path(__file__).with_name("data")
+OTHER_SETTINGS = {
+    "actor_rollout_ref.actor.kl_loss_coef",
+    "actor_rollout_ref.actor.kl_loss_type",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.enforce_eager",
+    "actor_rollout_ref.rollout.free_cache_engine",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "algorithm.kl_penalty",
+    "critic.ppo_micro_batch_size_per_gpu",
+}
+"""What GRL's files set of verl's own, without a field in a job."""
+PINNED = Path(grl_config.__file__).with_name("verl_0_4_1.json")
+
+
+def composed() -> Any:
+    """Return GRL's files over the defaults of the verl that it pins, as its script composes them."""
+    pinned = OmegaConf.create(nested_of(json.loads(PINNED.read_text())))
+    return OmegaConf.merge(pinned, OmegaConf.load(DATA / "agents.yaml"), OmegaConf.load(DATA / "base.yaml"))
+
+
+def nested_of(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, last = name.split(".")
+        node = nested
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return nested
+
+
+@pytest.mark.feature("GRL", "its own configuration files")
+@pytest.mark.parametrize("config", [DATA / "base.yaml", composed()], ids=["file", "composed"])
+def test_the_files_of_grl_are_read_as_they_are(config, tmp_path):
+    job = AgentTrainer(config=config, overrides=[f"model.path={model_without_weights(tmp_path)}"]).job
+
+    agent, algorithm = job.spec.grl_agent, job.spec.trajectory_algorithm
+    assert [each.name for each in agent.agents] == ["simpleSokobanAgent", "largeSokobanAgent"]
+    assert [(group.agent.name, group.size) for group in agent.training_groups] == [("simpleSokobanAgent", 16)] * 8
+    assert (agent.validation_seed, agent.rollout_filter_ratio, agent.max_prompt_length) == (123, 0.25, 4096)
+    assert (algorithm.type, algorithm.clip_ratio_high, algorithm.adam_betas) == ("ppo", 0.28, (0.9, 0.999))
+    assert (job.spec.kl.coefficient, job.spec.kl.applied_in, job.spec.training.steps) == (0.001, "reward", 200)
+    assert job.spec.training.validation.every == 10
+    # What has no field in a job is a setting of the present verl; nothing of the pinned verl's defaults is left.
+    assert unknown_verl_settings(job.spec.verl) == []
+    assert names_without_effect(job.spec.verl) == []
+    assert job.spec.verl.keys() <= OTHER_SETTINGS
+
+
+@pytest.mark.feature("GRL", "its own configuration files")
+def test_every_agent_of_grls_files_is_known():
+    blocks = OmegaConf.load(DATA / "agents.yaml")
+
+    for name in blocks:
+        config = OmegaConf.merge(
+            {"rollout": {"training": [name]}, "trainer": {"total_training_steps": 1}}, {name: blocks[name]}
+        )
+        (agent,) = job_data(config)["spec"]["agent"]["agents"]
+        assert agent["name"] == name
+
+
+def test_a_missing_file_among_the_defaults_is_an_error(tmp_path):
+    file = tmp_path / "base.yaml"
+    file.write_text("defaults: [agents, _self_]\n")
+
+    with pytest.raises(SettingsError, match=r"defaults: agents is no file beside .* Put agents.yaml there"):
+        job_data(file)
+
+
+@pytest.mark.parametrize(("name", "value"), [("model.path", "/other"), ("optim.betas", [0.8, 0.9])])
+def test_a_critic_with_settings_of_its_own_is_refused(name, value):
+    config = OmegaConf.create(GRL_CONFIG)
+    OmegaConf.update(config, f"critic.{name}", value)
+
+    with pytest.raises(SettingsError, match=r"critic: its model\.path and optim\.betas must be those of the policy"):
+        job_data(config)
