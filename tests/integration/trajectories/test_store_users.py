@@ -13,6 +13,7 @@ import redis.exceptions
 
 from support.charts import TEAM
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
+from turnmill.trajectories import scripts
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.clean_up import forget_run
 from turnmill.trajectories.client import StoreClient, deadline_in
@@ -197,3 +198,22 @@ async def test_nobody_gets_in_with_another_password(store: Url, login: str):
     async with redis.asyncio.Redis.from_url(url) as client:
         with pytest.raises(redis.exceptions.ConnectionError, match=r"invalid username-password|already authenticated"):
             await client.get(ATTEMPT)
+
+
+SCRIPTS = {
+    "trainer": ("journal_append", "journal_finish", "journal_open", "journal_read", "run_claim"),
+    "tool-server": ("trajectory", "begin", "commit", "delete", "finish", "release", "renew"),
+}
+
+
+def test_each_user_may_call_what_its_scripts_call():
+    """Also in branches that few calls take."""
+    folder = Path(scripts.__file__).parent
+    assert {path.stem for path in folder.glob("*.lua")} == {name for names in SCRIPTS.values() for name in names}
+
+    for user, names in SCRIPTS.items():
+        allowed = set(re.findall(r"\+([a-z]+)", (RULES / f"{user}.acl").read_text()))
+        source = "".join((folder / f"{name}.lua").read_text() for name in names)
+        called = set(re.findall(r"redis\.p?call\('(\w+)'", source))
+        assert called
+        assert {call.lower() for call in called} <= allowed, user

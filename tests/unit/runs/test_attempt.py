@@ -56,7 +56,7 @@ def test_an_attempt_number_that_is_not_a_positive_integer_is_refused(number: str
 
 
 def test_an_attempt_with_an_invalid_job_is_refused():
-    broken = RESOURCE | {"spec": RESOURCE["spec"] | {"training": {"steps": 0, "turnsPerStep": 256}}}
+    broken = RESOURCE | {"spec": RESOURCE["spec"] | {"training": {"steps": -1, "turnsPerStep": 256}}}
 
     with pytest.raises(JobError, match=r"spec\.training\.steps"):
         Attempt.from_environment(environment(TURNMILL_JOB=json.dumps(broken)))
