@@ -10,14 +10,15 @@ STAMP := $(VENV)/installed-$(DEVICE)
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install extras run test unit check nightly docs crds dashboards compatibility charts clean
+.PHONY: help install extras run test unit check nightly docs crds dashboards compatibility charts lock audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 install: $(STAMP) ## Build .venv; with DEVICE=cuda for GPUs
 
-$(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/install_cpu_torch.sh requirements/vllm-metadata/pyproject.toml
+$(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/hashes.txt requirements/install_cpu_torch.sh \
+		requirements/vllm-metadata/pyproject.toml
 	@case $(DEVICE) in \
 		cpu) echo "Installing into $(VENV) (one to four minutes, 3 GB)";; \
 		cuda) echo "Installing into $(VENV) (two to ten minutes, 10 GB)";; \
@@ -26,9 +27,14 @@ $(STAMP): pyproject.toml requirements/$(DEVICE).txt requirements/install_cpu_tor
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or name it with 'make PYTHON=...'" >&2; exit 1; }
 	@rm -rf $(filter-out $(STAMP),$(wildcard $(VENV)/installed-*)) $(if $(filter-out $(STAMP),$(wildcard $(VENV)/installed-*)),$(VENV))
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9 || exit 1
-	@if [ $(DEVICE) = cpu ]; then requirements/install_cpu_torch.sh $(BIN)/python; fi
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode -r requirements/$(DEVICE).txt
+	@$(PYTHON) requirements/hashed.py requirements/build.txt uv > $(VENV)/uv.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $(VENV)/uv.txt || exit 1
+	@if [ $(DEVICE) = cpu ]; then \
+		requirements/install_cpu_torch.sh $(BIN)/python && \
+		{ $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages/torch || true; }; \
+	fi
+	@$(PYTHON) requirements/hashed.py requirements/$(DEVICE).txt > $(VENV)/$(DEVICE).txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --compile-bytecode -r $(VENV)/$(DEVICE).txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
 		$(if $(filter cpu,$(DEVICE)),./requirements/vllm-metadata) -e .
 	@$(BIN)/python -c "import torch"
@@ -84,6 +90,15 @@ compatibility: $(STAMP) ## Generate the page of the features of other systems an
 
 charts: ## Generate the READMEs of the charts; helm-docs must be in PATH
 	helm-docs --chart-search-root charts --log-level=warning
+
+lock: $(STAMP) ## Pin what the images and the tools of builds need, and write the hashes of all pinned packages
+	@UV=$(BIN)/uv $(BIN)/python requirements/lock.py
+
+audit: ## Compare all pinned packages with the index of advisories, which must be reachable
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit \
+		&& $(PYTHON) requirements/hashed.py requirements/build.txt > .venv-audit/build.txt \
+		&& .venv-audit/bin/pip install --quiet --no-deps --require-hashes --requirement .venv-audit/build.txt; }
+	@.venv-audit/bin/python requirements/audit.py requirements/cuda.txt requirements/cpu.txt requirements/build.txt
 
 clean: ## Delete .venv; runs/ stays
 	rm -rf $(VENV)

@@ -1,9 +1,10 @@
 """The driver's own work in a step: synthetic rows in verl's queue, one trajectory each, and no model.
 
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1000 10000] [--tokens 2000]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/driver.py [--rows 1000 10000] [--tokens 2000] [--algorithm grpo]
 
-Seconds of each part of `_compute_advantage` of a job with GRPO, and how much memory the driver takes beside what it had
-before. Rows are put into the queue by another process, and stay there.
+Seconds of each part of a job's step from the arrival of the last row to the metrics, CPU seconds of the driver's
+process, and how much memory it takes beside what it had before. Rows are put into the queue by another process, and
+stay there. What verl itself does with tokens between these parts (log-probs of trainer and reference) is not in it.
 """
 
 import argparse
@@ -12,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from runs import table
@@ -24,6 +27,7 @@ EXAMPLE = ROOT / "manifests" / "examples" / "tool-arithmetic-cpu.yaml"
 GROUP = 8
 ROWS_AT_ONCE = 1000
 GIB = 2**30
+NUM_WORKERS = 64
 
 
 def main() -> None:
@@ -31,14 +35,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--algorithm", default="grpo")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.rows[0], given.tokens)))
+        print(json.dumps(measure(given.rows[0], given.tokens, given.algorithm)))
         return
     found = []
     for rows in given.rows:
         command = [sys.executable, __file__, "--one", "--rows", str(rows), "--tokens", str(given.tokens)]
+        command += ["--algorithm", given.algorithm]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found.append(json.loads(ended.stdout.splitlines()[-1]))
     parts = found[0].keys()
@@ -47,21 +53,18 @@ def main() -> None:
     )
 
 
-def measure(rows: int, tokens: int) -> dict[str, float]:
-    """Return seconds by part, and the driver's memory in GiB."""
+def measure(rows: int, tokens: int, algorithm: str) -> dict[str, float]:
+    """Return seconds by part, and the driver's memory and records in GiB."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
     from turnmill.jobs import load_job
-    from turnmill.observability.run_folder import RunFolder
-    from turnmill.observability.trajectory_log import TrajectoryLog
-    from turnmill.training.trainers.trajectory import TrajectoryTrainer
     from turnmill.training.verl.config import build_verl_config
     from turnmill.training.verl.patches import queue_controller
 
     tasks = rows // GROUP
-    sizes = [f"training.tasksPerStep={tasks}", f"algorithm.minibatchTasks={tasks}"]
+    sizes = [f"training.tasksPerStep={tasks}", f"algorithm.minibatchTasks={tasks}", f"algorithm.type={algorithm}"]
     job = load_job(EXAMPLE, ["algorithm.kl.coefficient=0", *sizes])
     with tempfile.TemporaryDirectory() as folder:
         config = build_verl_config(job, model=Path(folder), run_dir=Path(folder), device="cpu")
@@ -71,53 +74,106 @@ def measure(rows: int, tokens: int) -> dict[str, float]:
         ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=16)
         with queue_controller.applied():
             tq.init(config.transfer_queue)
-        batch = ray.get(ray.remote(fill).remote(rows, tokens))
-
-        class WithoutRun(TrajectoryTrainer):
-            """A trainer with only what the batch of a step needs."""
-
-            def __init__(self) -> None:
-                self.job, self.config, self.global_steps = job, config, 1
-                run = RunFolder(folder)
-                run.create()
-                self.trajectory_log = TrajectoryLog(run)
-
-        trainer, seconds = WithoutRun(), {}
+        ray.get(ray.remote(fill).remote(rows, tokens))
+        trainer, seconds = trainer_without_run(job, config, folder), {}
         with timed_parts(seconds):
-            from turnmill.training.batches.trajectory import split
-
-            trainer._split = split(batch)
             Path("/proc/self/clear_refs").write_text("5")
-            before, started = memory("VmRSS"), time.perf_counter()
-            trainer._compute_advantage(batch, {})
-            seconds["all"] = time.perf_counter() - started
+            before, started, cpu = memory("VmRSS"), time.perf_counter(), time.process_time()
+            step(trainer, tasks)
+            seconds["all"], seconds["CPU"] = time.perf_counter() - started, time.process_time() - cpu
         peak = memory("VmHWM") - before
+        records = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet"))
         tq.close()
         ray.shutdown()
-    return {name: round(spent, 2) for name, spent in seconds.items()} | {"memory, GiB": round(peak / GIB, 2)}
+    found = {name: round(spent, 2) for name, spent in seconds.items()}
+    return found | {"memory, GiB": round(peak / GIB, 2), "records, MiB": round(records / 2**20, 1)}
+
+
+def trainer_without_run(job: Any, config: Any, folder: str) -> Any:
+    """Return a trainer with only what the batch of a step needs."""
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    from turnmill.observability.run_folder import RunFolder
+    from turnmill.observability.trajectory_log import TrajectoryLog
+    from turnmill.training.replay_buffers import StepReplayBuffer
+    from turnmill.training.trainers.trajectory import TrajectoryTrainer
+
+    class WithoutRun(TrajectoryTrainer):
+        """The trainer of a step, whose rows one process trains on."""
+
+        def __init__(self) -> None:
+            self.job, self.config, self.global_steps, self.use_critic = job, config, 1, False
+            run = RunFolder(folder)
+            run.create()
+            self.trajectory_log = TrajectoryLog(run)
+            self.replay_buffer: ReplayBuffer = StepReplayBuffer(
+                "sync", config, None, "drop", config, poll_interval=0.02
+            )
+            self._num_requested = Counter({1: job.spec.tasks_per_step})
+            self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": range(NUM_WORKERS)})
+            self.tokenizer = SimpleNamespace(eos_token_id=0)
+            self._rollout_moe_lb_metrics_accumulator = None
+
+        def _get_n_gpus_for_throughput(self) -> int:
+            return 1
+
+    return WithoutRun()
+
+
+def step(trainer: Any, tasks: int) -> None:
+    """Do the driver's part of a step: take the rows, hand them out, compute advantages and metrics, clear the queue."""
+    import transfer_queue as tq
+
+    metrics: dict[str, float] = {}
+    batch, _ = trainer.replay_buffer.sample(1, "train", tasks)
+    batch = trainer._balance_batch(batch, metrics)
+    hand_out(batch)
+    batch = trainer._compute_advantage(batch, metrics)
+    hand_out(batch)
+    trainer._compute_metrics(batch, metrics, {"step": 1.0, "gen": 1.0}, global_steps=1, epoch=0)
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+
+
+def hand_out(batch: Any) -> None:
+    """Split a batch among 64 workers and serialize each part, as Ray does when a worker is called."""
+    from ray import cloudpickle
+
+    for part in batch.chunk(NUM_WORKERS):
+        cloudpickle.dumps(part)
 
 
 @contextmanager
 def timed_parts(seconds: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds of the parts of a step's batch."""
+    """Add up the seconds of the parts of a step; the parts of `_compute_advantage` are in its own as well."""
+    import transfer_queue as tq
+
     from turnmill.observability.advantage_log import AdvantageLog
-    from turnmill.training.algorithms.grpo import GrpoAlgorithm
+    from turnmill.training.algorithms.base import TrajectoryAlgorithm
     from turnmill.training.batches import trajectory
+    from turnmill.training.replay_buffers import StepReplayBuffer
     from turnmill.training.trainers import trajectory as trainer
 
     places: list[tuple[str, Any, str]] = [
-        ("reading", trajectory.tq, "kv_batch_get"),
-        ("foreign tokens", trajectory, "_count_unsampled"),
-        ("advantages", GrpoAlgorithm, "advantages"),
-        ("writing", trajectory.TrajectoryBatch, "write"),
-        ("means", trainer, "mean_over_trajectories"),
-        ("log", AdvantageLog, "write"),
-        ("token log", AdvantageLog, "write_tokens"),
-        ("metrics", trainer, "trajectory_metrics"),
+        ("taking rows", StepReplayBuffer, "sample"),
+        ("balancing", trainer.TrajectoryTrainer, "_balance_batch"),
+        ("handing out", sys.modules[__name__], "hand_out"),
+        ("step's batch", trainer.TrajectoryTrainer, "_compute_advantage"),
+        ("of it reading tokens", trajectory.tq, "kv_batch_get"),
+        ("of it reading tags", trajectory.TrajectoryBatch, "of_tags"),
+        ("of it advantages", TrajectoryAlgorithm, "advantages"),
+        ("of it writing", trajectory.TrajectoryBatch, "write"),
+        ("of it log", AdvantageLog, "write"),
+        ("of it metrics", trainer, "trajectory_metrics"),
+        ("verl's metrics", trainer.TrajectoryTrainer, "_compute_metrics"),
+        ("clearing", tq, "kv_clear"),
     ]
-    kept = [(owner, name, getattr(owner, name)) for _, owner, name in places]
+    kept = [(owner, name, owner.__dict__[name]) for _, owner, name in places]
     for (part, owner, name), (_, _, function) in zip(places, kept, strict=True):
-        setattr(owner, name, timed(function, seconds, part))
+        seconds[part] = 0.0
+        if isinstance(function, classmethod):
+            setattr(owner, name, classmethod(timed(function.__func__, seconds, part)))
+        else:
+            setattr(owner, name, timed(function, seconds, part))
     try:
         yield
     finally:
@@ -138,53 +194,47 @@ def timed(function: Callable[..., Any], seconds: dict[str, float], part: str) ->
     return measured
 
 
-def fill(rows: int, tokens: int) -> Any:
-    """Put a step's rows into the queue, in a worker; return their keys and tags."""
+def fill(rows: int, tokens: int) -> None:
+    """Put a step's prompts and rows into the queue, in a worker, in narrow types so that they fit on one machine."""
     import torch
     import transfer_queue as tq
     from tensordict import TensorDict
-    from transfer_queue import KVBatchMeta
 
     from turnmill.core.trajectory import EpisodeSummary
-    from turnmill.rollout.queue_payload import EPISODE_SUMMARY, encode
-    from turnmill.rollout.token_integrity import pack_tokens
+    from turnmill.rollout.queue_payload import encode
+    from turnmill.rollout.row_tags import EPISODE, NUM_TURNS, SCORE, TRAINED_TOKENS, UNSAMPLED_TOKENS
 
     tq.init()
-    keys, tags = [], []
     for first in range(0, rows, ROWS_AT_ONCE):
         numbers = range(first, min(rows, first + ROWS_AT_ONCE))
-        responses = [torch.randint(0, 150_000, (tokens - n % 7,)) for n in numbers]
+        lengths = [tokens - n % 7 for n in numbers]
+        responses = [torch.randint(0, 150_000, (length,), dtype=torch.int32) for length in lengths]
         columns = {
             "responses": responses,
-            "response_mask": [torch.ones_like(each) for each in responses],
-            "rm_scores": [torch.zeros(len(each)).index_fill_(0, torch.tensor([len(each) - 1]), float(n % 3 == 0))
-                          for n, each in zip(numbers, responses, strict=True)],
-            "old_log_probs": [torch.zeros(len(each)) for each in responses],
-        }  # fmt: skip
-        summaries = [
-            encode(
-                EpisodeSummary(
-                    episode_id=str(n),
-                    reward=float(n % 3 == 0),
-                    stop_reason="completed",
-                    success=n % 3 == 0,
-                    num_turns=1,
-                    seconds={"generation": 1.0, "tools": 1.0, "loop": 0.1},
-                    sampled_tokens=pack_tokens(each.tolist()),
-                )
-            )
-            for n, each in zip(numbers, responses, strict=True)
-        ]
-        fields: dict[str, Any] = {
-            name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()
+            "response_mask": [torch.ones(length, dtype=torch.int8) for length in lengths],
+            "rm_scores": [torch.zeros(length, dtype=torch.float16) for length in lengths],
         }
-        fields[EPISODE_SUMMARY] = summaries
+        tags = [
+            {
+                "status": "success", "prompt_len": 500, "response_len": length, "seq_len": 500 + length,
+                "global_steps": 1, "min_global_steps": 0, "max_global_steps": 0, NUM_TURNS: 1,
+                SCORE: float(n % 3 == 0), TRAINED_TOKENS: length, UNSAMPLED_TOKENS: 0,
+                EPISODE: encode(
+                    EpisodeSummary(
+                        episode_id=str(n), reward=float(n % 3 == 0), stop_reason="completed", success=n % 3 == 0,
+                        num_turns=1, seconds={"generation": 1.0, "tools": 1.0, "loop": 0.1},
+                        metrics={f"metric{number}": 1.0 for number in range(12)},
+                    )
+                ),
+            }
+            for n, length in zip(numbers, lengths, strict=True)
+        ]  # fmt: skip
+        fields = {name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()}
         new = [f"task{n // GROUP}_{n % GROUP}_0" for n in numbers]
-        labels = [{"status": "success", "prompt_len": 500, "response_len": len(each)} for each in responses]
-        tq.kv_batch_put(keys=new, partition_id="train", tags=labels, fields=TensorDict(fields, batch_size=len(new)))
-        keys += new
-        tags += labels
-    return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+        tq.kv_batch_put(keys=new, partition_id="train", tags=tags, fields=TensorDict(fields, batch_size=len(new)))
+        uids = sorted({key.partition("_")[0] for key in new})
+        prompts = [{"is_prompt": True, "status": "finished", "global_steps": 1} for _ in uids]
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=prompts)
 
 
 def memory(name: str) -> int:

@@ -39,7 +39,10 @@ PAGE, PICTURES = ROOT / "docs" / "learning.md", ROOT / "docs" / "images" / "lear
 SEEDS = (0, 1, 2)
 CODE = ("training", "rollout", "environments", "tasks", "tools", "jobs")
 PACKAGES = ROOT / "requirements" / "cpu.txt"
-QUOTING = (ROOT / "README.md", ROOT / "docs" / "tool-agent.md", ROOT / "docs" / "benchmarks.md")
+QUOTING = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{page}.md" for page in ("algorithms", "benchmarks", "grl", "multi-turn", "tool-agent")),
+)
 """Pages that say what an example learns."""
 
 QUOTED = re.compile(r"(<!-- learned: ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
@@ -109,6 +112,10 @@ TARGETS = {
     "tool-arithmetic-cpu": Target(0.20, 0.80, worst=0.70),
     "babyai-gotolocal-cpu": Target(0.25, 0.75, worst=0.65),
     "sokoban-cpu": Target(0.15, 0.60),
+    "babyai-goto-gigpo-cpu": Target(0.45, 0.85),
+    "calculator-multi-turn-cpu": Target(0.20, 0.80),
+    "tool-arithmetic-dapo-cpu": Target(0.20, 0.80),
+    **dict.fromkeys(VARIANTS, Target(0.20, 0.80)),
 }
 
 
@@ -302,7 +309,7 @@ def statement(example: str) -> str:
     before, after = _median(run.before for run in runs), _median(run.after for run in runs)
     if before is None or after is None:
         return "has not been measured"
-    known = f"rises from {100 * before:.0f} % to {100 * after:.0f} % (median of {len(runs)} seeds"
+    known = f"rises from {100 * before:.0f} % to {100 * after:.0f} % ({_seeds(len(runs))}"
     return (
         f"{known})" if all(run.is_current for run in runs) else f"{known}, measured before the last change of the code)"
     )
@@ -357,6 +364,10 @@ def _section(example: str, runs: Sequence[Result]) -> Iterator[str]:
     if any(run.curve for run in runs):
         yield from ("", f"![Success by step](images/learning/{example}.svg)")
     yield ""
+
+
+def _seeds(number: int) -> str:
+    return "one seed" if number == 1 else f"median of {number} seeds"
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -59,6 +59,8 @@ def test_attacks_fail_under_gvisor(namespace: Namespace):
     for folder, name in (
         (ATTACKS, "attack_programs.py"),
         (ATTACKS, "attack_runner.py"),
+        (ATTACKS, "kernel_attacks.py"),
+        (ATTACKS, "limit_attacks.py"),
         (TESTS, "support/container.py"),
     ):
         code = f"import sys; open('/tmp/{name}', 'w').write(sys.stdin.read())"

@@ -3,15 +3,17 @@
 from typing import Any
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from support.grl_jobs import grl_job
 from support.row_queue import RowQueue
 from turnmill.jobs import AgentTrainingJob
-from turnmill.observability.run_folder import RunFolder
-from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS
 from turnmill.training.batches import trajectory as trajectory_batch
+from turnmill.training.batches.trajectory import TrajectoryBatch
 from turnmill.training.grl import trainer as grl_trainer
 from turnmill.training.grl.trainer import GrlTrainer, GroupRows
 
@@ -24,10 +26,17 @@ def queue(monkeypatch) -> RowQueue:
     return queue
 
 
-def trainer(**agent: Any) -> GrlTrainer:
+def trainer(*, with_critic: bool = False, **agent: Any) -> GrlTrainer:
     """Create a trainer without a run, with only what these tests need."""
     made = GrlTrainer.__new__(GrlTrainer)
     made.job = job(**agent)
+    made.config = OmegaConf.create(
+        {
+            "algorithm": {"use_kl_in_reward": False},
+            "critic": {"enable": with_critic},
+            "actor_rollout_ref": {"rollout": {}, "model": {}},
+        }
+    )
     return made
 
 
@@ -58,8 +67,9 @@ def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalti
         f"group{group}_{member}_0",
         responses=[0] * length,
         rm_scores=[0.0] * length,
-        advantages=[float(token) for token in range(length)],
-        episode_summary=encode(summary),
+        prompts=[0],
+        response_mask=[1] * length,
+        tags={EPISODE: encode(summary), TRAINED_TOKENS: length},
     )
 
 
@@ -77,16 +87,17 @@ def scores(queue: RowQueue) -> dict[str, list[float]]:
 def test_the_filter_keeps_the_groups_of_highest_variance_with_their_scores(queue):
     two_groups(queue)
 
-    chosen = trainer()._select_rows(queue.meta())
+    chosen = trainer(with_critic=True)._select_rows(queue.meta())
 
     assert chosen.keys == ["group1_0_0", "group1_1_0"]
+    assert [tag[SCORE] for tag in chosen.tags] == [8.5, 1.0]
     assert scores(queue) == {"group1_0_0": [0, 0, 0, 0, 0, 8.5], "group1_1_0": [0, 0, 1]}
 
 
 def test_each_turn_may_have_its_own_score(queue):
     two_groups(queue)
 
-    trainer(useTurnScores=True, rewardNormalization={"method": "mean"})._select_rows(queue.meta())
+    trainer(with_critic=True, useTurnScores=True, rewardNormalization={"method": "mean"})._select_rows(queue.meta())
 
     # The mean of 9 and 1 is 5; each of the two turns of the first episode bears half of it.
     assert scores(queue) == {"group1_0_0": [0, 0, -2.5, 0, 0, 6.0], "group1_1_0": [0, 0, -4.0]}
@@ -103,19 +114,26 @@ def test_metrics_cover_all_episodes_of_the_step(queue):
     assert made._step_metrics["turnmill/reward_mean"] == pytest.approx((2 + 2 + 9 + 1) / 4)
 
 
-def test_advantages_are_kept_by_turn(queue, tmp_path):
+def test_advantages_are_kept_by_turn(queue):
     add_episode(queue, 0, 0, 1.0, 1.0)
-    folder = RunFolder(tmp_path)
-    folder.create()
-    made = trainer()
-    made.global_steps, made.trajectory_log = 1, TrajectoryLog(folder)
+    rows = TrajectoryBatch.read(queue.meta(), with_reference=False)
 
-    made._log_turn_advantages(queue.meta())
+    found = list(trainer()._turn_advantages(rows, torch.arange(6.0)[None]))
 
-    assert list(made.trajectory_log.advantages.read_tokens(1)) == [
+    assert [(episode, turn, values.tolist()) for episode, turn, values in found] == [
         ("t1-0-0", 0, [1.0, 2.0]),
         ("t1-0-0", 1, [4.0, 5.0]),
     ]
+
+
+def test_an_advantage_of_a_whole_row_is_kept_for_each_token_of_its_turns(queue):
+    add_episode(queue, 0, 0, 1.0, 1.0)
+    rows = TrajectoryBatch.of_tags(trainer()._select_rows(queue.meta()))
+
+    found = list(trainer()._turn_advantages(rows, torch.tensor([[0.5]])))
+
+    assert rows.scores_RG.tolist() == [[2.0]]
+    assert [values.tolist() for _, _, values in found] == [[0.5, 0.5], [0.5, 0.5]]
 
 
 def test_groups_are_the_rows_of_the_data_set():

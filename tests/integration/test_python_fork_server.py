@@ -67,6 +67,16 @@ def test_modules_of_the_fork_server_are_imported_once_and_shared_by_its_forks(se
     assert imports(tmp_path) == [server.process.pid]
 
 
+def test_garbage_is_collected_in_forks_but_not_during_imports(tmp_path, modules):
+    (modules / "collecting.py").write_text("import gc\nENABLED = gc.isenabled()")
+    server = PythonForkServer(tmp_path, ("collecting",), ())
+
+    result = run(server, "-c", "import collecting, gc; print(collecting.ENABLED, gc.isenabled())")
+    server.close()
+
+    assert result.stdout == "False True\n"
+
+
 def test_a_client_waits_for_a_server_that_does_not_listen_yet(tmp_path, modules):
     slow = "def listen(self, *arguments, listen=socket.socket.listen): time.sleep(1); listen(self, *arguments)"
     (modules / "sitecustomize.py").write_text(f"import socket, time\n{slow}\nsocket.socket.listen = listen\n")

@@ -16,7 +16,7 @@ import redis.exceptions
 
 from turnmill.trajectories.embedded import find_server
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 SAMPLE_SECONDS = 0.05
 UNSYNCED_SECONDS = 1.0
 """How much of the log a power cut may undo with `appendfsync everysec`."""
@@ -133,8 +133,10 @@ class Wire:
     async def stop(self) -> None:
         """Close the port and all connections."""
         self._listener.close()
-        self.cut()
-        await asyncio.gather(*self._connections)
+        while self._connections:
+            # Those that were just accepted have no writer yet.
+            self.cut()
+            await asyncio.wait(self._connections, timeout=0.1)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))

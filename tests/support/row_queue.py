@@ -1,6 +1,6 @@
 """A TransferQueue in memory: rows by their keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,20 @@ class RowQueue:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
+        self.tags: dict[str, dict[str, Any]] = {}
 
-    def add(self, key: str, **fields: Any) -> None:
+    def add(self, key: str, tags: Mapping[str, Any] | None = None, **fields: Any) -> None:
         """Put a row; lists of numbers become tensors."""
+        self.tags[key] = dict(tags or {})
         self.rows[key] = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in fields.items()}
 
     def meta(self) -> KVBatchMeta:
-        """Return all rows as a batch, with the length of prompts in the tags as verl puts them."""
-        tags = [{"prompt_len": len(row["prompts"])} if "prompts" in row else {} for row in self.rows.values()]
+        """Return all rows as a batch, with the lengths of prompts and responses in the tags as verl puts them."""
+        names = {"prompt_len": "prompts", "response_len": "responses"}
+        tags = [
+            {tag: len(row[name]) for tag, name in names.items() if name in row} | self.tags[key]
+            for key, row in self.rows.items()
+        ]
         return KVBatchMeta(partition_id="train", keys=[*self.rows], tags=tags)
 
     def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> dict[str, Any]:

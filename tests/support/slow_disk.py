@@ -1,10 +1,12 @@
-"""A slow disk for chosen processes: their writes and flushes to a folder take time, without any rights.
+"""A slow or full disk for chosen processes: their writes and flushes to a folder take time, or fail.
 
+This needs no rights.
 The kernel holds each such system call until another process, here the one of the test, lets it go on (seccomp's user
 notifications). Run as a program, this file gives the kernel the filter and then becomes the command that it is given.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -14,19 +16,22 @@ import struct
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CALLS = {
-    # write, pwrite64, writev, ftruncate, fsync, fdatasync, pwritev
+    # write, and pwrite64, writev, ftruncate, fsync, fdatasync, pwritev
     "x86_64": (1, 18, 20, 77, 74, 75, 296),
     "aarch64": (64, 68, 66, 46, 82, 83, 70),
 }
+_WAKE_UP_BYTES = 8
+"""Size of a write to an eventfd, of which a gRPC server has thousands a second."""
+
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER = 38, 1, 1 << 3
-_LOAD_NUMBER, _RETURN = (0x20, 0, 0, 0), 0x06
+_LOAD_NUMBER, _LOAD_COUNT = (0x20, 0, 0, 0), (0x20, 0, 0, 32)
+_JUMP_IF_EQUAL, _RETURN = 0x15, 0x06
 _ASK, _ALLOW = 0x7FC00000, 0x7FFF0000
 _RECEIVE, _ANSWER, _GO_ON = 0xC0502100, 0xC0182101, 1
 _NOTICE_BYTES = 80
@@ -37,6 +42,9 @@ class SlowDisk:
 
     def __init__(self, folder: Path, seconds: float, listener: socket.socket) -> None:
         self.seconds = seconds
+        self.is_full = False
+        """Whether writes and flushes fail."""
+
         self.num_delayed = 0
         """Number of system calls that were delayed."""
 
@@ -68,17 +76,28 @@ class SlowDisk:
                 notice = bytearray(_NOTICE_BYTES)
                 with suppress(FileNotFoundError):
                     fcntl.ioctl(notices, _RECEIVE, notice)
-                    threading.Thread(target=self._let_go, args=(notices, bytes(notice)), daemon=True).start()
+                    number, pid = struct.unpack_from("QI", notice)
+                    (descriptor,) = struct.unpack_from("i", notice, 32)
+                    if self.is_full and self._is_here(pid, descriptor):
+                        _let_go(notices, number, error=errno.ENOSPC)
+                    elif self.seconds and self._is_here(pid, descriptor):
+                        self.num_delayed += 1
+                        threading.Timer(self.seconds, _let_go, (notices, number)).start()
+                    else:
+                        _let_go(notices, number)
 
-    def _let_go(self, notices: int, notice: bytes) -> None:
-        number, pid = struct.unpack_from("QI", notice)
-        (descriptor,) = struct.unpack_from("i", notice, 32)
-        with suppress(OSError):
-            if os.path.realpath(f"/proc/{pid}/fd/{descriptor}").startswith(self._folder):
-                self.num_delayed += 1
-                time.sleep(self.seconds)
-        with suppress(OSError):
-            fcntl.ioctl(notices, _ANSWER, struct.pack("QqiI", number, 0, 0, _GO_ON))
+    def _is_here(self, pid: int, descriptor: int) -> bool:
+        try:
+            return str(Path(f"/proc/{pid}/fd/{descriptor}").readlink()).startswith(self._folder)
+        except OSError:
+            return False
+
+
+def _let_go(notices: int, number: int, error: int = 0) -> None:
+    answer = struct.pack("QqiI", number, 0, -error, 0 if error else _GO_ON)
+    # The process may have been killed meanwhile.
+    with suppress(OSError):
+        fcntl.ioctl(notices, _ANSWER, answer)
 
 
 @contextmanager
@@ -93,16 +112,16 @@ def slow_disk(folder: Path, seconds: float) -> Iterator[SlowDisk]:
         try:
             yield disk
         finally:
-            disk.seconds = 0.0
+            disk.seconds, disk.is_full = 0.0, False
             listener.shutdown(socket.SHUT_RDWR)
 
 
 def _main(address: str, *command: str) -> None:
     machine = platform.machine()
-    numbers = _CALLS[machine]
-    last = len(numbers)
-    program = [_LOAD_NUMBER]
-    program += [(0x15, last - index, 0, number) for index, number in enumerate(numbers)]
+    write, *others = _CALLS[machine]
+    wake_up = (_JUMP_IF_EQUAL, len(others), 1 + len(others), _WAKE_UP_BYTES)
+    program = [_LOAD_NUMBER, (_JUMP_IF_EQUAL, 0, 2, write), _LOAD_COUNT, wake_up]
+    program += [(_JUMP_IF_EQUAL, len(others) - index, 0, number) for index, number in enumerate(others)]
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ASK)]
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code)

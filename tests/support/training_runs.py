@@ -57,6 +57,9 @@ class TrainingRun:
     job: Path
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    wrap: Callable[..., list[str]] = lambda *words: [*words]
+    """Returns the command that runs another one, such as `SlowDisk.command`."""
+
     attempts: list["Attempt"] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -74,7 +77,7 @@ class TrainingRun:
         command = [sys.executable, "-m", "turnmill.cli.main", "run", str(self.job), "--output", str(self.folder)]
         with self.output.open("ab") as output:
             process = subprocess.Popen(
-                [*command, *arguments],
+                self.wrap(*command, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

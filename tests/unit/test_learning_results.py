@@ -86,7 +86,11 @@ def test_other_pages_say_what_was_measured_and_on_which_code(learning, monkeypat
     learning.write_page()
     assert "has not been measured<!-- end -->." in readme.read_text()
 
-    for seed, after in enumerate([0.5, 0.75, 0.625]):
+    add(learning, 0, after=0.5)
+    learning.write_page()
+    assert "-->rises from 25 % to 50 % (one seed)<!--" in readme.read_text()
+
+    for seed, after in enumerate([0.75, 0.625], start=1):
         add(learning, seed, after=after)
     learning.write_page()
     assert "-->rises from 25 % to 62 % (median of 3 seeds)<!--" in readme.read_text()

@@ -1,6 +1,6 @@
 """What `turnmill check --explain` shows: which process runs where, and what each GPU holds."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,10 +9,10 @@ from rich.table import Table
 
 from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
+from turnmill.jobs.hub import fetch_command, local_folder
 
 if TYPE_CHECKING:
-    from turnmill.jobs.hub import fetch_command, local_folder
-    from turnmill.sizing.memory import Estimate
+    from turnmill.sizing.defaults import Completed
     from turnmill.sizing.placement import Place
 
 
@@ -21,7 +21,8 @@ def explain(job: AgentTrainingJob, gpu_memory: float | None, to: Console) -> Non
 
     `gpu_memory` is in GiB; without it the accelerators of the job tell.
     """
-    from turnmill.sizing.memory import estimate, gpu_gib, require_fit
+    from turnmill.sizing.defaults import complete
+    from turnmill.sizing.memory import require_fit
     from turnmill.sizing.model import Model
     from turnmill.sizing.placement import placement
     from turnmill.training.verl.config import build_verl_config
@@ -39,36 +40,36 @@ def explain(job: AgentTrainingJob, gpu_memory: float | None, to: Console) -> Non
             f"--explain: {path} is not on this machine, and only a run downloads it. "
             f"Fetch it with `{fetch_command(path)}`."
         )
-    model = Model(folder)
-    config = build_verl_config(job, model=folder, run_dir=Path("run"), device="cuda")
-    train, rollout = job.spec.resources.train, job.spec.resources.rollout
-    sizes = {
-        "spec.resources.train": gpu_gib(train.accelerator, gpu_memory),
-        "spec.resources.rollout": gpu_gib(rollout.accelerator, gpu_memory),
-    }
-    found = estimate(
-        config, model, train_gib=sizes["spec.resources.train"], rollout_gib=sizes["spec.resources.rollout"]
-    )
-    for each in _tables(placement(job, config), found, sizes):
+    completed = complete(job, Model(folder), folder, gpu_memory=gpu_memory)
+    config = build_verl_config(completed.job, model=folder, run_dir=Path("run"), device="cuda")
+    for each in _tables(placement(completed.job, config), completed):
         to.print()
         to.print(each, soft_wrap=isinstance(each, str))
-    require_fit(found, sizes)
+    require_fit(completed.estimate, completed.sizes)
 
 
-def _tables(
-    places: "Iterable[Place]", found: "Estimate", sizes: Mapping[str, float | None]
-) -> Iterator[RenderableType]:
+def _tables(places: "Iterable[Place]", completed: "Completed") -> Iterator[RenderableType]:
+    from turnmill.sizing.defaults import SPARE
+
+    found = completed.estimate
     where = _table("machines", "on each GPU", "also there")
     for place in places:
         where.add_row(place.machines, ", ".join(place.per_gpu), ", ".join(place.others))
     yield where
+    if completed.choices:
+        chosen = _table("left out by the job", "chosen", "because")
+        for choice in completed.choices:
+            chosen.add_row(choice.field, str(choice.value), choice.because)
+        yield chosen
     for phase in found.phases:
         table = _table(f"each GPU of {phase.field}: {phase.name}", "GiB")
         for part in filter(lambda part: part.gib, phase.parts):
             table.add_row(part.name, f"{part.gib:.1f}")
-        size = sizes[phase.field]
+        size = completed.sizes[phase.field]
         table.add_row("sum" if size is None else f"sum, of {size:.1f}", f"{phase.gib:.1f}")
         yield table
+        if size is not None and SPARE * size < phase.gib <= size:
+            yield f"This leaves little memory free. If it runs out: {phase.way_out}"
     if found.host_gib:
         yield f"Each machine that trains holds {found.host_gib:.1f} GiB beside its GPUs."
     if found.cache is None:

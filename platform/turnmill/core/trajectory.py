@@ -150,6 +150,9 @@ class TurnMetadata:
     episode_reward: float = 0.0
     """Sum of the rewards of the episode up to this turn."""
 
+    success: bool = False
+    """True if the episode ended with this turn, as a success."""
+
     sampled_checksum: int = 0
     """`token_integrity.token_checksum` of the tokens as the engine generated them."""
 

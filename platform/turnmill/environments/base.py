@@ -52,8 +52,14 @@ class Environment(ABC):
     Settings: ClassVar[type[EnvironmentOptions]] = EnvironmentOptions
     """Model of `environment.options`; `__init__` is given an instance of it."""
 
+    tasks: ClassVar[tuple[str, ...] | None] = None
+    """Values of `environment.task`, empty if there are none; None if `__init__` checks the task."""
+
     actions: tuple[str, ...]
     """All valid actions, in lower case; empty if actions are free text, which `match_action` then validates."""
+
+    plan_phrases: tuple[str, ...] | None = None
+    """Phrases, in lower case, that `turnmill/plan_length` counts in a response; None for `actions`."""
 
     default_action: str
     """Action that is executed if a response contains no valid one."""
@@ -105,6 +111,10 @@ class Environment(ABC):
         """
         answer = self.repair(answer.strip().lower())
         return answer if answer in self.actions else None
+
+    def remembered(self, response: str, action: str) -> str:
+        """Return a response as later prompts show it; `action` is the one that was executed."""
+        return response
 
     def repair(self, answer: str) -> str:
         """Normalize spellings that unambiguously mean an action; `answer` is stripped and in lower case."""

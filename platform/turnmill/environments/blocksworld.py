@@ -46,6 +46,7 @@ class Blocksworld(Environment):
     """Blocksworld, with GRL's states, views and rewards."""
 
     name: ClassVar[str] = "blocksworld"
+    tasks: ClassVar[tuple[str, ...] | None] = ()
     Settings: ClassVar[type[EnvironmentOptions]] = BlocksworldOptions
     default_action = UNREADABLE
 

@@ -57,6 +57,7 @@ class OpenEnv(Environment):
     """A session of an OpenEnv server."""
 
     name: ClassVar[str] = "openenv"
+    tasks: ClassVar[tuple[str, ...] | None] = ()
     Settings: ClassVar[type[EnvironmentOptions]] = OpenEnvOptions
 
     def __init__(self, task: str | None, max_turns: int, options: OpenEnvOptions) -> None:

@@ -1,12 +1,11 @@
 """Parsing the action out of a response."""
 
-import re
 from collections.abc import Sequence
 
 MARKERS = ("ACTION:", "action:", "Action")
 """Markers before an action, by priority: the first that occurs in a response counts, at its last occurrence."""
 
-_BACKTRACKING = re.compile(r"\b(?:however|different|but|wait|won't|can't|cannot|another)\b")
+_BACKTRACKING = ("however", "different", "but", "wait", "won't", "can't", "cannot", "another")
 
 
 def has_marker(text: str) -> bool:
@@ -24,13 +23,22 @@ def final_answer(text: str) -> str:
     return text.strip()
 
 
-def plan_length(text: str, actions: Sequence[str]) -> int:
-    """Count the actions that a response mentions."""
-    # Longest first, so that an action that begins another one does not hide it.
-    names = "|".join(re.escape(action) for action in sorted(actions, key=len, reverse=True))
-    return len(re.findall(rf"(?<!\w)(?:{names})(?!\w)", text.lower())) if names else 0
+def before_answer(text: str) -> str:
+    """Return the text before the first marker, or the whole text if there is none, stripped."""
+    for marker in MARKERS:
+        if marker in text:
+            text = text.partition(marker)[0]
+            break
+    return text.strip()
+
+
+def plan_length(text: str, phrases: Sequence[str]) -> int:
+    """Count the phrases for actions in a response, wherever they stand: `turn left` and `turning left`, as Verlog."""
+    lower = text.lower()
+    return sum(lower.count(phrase) for phrase in phrases)
 
 
 def backtrack_length(text: str) -> int:
-    """Count the words of a response that signal backtracking, such as `however` and `wait`."""
-    return len(_BACKTRACKING.findall(text.lower().replace("’", "'")))
+    """Count the words in a response that signal backtracking, also within others, as Verlog does: `but` in `button`."""
+    lower = text.lower()
+    return sum(lower.count(word) for word in _BACKTRACKING)

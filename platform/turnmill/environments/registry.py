@@ -70,6 +70,9 @@ def create(
     settings = read_options(
         environment_class.Settings, options or {}, "environment.options", owner=environment_class.name, by_name=True
     )
+    if environment_class.tasks is not None and task is not None and task not in environment_class.tasks:
+        way_out = suggestion(task, environment_class.tasks) if environment_class.tasks else "It has none: leave it out."
+        raise SettingsError(f"environment.task: {name} has no task {task!r}. {way_out}")
     return environment_class(task, max_turns, settings)
 
 

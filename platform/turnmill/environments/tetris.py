@@ -64,6 +64,7 @@ class Tetris(Environment):
     """GRL's Tetris: fill a line before the pieces reach the top row."""
 
     name: ClassVar[str] = "tetris"
+    tasks: ClassVar[tuple[str, ...] | None] = ()
     Settings: ClassVar[type[EnvironmentOptions]] = TetrisOptions
     actions = tuple(MOVES)
     default_action = "down"

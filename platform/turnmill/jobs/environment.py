@@ -1,10 +1,12 @@
 """Settings of the environment."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from turnmill.jobs.settings import FilePath, Settings, Word
+
+SuccessRule = Literal["last_reward", "total_reward", "all_rewards", "environment"]
 
 
 class EnvironmentSettings(Settings):
@@ -23,7 +25,11 @@ class EnvironmentSettings(Settings):
     """Subtracted from the reward of a turn whose response contains no allowed action."""
 
     binary_reward: bool = True
-    """Count every positive reward as 1."""
+    """Count every positive reward as 1. Verlog does not unless it is told to, and its script for Crafter does not."""
+
+    success: SuccessRule = "last_reward"
+    """What makes an episode a success: `last_reward` its last reward is positive, `total_reward` their sum is, as in
+    Verlog, `all_rewards` one is positive and none negative, `environment` what the environment itself says."""
 
     step_timeout_seconds: float = Field(default=30, gt=0, le=86_400)
     """Seconds for one action of an environment; an episode that exceeds them ends as `failed`."""

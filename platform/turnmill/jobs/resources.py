@@ -28,16 +28,20 @@ class TrainResources(Settings):
     gpus_per_node: int = Field(default=1, ge=1, le=64)
     """GPUs per machine; without GPUs, training processes."""
 
-    offload: Literal["none", "optimizer", "all"] = "none"
-    """What waits in the machine's memory between updates: the optimizer's state, or the weights as well. Ignored
-    without GPUs."""
+    offload: Literal["none", "optimizer", "all"] | None = None
+    """What waits in the machine's memory between updates: the optimizer's state, or the weights as well. Left out, as
+    little as the GPUs' memory demands. Ignored without GPUs."""
 
     sequence_parallel: int = Field(default=1, ge=1, le=64)
     """GPUs that share each row (Ulysses); more than 1 needs flash attention. Ignored without GPUs."""
 
     micro_batch_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Tokens of a micro-batch on each GPU, at least those of the longest row; left out, verl's, or as many as that row
-    has."""
+    """Tokens of a micro-batch on each GPU, at least those of the longest row; left out, verl's 16,384, fewer where the
+    GPUs' memory demands it, or as many as the longest row has."""
+
+    chunked_logits: bool = True
+    """Compute log-probs and entropy from a few logits at a time; false keeps those of a whole micro-batch. Ignored
+    without GPUs."""
 
 
 class RolloutResources(Settings):
@@ -52,11 +56,12 @@ class RolloutResources(Settings):
     `train` have as many as fit."""
 
     tensor_parallel: int | None = Field(default=None, ge=1, le=64)
-    """GPUs of an engine, all in one machine, which share every layer; left out, 1."""
+    """GPUs of an engine, all in one machine, which share every layer; left out, as few as hold the model, and 1 in
+    `separate_async`."""
 
     gpu_memory_share: float | None = Field(default=None, gt=0, le=1)
-    """Share of a GPU's memory for an engine's weights and cache; left out, 0.5 beside training and 0.85 on GPUs of its
-    own. Ignored without GPUs."""
+    """Share of a GPU's memory for an engine's weights and cache; left out, 0.85 on GPUs of its own, and beside training
+    0.5, or what the GPUs' memory allows. Ignored without GPUs."""
 
     max_sequences: int | None = Field(default=None, ge=1, le=65_536)
     """Responses that an engine generates at once; left out, verl's 256, and 128 without GPUs."""

@@ -34,7 +34,8 @@ class VerlogAgent(BaseAgent):
     """Earlier turns that a prompt contains."""
 
     prompt: Literal["cot", "naive", "compact"] = "cot"
-    """`cot` asks for a thought and an action, `naive` for an action alone, `compact` is short, for tiny models."""
+    """`cot` asks for a thought and an action, `naive` for an action alone (Verlog's default), `compact` is short, for
+    tiny models."""
 
     max_prompt_tokens: int = Field(default=1024, ge=16, le=1_000_000)
     """Tokens of a prompt; a longer one loses its oldest part."""

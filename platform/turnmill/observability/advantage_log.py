@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -120,10 +120,17 @@ class AdvantageLog:
 
     def rewind(self, step: int) -> None:
         """Delete the files of later steps."""
+        self._delete(lambda of_file: of_file > step)
+
+    def drop_before(self, step: int) -> None:
+        """Delete the files of earlier steps."""
+        self._delete(lambda of_file: of_file < step)
+
+    def _delete(self, is_unwanted: Callable[[int], bool]) -> None:
         for kind in (TRAJECTORIES, TOKENS):
             for file in self.path.glob(f"{kind}-*.*"):
-                if int(file.stem.rpartition("-")[2]) > step:
-                    file.unlink()
+                if is_unwanted(int(file.stem.rpartition("-")[2])):
+                    file.unlink(missing_ok=True)
 
     def _file(self, kind: str, step: int) -> Path:
         return self.path / f"{kind}-{step:06d}.parquet"

@@ -1,6 +1,7 @@
 """Log of a run's turns, one JSON object per line, written by several processes at once."""
 
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -189,14 +190,23 @@ class EpisodeFilter:
 
 
 class TrajectoryLog:
-    """The folder `trajectories/` of a run folder."""
+    """The folder `trajectories/` of a run folder; `sample_share` is the share of tasks whose turns are recorded."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, *, sample_share: float = 1.0) -> None:
         self.path = folder.trajectories
         self.advantages = AdvantageLog(self.path)
+        self.sample_share = sample_share
 
     def append(self, turns: Iterable[TurnRecord], *, validation: bool = False) -> None:
-        """Append turns, those of one step in one write; turns of an episode must be in order."""
+        """Append turns, those of one step in one write; turns of an episode must be in order.
+
+        Turns outside the sample are left out, unless they come with their episode's failure or are a validation's.
+        """
+        turns = list(turns)
+        if not validation and not any(
+            turn.failed_cause or is_sampled(turn.episode, self.sample_share) for turn in turns
+        ):
+            return
         by_step: dict[int, list[TurnRecord]] = defaultdict(list)
         for turn in turns:
             by_step[turn.step].append(turn)
@@ -211,6 +221,13 @@ class TrajectoryLog:
                 if log_file.step > step:
                     (self.path / log_file.name).unlink()
         self.advantages.rewind(step)
+
+    def drop_before(self, step: int) -> None:
+        """Delete the records of earlier steps; those of validations are kept."""
+        for log_file in self._files(TRAINING):
+            if log_file.step < step:
+                (self.path / log_file.name).unlink(missing_ok=True)
+        self.advantages.drop_before(step)
 
     def read_turns(self, *, validation: bool = False) -> Iterator[TurnRecord]:
         """Return the turns of all complete lines so far, step by step."""
@@ -239,6 +256,13 @@ class TrajectoryLog:
                 turn = decode_turn(record)
                 if turn is not None:
                     yield turn
+
+
+def is_sampled(episode: str, share: float) -> bool:
+    """Return True if an episode belongs to the sample: the same answer in every process, for all samples of a task."""
+    # An episode of a task is named {step}-{task}-{sample}; one of a slot has no sample.
+    task = "-".join(episode.split("-")[:2])
+    return share >= 1 or zlib.crc32(task.encode()) < share * 2**32
 
 
 def _episodes(turns: Iterable[TurnRecord], *, validation: bool) -> Iterator[EpisodeRecord]:

@@ -5,9 +5,6 @@ from typing import TypeVar
 
 Payload = TypeVar("Payload")
 
-EPISODE_SUMMARY = "episode_summary"
-"""Column of the rows of whole episodes: an `EpisodeSummary`; empty if only the episode's last row has it."""
-
 TURN_METADATA = "turn_metadata"
 """Column of rows that are turns: a `TurnMetadata`, or the `SegmentMetadata` of a bootstrap row."""
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.tokens import Row
@@ -9,9 +11,9 @@ from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 
 
 class EpisodeRow(AgentLoopOutput):
-    """A row with the summary of its episode, which is put into a column of the queue."""
+    """A row with the summary of its episode, which `row_tags` puts into a tag."""
 
-    episode_summary: bytes
+    episode_summary: bytes = Field(exclude=True)
 
 
 def episode_rows(

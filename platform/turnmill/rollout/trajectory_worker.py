@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.rollout.failure import put_failure
+from turnmill.rollout.row_tags import tag_rows
 from turnmill.rollout.verl_classes import AgentLoopOutput
 from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.worker import LoopManager, LoopWorker, job_of
@@ -41,6 +42,8 @@ class TrajectoryWorker(LoopWorker):
         if isinstance(played, EpisodeFailure):
             await put_failure(played, validate=validate, **row)
         else:
+            if played:
+                await tag_rows(played, validate=validate, **row)
             await self._agent_loop_postprocess(played, validate, **row)
 
 

@@ -5,6 +5,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -39,6 +40,15 @@ def actor_class(worker: type["LoopWorker"], config: RunConfig) -> object:
     return ray.remote(num_cpus=0, resources={ray_resource(accelerator): RESOURCE_SHARE})(worker)
 
 
+@dataclass(frozen=True, slots=True)
+class EndedPrompt:
+    """A prompt whose trajectories have all ended, and are in the queue."""
+
+    uid: str
+    step: int
+    validation: bool
+
+
 class LoopWorker(AgentLoopWorkerTQ):
     """A worker with one thread and logs in the run folder, whose exceptions end the run."""
 
@@ -47,6 +57,9 @@ class LoopWorker(AgentLoopWorkerTQ):
         torch.set_num_threads(1)
         self.folder = RunFolder(config.turnmill.run_dir)
         logs.configure(self.folder, process=f"agent-loop-{writer_id()}")
+        self._ended: list[EndedPrompt] = []
+        self._num_forgotten = 0
+        self._more_ended = asyncio.Event()
         self.job = job_of(config)
 
     def loop_arguments(self, config: RunConfig) -> dict[str, Any]:
@@ -88,6 +101,23 @@ class LoopWorker(AgentLoopWorkerTQ):
 
     async def _compute_score(self, outputs: Sequence[AgentLoopOutput], kwargs: dict[str, object]) -> None:
         """Do nothing: environments and tasks give the rewards."""
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: SamplingParams, trajectory: TrajectoryInfo, trace: bool = False
+    ) -> None:
+        ended = EndedPrompt(prompt["uid"], int(prompt["global_steps"]), validation=trajectory["validate"])
+        await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        self._ended.append(ended)
+        self._more_ended.set()
+
+    async def ended_prompts(self, first: int) -> Sequence[EndedPrompt]:
+        """Return the prompts that ended, from number `first` on; wait for one that has. Forget earlier ones."""
+        del self._ended[: first - self._num_forgotten]
+        self._num_forgotten = first
+        while not self._ended:
+            self._more_ended.clear()
+            await self._more_ended.wait()
+        return list(self._ended)
 
     async def wait_forever(self) -> None:
         """Wait until the process ends."""

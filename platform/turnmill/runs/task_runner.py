@@ -32,6 +32,7 @@ class TurnTaskRunner:
         from turnmill.jobs import job_from_json
         from turnmill.observability import logs
         from turnmill.observability.run_folder import RunFolder
+        from turnmill.runs.memory_settings import with_memory_settings
         from turnmill.training.agent_kinds import agent_kind
         from turnmill.training.verl.config import build_verl_config
         from turnmill.training.verl.patches import queue_controller
@@ -39,6 +40,8 @@ class TurnTaskRunner:
         configure_verl_logging()
         logs.configure(RunFolder(run_dir), process="trainer")
         job = job_from_json(job_json)
+        if device == "cuda":
+            job = with_memory_settings(job, Path(model), ray.nodes())
         config = build_verl_config(job, model=Path(model), run_dir=Path(run_dir), device=device)
         OmegaConf.set_struct(config, False)
         config.turnmill.update(dict(addresses))

@@ -32,6 +32,16 @@ class Admission:
     async def admitted(self, memory_bytes: int) -> AsyncIterator[None]:
         """Wait until a task may run that uses up to `memory_bytes`; it has ended when the context ends."""
         cost = min(memory_bytes, self._budget_bytes)
+        if self._queue or not self._has_room(cost):
+            await self._wait(cost)
+        else:
+            self._take(cost)
+        try:
+            yield
+        finally:
+            self._release(cost)
+
+    async def _wait(self, cost: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((turn, cost))
         self._admit()
@@ -44,23 +54,26 @@ class Admission:
             else:
                 self._release(cost)
             raise
-        try:
-            yield
-        finally:
-            self._release(cost)
 
-    def _admit(self) -> None:
-        while self._queue and self._places and self._queue[0][1] <= self._free_bytes:
-            turn, cost = self._queue.popleft()
-            self._places -= 1
-            self._free_bytes -= cost
-            turn.set_result(None)
-        self._on_waiting(len(self._queue))
+    def _has_room(self, cost: int) -> bool:
+        return self._places > 0 and cost <= self._free_bytes
+
+    def _take(self, cost: int) -> None:
+        self._places -= 1
+        self._free_bytes -= cost
 
     def _release(self, cost: int) -> None:
         self._places += 1
         self._free_bytes += cost
-        self._admit()
+        if self._queue:
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and self._has_room(self._queue[0][1]):
+            turn, cost = self._queue.popleft()
+            self._take(cost)
+            turn.set_result(None)
+        self._on_waiting(len(self._queue))
 
 
 def default_budget() -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from turnmill.core.errors import SandboxError
 from turnmill.sandboxes.admission import Admission, default_budget
 from turnmill.sandboxes.barriers import Barriers
-from turnmill.sandboxes.base import Command, Function, Python, SandboxResult, SandboxTask
+from turnmill.sandboxes.base import MIB, Command, Function, Python, SandboxResult, SandboxTask
 from turnmill.sandboxes.fork_server_client import WEAKER_SANDBOX, ForkServerClient, ForkServerSettings
 from turnmill.sandboxes.self_test import find_failed_barriers
 from turnmill.sandboxes.wire import MAX_COPIES
@@ -72,6 +73,7 @@ class ForkSandbox:
         arrived = time.monotonic()
         async with self._admission.admitted(task.limits.memory_bytes):
             waiting_seconds = time.monotonic() - arrived
+            require_room(self._settings.parent_folder, task.limits.file_bytes)
             server = await self._server(self._warm_packages(task), network=task.limits.network)
             return replace(await server.run(task), waiting_seconds=waiting_seconds)
 
@@ -137,6 +139,18 @@ class ProcessSandbox(ForkSandbox):
         log.warning(
             "Sandbox is a plain process: code in it can read and write the server's files, signal its processes and "
             "reach its network. Use it only on your own machine, with code that you would run yourself."
+        )
+
+
+def require_room(folder: Path, num_bytes: int) -> None:
+    """Raise SandboxError if a disk has less room than a task may use: a limit of the machine is no observation."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    # Some file systems tell no size.
+    if disk.f_blocks and free < num_bytes:
+        raise SandboxError(
+            f"{folder} has {free // MIB} MiB free, and a task may write {num_bytes // MIB} MiB: free some space, "
+            "or set TMPDIR to a folder on a larger disk"
         )
 
 

@@ -63,6 +63,9 @@ class Held:
     has_names: bool
     """True if this process has read names of files in the task's folder."""
 
+    hidden: bool
+    """True if a process has made itself invisible, as by executing a file that it may not read."""
+
 
 def processes_of(pids: Iterable[int]) -> dict[int, Process]:
     """Return the processes that have not been waited for, in the order of `pids`."""
@@ -134,9 +137,15 @@ def measure_held(processes: Iterable[Process], folder: str, *, max_file_bytes: i
     pipes: set[int] = set()
     sockets: set[int] = set()
     deleted: dict[int, int] = {}
-    has_names = False
+    has_names, hidden = False, False
     for process in processes:
-        for status in _open_files(process.thread):
+        try:
+            statuses = list(_open_files(process.thread))
+        except PermissionError:
+            # Nor does a process show them that is just ending, but it has no memory any more.
+            hidden = hidden or _address_pages(process.thread) > 0
+            continue
+        for status in statuses:
             match stat.S_IFMT(status.st_mode):
                 case stat.S_IFIFO:
                     pipes.add(status.st_ino)
@@ -154,14 +163,21 @@ def measure_held(processes: Iterable[Process], folder: str, *, max_file_bytes: i
             for inode, size in _deleted_mappings(process.thread, mappings, folder.encode(), max_file_bytes):
                 deleted.setdefault(inode, size)
     kernel_bytes += len(pipes) * _PIPE_BYTES + len(sockets) * _SOCKET_BYTES
-    return Held(kernel_bytes, sum(deleted.values()), has_names)
+    return Held(kernel_bytes, sum(deleted.values()), has_names, hidden)
 
 
 def _open_files(thread: int) -> Iterator[os.stat_result]:
-    with suppress(OSError):
+    """Yield the status of each open file; raises PermissionError if they cannot be seen."""
+    with suppress(FileNotFoundError, ProcessLookupError):
         for entry in os.scandir(f"/proc/{thread}/fd"):
             with suppress(OSError):
                 yield entry.stat()
+
+
+def _address_pages(thread: int) -> int:
+    with suppress(OSError):
+        return int(_read(f"/proc/{thread}/statm").split()[0])
+    return 0
 
 
 def _mappings(thread: int) -> bytes:

@@ -30,7 +30,7 @@ _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE = 1, 2, 10,
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _FS_IOC_RESVSP, _FS_IOC_RESVSP64, _FS_IOC_ZERO_RANGE = 0x40305828, 0x4030582A, 0x40305839
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ = 8, 10, 15, 1031
-_PR_SET_SECCOMP = 22
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP = 4, 22
 _RLIMIT_CORE = 4
 _CLOSE_RANGE_UNSHARE = 2
 _FALLOC_KEEP_SIZE = 1
@@ -178,7 +178,7 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
         _refuse(errno.EOPNOTSUPP),
         *_allow(),
     ]
-    blocks["prctl"] = _refuse_values(0, _PR_SET_SECCOMP)
+    blocks["prctl"] = _refuse_values(0, _PR_SET_SECCOMP, _PR_SET_DUMPABLE)  # The latter would hide it from its monitor.
     for name in _ON_OTHER_PROCESSES:
         blocks[name] = [_load_argument(0), *_require(0), *_allow()]
     blocks["setpriority"] = [

@@ -159,6 +159,8 @@ class TaskMonitor:
             return "cpu"
         held = measurements.measure_held(found.values(), self.workspace.folder, max_file_bytes=limits.file_bytes)
         self.holds_text = self.holds_text or held.has_names
+        if held.hidden:
+            return "files"
         memory = measurements.measure_memory(found.values()) + held.kernel_bytes - self.settings.base_resident_bytes
         if (
             memory > limits.memory_bytes

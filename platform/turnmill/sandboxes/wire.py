@@ -101,7 +101,7 @@ class TaskOutline:
 
     def to_json(self) -> bytes:
         """Encode the outline."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(_as_dict(self) | {"limits": _as_dict(self.limits)}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "TaskOutline":
@@ -137,12 +137,17 @@ class Report:
 
     def to_json(self) -> bytes:
         """Encode the report."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(_as_dict(self)).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "Report":
         """Decode what `to_json` encoded."""
         return cls(**json.loads(text))
+
+
+def _as_dict(value: TaskOutline | Report | Limits) -> dict[str, object]:
+    """Return the fields; `asdict` copies each value deeply, on which a server spent a tenth of a short call."""
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def pack(header: Mapping[str, object], blobs: Sequence[bytes]) -> bytes:
@@ -204,7 +209,7 @@ def wait_for_outline(connection: socket.socket, parent_pipe: int) -> tuple[TaskO
 def pack_task(task: SandboxTask) -> bytes:
     """Encode the request for a task's process, which has all of the task but its standard input."""
     header: Header = {
-        "limits": asdict(task.limits),
+        "limits": _as_dict(task.limits),
         "folder": task.folder,
         "environment": dict(task.environment),
         "merge_output": task.merge_output,

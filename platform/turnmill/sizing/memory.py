@@ -12,8 +12,8 @@ from turnmill.sizing.placement import has_reference
 
 GIB = 2**30
 GPU_GIB: Mapping[str, float] = {
-    "A10G": 22.5, "A40": 45.0, "A100": 80.0, "A100-40G": 40.0, "A100-80G": 80.0, "H20": 95.6, "H100": 79.6,
-    "H200": 140.4, "L4": 22.5, "L40S": 45.0,
+    "A10G": 22.5, "A40": 45.0, "A100": 80.0, "A100-40G": 40.0, "A100-80G": 80.0, "B200": 178.4, "H20": 95.6,
+    "H100": 79.6, "H200": 140.4, "L4": 22.5, "L40S": 45.0,
 }  # fmt: skip
 """Memory of a GPU in GiB as its driver reports it, by Ray's name of the accelerator."""
 
@@ -22,6 +22,9 @@ RESERVED_GIB = 2.0
 
 GRAPHS_GIB = 1.0
 """vLLM's CUDA graphs."""
+
+ROLLOUT = "rollout"
+"""Name of the phase in which engines generate."""
 
 # FSDP gathers the next layer while it computes with the present one.
 _GATHERED_LAYERS = 2
@@ -88,6 +91,8 @@ class Trained:
     """All training processes."""
 
     has_adapters: bool = False
+    logits_bytes: int = 0
+    """Of a whole micro-batch; 0 if they are computed in chunks."""
 
     def resident(self) -> list[Part]:
         """What stays on the GPU outside of the model's own update."""
@@ -100,6 +105,7 @@ class Trained:
             self._part("gathered layers in bfloat16", (self.parameters.outside_layers + gathered) * BF16),
             self._part("gradients of a layer, not yet sharded", 0 if self.has_adapters else of_layer * FLOAT32),
             self._part("activations of a micro-batch", self.activation_bytes),
+            self._part("logits of a micro-batch", self.logits_bytes),
         ]
         if self.fsdp.get("offload_policy"):
             return parts
@@ -109,7 +115,7 @@ class Trained:
     def updating(self) -> list[Part]:
         """What the optimizer's step adds, after the activations are gone: square roots of Adam's second moments."""
         return [
-            *self.learning()[:-3],
+            *self.learning()[:-4],
             self._part("Adam's intermediate results", 0 if self.has_adapters else self._sharded(FLOAT32)),
         ]
 
@@ -157,7 +163,7 @@ def estimate(config: DictConfig, model: Model, *, train_gib: float | None, rollo
     if config.actor_rollout_ref.hybrid_engine:
         phases.append(
             Phase(
-                "rollout",
+                ROLLOUT,
                 "spec.resources.train",
                 (*resident, *engine, reserved),
                 "Lower spec.resources.rollout.gpuMemoryShare, train on more GPUs, or set spec.resources.train.offload.",
@@ -166,7 +172,7 @@ def estimate(config: DictConfig, model: Model, *, train_gib: float | None, rollo
     else:
         phases.append(
             Phase(
-                "rollout",
+                ROLLOUT,
                 "spec.resources.rollout",
                 engine,
                 "Raise spec.resources.rollout.tensorParallel, or ask for a larger GPU.",
@@ -178,6 +184,25 @@ def estimate(config: DictConfig, model: Model, *, train_gib: float | None, rollo
         # verl keeps the reference's shards in the machine's memory, and copies a layer at a time.
         host += trained[0].parameters.total * FLOAT32 / ranks / GIB * machine
     return Estimate(tuple(phases), cache, host)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Shares of a GPU's memory that may be planned with, and rows for which the engine's cache must have room."""
+
+    learning: float = 1.0
+    rollout: float = 1.0
+    rows: int = 1
+
+    def lack(self, found: Estimate, sizes: Mapping[str, float | None]) -> str | None:
+        """Return what does not fit, or None; `sizes` are GPUs in GiB by section of the job."""
+        for phase in found.phases:
+            size, share = sizes[phase.field], self.rollout if phase.name == ROLLOUT else self.learning
+            if size is not None and phase.gib > share * size:
+                return f"{phase.name} would take {phase.gib:.1f} of {size:.1f} GiB"
+        if found.cache is not None and found.cache.rows < self.rows:
+            return f"the engine's cache would hold {found.cache.rows} of the longest rows"
+        return None
 
 
 def require_fit(found: Estimate, sizes: Mapping[str, float | None]) -> None:
@@ -200,6 +225,8 @@ def require_fit(found: Estimate, sizes: Mapping[str, float | None]) -> None:
 def _policy(config: DictConfig, model: Model, ranks: int) -> Trained:
     policy = config.actor_rollout_ref
     tokens = policy.actor.ppo_max_token_len_per_gpu
+    # In bfloat16, in float32, and the gradient of either.
+    logits = 0 if policy.model.use_fused_kernels else tokens * model.text.vocab_size * 2 * (BF16 + FLOAT32)
     return Trained(
         "policy",
         model.parameters(),
@@ -207,6 +234,7 @@ def _policy(config: DictConfig, model: Model, ranks: int) -> Trained:
         policy.actor.fsdp_config,
         ranks,
         has_adapters=bool(policy.model.get("lora_rank")),
+        logits_bytes=logits,
     )
 
 

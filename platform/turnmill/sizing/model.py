@@ -47,11 +47,19 @@ class Model:
                 f"spec.model.path: {str(folder)!r} has no config.json of a language model "
                 f"({str(error).splitlines()[0]}). Run this command where the model is mounted."
             ) from error
+        # Both take seconds with a large model, and every setting that is tried asks again.
+        self._counts: dict[tuple[int, bool], int] = {}
+        self._peaks: dict[tuple[int, int, bool], int] = {}
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values, which the GPUs of an engine divide among them."""
+        return int(getattr(self.text, "num_key_value_heads", None) or self.text.num_attention_heads)
 
     @property
     def key_value_bytes(self) -> int:
         """Bytes of the engine's cache per token, in bfloat16."""
-        heads = getattr(self.text, "num_key_value_heads", None) or self.text.num_attention_heads
+        heads = self.key_value_heads
         width = getattr(self.text, "head_dim", None) or self.text.hidden_size // self.text.num_attention_heads
         return int(2 * self.num_layers * heads * width * BF16)
 
@@ -63,8 +71,10 @@ class Model:
     def _count(self, layers: int, *, is_critic: bool) -> int:
         import torch
 
-        with torch.device("meta"):
-            return sum(each.numel() for each in self._build(layers, is_critic=is_critic).parameters())
+        if (key := (layers, is_critic)) not in self._counts:
+            with torch.device("meta"):
+                self._counts[key] = sum(each.numel() for each in self._build(layers, is_critic=is_critic).parameters())
+        return self._counts[key]
 
     def activation_bytes(self, tokens: int, *, is_critic: bool = False, has_mask: bool = True) -> int:
         """Return the peak of what forward and backward of one packed micro-batch keep beside the parameters.
@@ -72,9 +82,14 @@ class Model:
         Layers compute in bfloat16 with gradient checkpointing, log-probs and entropy in chunks. Gradients leave as soon
         as they are there, as FSDP reduces them. `has_mask` counts the mask that sdpa needs for packed rows.
         """
-        first, second = (self._peak_bytes(layers, tokens, is_critic=is_critic) for layers in (1, 2))
+        first, second = (self._peak(layers, tokens, is_critic=is_critic) for layers in (1, 2))
         mask = 0 if has_mask else MASK_BYTES_PER_PAIR * tokens**2
         return first + (self.num_layers - 1) * (second - first) - mask
+
+    def _peak(self, layers: int, tokens: int, *, is_critic: bool) -> int:
+        if (key := (layers, tokens, is_critic)) not in self._peaks:
+            self._peaks[key] = self._peak_bytes(layers, tokens, is_critic=is_critic)
+        return self._peaks[key]
 
     def _peak_bytes(self, layers: int, tokens: int, *, is_critic: bool) -> int:
         import torch

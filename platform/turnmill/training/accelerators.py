@@ -113,6 +113,16 @@ def _reserve(demand: Demand) -> "PlacementGroup":
     return ray.util.placement_group([demand.bundle] * demand.gpus, strategy="STRICT_PACK")
 
 
+def only_kind(nodes: Iterable[RayNode]) -> str | None:
+    """Return the accelerator of all machines with GPUs; None if there are several or it has no name."""
+    kinds = [
+        {name.removeprefix(PREFIX) for name in node["Resources"] if name.startswith(PREFIX)}
+        for node in nodes
+        if node["Alive"] and node["Resources"].get("GPU")
+    ]
+    return next(iter(kinds[0])) if kinds and all(len(kind) == 1 and kind == kinds[0] for kind in kinds) else None
+
+
 def missing_message(missing: Iterable[Demand], nodes: Iterable[RayNode], waited: float) -> str:
     """Return the message for demands that were not met in time; `nodes` is the result of `ray.nodes()`."""
     wanted = "; ".join(f"{each.field} asks for {each}" for each in dict.fromkeys(missing))

@@ -65,6 +65,11 @@ def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
     )
 
 
+def response_lengths(batch: KVBatchMeta) -> Tensor:
+    """Return the number of each row's response tokens from its tags, shape (rows,)."""
+    return torch.tensor([int(tag["response_len"]) for tag in batch.tags])
+
+
 def prompt_lengths(batch: KVBatchMeta) -> Tensor:
     """Return the number of each row's prompt tokens from its tags, shape (rows,): the prompts stay in the queue."""
     return torch.tensor([int(tag["prompt_len"]) for tag in batch.tags])

@@ -8,7 +8,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.training.advantages.index import group_of
-from turnmill.training.batches.trajectory import DROPPED, Dropped, fetch_summaries, rewards_of_groups, split
+from turnmill.training.batches.trajectory import DROPPED, Dropped, read_summaries, rewards_of_groups, split
 from turnmill.training.dataset import select
 from turnmill.training.replay_buffers import StepReplayBuffer
 
@@ -39,13 +39,13 @@ class FilteringBuffer(ReplayBuffer):
             # All groups are uniform, so training on them does not change the weights.
             return concatenate(kept, dropped), metrics
         if dropped.keys:
-            kept.extra_info[DROPPED] = Dropped(num_tasks(dropped), fetch_summaries(dropped, EpisodeSummary))
+            kept.extra_info[DROPPED] = Dropped(num_tasks(dropped), read_summaries(dropped, EpisodeSummary))
             tq.kv_clear(keys=dropped.keys, partition_id=partition_id)
         return kept, metrics
 
 
 class FilteringStepBuffer(FilteringBuffer, StepReplayBuffer):
-    """Filters in the asynchronous modes, in which each step requests tasks of its own."""
+    """Filters the rows that were requested for a step."""
 
 
 def partition_groups(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
@@ -53,7 +53,7 @@ def partition_groups(batch: KVBatchMeta) -> tuple[KVBatchMeta, KVBatchMeta]:
     parts = split(batch)
     if not parts.survivors.keys:
         return batch, parts.survivors
-    rewards = rewards_of_groups(parts.survivors.keys, fetch_summaries(parts.survivors, EpisodeSummary))
+    rewards = rewards_of_groups(parts.survivors.keys, read_summaries(parts.survivors, EpisodeSummary))
     failed = set(parts.failed.keys)
     is_kept = [key in failed or len(rewards[group_of(key)]) > 1 for key in batch.keys]
     return select(batch, is_kept), select(batch, [not each for each in is_kept])

@@ -1,25 +1,60 @@
-"""verl's replay buffer for asynchronous rollout."""
+"""verl's replay buffer, which hands out the rows of a step."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from turnmill.training.arrivals import Arrivals
 from turnmill.training.verl.types import Metrics
+
+WAIT_SECONDS = 0.2
+"""Time between two calls of `on_poll`."""
+
+
+class RowTags(dict[str, Any]):
+    """Tags of a row with immutable values, which verl's batches copy deeply whenever one is made of another."""
+
+    def __deepcopy__(self, memo: object) -> "RowTags":
+        return RowTags(self)
 
 
 class StepReplayBuffer(ReplayBuffer):
-    """Returns the rows that were requested for a step, once all of them have arrived."""
+    """Returns the rows that were requested for a step, once all of them have arrived.
+
+    It lists the keys of the queue once per step, not at every poll, because agent loop workers report what has ended.
+    """
 
     step = 0
+    arrivals: Arrivals | None = None
+    """Reports of the agent loop workers; without them, keys are listed at every poll."""
+
     on_poll: Callable[[], None] | None = None
-    """Called at every poll while waiting for rows."""
+    """Called again and again while waiting for rows."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_ended: Counter[tuple[str, int]] = Counter()
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, Metrics]:
         """Return the rows of a step; rows of later steps stay in the queue."""
         self.step = global_steps
+        self._wait_for_arrivals((partition_id, global_steps), batch_size)
         sampled: tuple[KVBatchMeta, Metrics] = super().sample(global_steps, partition_id, batch_size)
         return sampled
+
+    def _wait_for_arrivals(self, wanted: tuple[str, int], batch_size: int) -> None:
+        if self.arrivals is None:
+            return
+        while self._num_ended[wanted] < batch_size:
+            if self.on_poll:
+                self.on_poll()
+            for ended in self.arrivals.wait(WAIT_SECONDS):
+                self._num_ended["val" if ended.validation else "train", ended.step] += 1
+        self._num_ended[wanted] -= batch_size
 
     def _sampleable_terminal_keys(self, partition_id: str, *args: object) -> set[str]:
         if self.on_poll:
@@ -27,3 +62,11 @@ class StepReplayBuffer(ReplayBuffer):
         steps = self.prompt_global_steps[partition_id]
         ended = super()._sampleable_terminal_keys(partition_id, *args)
         return {key for key in ended if steps[key] == self.step}
+
+    def _materialize_batch(
+        self, partition_id: str, uids: Sequence[str], tags: dict[str, dict[str, Any]]
+    ) -> KVBatchMeta:
+        tq.kv_clear(partition_id=partition_id, keys=list(uids))
+        selected = set(uids)
+        rows = {key: RowTags(of_row) for key, of_row in tags.items() if key.split("_")[0] in selected}
+        return KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=list(rows.values()))

@@ -53,11 +53,11 @@ class Attack:
     """Whether the bare program is the child of a shell."""
 
 
-def _prints(text: str) -> Callable[[Any, Result], bool]:
+def prints(text: str) -> Callable[[Any, Result], bool]:
     return lambda scene, result: text.encode() in result.stdout
 
 
-def _learns_secret(scene: Any, result: Result) -> bool:
+def learns_secret(scene: Any, result: Result) -> bool:
     return any(scene.secret.encode() in data for data in (result.stdout, *result.files.values()))
 
 
@@ -79,12 +79,12 @@ def _leaves_process(scene: Any, result: Result) -> bool:
 
 ATTACKS = [
     # Files.
-    Attack("reads a file of the server", "print(open(TARGETS['secret_file']).read())", _learns_secret),
+    Attack("reads a file of the server", "print(open(TARGETS['secret_file']).read())", learns_secret),
     Attack(
         "reads the workspace of another task",
         "print(os.listdir(TARGETS['neighbour'] + '/../..'), file=sys.stderr) if TARGETS['is_bare'] else None\n"
         "print(open(TARGETS['neighbour'] + '/note').read())",
-        _learns_secret,
+        learns_secret,
     ),
     Attack(
         "writes into the workspace of another task",
@@ -120,9 +120,9 @@ ATTACKS = [
         "os.setxattr(TARGETS['open_file'], 'user.mark', b'x')",
         lambda scene, result: scene.has_attribute(),
     ),
-    Attack("keeps a link to a file outside", "os.symlink(TARGETS['secret_file'], 'kept')", _learns_secret),
-    Attack("reads through a link", "os.symlink(TARGETS['secret_file'], 'l'); print(open('l').read())", _learns_secret),
-    Attack("keeps a link to a folder outside", "os.symlink(TARGETS['folder'], 'kept')", _learns_secret),
+    Attack("keeps a link to a file outside", "os.symlink(TARGETS['secret_file'], 'kept')", learns_secret),
+    Attack("reads through a link", "os.symlink(TARGETS['secret_file'], 'l'); print(open('l').read())", learns_secret),
+    Attack("keeps a link to a folder outside", "os.symlink(TARGETS['folder'], 'kept')", learns_secret),
     Attack(
         "writes through a hard link",
         "os.link(TARGETS['open_file'], 'h'); open('h', 'w').write('changed')",
@@ -132,7 +132,7 @@ ATTACKS = [
         "watches a folder outside",
         "n = libc.inotify_init1(0)\n"
         "print('watch', libc.inotify_add_watch(n, os.fsencode(TARGETS['folder']), 0x100) > 0)",
-        _prints("watch True"),
+        prints("watch True"),
     ),
     Attack(
         "changes Python's library",
@@ -143,14 +143,14 @@ ATTACKS = [
     Attack(
         "reads the disk as a device",
         "import stat; os.mknod('d', 0o600 | stat.S_IFCHR, os.makedev(1, 5)); print('read', open('d', 'rb').read(3))",
-        _prints("read b'"),
+        prints("read b'"),
         variants=(ROOT,),
     ),
     # Other processes.
     Attack(
         "reads /proc of the server",
         "print(open(f\"/proc/{TARGETS['server']}/environ\").read())",
-        _learns_secret,
+        learns_secret,
     ),
     Attack(
         "reads the environment of every process in /proc",
@@ -158,15 +158,15 @@ ATTACKS = [
         "    if p.isdigit():\n"
         "        try: print(open(f'/proc/{p}/environ').read())\n"
         "        except OSError: pass",
-        _learns_secret,
+        learns_secret,
     ),
-    Attack("reads the environment", "print(os.environ)", _learns_secret),
+    Attack("reads the environment", "print(os.environ)", learns_secret),
     Attack(
         "reads inherited descriptors",
         "for n in range(3, 256):\n"
         "    try: os.set_blocking(n, False); print(os.read(n, 1000))\n"
         "    except OSError: pass",
-        _learns_secret,
+        learns_secret,
     ),
     Attack(
         "signals another process",
@@ -189,7 +189,7 @@ ATTACKS = [
     Attack(
         "traces another process",
         "print('attached', libc.ptrace(16, TARGETS['victim'], 0, 0))",
-        _prints("attached 0"),
+        prints("attached 0"),
     ),
     Attack(
         "reads memory of another process",
@@ -197,7 +197,7 @@ ATTACKS = [
         "V = ctypes.c_void_p * 2\n"
         "libc.process_vm_readv(TARGETS['victim'], V(ctypes.addressof(b), 64), 1, V(TARGETS['address'], 64), 1, 0)\n"
         "print(b.value)",
-        _learns_secret,
+        learns_secret,
     ),
     Attack(
         "lowers the limits of another process",
@@ -219,12 +219,12 @@ ATTACKS = [
         "    if pid == 0: time.sleep(1.2); os._exit(0)\n"
         "    n += 1\n"
         "time.sleep(0.5); print('started', n)",
-        _prints("started 200"),
+        prints("started 200"),
     ),
     Attack(
         "allocates too much memory",
         "x = bytearray(b'x') * (400 << 20); print('allocated', len(x))",
-        _prints("allocated"),
+        prints("allocated"),
     ),
     Attack(
         "allocates too much memory in many processes",
@@ -233,12 +233,12 @@ ATTACKS = [
         "try:\n"
         "    while True: os.wait()\n"
         "except ChildProcessError: print('allocated')",
-        _prints("allocated"),
+        prints("allocated"),
     ),
     Attack(
         "writes too much",
         "for n in range(60): open(f'f{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(1.5); print('written')",
-        _prints("written"),
+        prints("written"),
     ),
     Attack(
         "writes too much into deleted files",
@@ -246,7 +246,7 @@ ATTACKS = [
         "for n in range(60):\n"
         "    f = open('f', 'wb'); os.unlink('f'); f.write(b'x' * (1 << 20)); f.flush(); kept.append(f)\n"
         "time.sleep(1.5); print('written')",
-        _prints("written"),
+        prints("written"),
     ),
     Attack(
         "hides deleted files in a socket pair",
@@ -255,17 +255,17 @@ ATTACKS = [
         "    with open('f', 'wb') as f:\n"
         "        os.unlink('f'); f.write(b'x' * (1 << 20)); f.flush(); socket.send_fds(a, [b'x'], [f.fileno()])\n"
         "time.sleep(1.5); print('hidden')",
-        _prints("hidden"),
+        prints("hidden"),
     ),
     Attack(
         "writes one file that is too large",
         "with open('f', 'wb') as f:\n    for n in range(60): f.write(b'x' * (1 << 20))\nprint('written')",
-        _prints("written"),
+        prints("written"),
     ),
     Attack(
         "creates too many files",
         "for n in range(25000): os.close(os.open(f'{n}', os.O_CREAT))\ntime.sleep(1.5); print('created')",
-        _prints("created"),
+        prints("created"),
     ),
     Attack(
         "floods its output",
@@ -296,7 +296,7 @@ ATTACKS = [
         "ignores the limit on CPU",
         "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nend = time.process_time() + 2.3\n"
         "while time.process_time() < end: pass\nprint('burnt')",
-        _prints("burnt"),
+        prints("burnt"),
         Limits(seconds=20, cpu_seconds=1),
     ),
     # Sockets, mounts, namespaces and other interfaces of the kernel.
@@ -316,30 +316,30 @@ ATTACKS = [
     Attack(
         "opens a raw socket",
         "print('raw', socket.socket(socket.AF_PACKET, socket.SOCK_RAW).fileno())",
-        _prints("raw"),
+        prints("raw"),
         variants=(ROOT,),
     ),
     Attack(
         "listens for others",
         "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print('listening')",
-        _prints("listening"),
+        prints("listening"),
     ),
     Attack(
         "mounts",
         "libc.unshare(0x10020000)\nos.mkdir('m')\nprint('mounted', libc.mount(b't', b'm', b'tmpfs', 0, 0))",
-        _prints("mounted 0"),
+        prints("mounted 0"),
         variants=(ROOT, NOBODY),
     ),
     Attack(
         "becomes root of a namespace",
         "print('entered', libc.unshare(0x10000000))",
-        _prints("entered 0"),
+        prints("entered 0"),
         variants=(ROOT, NOBODY),
     ),
     Attack(
         "creates a namespace by clone",
         "pid = call(TARGETS['clone'], 0x10000000 | 17, 0, 0, 0, 0)\nif pid == 0: os._exit(0)\nprint('cloned', pid > 0)",
-        _prints("cloned True"),
+        prints("cloned True"),
         variants=(ROOT, NOBODY),
     ),
     Attack(
@@ -353,7 +353,7 @@ ATTACKS = [
         "b = ctypes.create_string_buffer(256)\n"
         "print([call(TARGETS['keyctl'], 1, 0) >= 0, call(TARGETS['io_uring_setup'], 1, b) >= 0,\n"
         "       call(TARGETS['userfaultfd'], 1) >= 0])",
-        _prints("True"),
+        prints("True"),
     ),
     # Leftovers and forged results.
     Attack(
@@ -386,7 +386,7 @@ ATTACKS = [
     Attack(
         "leaves a System V segment behind",
         "print('segment', libc.shmget(int(TARGETS['mark']), 4096, 0o1600) >= 0)",
-        _prints("segment True"),
+        prints("segment True"),
     ),
     Attack(
         "leaves a folder too deep to delete",

@@ -23,12 +23,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attack_programs import ATTACKS, BRIEF, NOBODY, POD, PREAMBLE, Attack, Result
+from kernel_attacks import KERNEL_ATTACKS
+from limit_attacks import LIMIT_ATTACKS
 
 from support import container
 from turnmill.sandboxes.base import Command, Limits, Python, SandboxTask
 from turnmill.sandboxes.fork import ForkSandbox
 from turnmill.sandboxes.syscall_numbers import number_of
 
+ALL_ATTACKS = [*ATTACKS, *LIMIT_ATTACKS, *KERNEL_ATTACKS]
+CALLS = (
+    *("clone", "keyctl", "io_uring_setup", "userfaultfd", "close_range", "io_setup", "bpf", "perf_event_open"),
+    *("add_key", "pidfd_getfd", "pidfd_send_signal", "kcmp", "ioprio_set", "seccomp", "name_to_handle_at", "mq_open"),
+    *("fsopen", "clone3", "process_madvise", "ptrace", "tkill", "pivot_root"),
+)
 BARE_SECONDS = 60
 NUM_SCANS = 100
 SETUID_PROGRAM = "/usr/local/bin/id-of-root"
@@ -55,13 +63,16 @@ class Scene:
         self.secret_file.chmod(0o600)
         self.open_file.write_text("unchanged")
         self.open_file.chmod(0o666)
+        self.shared_memory = Path("/dev/shm", f"note-{self.mark}")
+        self.shared_memory.write_text(self.secret)
+        (folder / "folder").mkdir(mode=0o777)
         self.library = os.__file__
         self.library_text = Path(self.library).read_bytes()
         self.neighbour = ""
         self.tasks: Path | None = None
         self.workspace: Path | None = None
         arguments = [sys.executable, "-I", "-S", "-c", VICTIM, str(folder / "signalled")]
-        self.victim = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        self.victim = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, process_group=0)
         self.address = int(self.victim.stdout.readline())
         self.sockets = self._listen()
 
@@ -82,16 +93,19 @@ class Scene:
 
     def targets(self, *, is_bare: bool) -> dict[str, object]:
         """Return the targets as the program sees them."""
-        numbers = {name: number_of(name) for name in ("clone", "keyctl", "io_uring_setup", "userfaultfd")}
+        numbers = {name: number_of(name) for name in CALLS}
         return {
             **numbers,
+            "exit": {"x86_64": 60, "aarch64": 93}[os.uname().machine],
             "is_bare": is_bare,
             "secret_file": str(self.secret_file),
+            "shared_memory": str(self.shared_memory),
             "open_file": str(self.open_file),
             "folder": str(self.folder),
             "neighbour": self.neighbour,
             "server": os.getpid(),
             "victim": self.victim.pid,
+            "victim_group": os.getpgid(self.victim.pid),
             "address": self.address,
             "port": self.sockets[0].getsockname()[1],
             "socket_file": str(self.folder / "socket"),
@@ -121,6 +135,10 @@ class Scene:
     def victim_is_idle(self) -> bool:
         """Return whether the victim is in the lowest scheduling class."""
         return os.sched_getscheduler(self.victim.pid) == os.SCHED_IDLE
+
+    def victim_oom_score(self) -> int:
+        """Return how early the victim is killed when memory runs out."""
+        return int(Path(f"/proc/{self.victim.pid}/oom_score_adj").read_text())
 
     def has_attribute(self) -> bool:
         """Return whether an attribute was set on the open file."""
@@ -156,6 +174,7 @@ class Scene:
         """End the victim and the processes that a bare attack left, and restore Python's library."""
         self.victim.kill()
         self.victim.wait()
+        self.shared_memory.unlink()
         for listener in self.sockets:
             listener.close()
         deadline = time.monotonic() + 5
@@ -297,7 +316,7 @@ def many_threads() -> Iterator[None]:
 def run_all_bare(variant: str) -> dict[str, dict[str, object]]:
     """Return for every attack whether it succeeds bare."""
     findings: dict[str, dict[str, object]] = {}
-    for attack in ATTACKS:
+    for attack in ALL_ATTACKS:
         with new_scene() as scene:
             control = attack.succeeded(scene, run_bare(attack, scene)) if variant in attack.variants else None
         findings[attack.name] = {"control": control}
@@ -310,7 +329,7 @@ async def run_all_in_sandbox() -> dict[str, dict[str, object]]:
     sandbox = ForkSandbox()
     try:
         barriers = await sandbox.start()
-        for attack in ATTACKS:
+        for attack in ALL_ATTACKS:
             with new_scene() as scene:
                 _, report, succeeded = await run_in_sandbox(sandbox, attack, scene)
             findings[attack.name] = {"succeeded": succeeded, "report": report}

@@ -34,6 +34,19 @@ from turnmill.sandboxes.fork import ForkSandbox
 asyncio.run(ForkSandbox(folder=Path(sys.argv[1])).run(SandboxTask(Command(("sh", "-c", f"sleep {sys.argv[2]}; true")))))
 """
 
+NOBODY_WAITS = "ctypes.CDLL(None).sigaction(signal.SIGCHLD, (ctypes.c_long * 20)(0, *[0] * 16, 2), None)"
+"""Sets SA_NOCLDWAIT."""
+
+BRIEF_CHILDREN = """
+reading, writing = os.pipe()
+os.write(writing, b"xxx")
+while os.read(reading, 1):
+    if os.fork() == 0:
+        end = time.process_time() + 0.02
+        while time.process_time() < end: pass
+        os.write(writing, b"x"); os._exit(0)
+"""
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -310,6 +323,81 @@ async def test_memory_of_all_processes_together_is_bounded(sandbox):
     result = await sandbox.run(script(text, limits=Limits(seconds=SECONDS, memory_bytes=200 * MIB)))
 
     assert result.limit == "memory"
+
+
+async def test_memory_of_a_process_whose_first_thread_has_ended_is_bounded(sandbox):
+    text = (
+        "import ctypes, os, threading, time\n"
+        "def work(): x = bytearray(b'x') * (90 << 20); time.sleep(60)\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        threading.Thread(target=work).start()\n"
+        "        ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)\n"
+        "time.sleep(60)"
+    )
+
+    result = await sandbox.run(script(text, limits=Limits(seconds=SECONDS, memory_bytes=200 * MIB)))
+
+    assert result.limit == "memory"
+
+
+@pytest.mark.parametrize("ignores", ["signal.signal(signal.SIGCHLD, signal.SIG_IGN)", NOBODY_WAITS])
+async def test_cpu_time_of_children_that_nobody_waits_for_is_bounded(sandbox, ignores):
+    limits = Limits(seconds=SECONDS, cpu_seconds=1)
+
+    result = await sandbox.run(script(f"import ctypes, os, signal, time\n{ignores}\n{BRIEF_CHILDREN}", limits=limits))
+
+    assert result.limit == "cpu"
+
+
+async def test_children_that_are_waited_for_cost_what_they_use(sandbox):
+    text = "import os, time\nfor _ in range(60):\n    if os.fork() == 0: time.sleep(0.02); os._exit(0)\n    os.wait()"
+
+    result = await sandbox.run(script(text, limits=Limits(seconds=SECONDS, cpu_seconds=1)))
+
+    assert (result.limit, result.exit_code) == (None, 0)
+
+
+async def test_files_that_are_deleted_but_mapped_count(sandbox):
+    text = (
+        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\n"
+        "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]\n"
+        "for _ in range(20):\n"
+        "    f = os.open('f', os.O_RDWR | os.O_CREAT); os.write(f, b'x' * (1 << 20))\n"
+        "    libc.mmap(None, 4096, 1, 2, f, 0); os.unlink('f'); os.close(f)\n"
+        "time.sleep(60)"
+    )
+
+    result = await sandbox.run(script(text, limits=Limits(seconds=SECONDS, file_bytes=8 * MIB)))
+
+    assert result.limit == "files"
+
+
+async def test_the_number_of_threads_is_bounded(sandbox):
+    text = (
+        "import threading, time\n"
+        "try:\n    for _ in range(99): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "except RuntimeError: exit(5)\n"
+        "time.sleep(60)"
+    )
+
+    result = await sandbox.run(script(text, limits=Limits(seconds=SECONDS, processes=20)))
+
+    assert result.limit == "processes" or result.exit_code == 5
+
+
+async def test_programs_copy_files_and_share_memory_by_files(sandbox):
+    text = (
+        "import mmap, os, shutil\n"
+        "open('a', 'wb').write(b'x' * 99999); shutil.copyfile('a', 'b')\n"
+        "f = open('m', 'w+b'); f.truncate(4096); value = mmap.mmap(f.fileno(), 4096)\n"
+        "if os.fork() == 0: value[3] = 7; os._exit(0)\n"
+        "os.wait(); print(value[3], os.path.getsize('b'))"
+    )
+
+    result = await sandbox.run(script(text))
+
+    assert result.stdout == b"7 99999\n", result.stderr
 
 
 async def test_output_beyond_the_limit_is_dropped_and_the_task_continues(sandbox):

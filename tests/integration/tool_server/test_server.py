@@ -35,6 +35,15 @@ def test_actions_of_several_tools_are_answered_in_their_order(server: ServerProc
     assert body["valids"] == [True, True, True, False, True]
 
 
+@pytest.mark.feature("verl-tool", "an action that no tool takes")
+def test_a_server_ends_trajectories_at_an_invalid_action_if_it_is_told_to(new_server: NewServer):
+    server = new_server("--tool_type", "trial", "--done_if_invalid", "True")
+
+    body = server.post(["a", "b"], ["no action", "count"]).json()
+
+    assert (body["dones"], body["valids"]) == ([True, False], [False, True])
+
+
 @pytest.mark.feature("verl-tool", "finish drops the state of a trajectory")
 def test_a_shell_keeps_its_folder_and_variables_until_it_is_finished(server: ServerProcess):
     server.observe("<bash>mkdir -p q; cd q; export WORD=kept</bash>")

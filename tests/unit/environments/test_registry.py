@@ -91,3 +91,21 @@ def test_the_former_import_path_of_task_sources_is_kept():
     assert former.__all__ == tasks.__all__
     assert all(getattr(former, name) is getattr(tasks, name) for name in tasks.__all__)
     assert "tasks" not in environments.names()
+
+
+@pytest.mark.feature("Verlog", "names of tasks")
+@pytest.mark.parametrize(
+    ("name", "task", "hint"),
+    [
+        ("crafter", "nonsense", "Known: default."),
+        ("tetris", "big", "It has none: leave it out."),
+        ("babyai", "BabyAI-MixedTrainLocal-v0/goto", "Its name here is 'goto'."),
+    ],
+)
+def test_a_task_that_an_environment_does_not_have_is_refused(name, task, hint):
+    with pytest.raises(SettingsError, match=f"environment.task: {name} has no task {task!r}. {hint}"):
+        environments.create(name, task=task)
+
+
+def test_the_task_of_verlogs_script_for_crafter_is_accepted():
+    assert environments.create("crafter", task="default").task == "default"

@@ -2,6 +2,7 @@ import json
 import math
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.synchronize import Barrier
@@ -247,3 +248,51 @@ def test_an_episode_with_a_nan_reward_counts_as_unsolved(log: TrajectoryLog):
     assert math.isnan(first.reward)
     assert (first.outcome, second.outcome) == ("unsolved", "solved")
     assert episode_names(log, EpisodeFilter(min_reward=-9.0)) == ["b"]
+
+
+def test_a_sample_has_all_trajectories_of_a_task_or_none(log: TrajectoryLog):
+    sampled = TrajectoryLog(RunFolder(log.path.parent), sample_share=0.25)
+
+    for task in range(200):
+        for sample in range(3):
+            sampled.append(episode(f"t1-{task}-{sample}", done=True))
+
+    recorded = Counter(name.rpartition("-")[0] for name in episode_names(log, EpisodeFilter()))
+    assert set(recorded.values()) == {3}
+    assert 30 < len(recorded) < 70
+
+
+def test_a_sample_of_slots_has_some_episodes_of_each(log: TrajectoryLog):
+    sampled = TrajectoryLog(RunFolder(log.path.parent), sample_share=0.5)
+
+    for number in range(40):
+        sampled.append(episode(f"t0-{number}", done=True))
+
+    assert 8 < len(episode_names(log, EpisodeFilter())) < 32
+
+
+def test_failed_trajectories_and_validations_are_recorded_outside_the_sample(log: TrajectoryLog):
+    sampled = TrajectoryLog(RunFolder(log.path.parent), sample_share=1e-9)
+
+    sampled.append(episode("t1-0-0", turns=2, done=True))
+    sampled.append(episode("t1-1-0", turns=2, stop_reason="failed", failed_cause="tool_timeout"))
+    sampled.append(episode("v1-0-0", done=True), validation=True)
+
+    failed, validation = log.read_episodes()
+    assert (failed.name, len(failed.turns), failed.outcome) == ("t1-1-0", 2, "failed")
+    assert (validation.name, validation.validation) == ("v1-0-0", True)
+
+
+def test_records_of_old_steps_are_deleted_except_validations(log: TrajectoryLog):
+    for step in (1, 2, 3):
+        log.append(episode(f"t{step}-0-0", step=step, done=True))
+        log.append(episode(f"v{step}-0-0", step=step, done=True), validation=True)
+        log.advantages.write(step, {f"t{step}-0-0": 1.0})
+        log.advantages.write_tokens(step, [(f"t{step}-0-0", 0, [1.0])])
+
+    log.drop_before(3)
+
+    assert file_kinds(log) == [
+        "advantages-000003", "step-000003", "token-advantages-000003",
+        "validation-000001", "validation-000002", "validation-000003",
+    ]  # fmt: skip

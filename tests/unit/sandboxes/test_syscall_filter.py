@@ -203,3 +203,63 @@ def test_blocks_beyond_the_end_of_a_file_are_refused(machine):
 def test_messages_that_carry_descriptors_need_the_network(machine, name):
     assert judge(name, machine=machine) == errno.EPERM
     assert judge(name, machine=machine, network=True) == ALLOWED
+
+
+@MACHINES
+def test_shared_memory_has_a_file(machine):
+    private, shared, validated, anonymous, huge = 2, 1, 3, 0x20, 0x40000
+
+    assert judge("mmap", 0, 4096, 3, shared | anonymous, machine=machine) == errno.EPERM
+    assert judge("mmap", 0, 4096, 3, validated | anonymous, machine=machine) == errno.EPERM
+    assert judge("mmap", 0, 4096, 3, private | anonymous | huge, machine=machine) == errno.ENOMEM
+    assert judge("mmap", 0, 4096, 3, private | anonymous, machine=machine) == ALLOWED
+    assert judge("mmap", 0, 4096, 3, shared, 3, machine=machine) == ALLOWED
+
+
+@MACHINES
+def test_all_threads_of_a_process_have_the_same_descriptors(machine):
+    of_glibc, files = 0x3D0F00, 0x400
+
+    assert judge("clone", of_glibc, machine=machine) == ALLOWED
+    assert judge("clone", of_glibc & ~files, machine=machine) == errno.EPERM
+    assert judge("close_range", 3, 2**32 - 1, 2, machine=machine) == errno.EPERM
+    assert judge("close_range", 3, 2**32 - 1, 4, machine=machine) == ALLOWED
+
+
+@MACHINES
+@pytest.mark.parametrize("name", ["splice", "tee", "vmsplice", "sendfile"])
+def test_no_page_goes_into_a_pipe(machine, name):
+    assert judge(name, machine=machine, network=True) == errno.EINVAL
+
+
+@MACHINES
+@pytest.mark.parametrize("name", ["setxattr", "lsetxattr", "fsetxattr"])
+def test_files_seem_to_have_no_attributes(machine, name):
+    assert judge(name, machine=machine) == errno.EOPNOTSUPP
+
+
+def test_buffers_of_pipes_and_sockets_have_their_default_sizes():
+    assert judge("fcntl", 3, 1031, 1 << 20) == errno.EPERM
+    assert judge("fcntl", 3, 1032) == ALLOWED
+    assert judge("setsockopt", 3, socket.SOL_SOCKET, socket.SO_SNDBUF) == errno.EPERM
+
+
+@pytest.mark.parametrize("command", [0x40305828, 0x4030582A, 0x40305839])
+def test_no_call_reserves_blocks_beyond_the_end_of_a_file(command):
+    assert judge("ioctl", 3, command) == errno.EPERM
+
+
+@MACHINES
+def test_a_change_of_the_limit_on_core_dumps_has_no_effect(machine):
+    core, files, pointer = 4, 7, 1 << 40
+
+    assert judge("setrlimit", core, pointer, machine=machine) == 0
+    assert judge("setrlimit", files, pointer, machine=machine) == ALLOWED
+    assert judge("prlimit64", 0, core, pointer, 0, machine=machine) == 0
+    assert judge("prlimit64", 0, core, 0, pointer, machine=machine) == ALLOWED
+    assert judge("prlimit64", 0, files, pointer, 0, machine=machine) == ALLOWED
+
+
+def test_a_process_cannot_hide_from_its_monitor():
+    assert judge("prctl", 4, 0) == errno.EPERM
+    assert judge("prctl", 15, 0) == ALLOWED

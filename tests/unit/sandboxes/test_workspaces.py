@@ -87,6 +87,15 @@ def test_disk_usage_counts_the_files_of_home_and_temporary_folder(workspace):
     assert 80_000 <= measure_disk_usage(str(workspace)).bytes <= 200_000
 
 
+def test_disk_usage_counts_a_file_once_and_each_of_its_names(workspace):
+    (workspace / "home" / "a").write_bytes(os.urandom(400_000))
+    before = measure_disk_usage(str(workspace)).bytes
+    for number in range(20):
+        (workspace / "home" / str(number)).hardlink_to(workspace / "home" / "a")
+
+    assert 20_000 <= measure_disk_usage(str(workspace)).bytes - before <= 100_000
+
+
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o555, 0o2750])
 def test_measuring_leaves_the_modes_of_folders_unchanged(workspace, mode):
     folder = workspace / "home" / "a"

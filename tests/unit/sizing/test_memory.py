@@ -126,6 +126,14 @@ def test_engines_share_the_gpus_of_training_unless_they_have_their_own(on_gpus):
     assert [place.machines for place in placement(settings, config)] == ["head", "1 x 1 GPU of any kind", "1 x 1 A40"]
 
 
+def test_logits_of_a_whole_micro_batch_count_unless_they_are_computed_in_chunks(on_gpus):
+    chunked, config, _ = on_gpus()
+    whole, _, _ = on_gpus(resources__train={"chunkedLogits": False})
+
+    tokens, vocabulary = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu, 16
+    assert whole.phases[0].gib - chunked.phases[0].gib == pytest.approx(12 * tokens * vocabulary / GIB)
+
+
 def test_the_reference_waits_in_the_machines_memory(on_gpus):
     without, _, _ = on_gpus(algorithm__kl={"coefficient": 0})
     with_reference, config, settings = on_gpus(algorithm__kl={"coefficient": 0.01})

@@ -5,14 +5,11 @@ from transfer_queue import KVBatchMeta
 
 from turnmill.core.trajectory import EpisodeSummary
 from turnmill.rollout.failure import FAILED
-from turnmill.rollout.queue_payload import EPISODE_SUMMARY, encode
+from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.row_tags import EPISODE
 from turnmill.training import dynamic_sampling
-from turnmill.training.batches import trajectory
 from turnmill.training.batches.trajectory import Dropped, split
 from turnmill.training.dynamic_sampling import DROPPED_TASKS, FILLED, FilteringBuffer
-
-ROWS: dict[str, float] = {}
-"""Rewards of the rows in the queue, by key."""
 
 
 def summary(reward: float) -> EpisodeSummary:
@@ -20,13 +17,10 @@ def summary(reward: float) -> EpisodeSummary:
 
 
 class Queue:
-    """A TransferQueue that returns summaries made from ROWS and records which keys are cleared."""
+    """A TransferQueue that records which keys are cleared."""
 
     def __init__(self) -> None:
         self.cleared: list[str] = []
-
-    def kv_batch_get(self, *, keys: list[str], **_: Any) -> dict[str, Any]:
-        return {EPISODE_SUMMARY: [encode(summary(ROWS[key])) for key in keys]}
 
     def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
         self.cleared += keys
@@ -49,8 +43,8 @@ class Groups(dynamic_sampling.ReplayBuffer):
             for sample, reward in enumerate(self.groups.pop(0)):
                 key = f"task{self._next}_{sample}_0"
                 keys.append(key)
-                tags.append({"status": FAILED if reward is None else "success"})
-                ROWS[key] = reward or 0.0
+                failed = {"status": FAILED}
+                tags.append(failed if reward is None else {"status": "success", EPISODE: encode(summary(reward))})
             self._next += 1
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), {}
 
@@ -63,7 +57,6 @@ class Buffer(FilteringBuffer, Groups):
 def queue(monkeypatch) -> Queue:
     queue = Queue()
     monkeypatch.setattr(dynamic_sampling, "tq", queue)
-    monkeypatch.setattr(trajectory, "tq", queue)
     return queue
 
 

@@ -27,7 +27,18 @@ ACTIONS = {
 }
 """Actions in minigrid's order, with their effects."""
 
-_WITHOUT_SPACE = {action.replace(" ", ""): action for action in ACTIONS}
+_SPELLINGS = {
+    **{action.replace(" ", ""): action for action in ACTIONS},
+    "go left": "turn left",
+    "go right": "turn right",
+}
+
+_PLAN_PHRASES = (
+    "turn left", "turn to the left", "turn right", "turn to the right", "go forward", "move forward", "pick up",
+    "pick it up", "drop", "toggle", "open", "turning left", "turning right", "moving forward", "picking up", "dropping",
+    "toggling", "opening",
+)  # fmt: skip
+"""What Verlog counts as the length of a plan; one phrase within another counts twice."""
 
 
 class BabyAIOptions(EnvironmentOptions):
@@ -47,6 +58,7 @@ class BabyAI(Environment):
     name: ClassVar[str] = "babyai"
     Settings: ClassVar[type[EnvironmentOptions]] = BabyAIOptions
     actions = tuple(ACTIONS)
+    plan_phrases = _PLAN_PHRASES
     default_action = "go forward"
 
     def __init__(self, task: str | None, max_turns: int, options: BabyAIOptions) -> None:
@@ -100,9 +112,9 @@ class BabyAI(Environment):
         return f"goal: {self.mission}"
 
     def repair(self, answer: str) -> str:
-        """Normalize `turn_left` and `turnleft` to `turn left`."""
+        """Normalize `turn_left`, `turnleft` and `go left` to `turn left`."""
         answer = answer.replace("_", " ")
-        return _WITHOUT_SPACE.get(answer, answer)
+        return _SPELLINGS.get(answer, answer)
 
     def expert(self) -> BabyAIExpert:
         """Return an expert for warm starts."""

@@ -103,6 +103,9 @@ def level_id(task: str) -> str:
     level = registered_levels().get(task)
     if level is None:
         known = [*GOALS, *(name for name in registered_levels() if not name.startswith("BabyAI-"))]
+        # The name of the original: BabyAI-MixedTrainLocal-v0/goto.
+        if (goal := task.rpartition("/")[2]) in GOALS:
+            raise SettingsError(f"environment.task: babyai has no task {task!r}. Its name here is {goal!r}.")
         raise SettingsError(f"environment.task: babyai has no task {task!r}. {suggestion(task, known)}")
     return level
 

@@ -49,6 +49,7 @@ class Bird(Environment):
     """BIRD (Li et al., 2023): the agent answers a question in SQL until the result is correct."""
 
     name: ClassVar[str] = "bird"
+    tasks: ClassVar[tuple[str, ...] | None] = ()
     Settings: ClassVar[type[EnvironmentOptions]] = BirdOptions
     actions = ()
     default_action = NO_STATEMENT

@@ -10,6 +10,7 @@ from pydantic import Field
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.crafter.game import CrafterGame
 from turnmill.environments.crafter.text import describe
+from turnmill.environments.parsing import before_answer
 from turnmill.environments.registry import register
 
 ACTIONS = {
@@ -51,6 +52,13 @@ _SYNONYMS = {
     "make furnace": "place furnace",
 }
 
+_PLAN_PHRASES = (
+    "move west", "move east", "move north", "move south", "do ", "collect ", "drink ", "hit ", "attack ", "sleep",
+    "place ", "make ", "craft ", "moving west", "moving east", "moving north", "moving south", "collecting ",
+    "drinking ", "hitting ", "attacking ", "sleeping", "placing ", "making ", "crafting ",
+)  # fmt: skip
+"""What Verlog counts as the length of a plan; one phrase within another counts twice."""
+
 Side = Annotated[int, Field(ge=9, le=256)]
 
 
@@ -72,8 +80,10 @@ class Crafter(Environment):
     """Crafter (Hafner, 2021) with its own rewards: 1 for each new achievement, ±0.1 for health gained or lost."""
 
     name: ClassVar[str] = "crafter"
+    tasks: ClassVar[tuple[str, ...] | None] = ("default",)
     Settings: ClassVar[type[EnvironmentOptions]] = CrafterOptions
     actions = tuple(ACTIONS)
+    plan_phrases = _PLAN_PHRASES
     default_action = "noop"
 
     def __init__(self, task: str | None, max_turns: int, options: CrafterOptions) -> None:
@@ -150,6 +160,10 @@ class Crafter(Environment):
         if words not in ACTIONS and _INTERACTION.fullmatch(words):
             words = "do"
         return words if words in ACTIONS else None
+
+    def remembered(self, response: str, action: str) -> str:
+        """Return the response up to its marker, with the executed action after it, as Verlog shows it later."""
+        return f"{before_answer(response)}\nACTION: {action}.\n"
 
     def render(self) -> np.ndarray:
         """Draw the player's view."""

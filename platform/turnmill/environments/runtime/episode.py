@@ -1,12 +1,13 @@
 """An environment with the rules of a job applied: default action, penalty, binary reward, turn limit."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.environments.base import Environment
 from turnmill.environments.parsing import backtrack_length, has_marker, plan_length
+from turnmill.jobs.environment import SuccessRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,13 @@ class ActionResult:
     instruction_prompt: str
     compact_prompt: str
     plan_length: int = 0
-    """Number of actions that the response mentions."""
+    """Number of phrases for actions in the response."""
 
     backtrack_length: int = 0
     """Number of words of the response that signal backtracking."""
+
+    remembered: str = ""
+    """The response as later prompts show it."""
 
     info: Mapping[str, float] = field(default_factory=dict)
     state_key: str = ""
@@ -57,6 +61,19 @@ class ActionResult:
     def success(self) -> bool:
         """True if the episode is over and its last reward is positive."""
         return self.done and self.reward > 0
+
+
+def is_success(rule: SuccessRule, rewards: Sequence[float], *, is_solved: bool) -> bool:
+    """Return whether an episode is a success, by `environment.success` of its job; `is_solved` says the environment."""
+    match rule:
+        case "last_reward":
+            return rewards[-1] > 0
+        case "total_reward":
+            return sum(rewards) > 0
+        case "all_rewards":
+            return max(rewards) > 0 and min(rewards) >= 0
+        case "environment":
+            return is_solved
 
 
 class TurnEnvironment:
@@ -96,6 +113,7 @@ class TurnEnvironment:
         environment = self.environment
         parsed = self.parse(response_text)
         action = environment.default_action if parsed is None else parsed
+        remembered = environment.remembered(response_text, action)
         result = environment.step(action)
         self._num_turns += 1
         # A task that is over on the last turn is terminated, not truncated.
@@ -110,8 +128,9 @@ class TurnEnvironment:
             observation=result.observation,
             instruction_prompt=environment.instruction_prompt(),
             compact_prompt=environment.compact_prompt(),
-            plan_length=plan_length(response_text, environment.actions),
-            backtrack_length=backtrack_length(response_text),
+            plan_length=plan_length(remembered, environment.plan_phrases or environment.actions),
+            backtrack_length=backtrack_length(remembered),
+            remembered=remembered,
             info=result.info,
             state_key=environment.state_key(result.observation),
         )

@@ -77,6 +77,7 @@ class Sokoban(Environment):
     """Sokoban with the rooms that GRL generates from the same seeds."""
 
     name: ClassVar[str] = "sokoban"
+    tasks: ClassVar[tuple[str, ...] | None] = ()
     Settings: ClassVar[type[EnvironmentOptions]] = SokobanOptions
     actions = ACTIONS
     default_action = "up"

@@ -35,6 +35,7 @@ class WebShop(Environment):
     """WebShop (Yao et al., 2022): one purchase per episode."""
 
     name: ClassVar[str] = "webshop"
+    tasks: ClassVar[tuple[str, ...] | None] = ()
     Settings: ClassVar[type[EnvironmentOptions]] = WebShopOptions
     actions = ()
     default_action = NOTHING

@@ -38,7 +38,7 @@ class GrlLoop(AgentLoopBase):
         self.agent = job.spec.grl_agent
         self.folder = RunFolder(run_dir)
         self.run_name = self.folder.run_name()
-        self.log = TrajectoryLog(self.folder)
+        self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
         self.journal: Journal = journal or NoJournal()
         self.prompt_limit = _limit(self.agent.num_prompt_threads)
         self.environment_limit = _limit(self.agent.num_env_threads)

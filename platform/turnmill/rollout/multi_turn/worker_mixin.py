@@ -45,7 +45,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         self.agent = self.job.spec.multi_turn_agent
         self.folder = RunFolder(Path(config.turnmill.run_dir))
         self.run_name = self.folder.run_name()
-        self.log = TrajectoryLog(self.folder)
+        self.log = TrajectoryLog(self.folder, sample_share=self.job.spec.tracking.recorded_share)
         self.journal = journal
         self.llm_client = EpisodeClient(self.llm_client, self.job, self.folder)
         schemas = read_schemas(config.actor_rollout_ref.rollout.multi_turn.tool_config_path)

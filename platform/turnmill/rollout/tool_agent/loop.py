@@ -39,7 +39,7 @@ class ToolLoop(AgentLoopBase):
         self.agent = job.spec.tool_agent
         self.folder = RunFolder(run_dir)
         self.run_name = self.folder.run_name()
-        self.log = TrajectoryLog(self.folder)
+        self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
         self.source: TaskSource = create_source(
             job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.seed
         )

@@ -21,8 +21,8 @@ _SUFFIXES: dict[PromptTemplate, str] = {
 
 
 def requires_marker(template: PromptTemplate) -> bool:
-    """Return True if the action must follow `ACTION:`; a template that asks only for the action needs no marker."""
-    return template != "naive"
+    """Return True if the action must follow `ACTION:`; elsewhere a response that is an action alone is valid, too."""
+    return template == "compact"
 
 
 def build_messages(

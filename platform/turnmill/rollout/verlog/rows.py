@@ -17,7 +17,7 @@ class TurnRow(AgentLoopOutput):
     """A turn as verl's agent loops return it, with a reward of its own that later turns do not overwrite."""
 
     metadata: TurnMetadata | SegmentMetadata = Field(exclude=True)
-    episode_summary: bytes = b""
+    episode_summary: bytes = Field(default=b"", exclude=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the columns of the queue: those of verl, and the metadata."""
@@ -41,6 +41,7 @@ def turn_row(turn: Turn, *, slot: Slot) -> TurnRow:
         backtrack_length=turn.metrics.get("backtrack_length", 0.0),
         episode_length=slot.turn + 1 if turn.done else 0,
         episode_reward=slot.reward,
+        success=slot.success,
         sampled_checksum=int(turn.metrics.get("sampled", 0)),
     )
     version = turn.policy_version
@@ -95,7 +96,7 @@ def episode_summary(
         episode_id=slot.episode_name,
         reward=sum(turn.reward for turn in turns),
         stop_reason=stop_reason,
-        success=turns[-1].reward > 0,
+        success=slot.success,
         num_turns=len(turns),
         num_rows=len(turns),
         sampled_tokens=b"".join(pack_tokens(turn.response_ids) for turn in turns),

@@ -10,7 +10,7 @@ import numpy as np
 from turnmill.core.errors import EnvironmentFailedError
 from turnmill.core.seeds import VALIDATION_SEEDS
 from turnmill.core.trajectory import StopReason, Turn
-from turnmill.environments.runtime.episode import ActionResult, ResetResult
+from turnmill.environments.runtime.episode import ActionResult, ResetResult, is_success
 from turnmill.environments.runtime.process import EnvironmentProcess
 from turnmill.environments.runtime.worker import WorkerSettings
 from turnmill.jobs.job import JobSpec
@@ -96,7 +96,10 @@ class Slot:
         self.turns_played = 0
         """Number of turns in all episodes, from which the sampling seed of each turn is derived."""
 
-        self.reward = 0.0
+        self._rewards: list[float] = []
+        self._is_solved = False
+        """True if the environment says that its task is solved."""
+
         self._responses: list[str] = []
         self._segment_starts: dict[int, SlotState] = {}
         self._in_episode = False
@@ -132,6 +135,16 @@ class Slot:
     def turn(self) -> int:
         """Number in its episode of the turn to play or just played, from 0."""
         return len(self._responses) - self._turn_in_progress
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of the episode so far."""
+        return sum(self._rewards)
+
+    @property
+    def success(self) -> bool:
+        """True if the episode is over, as a success by the job's rule."""
+        return self._done and is_success(self.spec.environment.success, self._rewards, is_solved=self._is_solved)
 
     @property
     def episode_name(self) -> str:
@@ -243,15 +256,17 @@ class Slot:
         self._in_episode, self._done, self._truncated = True, False, False
 
     def _apply(self, response: str, result: ActionResult) -> None:
-        self._memory.remember(response=response, action=result.action, observation=result.observation)
+        self._memory.remember(response=result.remembered, action=result.action, observation=result.observation)
         self._responses.append(response)
         self._instruction_prompt, self._compact_prompt = result.instruction_prompt, result.compact_prompt
         self.state_key = result.state_key
-        self.reward += result.reward
+        self._rewards.append(result.reward)
+        self._is_solved = result.info.get("success", 0.0) > 0
         self._done, self._truncated = result.done, result.truncated
 
     def _next_episode(self) -> None:
         self.episode += 1
-        self.reward = 0.0
+        self._rewards.clear()
+        self._is_solved = False
         self._responses.clear()
         self._in_episode = self._done = False

@@ -34,7 +34,7 @@ class TurnLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.job = job
         self.folder = RunFolder(run_dir)
-        self.log = TrajectoryLog(self.folder)
+        self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
         self.slots: dict[int, Slot] = {}
 
     @property

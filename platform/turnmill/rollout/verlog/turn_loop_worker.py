@@ -7,6 +7,7 @@ from typing import Unpack
 import ray
 from tensordict import TensorDict
 
+from turnmill.rollout.row_tags import tag_rows
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.verlog.turn_loop import TurnLoop
@@ -28,6 +29,8 @@ class TurnLoopWorker(LoopWorker):
         """Play a slot's turns of a step, or an episode of a validation, and put its rows into the queue."""
         async with self.validation_limit if validate else nullcontext():
             rows = await self.turn_loop.run(sampling_params, validate=validate, **row)
+        if validate:
+            await tag_rows(rows, validate=validate, **row)
         await self._agent_loop_postprocess(rows, validate, **row)
 
     async def snapshot(self, after: int) -> list[SlotState]:

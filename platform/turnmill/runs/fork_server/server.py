@@ -6,6 +6,7 @@
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import json
 import multiprocessing
@@ -64,6 +65,8 @@ def main(path: str, python: str, early: list[str], late: list[str]) -> None:
     listener.bind(str(unready))
     listener.listen(128)
     unready.rename(path)
+    # Imports make millions of objects that stay: looking for garbage among them takes a fifth of the imports' time.
+    gc.disable()
     for module in early:
         importlib.import_module(module)
     multiprocessing.set_executable(python)
@@ -117,6 +120,7 @@ class Server:
             _log("imports drew ids from Ray's generator, which forks would draw again: no forking")
             return False
         forking.freeze_memory()
+        gc.enable()
         return True
 
     def _fork(self, request: Request) -> bool:

@@ -60,11 +60,14 @@ class Rows:
         return at_least_float32(self.rewards_RG) - self.scores_RG * ~is_last_R[:, None]
 
 
-def mean_over_trajectories(advantages_RG: Tensor, rows: Rows) -> Tensor:
-    """Return the mean advantage of the trained tokens of each row's trajectory, shape (rows,)."""
+def mean_over_trajectories(advantages_RG: Tensor, rows: Rows, weights_RG: Tensor) -> Tensor:
+    """Return the mean advantage of the trained tokens of each row's trajectory, shape (rows,).
+
+    `weights_RG` is the number of trained tokens at each position: the mask, or more where one stands for many.
+    """
     index = TrajectoryIndex.of(rows.keys, rows.lengths_R)
     trajectory_R = index.trajectory_of_row
-    sums_R = (at_least_float32(advantages_RG) * rows.mask_RG).sum(1)
+    sums_R = (at_least_float32(advantages_RG) * weights_RG).sum(1)
     sums_K = sums_R.new_zeros(len(index.rows_K)).index_add_(0, trajectory_R, sums_R)
-    counts_K = sums_K.new_zeros(len(index.rows_K)).index_add_(0, trajectory_R, rows.mask_RG.sum(1).to(sums_K.dtype))
+    counts_K = sums_K.new_zeros(len(index.rows_K)).index_add_(0, trajectory_R, weights_RG.sum(1).to(sums_K.dtype))
     return (sums_K / counts_K.clamp(min=1))[trajectory_R]

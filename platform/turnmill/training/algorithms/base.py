@@ -56,8 +56,8 @@ class Algorithm(Generic[OwnSettings]):
         raise NotImplementedError
 
     def sampler(self, *, is_async: bool) -> Sampler | None:
-        """Return the replay buffer; None for verl's own, which suffices if rollout and learning alternate."""
-        return Sampler("turnmill.training.replay_buffers:StepReplayBuffer") if is_async else None
+        """Return the replay buffer; None for verl's own, which lists all keys of the queue at every poll."""
+        return Sampler("turnmill.training.replay_buffers:StepReplayBuffer")
 
 
 class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
@@ -71,6 +71,12 @@ class TrajectoryAlgorithm(Algorithm[OwnTrajectorySettings]):
 
     drops_singletons: ClassVar[bool] = False
     """True if a trajectory is left out when failures have left it alone in its group."""
+
+    constant_over_row: ClassVar[bool] = False
+    """True if the tokens of a row share an advantage that depends on the sums of rewards alone, not on single tokens.
+
+    Then a step's batch has one position per row, which stands for its trained tokens, and no tokens are read.
+    """
 
     # ---- advantages ----
 

@@ -20,6 +20,7 @@ class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
     """GRPO's advantages; tasks whose trajectories all have the same reward are replaced."""
 
     estimator = "grpo"
+    constant_over_row = True
     drops_singletons = True
 
     def estimate_tokens(
@@ -48,8 +49,7 @@ class DapoAlgorithm(TrajectoryAlgorithm[Dapo]):
         max_batches = self.settings.dynamic_sampling.max_batches
         if max_batches == 1:
             return super().sampler(is_async=is_async)
-        name = "FilteringStepBuffer" if is_async else "FilteringBuffer"
-        return Sampler(f"turnmill.training.dynamic_sampling:{name}", {"max_batches": max_batches})
+        return Sampler("turnmill.training.dynamic_sampling:FilteringStepBuffer", {"max_batches": max_batches})
 
     def verl_settings(self, job: AgentTrainingJob) -> VerlSettings:
         """Return the settings of every algorithm, and whether advantages are divided by the standard deviation."""

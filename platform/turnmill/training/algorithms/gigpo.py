@@ -21,6 +21,7 @@ class GigPoAlgorithm(TrajectoryAlgorithm[GigPo]):
     """GRPO's advantages of episodes, plus advantages of turns that began in the same state (anchor states)."""
 
     estimator = "grpo"
+    constant_over_row = True
     drops_singletons = True
 
     def advantages(self, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ class GrpoAlgorithm(TrajectoryAlgorithm[Grpo]):
     """Rewards minus the mean of the group, or of the step, divided by the standard deviation."""
 
     estimator = "grpo"
+    constant_over_row = True
 
     def estimate_tokens(
         self, rewards_KL: Tensor, mask_KL: Tensor, groups_K: Sequence[str], values_KL: Tensor | None

@@ -16,6 +16,7 @@ class RlooAlgorithm(TrajectoryAlgorithm[Rloo]):
     """verl's leave-one-out baseline."""
 
     estimator = "rloo"
+    constant_over_row = True
     drops_singletons = True
 
     def estimate_tokens(

@@ -13,10 +13,18 @@ from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
 ENGINE_KL = ("kl", "k3_kl")
 
 
-def advantage_spread(advantages_RG: Tensor, mask_RG: Tensor) -> dict[str, float]:
-    """Return the standard deviation of the trained tokens' advantages; an empty mapping with fewer than two."""
-    kept = advantages_RG[mask_RG.bool()]
-    return {"critic/advantages/std": kept.double().std().item()} if kept.numel() > 1 else {}
+def advantage_spread(advantages_RG: Tensor, weights_RG: Tensor) -> dict[str, float]:
+    """Return the standard deviation of the trained tokens' advantages; an empty mapping with fewer than two.
+
+    `weights_RG` is the number of trained tokens at each position.
+    """
+    trained = weights_RG > 0
+    kept, weights = advantages_RG[trained].double(), weights_RG[trained].double()
+    count = weights.sum()
+    if count < 2:
+        return {}
+    mean = (kept * weights).sum() / count
+    return {"critic/advantages/std": ((kept - mean).square() * weights).sum().div(count - 1).sqrt().item()}
 
 
 def by_outcome(name: str, values: Iterable[tuple[bool, float, float]]) -> dict[str, float]:

@@ -4,11 +4,13 @@ Axes: R rows, G response tokens, K trajectories; a trajectory whose context roll
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -19,11 +21,12 @@ from turnmill.core.errors import OUTAGE_CAUSES, RunFailedError
 from turnmill.core.trajectory import EpisodeFailure, EpisodeSummary
 from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.rollout.failure import FAILED, FAILURE
-from turnmill.rollout.queue_payload import EPISODE_SUMMARY, decode
-from turnmill.rollout.token_integrity import count_unsampled_tokens
+from turnmill.rollout.queue_payload import decode
+from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS, UNSAMPLED_TOKENS
 from turnmill.training.advantages.index import group_of, row_number, trajectory_of
 from turnmill.training.advantages.rows import Rows
-from turnmill.training.dataset import prompt_lengths, select
+from turnmill.training.dataset import prompt_lengths, response_lengths, select
+from turnmill.training.row_advantages import ADVANTAGE, RETURN, REWARD
 
 Summary = TypeVar("Summary", bound=EpisodeSummary)
 
@@ -106,49 +109,88 @@ def last_rows(keys: Sequence[str]) -> list[int]:
 
 @dataclass(frozen=True)
 class TrajectoryBatch:
-    """The rows of one step, as padded tensors."""
+    """The rows of one step, as padded tensors.
+
+    Where all tokens of a row have the same advantage, a row has one position, which stands for its trained tokens
+    (G = 1), and everything comes from the rows' tags: see `of_tags`. Otherwise the tokens are read from the queue.
+    """
 
     meta: KVBatchMeta
     mask_RG: Tensor
     scores_RG: Tensor
-    old_log_probs_RG: Tensor
-    ref_log_probs_RG: Tensor | None
     prompt_lengths_R: Tensor
     response_lengths_R: Tensor
+    trained_R: Tensor
+    """Number of each row's tokens that are trained on."""
+
     summaries: tuple[EpisodeSummary, ...]
     """Summary of each trajectory."""
 
     num_unsampled_tokens: int = 0
     """Number of trained tokens that differ from those that the engine sampled."""
 
+    old_log_probs_RG: Tensor | None = None
+    ref_log_probs_RG: Tensor | None = None
+    """The reference model's log-probs; this and the trainer's are read where the reward has a KL penalty."""
+
     values_RG: Tensor | None = None
     """The critic's values."""
 
+    has_tokens: bool = True
+    """False if a row has a single position."""
+
     @classmethod
     def read(cls, meta: KVBatchMeta, *, with_reference: bool, with_values: bool = False) -> "TrajectoryBatch":
-        """Fetch a step's rows from the queue."""
-        fields = ["responses", "response_mask", "rm_scores", "old_log_probs", EPISODE_SUMMARY]
-        fields += ["ref_log_prob"] * with_reference + ["values"] * with_values
-        data = tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=fields)
-        summaries = read_summaries(meta.keys, data[EPISODE_SUMMARY], EpisodeSummary)
+        """Fetch the tokens of a step's rows from the queue."""
+        fields = ["response_mask", "rm_scores", *["old_log_probs", "ref_log_prob"] * with_reference]
+        data = tq.kv_batch_get(
+            keys=meta.keys, partition_id=meta.partition_id, select_fields=[*fields, *["values"] * with_values]
+        )
         return cls(
             meta=meta,
             mask_RG=_padded(data["response_mask"]),
             scores_RG=_padded(data["rm_scores"]),
-            old_log_probs_RG=_padded(data["old_log_probs"]),
+            old_log_probs_RG=_padded(data["old_log_probs"]) if with_reference else None,
             ref_log_probs_RG=_padded(data["ref_log_prob"]) if with_reference else None,
             prompt_lengths_R=prompt_lengths(meta),
-            response_lengths_R=data["responses"].offsets().diff(),
-            summaries=summaries,
-            num_unsampled_tokens=_count_unsampled(meta.keys, data["responses"], data["response_mask"], summaries),
+            response_lengths_R=response_lengths(meta),
+            trained_R=_of_tags(meta, TRAINED_TOKENS).long(),
+            summaries=read_summaries(meta, EpisodeSummary),
+            num_unsampled_tokens=_unsampled_tokens(meta),
             values_RG=_padded(data["values"]) if with_values else None,
         )
+
+    @classmethod
+    def of_tags(cls, meta: KVBatchMeta) -> "TrajectoryBatch":
+        """Return a step's rows with one position each; nothing is read from the queue."""
+        trained_R = _of_tags(meta, TRAINED_TOKENS).long()
+        return cls(
+            meta=meta,
+            mask_RG=(trained_R > 0).long()[:, None],
+            scores_RG=_of_tags(meta, SCORE)[:, None],
+            prompt_lengths_R=prompt_lengths(meta),
+            response_lengths_R=response_lengths(meta),
+            trained_R=trained_R,
+            summaries=read_summaries(meta, EpisodeSummary),
+            num_unsampled_tokens=_unsampled_tokens(meta),
+            has_tokens=False,
+        )
+
+    @property
+    def lengths_R(self) -> Tensor:  # noqa: N802 (named for its axis)
+        """Number of each row's positions."""
+        return self.response_lengths_R if self.has_tokens else torch.ones_like(self.response_lengths_R)
+
+    @property
+    def weights_RG(self) -> Tensor:  # noqa: N802 (named for its axes)
+        """Number of trained tokens that each position stands for."""
+        return self.mask_RG if self.has_tokens else self.trained_R[:, None]
 
     def with_rewards(self, rewards_RG: Tensor) -> Rows:
         """Return the rows as input of an advantage estimator."""
         return Rows(
             keys=self.meta.keys,
-            lengths_R=self.response_lengths_R,
+            lengths_R=self.lengths_R,
             mask_RG=self.mask_RG,
             scores_RG=self.scores_RG,
             rewards_RG=rewards_RG,
@@ -179,24 +221,38 @@ class TrajectoryBatch:
 
     def by_turn(self, values_RG: Tensor) -> Iterator[TokenAdvantages]:
         """Yield episode id, number and token values of each turn, if rows are turns."""
-        rows = zip(self.meta.keys, self._summaries_R, values_RG.numpy(), self.response_lengths_R.tolist(), strict=True)
-        for key, summary, values_G, length in rows:
+        rows = zip(self.meta.keys, self._summaries_R, self.by_token(values_RG), strict=True)
+        for key, summary, values_G in rows:
             if summary.rows_are_turns:
-                yield summary.episode_id, row_number(key), values_G[:length]
+                yield summary.episode_id, row_number(key), values_G
+
+    def by_token(self, values_RG: Tensor) -> Iterator[npt.NDArray[np.floating]]:
+        """Yield the values of each row's response tokens."""
+        for values_G, length in zip(values_RG.numpy(), self.response_lengths_R.tolist(), strict=True):
+            yield values_G[:length] if self.has_tokens else np.full(length, values_G[0])
 
     def response_lengths(self) -> Iterator[tuple[bool, float, float]]:
         """Yield success, generated tokens and turns of each trajectory."""
         tokens: Counter[str] = Counter()
-        for key, count in zip(self.meta.keys, self.mask_RG.sum(1).tolist(), strict=True):
+        for key, count in zip(self.meta.keys, self.trained_R.tolist(), strict=True):
             tokens[trajectory_of(key)] += int(count)
         names = [trajectory_of(self.meta.keys[row]) for row in last_rows(self.meta.keys)]
         for name, summary in zip(names, self.summaries, strict=True):
             yield summary.success, tokens[name], summary.num_turns
 
     def write(self, advantages_RG: Tensor, returns_RG: Tensor, rewards_RG: Tensor) -> None:
-        """Write advantages, returns and rewards to the queue, for verl's updates and metrics."""
-        columns = {"advantages": advantages_RG, "returns": returns_RG, "token_level_rewards": rewards_RG}
-        put_ragged(self.meta, columns, self.response_lengths_R)
+        """Hand out advantages, returns and rewards for verl's updates and metrics.
+
+        Those of tokens are written to the queue. A row's single advantage becomes a tag, by which the workers fill in
+        its tokens: see `row_advantages`.
+        """
+        if self.has_tokens:
+            columns = {"advantages": advantages_RG, "returns": returns_RG, "token_level_rewards": rewards_RG}
+            put_ragged(self.meta, columns, self.response_lengths_R)
+            return
+        columns_R = (values_RG[:, 0].tolist() for values_RG in (advantages_RG, returns_RG, rewards_RG))
+        for tag, *values in zip(self.meta.tags, *columns_R, strict=True):
+            tag[ADVANTAGE], tag[RETURN], tag[REWARD] = values
 
 
 def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tensor) -> None:
@@ -212,28 +268,27 @@ def put_ragged(meta: KVBatchMeta, columns: Mapping[str, Tensor], lengths_R: Tens
     )
 
 
-def read_summaries(keys: Sequence[str], column: Iterable[object], kind: type[Summary]) -> tuple[Summary, ...]:
-    """Return the summary of each trajectory from its last row, in the order of the trajectories' first rows."""
-    values = list(column)
-    return tuple(decode(values[row], kind) for row in last_rows(keys))
+def read_summaries(batch: KVBatchMeta, kind: type[Summary]) -> tuple[Summary, ...]:
+    """Return the summary of each trajectory from its last row's tag, in the order of the trajectories' first rows."""
+    return tuple(decode(batch.tags[row][EPISODE], kind) for row in last_rows(batch.keys))
 
 
-def fetch_summaries(batch: KVBatchMeta, kind: type[Summary]) -> tuple[Summary, ...]:
-    """Fetch the summary of each trajectory of a batch from the queue."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[EPISODE_SUMMARY])
-    return read_summaries(batch.keys, data[EPISODE_SUMMARY], kind)
+def with_tags(batch: KVBatchMeta, rows: KVBatchMeta) -> KVBatchMeta:
+    """Add advantages, returns and rewards to a batch's tags: those of its rows, and 0 for rows that fill it up."""
+    of_rows = dict(zip(rows.keys, rows.tags, strict=True))
+    names = (ADVANTAGE, RETURN, REWARD)
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        tag |= {name: of_rows[key][name] if key in of_rows else 0.0 for name in names}
+    return batch
 
 
-def _count_unsampled(keys: Sequence[str], responses: Tensor, masks: Tensor, summaries: Sequence[EpisodeSummary]) -> int:
-    ids, mask = responses.unbind(), masks.unbind()
-    rows_of: dict[str, list[int]] = {}
-    for row in sorted(range(len(keys)), key=lambda row: row_number(keys[row])):
-        rows_of.setdefault(trajectory_of(keys[row]), []).append(row)
-    names = [trajectory_of(keys[row]) for row in last_rows(keys)]
-    return sum(
-        count_unsampled_tokens(((ids[row].numpy(), mask[row].numpy()) for row in rows_of[name]), summary.sampled_tokens)
-        for name, summary in zip(names, summaries, strict=True)
-    )
+def _of_tags(batch: KVBatchMeta, name: str) -> Tensor:
+    """Return a number in every row's tags, shape (rows,)."""
+    return torch.tensor([float(tag[name]) for tag in batch.tags])
+
+
+def _unsampled_tokens(batch: KVBatchMeta) -> int:
+    return sum(int(tag.get(UNSAMPLED_TOKENS, 0)) for tag in batch.tags)
 
 
 def rewards_of_groups(keys: Sequence[str], summaries: Sequence[EpisodeSummary]) -> dict[str, set[float]]:

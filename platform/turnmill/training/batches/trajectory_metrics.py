@@ -32,7 +32,7 @@ def trajectory_metrics(batch: TrajectoryBatch, parts: Split, *, at_once: int) ->
         "turnmill/turns": float(sum(each.num_turns for each in batch.summaries)),
         "turnmill/trajectories": float(len(played)),
         "turnmill/prompt_tokens": float(batch.prompt_lengths_R.sum()),
-        "turnmill/response_tokens": float(batch.mask_RG.sum()),
+        "turnmill/response_tokens": float(batch.trained_R.sum()),
         "turnmill/success": _mean(each.success for each in played),
         "turnmill/reward_mean": _mean(each.reward for each in played),
         "turnmill/episode_length": _mean(each.num_turns for each in played),

@@ -183,10 +183,10 @@ def turn_metrics(batch: TurnBatch, rewards_RG: Tensor, *, max_response_tokens: i
         **{f"{ROLLOUT}{part}": sum(segment.seconds.get(part, 0.0) for segment in batch.segments) for part in IN_FLIGHT},
     }
     if ended:
-        metrics["turnmill/success"] = fmean(turn.reward > 0 for turn in ended)
+        metrics["turnmill/success"] = fmean(turn.success for turn in ended)
         metrics["turnmill/episode_length"] = fmean(turn.episode_length for turn in ended)
         metrics["turnmill/reward_mean"] = fmean(turn.episode_reward for turn in ended)
-        metrics |= by_outcome("turnmill/episode_length", ((turn.reward > 0, turn.episode_length, 1) for turn in ended))
+        metrics |= by_outcome("turnmill/episode_length", ((turn.success, turn.episode_length, 1) for turn in ended))
         metrics |= by_outcome("turnmill/response_length", _response_lengths(batch))
         metrics |= reward_quantiles(torch.tensor([turn.episode_reward for turn in ended], dtype=torch.float64))
     return metrics
@@ -194,7 +194,7 @@ def turn_metrics(batch: TurnBatch, rewards_RG: Tensor, *, max_response_tokens: i
 
 def _response_lengths(batch: TurnBatch) -> Iterator[tuple[bool, float, float]]:
     """Yield the outcome of its episode, the response tokens and 1 for each turn whose episode ended in this step."""
-    solved = {turn.episode_id: turn.reward > 0 for turn in batch.turns if turn.done}
+    solved = {turn.episode_id: turn.success for turn in batch.turns if turn.done}
     for turn, length in zip(batch.turns, batch.response_lengths_R.tolist(), strict=False):
         if turn.episode_id in solved:
             yield solved[turn.episode_id], length, 1

@@ -135,19 +135,33 @@ def _group_metrics(name: str, values: Sequence[Tensor]) -> dict[str, float]:
 
 
 def place_scores(
-    turns_K: Sequence[Tensor], episodes: Sequence[GrlEpisodeSummary], rows_K: Sequence[Sequence[int]], *, by_turn: bool,
-    shape: tuple[int, int], lengths_R: Sequence[int],
-) -> Tensor:  # fmt: skip
-    """Return token scores, shape (rows, response tokens).
+    turns_K: Sequence[Tensor],
+    episodes: Sequence[GrlEpisodeSummary],
+    rows_K: Sequence[Sequence[int]],
+    *,
+    by_turn: bool,
+    lengths_R: Sequence[int],
+) -> list[dict[int, float]]:
+    """Return the scores of each row by response token; other tokens have none.
 
     With `by_turn`, each turn's score is at the last token of its response; otherwise their sum is at the last token of
     the trajectory. `rows_K` has the positions of each trajectory's rows, in order.
     """
-    scores_RG = torch.zeros(shape, dtype=torch.float32)
+    scores_R: list[dict[int, float]] = [{} for _ in lengths_R]
     for turns, episode, rows in zip(turns_K, episodes, rows_K, strict=True):
         if by_turn:
             for score, (row, token) in zip(turns.tolist(), episode.response_ends, strict=True):
-                scores_RG[rows[row], token] += score
+                of_row = scores_R[rows[row]]
+                of_row[token] = of_row.get(token, 0.0) + score
         else:
-            scores_RG[rows[-1], lengths_R[rows[-1]] - 1] = float(turns.sum())
+            scores_R[rows[-1]][lengths_R[rows[-1]] - 1] = float(turns.sum())
+    return scores_R
+
+
+def scores_of_tokens(scores_R: Sequence[Mapping[int, float]], lengths_R: Tensor) -> Tensor:
+    """Return the result of `place_scores` as a tensor, shape (rows, response tokens)."""
+    scores_RG = torch.zeros(len(scores_R), int(lengths_R.max()), dtype=torch.float32)
+    for scores_G, of_row in zip(scores_RG, scores_R, strict=True):
+        for token, score in of_row.items():
+            scores_G[token] = score
     return scores_RG

@@ -3,22 +3,24 @@
 Axes: K trajectories.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import transfer_queue as tq
 from omegaconf import DictConfig
+from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from turnmill.jobs.grl_agent import AgentGroup
+from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.grl.worker import GROUP_SIZE
-from turnmill.rollout.queue_payload import EPISODE_SUMMARY
+from turnmill.rollout.row_tags import SCORE
 from turnmill.training.advantages.index import TrajectoryIndex
-from turnmill.training.batches.trajectory import fetch_summaries, put_ragged, read_summaries, split
+from turnmill.training.batches.trajectory import TrajectoryBatch, put_ragged, read_summaries, split
 from turnmill.training.batches.trajectory_metrics import validation_metrics
-from turnmill.training.dataset import select
+from turnmill.training.dataset import response_lengths, select
 from turnmill.training.grl.metrics import environment_metrics, step_metrics
-from turnmill.training.grl.scores import GroupSelection, Scores, place_scores
+from turnmill.training.grl.scores import GroupSelection, Scores, place_scores, scores_of_tokens
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.sync import Sync
 from turnmill.training.trainers.trajectory import TrajectoryTrainer
@@ -56,10 +58,7 @@ class GrlTrainer(TrajectoryTrainer):
     def _select_rows(self, survivors: KVBatchMeta) -> KVBatchMeta:
         """Compute the scores of trajectories, and return the rows of the groups that the filter selects."""
         agent = self.job.spec.grl_agent
-        data = tq.kv_batch_get(
-            keys=survivors.keys, partition_id=survivors.partition_id, select_fields=["responses", EPISODE_SUMMARY]
-        )
-        episodes = read_summaries(survivors.keys, data[EPISODE_SUMMARY], GrlEpisodeSummary)
+        episodes = read_summaries(survivors, GrlEpisodeSummary)
         scores = Scores.of(episodes, agent.reward_normalization)
         selection = GroupSelection.of(
             scores.raw_K,
@@ -67,14 +66,15 @@ class GrlTrainer(TrajectoryTrainer):
             ratio=agent.rollout_filter_ratio,
             kind=agent.rollout_filter_type,
         )
-        lengths_R = data["responses"].offsets().diff()
+        lengths_R = response_lengths(survivors)
         rows = TrajectoryIndex.of(survivors.keys, lengths_R)
-        shape = (len(survivors.keys), int(lengths_R.max()))
-        placed_RG = place_scores(
-            scores.turns_K, episodes, rows.rows_K, by_turn=agent.use_turn_scores, shape=shape,
-            lengths_R=rows.lengths_R,
-        )  # fmt: skip
-        put_ragged(survivors, {"rm_scores": placed_RG}, lengths_R)
+        places = place_scores(
+            scores.turns_K, episodes, rows.rows_K, by_turn=agent.use_turn_scores, lengths_R=rows.lengths_R
+        )
+        for tag, of_row in zip(survivors.tags, places, strict=True):
+            tag[SCORE] = sum(of_row.values())
+        if self._reads_tokens:
+            put_ragged(survivors, {"rm_scores": scores_of_tokens(places, lengths_R)}, lengths_R)
         self._step_metrics = {
             **selection.metrics,
             **step_metrics(episodes, max_response_tokens=agent.max_response_length),
@@ -101,26 +101,17 @@ class GrlTrainer(TrajectoryTrainer):
         batch = super()._compute_advantage(batch, metrics)
         # Metrics of all episodes, including those that are not trained on.
         metrics.update(self._step_metrics)
-        self._log_turn_advantages(self._rows_of(batch))
         return batch
 
-    def _log_turn_advantages(self, batch: KVBatchMeta) -> None:
-        """Write the advantages of each response's tokens to the trajectory log."""
-        fields = ["advantages", EPISODE_SUMMARY]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        advantages_R = [of_row.numpy() for of_row in data["advantages"].unbind()]
-        rows = TrajectoryIndex.of(batch.keys, data["advantages"].offsets().diff())
-        summaries = read_summaries(batch.keys, data[EPISODE_SUMMARY], GrlEpisodeSummary)
-        found = (
-            (
-                summary.episode_id,
-                place.turn,
-                advantages_R[rows_of_it[place.row]][place.end + 1 - place.num_tokens : place.end + 1],
-            )
-            for summary, rows_of_it in zip(summaries, rows.rows_K, strict=True)
-            for place in summary.responses
-        )
-        self.trajectory_log.advantages.write_tokens(self.global_steps, found)
+    def _turn_advantages(self, rows: TrajectoryBatch, advantages_RG: Tensor) -> Iterator[TokenAdvantages]:
+        """Yield the advantages of each response's tokens."""
+        advantages_R = list(rows.by_token(advantages_RG))
+        index = TrajectoryIndex.of(rows.meta.keys, rows.response_lengths_R)
+        summaries = read_summaries(rows.meta, GrlEpisodeSummary)
+        for summary, rows_of_it in zip(summaries, index.rows_K, strict=True):
+            for place in summary.responses:
+                of_row = advantages_R[rows_of_it[place.row]]
+                yield summary.episode_id, place.turn, of_row[place.end + 1 - place.num_tokens : place.end + 1]
 
     def _validation_rows(self) -> list[Row]:
         """Return every group of a validation, once for each repetition."""
@@ -135,7 +126,7 @@ class GrlTrainer(TrajectoryTrainer):
             parts, agent.validation_steps * sum(group.size for group in agent.validation_groups)
         )
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
-        summaries = fetch_summaries(parts.survivors, GrlEpisodeSummary)
+        summaries = read_summaries(parts.survivors, GrlEpisodeSummary)
         return validation_metrics(summaries, num_failed=len(parts.failed.keys)) | environment_metrics(summaries)
 
 

@@ -24,8 +24,10 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.step_time import RELEASE
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.verlog.slot import SlotState
+from turnmill.rollout.worker import LoopManager
 from turnmill.training import checkpoints
 from turnmill.training.advantages.precision import at_least_float32
+from turnmill.training.arrivals import Arrivals
 from turnmill.training.batches.diagnostics import read_engine_kl
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.recorder import RunRecorder, StepLogger
@@ -36,7 +38,7 @@ from turnmill.training.verl.safe_loading import weights_only
 from turnmill.training.verl.types import Metrics, Row, ServerManager, Tracking
 from turnmill.training.vocabulary import save_vocabulary
 
-# verl's default of 2 s would be most of a small step.
+# Where verl's buffer polls the queue, its default of 2 s would be most of a small step.
 POLL_INTERVAL_SECONDS = 0.02
 _BEAT_SECONDS = 5.0
 
@@ -72,7 +74,7 @@ class RunTrainer(PPOTrainer):
 
     @logger.setter
     def logger(self, tracking: Tracking) -> None:
-        self._logger = StepLogger(tracking, self.recorder, after_step=self._complete_checkpoint)
+        self._logger = StepLogger(tracking, self.recorder, after_step=self._after_step)
 
     def _setup(self) -> None:
         with self.recorder.phase("starting"):
@@ -93,6 +95,11 @@ class RunTrainer(PPOTrainer):
             self.role_worker_mapping[role] = ray.remote(CriticWorker if role == Role.Critic else PolicyWorker)
 
     # ---- the run ----
+
+    def fit(self, agent_loop_manager: LoopManager) -> None:
+        """Train; the agent loop workers report which prompts have ended."""
+        self.replay_buffer.arrivals = Arrivals(agent_loop_manager.agent_loop_workers)
+        super().fit(agent_loop_manager)
 
     def on_train_begin(self) -> None:
         """Restore the state of a resumed run, or validate the initial policy."""
@@ -232,6 +239,12 @@ class RunTrainer(PPOTrainer):
 
     def _slot_states(self) -> tuple[SlotState, ...]:
         return ()
+
+    def _after_step(self) -> None:
+        self._complete_checkpoint()
+        keep = self.job.spec.tracking.keep_steps
+        if keep is not None:
+            self.trajectory_log.drop_before(self.global_steps - keep + 1)
 
     def _complete_checkpoint(self) -> None:
         if self._pending_checkpoint is not None:

@@ -6,6 +6,7 @@ Axes: R rows, G response tokens.
 import math
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,18 +21,22 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.trajectory import EpisodeSummary
+from turnmill.observability.advantage_log import TokenAdvantages
 from turnmill.observability.run_folder import RunFolder
+from turnmill.rollout.row_tags import EPISODE
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.advantages.rows import mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
+from turnmill.training.batches.row_metrics import metrics_of_tags
 from turnmill.training.batches.trajectory import (
     Split,
     TrajectoryBatch,
-    fetch_summaries,
     put_ragged,
+    read_summaries,
     split,
+    with_tags,
 )
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics, validation_metrics
 from turnmill.training.critic_loss import trajectory_value_loss
@@ -40,6 +45,7 @@ from turnmill.training.rollout_correction import WEIGHTS
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
 from turnmill.training.trainers.sync import Sync
+from turnmill.training.verl.types import Metrics
 
 
 class TrajectoryTrainer(RunTrainer):
@@ -82,6 +88,10 @@ class TrajectoryTrainer(RunTrainer):
         self._split.require_few_failures(self.job.spec.training.max_failed_ratio, f"Step {self.global_steps}")
         self._drop_failed(self._split)
         selected = self._select_rows(self._split.survivors)
+        # Tags go to the training workers with every call, and these need no summaries.
+        self._episodes = {
+            key: tag.pop(EPISODE) for key, tag in zip(selected.keys, selected.tags, strict=True) if EPISODE in tag
+        }
         self._size_minibatches(len(selected.keys))
         return super()._balance_batch(selected, metrics, **kwargs)
 
@@ -123,28 +133,57 @@ class TrajectoryTrainer(RunTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Estimate the advantages of trajectories that did not fail, after the KL penalty."""
-        with_reference = self.config.algorithm.use_kl_in_reward
-        rows = TrajectoryBatch.read(
-            self._rows_of(batch), with_reference=with_reference, with_values=self.config.critic.enable
-        )
+        rows = self._read_rows(self._with_episodes(self._rows_of(batch)))
         penalties_R = self.algorithm.penalties(rows.response_lengths_R, self.job.spec.agent.response_token_limit)
         rewards_RG = self._rewards_after_kl(rows, metrics) + _at_last_tokens(penalties_R, rows)
         rewarded = rows.with_rewards(rewards_RG)
         advantages_RG, returns_RG = self.algorithm.advantages(rewarded)
         rows.write(advantages_RG, returns_RG, rewards_RG)
-        means_R = mean_over_trajectories(advantages_RG, rewarded)
+        means_R = mean_over_trajectories(advantages_RG, rewarded, rows.weights_RG)
         self.trajectory_log.advantages.write(self.global_steps, rows.by_trajectory(means_R))
-        self.trajectory_log.advantages.write_tokens(self.global_steps, rows.by_turn(advantages_RG))
+        self.trajectory_log.advantages.write_tokens(self.global_steps, self._turn_advantages(rows, advantages_RG))
         self._correct_off_policy(rows.meta, metrics)
         self._fill_padding(batch)
         metrics.update(self.algorithm.metrics(rewarded, penalties_R))
-        metrics.update(advantage_spread(advantages_RG, rows.mask_RG))
+        metrics.update(advantage_spread(advantages_RG, rows.weights_RG))
         metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
         # Without column names, so that the update reads the columns added here, too.
-        return select(batch, [True] * len(batch.keys))
+        batch = select(batch, [True] * len(batch.keys))
+        return batch if self._reads_tokens else with_tags(batch, rows.meta)
+
+    def _with_episodes(self, batch: KVBatchMeta) -> KVBatchMeta:
+        for key, tag in zip(batch.keys, batch.tags, strict=True):
+            if key in self._episodes:
+                tag[EPISODE] = self._episodes[key]
+        return batch
+
+    def _read_rows(self, batch: KVBatchMeta) -> TrajectoryBatch:
+        """Return the rows of a step, with their tokens where advantages, rewards or values differ between them."""
+        if not self._reads_tokens:
+            return TrajectoryBatch.of_tags(batch)
+        return TrajectoryBatch.read(
+            batch, with_reference=self.config.algorithm.use_kl_in_reward, with_values=self.config.critic.enable
+        )
+
+    @property
+    def _reads_tokens(self) -> bool:
+        """True if a step's tokens are read here, and not by the training workers alone."""
+        rollout, model = self.config.actor_rollout_ref.rollout, self.config.actor_rollout_ref.model
+        return bool(
+            not self.algorithm.constant_over_row
+            or self.config.algorithm.use_kl_in_reward
+            or self.config.critic.enable
+            # verl computes these metrics from columns of the rows.
+            or rollout.get("moe_load_balance_metrics_interval", 0)
+            or model.get("mtp", {}).get("enable_rollout", False)
+        )
+
+    def _turn_advantages(self, rows: TrajectoryBatch, advantages_RG: Tensor) -> Iterator[TokenAdvantages]:
+        """Yield the advantages of response tokens that go into the trajectory log."""
+        return rows.by_turn(advantages_RG)
 
     def _rewards_after_kl(self, rows: TrajectoryBatch, metrics: dict[str, Any]) -> Tensor:
-        if rows.ref_log_probs_RG is None:
+        if rows.ref_log_probs_RG is None or rows.old_log_probs_RG is None:
             return at_least_float32(rows.scores_RG)
         return self._after_kl(rows.scores_RG, rows.old_log_probs_RG, rows.ref_log_probs_RG, rows.mask_RG, metrics)
 
@@ -154,22 +193,29 @@ class TrajectoryTrainer(RunTrainer):
         if padding.keys:
             lengths_R = torch.tensor([int(tag["response_len"]) for tag in padding.tags])
             zeros_RG = torch.zeros(len(padding.keys), int(lengths_R.max()))
-            names = ["advantages", "returns", "token_level_rewards"]
+            names = ["advantages", "returns", "token_level_rewards"] if self._reads_tokens else []
             if self.config.algorithm.rollout_correction.rollout_is is not None:
                 names.append(WEIGHTS)
-            put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
+            if names:
+                put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: Any, **kwargs: Any) -> None:
+        if self._reads_tokens:
+            super()._compute_metrics(batch, metrics, *args, **kwargs)
+        else:
+            metrics.update(metrics_of_tags(batch, *args, num_gpus=self._get_n_gpus_for_throughput(), **kwargs))
 
     def _measure_validation(self, batch: KVBatchMeta, *, num_episodes: int) -> dict[str, float]:
         parts = split(batch)
         self._require_all_trajectories(parts, num_episodes)
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
-        return validation_metrics(fetch_summaries(parts.survivors, EpisodeSummary), num_failed=len(parts.failed.keys))
+        return validation_metrics(read_summaries(parts.survivors, EpisodeSummary), num_failed=len(parts.failed.keys))
 
 
 def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:
     """Place a value of each row at the row's last token, shape (rows, response tokens)."""
     values_RG = torch.zeros_like(at_least_float32(rows.scores_RG))
-    values_RG[torch.arange(len(values_R)), rows.response_lengths_R - 1] = values_R.to(values_RG.dtype)
+    values_RG[torch.arange(len(values_R)), rows.lengths_R - 1] = values_R.to(values_RG.dtype)
     return values_RG
 
 

@@ -23,7 +23,7 @@ from turnmill.rollout.verlog.slot import SlotState
 from turnmill.training.advantages.precision import at_least_float32
 from turnmill.training.algorithms.turn_ppo import TurnPpoAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
-from turnmill.training.batches.trajectory import fetch_summaries
+from turnmill.training.batches.trajectory import read_summaries
 from turnmill.training.batches.trajectory_metrics import validation_metrics
 from turnmill.training.batches.turn import TurnBatch, turn_metrics
 from turnmill.training.critic_loss import slots_per_row, split_slots, turn_value_loss
@@ -252,7 +252,7 @@ class TurnTrainer(RunTrainer):
                 f"See {self.run_dir / 'logs'}.",
                 "rollout",
             )
-        return validation_metrics(fetch_summaries(batch, EpisodeSummary))
+        return validation_metrics(read_summaries(batch, EpisodeSummary))
 
     def _slot_states(self) -> tuple[SlotState, ...]:
         return tuple(self.agent_loop_manager.snapshot(self.global_steps))

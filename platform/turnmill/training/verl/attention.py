@@ -42,17 +42,11 @@ _TOKENS = (
 
 
 def attention_settings() -> VerlSettings:
-    """Return verl's settings for the attention that is installed here.
-
-    Without flash attention, verl would compute log-probs token by token and keep logits of the whole vocabulary; its
-    fused kernels in torch compute both in chunks.
-    """
+    """Return verl's settings for the attention that is installed here."""
     if find_spec("flash_attn") is not None:
         return {f"{model}.override_config.attn_implementation": "flash_attention_2" for model in MODELS}
     return {f"{model}.override_config.attn_implementation": "sdpa" for model in MODELS} | {
         "critic.ppo_max_token_len_per_gpu": MICRO_BATCH_TOKENS,
-        f"{MODELS[0]}.use_fused_kernels": True,
-        f"{MODELS[0]}.fused_kernel_options.impl_backend": "torch",
     }
 
 

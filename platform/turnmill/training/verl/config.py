@@ -1,7 +1,6 @@
 """Translation of a job to verl's configuration: a base, an overlay per device, and `spec.verl` last."""
 
 import importlib.util
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from turnmill.training.verl.algorithm_config import learning_settings, sampler_s
 from turnmill.training.verl.attention import attention_settings, refuse_costly_masks, refuse_wrong_sequence_parallel
 from turnmill.training.verl.correction_config import correction_settings, refuse_ignored_correction
 from turnmill.training.verl.known_settings import NO_OTHER_ENGINE, names_without_effect, other_engine, unknown_names
-from turnmill.training.verl.resource_config import refuse_short_micro_batches, resource_settings
+from turnmill.training.verl.resource_config import longest_row, refuse_short_micro_batches, resource_settings
 
 NEVER = 10**9
 # Checkpoint engine that transfers weights to engines on separate devices.
@@ -74,12 +73,10 @@ def _make_room_for_rows(config: DictConfig, given: Mapping[str, object]) -> None
     verl uses the sizes of training for inference too, except for the critic, whose size for inference has a name of its
     own that verl's YAML lacks.
     """
-    longest = config.actor_rollout_ref.rollout.max_model_len
     for name in ("actor_rollout_ref.actor", "critic"):
         engine = OmegaConf.select(config, name)
         if setting(given, f"{name}.ppo_max_token_len_per_gpu", None) is None:
-            share = math.ceil(longest / engine.get("ulysses_sequence_parallel_size", 1))
-            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, share)
+            engine.ppo_max_token_len_per_gpu = max(engine.ppo_max_token_len_per_gpu, longest_row(config, engine))
     if setting(given, "critic.ppo_infer_max_token_len_per_gpu", None) is None:
         config.critic.ppo_infer_max_token_len_per_gpu = config.critic.ppo_max_token_len_per_gpu
 

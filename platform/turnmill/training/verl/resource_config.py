@@ -8,7 +8,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.verl_settings import VerlSettings
 
-ACTOR, REFERENCE, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+ACTOR, REFERENCE, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 CRITIC = "critic"
 # vLLM's own default is 0.9; NCCL takes memory beside the engine for the transfer of weights.
 GPU_MEMORY_SHARE_ALONE = 0.85
@@ -31,7 +31,11 @@ def resource_settings(job: AgentTrainingJob, device: str) -> VerlSettings:
 
 def _on_gpus(job: AgentTrainingJob) -> VerlSettings:
     train, rollout = job.spec.resources.train, job.spec.resources.rollout
-    settings: VerlSettings = {}
+    settings: VerlSettings = {
+        # verl's fused kernels in torch take the last layer's output instead of logits.
+        f"{MODEL}.use_fused_kernels": train.chunked_logits,
+        f"{MODEL}.fused_kernel_options.impl_backend": "torch",
+    }
     for engine in (f"{ACTOR}.fsdp_config", f"{CRITIC}.fsdp"):
         settings[f"{engine}.optimizer_offload"] = train.offload in {"optimizer", "all"}
         settings[f"{engine}.param_offload"] = train.offload == "all"
@@ -45,12 +49,19 @@ def _on_gpus(job: AgentTrainingJob) -> VerlSettings:
     return settings
 
 
+def longest_row(config: DictConfig, engine: DictConfig | None = None) -> int:
+    """Return the tokens that the longest row has on a GPU of the policy, or of another engine."""
+    engine = config.actor_rollout_ref.actor if engine is None else engine
+    sequence_parallel: int = engine.get("ulysses_sequence_parallel_size", 1)
+    longest: int = config.actor_rollout_ref.rollout.max_model_len
+    return math.ceil(longest / sequence_parallel)
+
+
 def refuse_short_micro_batches(config: DictConfig) -> None:
     """Raise SettingsError for micro-batches into which the longest row does not fit; verl would notice in a step."""
-    longest = config.actor_rollout_ref.rollout.max_model_len
     for name, engine in ((ACTOR, config.actor_rollout_ref.actor), (CRITIC, config.critic)):
-        tokens, share = engine.ppo_max_token_len_per_gpu, engine.get("ulysses_sequence_parallel_size", 1)
-        if tokens < (needed := math.ceil(longest / share)):
+        tokens, needed = engine.ppo_max_token_len_per_gpu, longest_row(config, engine)
+        if tokens < needed:
             raise SettingsError(
                 f"spec.resources.train.microBatchTokens ({name}.ppo_max_token_len_per_gpu): {tokens} is less than the "
                 f"longest row has on a GPU. Set it to {needed} or more, or leave it out."

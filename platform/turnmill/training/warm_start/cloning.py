@@ -82,7 +82,7 @@ def clone(model: Qwen2ForCausalLM, rows: Sequence[Row], settings: WarmStart, on_
 
 def least_loss(rows: Sequence[Row]) -> float:
     """Return the loss of a perfect imitation: the mean entropy of what the answers are drawn from."""
-    entropy = sum(torch.special.entr(row.action_targets).sum().item() for row in rows)
+    entropy: float = sum(torch.special.entr(row.action_targets).sum().item() for row in rows)
     return entropy / sum(len(row.answer_ids) for row in rows)
 
 

@@ -1,4 +1,5 @@
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -7,7 +8,8 @@ from hypothesis import strategies as st
 from support.environments import Hostile, HostileOptions
 from turnmill import environments
 from turnmill.core.errors import EnvironmentFailedError
-from turnmill.environments.runtime.episode import TurnEnvironment
+from turnmill.environments.runtime.episode import TurnEnvironment, is_success
+from turnmill.jobs.environment import SuccessRule
 
 _WORDS = ["THINK:", "ACTION:", "action:", "Action", "turn", "left", "go forward", "drop", ".", "_", "\n"]
 _CHATTER = st.lists(st.sampled_from(_WORDS))
@@ -65,6 +67,45 @@ def test_a_positive_reward_becomes_one_if_rewards_are_binary(binary, reward):
 @pytest.mark.parametrize(("marker_required", "valid"), [(True, False), (False, True)])
 def test_an_action_without_a_marker_is_valid_only_if_no_marker_is_required(marker_required, valid):
     assert episode(marker_required=marker_required).act(" Win\n").valid is valid
+
+
+@pytest.mark.feature("Verlog", "success of an episode")
+@pytest.mark.parametrize(
+    ("rewards", "is_solved", "holding"),
+    [
+        ([0.0, 1.0], True, {"last_reward", "total_reward", "all_rewards", "environment"}),
+        # In Crafter: an achievement, then death.
+        ([1.0, -0.1], False, {"total_reward"}),
+        ([-0.1, 0.0, 1.0], True, {"last_reward", "total_reward", "environment"}),
+        ([0.0, 0.0], False, set()),
+        ([-1.0, 0.5], False, {"last_reward"}),
+    ],
+)
+def test_a_success_is_what_the_job_says(rewards, is_solved, holding):
+    rules = get_args(SuccessRule)
+
+    assert {rule for rule in rules if is_success(rule, rewards, is_solved=is_solved)} == holding
+
+
+@pytest.mark.feature("Verlog", "the executed action in the memory")
+@pytest.mark.parametrize(
+    ("response", "remembered"),
+    [
+        ("THINK: thirsty. ACTION: Drink Water!", "THINK: thirsty.\nACTION: noop.\n"),
+        ("THINK: wood. ACTION: Chop Tree.", "THINK: wood.\nACTION: do.\n"),
+        ("sleep", "sleep\nACTION: sleep.\n"),
+    ],
+)
+def test_in_crafter_a_response_is_remembered_with_the_action_that_was_executed(response, remembered):
+    game = environments.create("crafter", max_turns=4)
+    made = TurnEnvironment(game, invalid_penalty=0.1, binary_reward=False, marker_required=False)
+    made.reset(0)
+
+    assert made.act(response).remembered == remembered
+
+
+def test_elsewhere_a_response_is_remembered_as_it_is():
+    assert episode().act("hm. ACTION: fly").remembered == "hm. ACTION: fly"
 
 
 def test_an_episode_is_truncated_at_its_turn_limit():

@@ -73,6 +73,6 @@ def test_without_memory_the_prompt_has_the_current_observation_only():
     assert build("compact", text_turns=0) == [("system", "goal: win"), ("user", "You carry a key")]
 
 
-@pytest.mark.parametrize(("template", "required"), [("cot", True), ("compact", True), ("naive", False)])
-def test_only_the_naive_prompt_accepts_an_action_without_marker(template, required):
+@pytest.mark.parametrize(("template", "required"), [("cot", False), ("compact", True), ("naive", False)])
+def test_the_prompts_of_verlog_accept_an_action_without_marker(template, required):
     assert requires_marker(template) is required

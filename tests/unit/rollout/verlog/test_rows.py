@@ -14,9 +14,14 @@ def turn(*, reward: float = 0.0, valid: bool = True, done: bool = False, **metri
     return Turn((1, 2), (3, 4, 5), (-0.1, -0.2, -0.3), reward=reward, valid=valid, done=done, metrics=metrics)
 
 
-def slot(*, number: int = 0, reward: float = 0.0, reason: StopReason | None = None) -> Any:
+def slot(*, number: int = 0, reward: float = 0.0, reason: StopReason | None = None, success: bool = False) -> Any:
     return SimpleNamespace(
-        episode_name="t5-2", turn=number, reward=reward, timing=Timing(lambda: 0.0), stop_reason=lambda _: reason
+        episode_name="t5-2",
+        turn=number,
+        reward=reward,
+        success=success,
+        timing=Timing(lambda: 0.0),
+        stop_reason=lambda _: reason,
     )
 
 
@@ -71,7 +76,7 @@ def test_a_turn_in_the_middle_of_an_episode_has_no_length():
 def test_the_summary_of_an_episode_covers_all_its_turns():
     episode = [turn(valid=False, reward=-0.1), turn(), turn(reward=1.0, done=True)]
 
-    summary = episode_summary(episode, slot=slot(reason="completed"), num_failures=2)
+    summary = episode_summary(episode, slot=slot(reason="completed", success=True), num_failures=2)
 
     assert summary.metrics["valid_action"] == pytest.approx(2 / 3)
     assert summary.reward == pytest.approx(0.9)

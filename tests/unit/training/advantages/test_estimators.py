@@ -211,4 +211,4 @@ def test_the_advantage_of_a_trajectory_is_the_mean_over_its_trained_tokens():
     rows = rows_of(["u_0_0", "u_0_1", "u_1_0"], [[0.0, 0.0]] * 3, lengths=[2, 1, 2], mask=[[1, 1], [1, 0], [0, 0]])
     advantages = torch.tensor([[1.0, 2.0], [6.0, 9.0], [5.0, 5.0]])
 
-    assert mean_over_trajectories(advantages, rows).tolist() == [3.0, 3.0, 0.0]
+    assert mean_over_trajectories(advantages, rows, rows.mask_RG).tolist() == [3.0, 3.0, 0.0]

@@ -17,6 +17,7 @@ from turnmill.jobs.trajectory_algorithms import (
 )
 from turnmill.rollout.failure import FAILED, FAILURE
 from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.row_tags import EPISODE
 from turnmill.training.advantages.gae import outcome_advantages
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.algorithms import trajectory_algorithm_of
@@ -198,9 +199,10 @@ def test_turn_rows_have_the_states_and_numbers_of_their_turns():
 def test_summaries_are_read_from_the_last_row_of_each_trajectory():
     whole, other = summary(episode_id="t1-0-0"), summary(episode_id="t1-0-1", reward=1.0)
 
-    found = read_summaries(["a_0_0", "a_1_0", "a_0_1"], [b"", encode(other), encode(whole)], EpisodeSummary)
+    rows = batch(["a_0_0", "a_1_0", "a_0_1"], {})
+    rows.tags[1][EPISODE], rows.tags[2][EPISODE] = encode(other), encode(whole)
 
-    assert found == (whole, other)
+    assert read_summaries(rows, EpisodeSummary) == (whole, other)
 
 
 def summary(
@@ -230,8 +232,7 @@ def rows_of(keys: list[str], summaries: list[EpisodeSummary]) -> TrajectoryBatch
         batch(keys, {}),
         ones_RG,
         ones_RG,
-        ones_RG,
-        None,
+        lengths_R,
         lengths_R,
         lengths_R,
         tuple(summaries),

@@ -53,7 +53,7 @@ def test_segment_names_may_contain_underscores():
 
 
 def test_success_and_length_cover_only_episodes_that_ended():
-    solved = TurnMetadata(reward=1.0, done=True, episode_length=4, episode_reward=0.9)
+    solved = TurnMetadata(reward=1.0, done=True, episode_length=4, episode_reward=0.9, success=True)
     unsolved = TurnMetadata(reward=-0.1, done=True, truncated=True, valid=False, episode_length=16, episode_reward=-0.3)
     unfinished = TurnMetadata(reward=-0.1, valid=False, episode_reward=-0.1)
     turns = batch([solved, unsolved, unfinished, replace(unfinished, valid=True, reward=0)], [SegmentMetadata()] * 2)
@@ -85,7 +85,7 @@ def test_lengths_are_divided_by_the_outcome_of_episodes_that_ended():
         [
             TurnMetadata(episode_id="a", reward=0.0),
             TurnMetadata(episode_id="b", reward=0.0),
-            TurnMetadata(episode_id="a", reward=1.0, done=True, episode_length=4),
+            TurnMetadata(episode_id="a", reward=1.0, done=True, episode_length=4, success=True),
             TurnMetadata(episode_id="c", reward=0.0, done=True, episode_length=16),
         ],
         [SegmentMetadata()] * 2,

@@ -8,7 +8,7 @@ import torch
 from turnmill.jobs.grl_agent import RewardNormalization
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import decode, encode
-from turnmill.training.grl.scores import GroupSelection, Scores, normalise, place_scores
+from turnmill.training.grl.scores import GroupSelection, Scores, normalise, place_scores, scores_of_tokens
 
 REWARDS = [10.9, -1.0, -0.5, 9.9]
 
@@ -104,19 +104,20 @@ def test_trajectory_scores_are_placed_at_the_end_and_turn_scores_at_the_ends_of_
     scores = Scores.of(episodes, RewardNormalization())
     rows_K = [(1,), (0,)]
 
-    at_end = place_scores(scores.turns_K, episodes, rows_K, by_turn=False, shape=(2, 7), lengths_R=[4, 7])
-    by_turn = place_scores(scores.turns_K, episodes, rows_K, by_turn=True, shape=(2, 7), lengths_R=[4, 7])
+    at_end = place_scores(scores.turns_K, episodes, rows_K, by_turn=False, lengths_R=[4, 7])
+    by_turn = place_scores(scores.turns_K, episodes, rows_K, by_turn=True, lengths_R=[4, 7])
 
-    assert at_end.tolist() == [[0, 0, 0, 4, 0, 0, 0], [0, 0, 0, 0, 0, 0, 3]]
-    assert by_turn.tolist() == [[0, 0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 0, 2, 0]]
+    lengths_R = torch.tensor([4, 7])
+    assert scores_of_tokens(at_end, lengths_R).tolist() == [[0, 0, 0, 4, 0, 0, 0], [0, 0, 0, 0, 0, 0, 3]]
+    assert scores_of_tokens(by_turn, lengths_R).tolist() == [[0, 0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 0, 2, 0]]
 
 
 def test_turn_scores_are_placed_in_the_row_of_their_turn():
     summary = replace(episode(1.0, 2.0), response_ends=((0, 1), (1, 0)))
 
-    placed = place_scores([rewards(1.0, 2.0)], [summary], [(1, 0)], by_turn=True, shape=(2, 2), lengths_R=[2, 2])
+    placed = place_scores([rewards(1.0, 2.0)], [summary], [(1, 0)], by_turn=True, lengths_R=[2, 2])
 
-    assert placed.tolist() == [[2, 0], [0, 1]]
+    assert placed == [{0: 2.0}, {1: 1.0}]
 
 
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]

@@ -1,0 +1,81 @@
+"""verl's metrics of a step, from its rows' tags.
+
+Axes: R rows.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
+
+from turnmill.rollout.row_tags import NUM_TURNS, SCORE, TRAINED_TOKENS
+from turnmill.training.dataset import prompt_lengths, response_lengths, select
+from turnmill.training.row_advantages import ADVANTAGE, RETURN, REWARD
+from turnmill.training.verl.types import Metrics
+
+
+def metrics_of_tags(
+    batch: KVBatchMeta, timing_raw: Mapping[str, float], global_steps: int, epoch: int, *, num_gpus: int
+) -> Metrics:
+    """Return what `PPOTrainer._compute_metrics` does for rows whose tokens share an advantage, without the tokens."""
+    rows = select(batch, [not tag.get("is_padding", False) for tag in batch.tags])
+    everything = _data(batch)
+    metrics: Metrics = {"training/global_step": global_steps, "training/epoch": epoch}
+    metrics |= compute_data_metrics(batch=_data(rows, like=everything), use_critic=False)
+    trained_R = _column(rows, TRAINED_TOKENS)
+    for name, tag in (("advantages", ADVANTAGE), ("returns", RETURN)):
+        metrics[f"critic/{name}/mean"] = (_column(rows, tag) * trained_R).sum().div(trained_R.sum()).item()
+    metrics |= compute_timing_metrics(batch=everything, timing_raw=timing_raw)
+    metrics |= compute_throughout_metrics(batch=everything, timing_raw=timing_raw, n_gpus=num_gpus)
+    metrics |= _spread("training/num_turns", _column(rows, NUM_TURNS))
+    oldest_R, newest_R = (_column(rows, f"{which}_global_steps") for which in ("min", "max"))
+    off_policy = "training/off_policy/trajectory"
+    return (
+        metrics
+        | _spread(f"{off_policy}_spans", newest_R - oldest_R + 1)
+        | _spread(f"{off_policy}_staleness", global_steps - 1 - newest_R)
+        | _spread(f"{off_policy}_staleness_worst", global_steps - 1 - oldest_R)
+    )
+
+
+def _data(batch: KVBatchMeta, like: DataProto | None = None) -> DataProto:
+    """Return a batch as verl's metrics want it, with one position per row.
+
+    `like` has the width of prompts and responses, of which verl reads no more than that; they take no memory.
+    """
+    prompts_R, responses_R = prompt_lengths(batch), response_lengths(batch)
+    widths = [int(prompts_R.max()), int(responses_R.max())]
+    if like is not None:
+        widths = [like.batch[name].shape[1] for name in ("prompts", "responses")]
+    tensors = {
+        "token_level_scores": _column(batch, SCORE)[:, None],
+        "token_level_rewards": _column(batch, REWARD)[:, None],
+        "advantages": _column(batch, ADVANTAGE)[:, None],
+        "returns": _column(batch, RETURN)[:, None],
+        "response_mask": (_column(batch, TRAINED_TOKENS) > 0)[:, None],
+        "prompt_length": prompts_R.float(),
+        "response_length": responses_R.float(),
+        **{
+            name: torch.zeros(1, dtype=torch.int8).expand(len(batch.keys), width)
+            for name, width in zip(("prompts", "responses"), widths, strict=True)
+        },
+    }
+    data = DataProto.from_dict(tensors=tensors, meta_info={"global_token_num": (prompts_R + responses_R).tolist()})
+    data.non_tensor_batch["__num_turns__"] = np.array([tag[NUM_TURNS] for tag in batch.tags], dtype=np.int32)
+    return data
+
+
+def _column(batch: KVBatchMeta, name: str) -> Tensor:
+    return torch.tensor([float(tag[name]) for tag in batch.tags])
+
+
+def _spread(name: str, values_R: Tensor) -> Metrics:
+    return {
+        f"{name}/mean": values_R.mean().item(),
+        f"{name}/max": values_R.max().item(),
+        f"{name}/min": values_R.min().item(),
+    }
