@@ -14,7 +14,7 @@ from verl.workers.utils.losses import ppo_loss
 from support.row_queue import RowQueue
 from turnmill.core.errors import RunFailedError
 from turnmill.training import rollout_correction
-from turnmill.training.batches import trajectory as trajectory_batch
+from turnmill.training.batches import ragged
 from turnmill.training.rollout_correction import WEIGHTS, correct_rows, correction
 
 # A turn; a trajectory with an observation in its middle; a row of one token; a row that only pads the batch.
@@ -133,7 +133,7 @@ def test_missing_log_probs_of_the_engine_are_no_ratios():
 def queue(monkeypatch) -> RowQueue:
     queue = RowQueue()
     monkeypatch.setattr(rollout_correction, "tq", queue)
-    monkeypatch.setattr(trajectory_batch, "tq", queue)
+    monkeypatch.setattr(ragged, "tq", queue)
     for number, length in enumerate(LENGTHS):
         queue.add(
             f"row{number}_0_0",

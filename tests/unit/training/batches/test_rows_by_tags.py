@@ -23,7 +23,7 @@ from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Row, Tokens
 from turnmill.training.advantages.rows import mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
-from turnmill.training.batches import trajectory
+from turnmill.training.batches import ragged, trajectory
 from turnmill.training.batches.diagnostics import advantage_spread
 from turnmill.training.batches.row_metrics import metrics_of_tags
 from turnmill.training.batches.trajectory import TrajectoryBatch, split, with_advantages
@@ -47,6 +47,7 @@ class Queue(RowQueue):
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
     monkeypatch.setattr(trajectory, "tq", queue)
+    monkeypatch.setattr(ragged, "tq", queue)
     monkeypatch.setattr(trainer_base, "tq", queue)
     return queue
 
