@@ -12,7 +12,8 @@ from pathlib import Path
 from hashed import HASHES, pinned
 
 FOLDER = Path(__file__).parent
-PYTHON = "3.11.7"
+# The oldest that images may have: some packages need others below 3.11.3.
+PYTHON = "3.11.0"
 EXTRAS = ("operator", "tool-server")
 PINS = ("cpu", "cuda", "build", *EXTRAS)
 
