@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
+from transfer_queue import BatchMeta, KVBatchMeta
+from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
 ADVANTAGE = "advantage"
 """Tag with the row's advantage."""
@@ -28,13 +29,23 @@ _COLUMN = "row_advantages"
 Method = Callable[..., Any]
 
 
+def to_workers(batch: KVBatchMeta) -> BatchMeta:
+    """Return the batch as verl sends it to workers, with the advantage of each row.
+
+    verl itself leaves tags out when it divides a batch among workers.
+    """
+    sent: BatchMeta = kv_batch_meta2batch_meta(batch)
+    sent.update_custom_meta([{ADVANTAGE: tag[ADVANTAGE]} for tag in batch.tags])
+    return sent
+
+
 def with_row_advantages(method: Method) -> Method:
-    """Pass the advantages in the tags of its rows on to a worker's method, which verl calls without tags."""
+    """Pass the advantages of its rows on to a worker's method, which verl calls with columns alone."""
 
     @wraps(method)
     def call(worker: object, batch: Any) -> Any:
-        if isinstance(batch, KVBatchMeta) and batch.tags and ADVANTAGE in batch.tags[0]:
-            batch.extra_info[_COLUMN] = [tag[ADVANTAGE] for tag in batch.tags]
+        if isinstance(batch, BatchMeta) and batch.custom_meta and ADVANTAGE in batch.custom_meta[0]:
+            batch.extra_info[_COLUMN] = [row[ADVANTAGE] for row in batch.custom_meta]
         return method(worker, batch)
 
     return call

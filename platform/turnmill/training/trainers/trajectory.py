@@ -42,6 +42,7 @@ from turnmill.training.batches.trajectory_metrics import trajectory_metrics, val
 from turnmill.training.critic_loss import trajectory_value_loss
 from turnmill.training.dataset import rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
+from turnmill.training.row_advantages import to_workers
 from turnmill.training.shared_tags import SharedTags, without
 from turnmill.training.trainers.async_rollout import ColocateAsync, SeparateAsync
 from turnmill.training.trainers.base import RunTrainer
@@ -197,6 +198,10 @@ class TrajectoryTrainer(RunTrainer):
                 names.append(WEIGHTS)
             if names:
                 put_ragged(padding, dict.fromkeys(names, zeros_RG), lengths_R)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
+        super()._update_actor(batch if self._reads_tokens else to_workers(batch), metrics)
+        return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: Metrics, *args: Any, **kwargs: Any) -> None:
         if self._reads_tokens:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
+from transfer_queue import BatchMeta, KVBatchMeta
+from verl.protocol import BatchData
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import transferqueue_utils
@@ -21,6 +22,7 @@ from turnmill.rollout.row_tags import EPISODE, NUM_TURNS, SCORE, TRAINED_TOKENS,
 from turnmill.rollout.rows import episode_rows
 from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Row, Tokens
+from turnmill.training import row_advantages
 from turnmill.training.advantages.rows import mean_over_trajectories
 from turnmill.training.algorithms import trajectory_algorithm_of
 from turnmill.training.batches import ragged, trajectory
@@ -28,7 +30,7 @@ from turnmill.training.batches.diagnostics import advantage_spread
 from turnmill.training.batches.row_metrics import metrics_of_tags
 from turnmill.training.batches.trajectory import TrajectoryBatch, split, with_advantages
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics
-from turnmill.training.row_advantages import fill_in_advantages, with_row_advantages
+from turnmill.training.row_advantages import fill_in_advantages
 from turnmill.training.verl.workers import PolicyWorker
 
 ALGORITHMS = [Grpo(), Grpo(baseline="step"), Grpo(normalise=False), Rloo(), Dapo(), GigPo()]
@@ -130,8 +132,14 @@ def test_rows_by_tags_get_the_advantages_and_metrics_of_rows_with_tokens(queue, 
     assert of_tags.metrics == pytest.approx(of_tokens.metrics, abs=1e-6)
 
 
+def batch_meta(batch: KVBatchMeta) -> BatchMeta:
+    """Return the batch without its tags, as verl sends it to workers."""
+    return BatchMeta(list(range(len(batch.keys))), [batch.partition_id] * len(batch.keys))
+
+
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=NAMES)
-def test_workers_fill_in_the_advantages_that_the_trainer_would_have_written(queue, settings):
+def test_workers_fill_in_the_advantages_that_the_trainer_would_have_written(queue, settings, monkeypatch):
+    monkeypatch.setattr(row_advantages, "kv_batch_meta2batch_meta", batch_meta)
     batch = fill(queue, 5, own_rewards=False)
     compute(queue, TrajectoryBatch.read(batch, with_reference=False), settings)
     columns = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages", "response_mask"])
@@ -141,14 +149,15 @@ def test_workers_fill_in_the_advantages_that_the_trainer_would_have_written(queu
     class Worker:
         """A worker that gets its rows as verl's do: columns, and the batch's further information beside them."""
 
-        def train(self, batch: KVBatchMeta) -> torch.Tensor:
-            data = TensorDict({"response_mask": columns["response_mask"]}, batch_size=len(batch))
+        def train(self, batch: BatchMeta) -> torch.Tensor:
+            data = TensorDict({"response_mask": columns["response_mask"]}, batch_size=batch.size)
             for name, value in batch.extra_info.items():
                 trainer_base.tu.assign_non_tensor_data(data, name, value)
             fill_in_advantages(data)
             return data["advantages"]
 
-    found = with_row_advantages(Worker.train)(Worker(), with_advantages(batch, rows.meta, *computed.outputs))
+    sent = row_advantages.to_workers(with_advantages(batch, rows.meta, *computed.outputs))
+    found = row_advantages.with_row_advantages(Worker.train)(Worker(), sent)
 
     expected = columns["advantages"].values() * columns["response_mask"].values()
     assert found.offsets().tolist() == columns["response_mask"].offsets().tolist()
@@ -222,10 +231,10 @@ def test_an_episode_tags_its_rows_with_what_the_trainer_needs():
     assert decode(other[EPISODE], EpisodeSummary) == replace(summary, sampled_tokens=b"")
 
 
-def test_the_policys_worker_is_called_with_tags_and_trains_on_filled_in_advantages(monkeypatch):
+def test_each_worker_of_the_policy_trains_on_the_advantages_of_its_part_of_the_rows(monkeypatch):
     mask = torch.nested.as_nested_tensor([torch.tensor([1, 0, 1]), torch.tensor([1, 1])], layout=torch.jagged)
 
-    def read(meta: Any) -> TensorDict:
+    def read(meta: BatchMeta) -> TensorDict:
         data = TensorDict({"response_mask": mask}, batch_size=2)
         for name, value in meta.extra_info.items():
             trainer_base.tu.assign_non_tensor_data(data, name, value)
@@ -233,15 +242,19 @@ def test_the_policys_worker_is_called_with_tags_and_trains_on_filled_in_advantag
 
     trained: list[TensorDict] = []
     monkeypatch.setattr(transferqueue_utils, "TQ_INITIALIZED", True)
-    monkeypatch.setattr(transferqueue_utils, "kv_batch_meta2batch_meta", lambda meta: SimpleNamespace(size=2))
-    monkeypatch.setattr(transferqueue_utils, "_meta_to_realdata", lambda meta: read(meta))
+    monkeypatch.setattr(transferqueue_utils, "_meta_to_realdata", read)
+    monkeypatch.setattr(row_advantages, "kv_batch_meta2batch_meta", batch_meta)
     monkeypatch.setattr(PolicyWorker, "query_collect_info", lambda worker, mesh: True)
     worker = object.__new__(PolicyWorker)
     worker.enable_routing_replay = False
     worker.actor = SimpleNamespace(train_mini_batch=lambda data: trained.append(data))
-    tags = [{"advantage": 0.5, "seq_len": 4}, {"advantage": -1.0, "seq_len": 3}]
+    tags = [{"advantage": advantage, "seq_len": 4} for advantage in (7.0, 8.0, 0.5, -1.0)]
+    keys = [f"a_{number}_0" for number in range(4)]
 
-    worker.update_actor(KVBatchMeta(keys=["a_0_0", "a_1_0"], tags=tags, partition_id="train"))
+    sent = row_advantages.to_workers(KVBatchMeta(keys=keys, tags=tags, partition_id="train"))
+    for part in BatchData(sent).chunk(2):
+        worker.update_actor(part)
 
     assert hasattr(PolicyWorker.update_actor, MAGIC_ATTR)
-    assert [row.tolist() for row in trained[0]["advantages"].unbind()] == [[0.5, 0.0, 0.5], [-1.0, -1.0]]
+    found = [[row.tolist() for row in data["advantages"].unbind()] for data in trained]
+    assert found == [[[7.0, 0.0, 7.0], [8.0, 8.0]], [[0.5, 0.0, 0.5], [-1.0, -1.0]]]
