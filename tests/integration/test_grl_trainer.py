@@ -18,6 +18,7 @@ from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
 from turnmill.rollout.queue_payload import encode
 from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS
 from turnmill.training.algorithms.grpo import GrpoAlgorithm
+from turnmill.training.batches import ragged
 from turnmill.training.batches import trajectory as trajectory_batch
 from turnmill.training.batches.trajectory import TrajectoryBatch
 from turnmill.training.grl import trainer as grl_trainer
@@ -30,6 +31,7 @@ def queue(monkeypatch) -> RowQueue:
     queue = RowQueue()
     monkeypatch.setattr(grl_trainer, "tq", queue)
     monkeypatch.setattr(trajectory_batch, "tq", queue)
+    monkeypatch.setattr(ragged, "tq", queue)
     return queue
 
 

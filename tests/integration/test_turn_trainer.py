@@ -24,7 +24,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.queue_payload import TURN_METADATA, encode
 from turnmill.training import rollout_correction
-from turnmill.training.batches import trajectory as trajectory_batch
+from turnmill.training.batches import ragged
 from turnmill.training.batches import turn as turn_batch
 from turnmill.training.trainers import turn as turn_trainer
 from turnmill.training.trainers.base import RunTrainer
@@ -213,7 +213,7 @@ def queue(monkeypatch) -> RowQueue:
     queue = RowQueue()
     monkeypatch.setattr(turn_trainer, "tq", queue)
     monkeypatch.setattr(turn_batch, "tq", queue)
-    monkeypatch.setattr(trajectory_batch, "tq", queue)
+    monkeypatch.setattr(ragged, "tq", queue)
     monkeypatch.setattr(rollout_correction, "tq", queue)
     monkeypatch.setattr(turn_trainer, "ray", SimpleNamespace(get=lambda futures: [wait() for wait in futures]))
     return queue
@@ -359,7 +359,7 @@ def test_the_critic_learns_with_the_weight_and_the_clip_range_of_the_job(new_tra
         "responses": nested([0.0], [0.0] * MAX_RESPONSE_TOKENS),
         "slot_values": nested([0.0, 1.0], [0.0] * MAX_RESPONSE_TOKENS),
         "slot_returns": nested([3.0, 2.0], [2.0, 0.0, 0.0, 0.0]),
-        "batch_num_tokens": 1 + MAX_RESPONSE_TOKENS,
+        "batch_num_slots": 2 + MAX_RESPONSE_TOKENS,
         "global_batch_size": 2,
         "dp_size": 1,
     }
@@ -367,7 +367,7 @@ def test_the_critic_learns_with_the_weight_and_the_clip_range_of_the_job(new_tra
     loss, _ = trainer.critic_wg.loss(model_output={"values": predicted}, data=data, dp_group=None)
     # The first value moved from 0 to 2 and is clipped to VALUE_CLIP.
     errors = FIRST_TOKEN_WEIGHT * (3.0 - VALUE_CLIP) ** 2 + 1.0 + FIRST_TOKEN_WEIGHT * 2.0**2
-    assert loss.item() == pytest.approx(0.5 * errors / (1 + MAX_RESPONSE_TOKENS + 2), rel=1e-6)
+    assert loss.item() == pytest.approx(0.5 * errors / (2 + MAX_RESPONSE_TOKENS), rel=1e-6)
 
 
 def nested(*rows: list[float]) -> torch.Tensor:

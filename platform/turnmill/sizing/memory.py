@@ -105,7 +105,7 @@ class Trained:
             self._part("gathered layers in bfloat16", (self.parameters.outside_layers + gathered) * BF16),
             self._part("gradients of a layer, not yet sharded", 0 if self.has_adapters else of_layer * FLOAT32),
             self._part("activations of a micro-batch", self.activation_bytes),
-            self._part("logits of a micro-batch", self.logits_bytes),
+            *([self._part("logits of a micro-batch", self.logits_bytes)] if self.logits_bytes else []),
         ]
         if self.fsdp.get("offload_policy"):
             return parts

@@ -82,7 +82,7 @@ async def test_source_that_the_compiler_rejects_is_an_observation(new_dialogue: 
 @pytest.mark.parametrize(("mib", "text"), [(1024, "Cannot allocate memory"), (4096, "\n<result>\nreserved\n")])
 async def test_a_program_may_have_the_four_gibibytes_of_verl_tool(new_dialogue: NewDialogue, mib: int, text: str):
     # Reserved and never written to, so it takes no memory of the machine.
-    program = "import mmap\nmemory = mmap.mmap(-1, 3 * 2**30)\nprint('reserved')"
+    program = "import mmap\nmemory = mmap.mmap(-1, 3 * 2**30, flags=mmap.MAP_PRIVATE)\nprint('reserved')"
 
     observation = await new_dialogue("python_code", PYTHON_MEMORY_MIB=str(mib)).say(f"<python>{program}</python>")
 

@@ -52,11 +52,11 @@ def test_the_estimate_is_within_a_tenth_of_what_fsdp_holds(small, ranks, is_crit
 
 
 def test_flash_attention_needs_no_mask(small, monkeypatch):
-    model, tokens = Model(small), 16_384
-    without = model.activation_bytes(tokens, is_critic=True, has_mask=False)
+    tokens = 16_384
+    without = Model(small).activation_bytes(tokens, is_critic=True, has_mask=False)
     monkeypatch.setattr("transformers.models.qwen2.modeling_qwen2.create_causal_mask", lambda **arguments: None)
 
-    assert without == pytest.approx(model.activation_bytes(tokens, is_critic=True), rel=0.05)
+    assert without == pytest.approx(Model(small).activation_bytes(tokens, is_critic=True), rel=0.05)
 
 
 def test_bytes_of_the_cache_count_heads_of_keys_and_values(small):

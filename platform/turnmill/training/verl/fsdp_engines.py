@@ -70,7 +70,8 @@ class ValueEngine(_RunEngineMixin, FSDPEngineWithValueHead):
         verl counts tokens and rows alone, and a response of full length has no slot after its last token.
         """
         if "slot_values" in data.keys():  # noqa: SIM118 (a TensorDict)
-            num_slots = data["slot_values"].offsets()[-1].to(get_device_id())
+            # A copy: the sum over ranks must not end up among the offsets.
+            num_slots = data["slot_values"].offsets()[-1].to(get_device_id(), copy=True)
             torch.distributed.all_reduce(num_slots, group=self.get_data_parallel_group())
             tu.assign_non_tensor(data, batch_num_slots=num_slots.item())
         result: object = super().forward_backward_batch(data, *args, **kwargs)
