@@ -217,3 +217,8 @@ def test_each_user_may_call_what_its_scripts_call():
         called = set(re.findall(r"redis\.p?call\('(\w+)'", source))
         assert called
         assert {call.lower() for call in called} <= allowed, user
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_the_rules_name_no_subcommands_because_older_servers_refuse_to_start_with_those_that_they_lack(user):
+    assert "|" not in (RULES / f"{user}.acl").read_text()
