@@ -146,5 +146,5 @@ def test_too_many_failures_end_a_run_with_the_reason(run):
 
     attempt.wait(code=1)
 
-    assert "failed_ratio" in run.output.read_text()
+    assert "(outage)" in run.output.read_text()
     assert "tool_connection: 8" in run.output.read_text()
