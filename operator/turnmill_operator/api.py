@@ -45,7 +45,7 @@ CONFIG_MAPS = Resource("v1", "configmaps")
 PODS = Resource("v1", "pods")
 EVENTS = Resource("v1", "events")
 BATCH_JOBS = Resource("batch/v1", "jobs")
-# Kueue 0.15 and later serve the newer version, 0.16 and earlier the older one.
+# Newer releases of Kueue serve the first of these versions, older ones the second.
 WORKLOADS = tuple(Resource(f"kueue.x-k8s.io/{version}", "workloads") for version in ("v1beta2", "v1beta1"))
 LEASES = Resource("coordination.k8s.io/v1", "leases")
 RESOURCES_BY_KIND = {"RayJob": RAY_JOBS, "Job": BATCH_JOBS, "Event": EVENTS}

@@ -134,9 +134,10 @@ class AttemptPlanner:
 
     def _start(self, attempt: int, *, held: RayJobView | None = None) -> Plan:
         """Start an attempt, or report why it cannot start; it gets the RayJob that Kueue holds, if there is one."""
-        suspend = self.spec is not None and self.spec.suspend
-        name = held.name if held else None
-        ray_job = self._build_ray_job(attempt, suspend=suspend, name=name, held=held is not None)
+        suspended = self.spec is not None and self.spec.suspend
+        ray_job = self._build_ray_job(
+            attempt, suspend=suspended, name=held.name if held else None, held=held is not None
+        )
         if isinstance(ray_job, DesiredCondition):
             return self._refuse(ray_job)
         if self.observed.apply_error:
@@ -151,7 +152,6 @@ class AttemptPlanner:
         namesake = next((r for r in self.observed.ray_jobs if r.name == name), None)
         if namesake is not None and namesake.owner_uid != self.view.uid:
             return self._refuse(name_taken(namesake.name))
-        suspended = self.spec is not None and self.spec.suspend
         plan = self._report(
             State.SUSPENDING if suspended else State.STARTING,
             {"Suspended": DesiredCondition(False, Reason.STOPPING)}
@@ -298,21 +298,14 @@ class AttemptPlanner:
         retries = self.retries
         message = f"Attempt {attempt} failed: {failure.message}"
         will_retry = failed <= retries and failure.reason not in NON_RETRYABLE_REASONS
-        # A RayJob that has ended releases its cluster by itself; it stays as the record of the last attempt.
-        kept = current is not None and not will_retry and is_finished(current)
-        delete = () if current is None or kept else (current,)
         if will_retry:
             due = self.now + timedelta(seconds=min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1)))
             next_message = f"{message} Attempt {attempt + 1} starts from the last checkpoint at {due:%H:%M:%S} UTC."
-            conditions: dict[ConditionType, DesiredCondition] = {
-                "ClusterReady": DesiredCondition(False, Reason.RELEASED, message),
-                "Running": DesiredCondition(False, Reason.RETRYING, next_message),
-            }
-            plan = self._report(
-                State.RETRYING, conditions, attempt=attempt, failed_attempts=failed, next_attempt_time=due
-            )
-            return replace(plan, delete=(*delete, *self._older_than(attempt)), requeue_at=due)
-        conditions = {
+            running = DesiredCondition(False, Reason.RETRYING, next_message)
+            return self._retry(due, message, running, current, failed_attempts=failed)
+        # A RayJob that has ended releases its cluster by itself; it stays as the record of the last attempt.
+        delete = () if current is None or is_finished(current) else (current,)
+        conditions: dict[ConditionType, DesiredCondition] = {
             "ClusterReady": DesiredCondition(False, Reason.RELEASED, message),
             "Running": DesiredCondition(False, Reason.ENDED, message),
             "Failed": DesiredCondition(True, failure.reason, f"{message} {way_out(failure, failed, retries)}"),
@@ -335,30 +328,30 @@ class AttemptPlanner:
             f"{message} Attempt {attempt + 1} starts from the last checkpoint at {due:%H:%M:%S} UTC; the disruption "
             "does not count against spec.retries."
         )
-        conditions: dict[ConditionType, DesiredCondition] = {
-            "ClusterReady": DesiredCondition(False, Reason.RELEASED, message),
-            "Running": DesiredCondition(False, Reason.DISRUPTED, next_message),
-        }
-        plan = self._report(
-            State.RETRYING,
-            conditions,
-            attempt=attempt,
-            disrupted_attempts=self.status.disrupted_attempts + 1,
-            next_attempt_time=due,
-        )
-        delete = () if current is None else (current,)
-        return replace(plan, delete=(*delete, *self._older_than(attempt)), requeue_at=due)
+        running = DesiredCondition(False, Reason.DISRUPTED, next_message)
+        count = self.status.disrupted_attempts + 1
+        return self._retry(due, message, running, current, disrupted_attempts=count)
 
     def revive(self) -> Plan:
         """Schedule another attempt for a job that has failed, and whose `retries` have been raised since."""
-        attempt = self.attempt
-        message = f"spec.retries was raised to {self.retries}: attempt {attempt + 1} starts from the last checkpoint."
+        message = (
+            f"spec.retries was raised to {self.retries}: attempt {self.attempt + 1} starts from the last checkpoint."
+        )
+        return self._retry(
+            self.now, "The last attempt has ended.", DesiredCondition(False, Reason.RETRYING, message), None
+        )
+
+    def _retry(
+        self, due: datetime, released: str, running: DesiredCondition, current: RayJobView | None, **counts: int
+    ) -> Plan:
+        """Schedule another attempt, and delete the RayJob of this one, which has released its cluster."""
         conditions: dict[ConditionType, DesiredCondition] = {
-            "ClusterReady": DesiredCondition(False, Reason.RELEASED, "The last attempt has ended."),
-            "Running": DesiredCondition(False, Reason.RETRYING, message),
+            "ClusterReady": DesiredCondition(False, Reason.RELEASED, released),
+            "Running": running,
         }
-        plan = self._report(State.RETRYING, conditions, attempt=attempt, next_attempt_time=self.now)
-        return replace(plan, requeue_at=self.now)
+        plan = self._report(State.RETRYING, conditions, next_attempt_time=due, **counts)
+        delete = () if current is None else (current,)
+        return replace(plan, delete=(*delete, *self._older_than(self.attempt)), requeue_at=due)
 
     # Common
 

@@ -103,19 +103,19 @@ class Reconciler:
         attempt = last_attempt(view, observed)
         known = {found.name: found for found in observed.ray_jobs}
         if view.is_managed:
-            for number in {attempt, attempt + 1} - {0, *(found.attempt for found in observed.ray_jobs)}:
-                name = ray_job_name(view.key.name, number)
-                if name not in known and _absence_matters(view, observed, number):
-                    raw = await self._api.get(RAY_JOBS, view.key.namespace, name)
-                    if raw is not None:
-                        known[name] = ray_job_view(raw)
+            # By its label, as a queue may have kept the RayJob of an earlier attempt for the last one.
             if attempt not in {0, *(found.attempt for found in known.values())} and _absence_matters(
                 view, observed, attempt
             ):
-                # A queue may have kept the RayJob of an earlier attempt for this one.
                 labels = f"{JOB_LABEL}={view.key.name},{ATTEMPT_LABEL}={attempt}"
-                async for raw in self._api.list(RAY_JOBS, view.key.namespace, labels=labels):
-                    known[raw["metadata"]["name"]] = ray_job_view(raw)
+                async for listed in self._api.list(RAY_JOBS, view.key.namespace, labels=labels):
+                    known[listed["metadata"]["name"]] = ray_job_view(listed)
+            # By its name, which anything may have taken.
+            name = ray_job_name(view.key.name, attempt + 1)
+            if name not in known and _absence_matters(view, observed, attempt + 1):
+                raw = await self._api.get(RAY_JOBS, view.key.namespace, name)
+                if raw is not None:
+                    known[name] = ray_job_view(raw)
         return tuple(known.values())
 
     async def _execute(self, view: JobView, plan: Plan) -> None:

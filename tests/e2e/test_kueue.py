@@ -13,20 +13,13 @@ import pytest
 from support.jobs import job
 from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.operator_process import operator_process
-from support.ray_job_status import RayJobStatuses, ray_job_statuses
+from support.ray_job_status import NO_CLUSTERS, RayJobStatuses, ray_job_statuses
 from support.ray_jobs import pod_template, raw_team
 from support.team_jobs import install_definition
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 REQUESTS = {"requests": {"cpu": "200m", "memory": "64Mi"}}
 """A head and a worker take 400 of the queue's 500 millicores, so that one job runs at a time."""
-
-NO_CLUSTERS = {
-    "apiVersion": "v1",
-    "kind": "ResourceQuota",
-    "metadata": {"name": "no-clusters"},
-    "spec": {"hard": {"count/rayclusters.ray.io": "0"}},
-}
 
 
 def cluster_objects(name: str) -> list[dict[str, Any]]:

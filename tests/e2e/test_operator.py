@@ -21,7 +21,7 @@ import yaml
 from support.jobs import job
 from support.kubernetes import Namespace, temporary_namespace, wait_for
 from support.operator_process import OperatorProcess, operator_process
-from support.ray_job_status import RayJobStatuses, ray_job_statuses
+from support.ray_job_status import NO_CLUSTERS, RayJobStatuses, ray_job_statuses
 from support.ray_jobs import pod_template, raw_team
 from support.team_jobs import install_definition
 from support.toxiproxy import Toxiproxy, toxiproxy_server
@@ -29,12 +29,6 @@ from support.toxiproxy import Toxiproxy, toxiproxy_server
 # No pod of these templates is ever created.
 TEAM = raw_team()
 CLEAN_UP_TEAM = raw_team(cleanUp={"template": pod_template(image="turnmill/none:0")})
-NO_CLUSTERS = {
-    "apiVersion": "v1",
-    "kind": "ResourceQuota",
-    "metadata": {"name": "no-clusters"},
-    "spec": {"hard": {"count/rayclusters.ray.io": "0"}},
-}
 
 
 def config_map(team: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,14 @@ from typing import Any
 
 from turnmill_operator.api import JOBS, RAY_JOBS, ApiClient
 
+NO_CLUSTERS = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "no-clusters"},
+    "spec": {"hard": {"count/rayclusters.ray.io": "0"}},
+}
+"""A quota that prevents KubeRay from creating Ray clusters."""
+
 
 class RayJobStatuses:
     """Writes the status of a namespace's RayJobs, as another field manager."""

@@ -30,10 +30,6 @@ class RunFailedError(TurnmillError):
         return self.cause in self.FINAL_CAUSES
 
 
-OUTAGE_CAUSES = frozenset({"inference", "store_unavailable", "tool_connection", "tool_server", "tool_timeout"})
-"""Causes of failed episodes that pass by themselves: tool servers, store or engines are away or too slow."""
-
-
 class EpisodeError(TurnmillError):
     """An episode ends with stop reason `failed`; other episodes go on."""
 
@@ -181,3 +177,10 @@ class RewardError(EpisodeError):
     """The reward of an answer could not be computed."""
 
     cause: ClassVar[str] = "reward"
+
+
+OUTAGE_CAUSES = frozenset(
+    error.cause
+    for error in (InferenceError, StoreUnavailableError, ToolCallConnectionError, ToolCallError, ToolCallTimeoutError)
+)
+"""Causes of failed episodes that pass by themselves: tool servers, store or engines are away or too slow."""

@@ -42,9 +42,12 @@ class ApiDouble(ApiClient):
             return self.clean_ups.get(name)
         return self.cluster.ray_jobs.get(name)
 
-    async def list(self, *_: Any, **__: Any) -> Any:
-        for nothing in ():
-            yield nothing
+    async def list(self, resource: Resource, namespace: str | None, *, labels: str = "", **_: Any) -> Any:
+        self._maybe_fail("before")
+        wanted = dict(label.split("=") for label in labels.split(",") if "=" in label)
+        for found in list(self.cluster.ray_jobs.values()) if resource is RAY_JOBS else ():
+            if found["metadata"]["labels"].items() >= wanted.items():
+                yield found
 
     async def apply(self, manifest: dict[str, Any]) -> Any:
         name, kind = manifest["metadata"]["name"], manifest["kind"]
@@ -382,6 +385,24 @@ async def test_a_replica_with_a_stale_cache_restarts_no_attempt():
     await stale_replica.reconcile()
 
     assert list(cluster.ray_jobs) == ["job-2"]
+
+
+async def test_a_rayjob_that_a_queue_kept_for_a_later_attempt_is_found_before_it_counts_as_deleted():
+    cluster, api = make_cluster(["SUCCEEDED"], queue="q", retries=1)
+    replica = Replica(api, team_view(raw_team()))
+    await replica.reconcile()
+    replica.refresh_all()
+    kept = cluster.ray_jobs["job-1"]
+    kept["metadata"]["labels"]["turnmill.dev/attempt"] = "2"
+    cluster.write_job(status={**(cluster.job or {})["status"], "state": "Running", "attempt": 2})
+    replica.restart()
+    replica.cache.drop_ray_job(KEY, "job-1")
+
+    await replica.reconcile()
+
+    status = (cluster.job or {})["status"]
+    assert (status["attempt"], status["failedAttempts"]) == (2, 0)
+    assert list(cluster.ray_jobs) == ["job-1"]
 
 
 async def test_a_refused_rayjob_is_reported_and_retried():
