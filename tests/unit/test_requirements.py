@@ -91,7 +91,7 @@ def test_a_small_image_has_what_its_extra_names_in_the_versions_of_the_others(ex
 
 def test_nothing_is_installed_without_its_hash_but_torch_for_cpus_and_what_is_built_here():
     installs = []
-    for file in (ROOT / "Makefile", *sorted(ROOT.glob("images/*/Containerfile"))):
+    for file in (ROOT / "Makefile", ROOT / "images/sbom.sh", *sorted(ROOT.glob("images/*/Containerfile"))):
         text = file.read_text().replace("\\\n", " ")
         installs += re.findall(r"pip\b[^&|;\n]* install [^&|;\n]*", text)
 
