@@ -101,23 +101,27 @@ class Trained:
     def learning(self) -> list[Part]:
         """What the model's own update adds."""
         of_layer, gathered = self.parameters.per_layer, _GATHERED_LAYERS * self.parameters.per_layer
-        parts = [
+        return [
+            *self._gradients_and_returned(),
             self._part("gathered layers in bfloat16", (self.parameters.outside_layers + gathered) * BF16),
             self._part("gradients of a layer, not yet sharded", 0 if self.has_adapters else of_layer * FLOAT32),
             self._part("activations of a micro-batch", self.activation_bytes),
             *([self._part("logits of a micro-batch", self.logits_bytes)] if self.logits_bytes else []),
         ]
-        if self.fsdp.get("offload_policy"):
-            return parts
-        gradients = self._part("gradients", 0 if self.has_adapters else self._sharded(FLOAT32))
-        return [*(part for part, is_offloaded in self._states() if is_offloaded), gradients, *parts]
 
     def updating(self) -> list[Part]:
         """What the optimizer's step adds, after the activations are gone: square roots of Adam's second moments."""
         return [
-            *self.learning()[:-4],
+            *self._gradients_and_returned(),
             self._part("Adam's intermediate results", 0 if self.has_adapters else self._sharded(FLOAT32)),
         ]
+
+    def _gradients_and_returned(self) -> list[Part]:
+        """What is on the GPU from the first gradient to the optimizer's step: gradients, and states that were away."""
+        if self.fsdp.get("offload_policy"):
+            return []
+        gradients = self._part("gradients", 0 if self.has_adapters else self._sharded(FLOAT32))
+        return [*(part for part, is_offloaded in self._states() if is_offloaded), gradients]
 
     def host_gib(self, ranks_per_machine: int) -> float:
         """Memory of a machine for what waits there."""

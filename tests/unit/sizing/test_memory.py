@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_what_learns_is_sharded_over_all_ranks():
         "gathered layers in bfloat16": 8,
         "gradients of a layer, not yet sharded": 4,
         "activations of a micro-batch": 3,
+    }
+
+
+@pytest.mark.parametrize("logits_bytes", [0, GIB])
+def test_gradients_stay_until_the_optimizer_has_stepped(logits_bytes):
+    found = replace(trained(), logits_bytes=logits_bytes)
+
+    assert sums(found.updating()) == {"gradients": 8, "Adam's intermediate results": 8}
+    assert sums(replace(found, fsdp=OmegaConf.create({"offload_policy": True})).updating()) == {
+        "Adam's intermediate results": 8
     }
 
 
