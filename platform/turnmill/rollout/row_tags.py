@@ -51,7 +51,6 @@ def tags_of(rows: Sequence[AgentLoopOutput]) -> list[dict[str, object]]:
 
 
 def _tags_of_row(row: AgentLoopOutput, reward: float | None) -> dict[str, object]:
-    columns = row.as_dict()
     # verl gives the reward of the last row to all, where it is not None.
-    score = float(columns["rm_scores"].sum()) if reward is None else float(torch.tensor(reward, dtype=torch.float32))
-    return {SCORE: score, TRAINED_TOKENS: sum(row.response_mask), NUM_TURNS: row.num_turns}
+    score = row.as_dict()["rm_scores"].sum() if reward is None else torch.tensor(reward, dtype=torch.float32)
+    return {SCORE: float(score), TRAINED_TOKENS: sum(row.response_mask), NUM_TURNS: row.num_turns}

@@ -44,7 +44,6 @@ def actor_class(worker: type["LoopWorker"], config: RunConfig) -> object:
 class EndedPrompt:
     """A prompt whose trajectories have all ended, and are in the queue."""
 
-    uid: str
     step: int
     validation: bool
 
@@ -105,7 +104,7 @@ class LoopWorker(AgentLoopWorkerTQ):
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: SamplingParams, trajectory: TrajectoryInfo, trace: bool = False
     ) -> None:
-        ended = EndedPrompt(prompt["uid"], int(prompt["global_steps"]), validation=trajectory["validate"])
+        ended = EndedPrompt(int(prompt["global_steps"]), validation=trajectory["validate"])
         await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         self._ended.append(ended)
         self._more_ended.set()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from turnmill.jobs import AgentTrainingJob
-from turnmill.sizing.defaults import complete
+from turnmill.sizing.defaults import complete, gpu_sizes
 from turnmill.sizing.memory import Limits
 from turnmill.sizing.model import Model
 from turnmill.training.accelerators import RayNode, only_kind
@@ -19,10 +19,11 @@ def with_memory_settings(job: AgentTrainingJob, model: Path, nodes: Iterable[Ray
 
     The job stays as it is if its model cannot be estimated, or if Megatron trains it.
     """
-    if uses_megatron(job):
+    present = only_kind(nodes)
+    if uses_megatron(job) or not any(gpu_sizes(job, present=present).values()):
         return job
     try:
-        completed = complete(job, Model(model), model, present=only_kind(nodes))
+        completed = complete(job, Model(model), model, present=present)
     except Exception:
         # A model whose code does not run on fake tensors may train well: an estimate must not end its run.
         log.warning(

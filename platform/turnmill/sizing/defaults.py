@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from pydantic.alias_generators import to_camel
 
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.verl_settings import setting
@@ -66,6 +67,17 @@ class Completed:
     """Memory of the GPUs in GiB by section of the job; None if not known."""
 
 
+def gpu_sizes(
+    job: AgentTrainingJob, *, gpu_memory: float | None = None, present: str | None = None
+) -> Mapping[str, float | None]:
+    """Return the memory of a job's GPUs in GiB by section of the job; None if it is not known."""
+    train, rollout = job.spec.resources.train, job.spec.resources.rollout
+    return {
+        "spec.resources.train": gpu_gib(train.accelerator or present, gpu_memory),
+        "spec.resources.rollout": gpu_gib(rollout.accelerator or present, gpu_memory),
+    }
+
+
 def complete(
     job: AgentTrainingJob, model: Model, folder: Path, *, gpu_memory: float | None = None, present: str | None = None
 ) -> Completed:
@@ -74,11 +86,7 @@ def complete(
     Memory is `gpu_memory` in GiB, or that of the job's accelerators, or of the one that is `present`. If nothing fits,
     the job has the settings that take least.
     """
-    train, rollout = job.spec.resources.train, job.spec.resources.rollout
-    sizes = {
-        "spec.resources.train": gpu_gib(train.accelerator or present, gpu_memory),
-        "spec.resources.rollout": gpu_gib(rollout.accelerator or present, gpu_memory),
-    }
+    sizes = gpu_sizes(job, gpu_memory=gpu_memory, present=present)
     search = _Search(job, model, folder, sizes)
     if sizes["spec.resources.train"] is None:
         return Completed(job, (), search.estimate({}), sizes)
@@ -97,6 +105,7 @@ class _Search:
         self._config: DictConfig = build_verl_config(job, model=folder, run_dir=Path("run"), device="cuda")
         self._is_hybrid = bool(self._config.actor_rollout_ref.hybrid_engine)
         self._usual = {field: values[0] for field, values in self._choices()}
+        self._estimates: dict[tuple[tuple[str, object], ...], Estimate] = {}
 
     def first_fit(self) -> tuple[dict[str, object], Limits | None]:
         """Return the first settings that fit and the limits that they keep; those that take least if nothing fits."""
@@ -119,6 +128,12 @@ class _Search:
 
     def estimate(self, values: Values) -> Estimate:
         """Return what GPUs hold with some values."""
+        key = tuple(values.items())
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(values)
+        return self._estimates[key]
+
+    def _estimate(self, values: Values) -> Estimate:
         settings = resource_settings(with_values(self._job, values), "cuda") | dict(self._job.spec.verl)
         with open_dict(self._config):
             for name, value in settings.items():
@@ -176,5 +191,4 @@ def with_values(job: AgentTrainingJob, values: Values) -> AgentTrainingJob:
 
 def _path(field: str) -> str:
     section, _, attribute = field.partition(".")
-    first, *words = attribute.split("_")
-    return f"spec.resources.{section}.{first}{''.join(word.title() for word in words)}"
+    return f"spec.resources.{section}.{to_camel(attribute)}"

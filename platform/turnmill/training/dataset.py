@@ -69,6 +69,11 @@ def select(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:
     )
 
 
+def tag_column(batch: KVBatchMeta, name: str) -> Tensor:
+    """Return a number in every row's tags, shape (rows,)."""
+    return torch.tensor([float(tag[name]) for tag in batch.tags])
+
+
 def response_lengths(batch: KVBatchMeta) -> Tensor:
     """Return the number of each row's response tokens from its tags, shape (rows,)."""
     return torch.tensor([int(tag["response_len"]) for tag in batch.tags])

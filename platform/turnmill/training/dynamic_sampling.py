@@ -11,6 +11,7 @@ from turnmill.training.advantages.index import group_of
 from turnmill.training.batches.trajectory import DROPPED, Dropped, read_summaries, rewards_of_groups, split
 from turnmill.training.dataset import select
 from turnmill.training.replay_buffers import StepReplayBuffer
+from turnmill.training.shared_tags import SharedTags
 
 FILLED = "turnmill/dynamic_sampling/batches"
 DROPPED_TASKS = "turnmill/dynamic_sampling/dropped_tasks"
@@ -69,6 +70,6 @@ def concatenate(one: KVBatchMeta, other: KVBatchMeta) -> KVBatchMeta:
     return KVBatchMeta(
         partition_id=one.partition_id,
         keys=[*one.keys, *other.keys],
-        tags=[*one.tags, *other.tags],
+        tags=SharedTags([*one.tags, *other.tags]),
         extra_info=dict(one.extra_info),
     )

@@ -5,12 +5,13 @@ Axes: R rows, G tokens of a row, K trajectories, L tokens of a whole trajectory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrajectoryIndex:
     """The rows of each trajectory, in order, and the number of tokens of each row."""
 
@@ -31,7 +32,7 @@ class TrajectoryIndex:
         """Position of each trajectory's last row."""
         return [rows[-1] for rows in self.rows_K]
 
-    @property
+    @cached_property
     def trajectory_of_row(self) -> Tensor:
         """Number of each row's trajectory, shape (rows,)."""
         found = [0] * len(self.lengths_R)
@@ -40,7 +41,7 @@ class TrajectoryIndex:
                 found[row] = trajectory
         return torch.tensor(found, dtype=torch.long)
 
-    @property
+    @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
         """Number of each row's trajectory, and the row's place in it, both of shape (rows,)."""
         place_R = [0] * len(self.lengths_R)

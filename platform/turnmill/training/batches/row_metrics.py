@@ -13,7 +13,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 
 from turnmill.rollout.row_tags import NUM_TURNS, SCORE, TRAINED_TOKENS
-from turnmill.training.dataset import prompt_lengths, response_lengths, select
+from turnmill.training.dataset import prompt_lengths, response_lengths, select, tag_column
 from turnmill.training.row_advantages import ADVANTAGE, RETURN, REWARD
 from turnmill.training.verl.types import Metrics
 
@@ -26,13 +26,13 @@ def metrics_of_tags(
     everything = _data(batch)
     metrics: Metrics = {"training/global_step": global_steps, "training/epoch": epoch}
     metrics |= compute_data_metrics(batch=_data(rows, like=everything), use_critic=False)
-    trained_R = _column(rows, TRAINED_TOKENS)
+    trained_R = tag_column(rows, TRAINED_TOKENS)
     for name, tag in (("advantages", ADVANTAGE), ("returns", RETURN)):
-        metrics[f"critic/{name}/mean"] = (_column(rows, tag) * trained_R).sum().div(trained_R.sum()).item()
+        metrics[f"critic/{name}/mean"] = (tag_column(rows, tag) * trained_R).sum().div(trained_R.sum()).item()
     metrics |= compute_timing_metrics(batch=everything, timing_raw=timing_raw)
     metrics |= compute_throughout_metrics(batch=everything, timing_raw=timing_raw, n_gpus=num_gpus)
-    metrics |= _spread("training/num_turns", _column(rows, NUM_TURNS))
-    oldest_R, newest_R = (_column(rows, f"{which}_global_steps") for which in ("min", "max"))
+    metrics |= _spread("training/num_turns", tag_column(rows, NUM_TURNS))
+    oldest_R, newest_R = (tag_column(rows, f"{which}_global_steps") for which in ("min", "max"))
     off_policy = "training/off_policy/trajectory"
     return (
         metrics
@@ -52,11 +52,11 @@ def _data(batch: KVBatchMeta, like: DataProto | None = None) -> DataProto:
     if like is not None:
         widths = [like.batch[name].shape[1] for name in ("prompts", "responses")]
     tensors = {
-        "token_level_scores": _column(batch, SCORE)[:, None],
-        "token_level_rewards": _column(batch, REWARD)[:, None],
-        "advantages": _column(batch, ADVANTAGE)[:, None],
-        "returns": _column(batch, RETURN)[:, None],
-        "response_mask": (_column(batch, TRAINED_TOKENS) > 0)[:, None],
+        "token_level_scores": tag_column(batch, SCORE)[:, None],
+        "token_level_rewards": tag_column(batch, REWARD)[:, None],
+        "advantages": tag_column(batch, ADVANTAGE)[:, None],
+        "returns": tag_column(batch, RETURN)[:, None],
+        "response_mask": (tag_column(batch, TRAINED_TOKENS) > 0)[:, None],
         "prompt_length": prompts_R.float(),
         "response_length": responses_R.float(),
         **{
@@ -67,10 +67,6 @@ def _data(batch: KVBatchMeta, like: DataProto | None = None) -> DataProto:
     data = DataProto.from_dict(tensors=tensors, meta_info={"global_token_num": (prompts_R + responses_R).tolist()})
     data.non_tensor_batch["__num_turns__"] = np.array([tag[NUM_TURNS] for tag in batch.tags], dtype=np.int32)
     return data
-
-
-def _column(batch: KVBatchMeta, name: str) -> Tensor:
-    return torch.tensor([float(tag[name]) for tag in batch.tags])
 
 
 def _spread(name: str, values_R: Tensor) -> Metrics:

@@ -25,7 +25,7 @@ from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS, UNSAMPLED_
 from turnmill.training.advantages.index import group_of, row_number, trajectory_of
 from turnmill.training.advantages.rows import Rows
 from turnmill.training.batches.ragged import padded, put_ragged
-from turnmill.training.dataset import prompt_lengths, response_lengths, select
+from turnmill.training.dataset import prompt_lengths, response_lengths, select, tag_column
 from turnmill.training.row_advantages import ADVANTAGE, RETURN, REWARD
 
 Summary = TypeVar("Summary", bound=EpisodeSummary)
@@ -154,7 +154,7 @@ class TrajectoryBatch:
             ref_log_probs_RG=padded(data["ref_log_prob"]) if with_reference else None,
             prompt_lengths_R=prompt_lengths(meta),
             response_lengths_R=response_lengths(meta),
-            trained_R=_of_tags(meta, TRAINED_TOKENS).long(),
+            trained_R=tag_column(meta, TRAINED_TOKENS).long(),
             summaries=read_summaries(meta, EpisodeSummary),
             num_unsampled_tokens=_unsampled_tokens(meta),
             values_RG=padded(data["values"]) if with_values else None,
@@ -163,11 +163,11 @@ class TrajectoryBatch:
     @classmethod
     def of_tags(cls, meta: KVBatchMeta) -> "TrajectoryBatch":
         """Return a step's rows with one position each; nothing is read from the queue."""
-        trained_R = _of_tags(meta, TRAINED_TOKENS).long()
+        trained_R = tag_column(meta, TRAINED_TOKENS).long()
         return cls(
             meta=meta,
             mask_RG=(trained_R > 0).long()[:, None],
-            scores_RG=_of_tags(meta, SCORE)[:, None],
+            scores_RG=tag_column(meta, SCORE)[:, None],
             prompt_lengths_R=prompt_lengths(meta),
             response_lengths_R=response_lengths(meta),
             trained_R=trained_R,
@@ -268,11 +268,6 @@ def with_advantages(
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         tag |= zip(names, of_rows.get(key, (0.0, 0.0, 0.0)), strict=True)
     return batch
-
-
-def _of_tags(batch: KVBatchMeta, name: str) -> Tensor:
-    """Return a number in every row's tags, shape (rows,)."""
-    return torch.tensor([float(tag[name]) for tag in batch.tags])
 
 
 def _unsampled_tokens(batch: KVBatchMeta) -> int:

@@ -40,7 +40,7 @@ from turnmill.training.batches.trajectory import (
 )
 from turnmill.training.batches.trajectory_metrics import trajectory_metrics, validation_metrics
 from turnmill.training.critic_loss import trajectory_value_loss
-from turnmill.training.dataset import rows_as_columns, select
+from turnmill.training.dataset import response_lengths, rows_as_columns, select
 from turnmill.training.rollout_correction import WEIGHTS
 from turnmill.training.row_advantages import to_workers
 from turnmill.training.shared_tags import SharedTags, without
@@ -135,6 +135,7 @@ class TrajectoryTrainer(RunTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Estimate the advantages of trajectories that did not fail, after the KL penalty."""
+        # Without column names, so that the update reads the columns added here, too.
         batch = select(batch, [True] * len(batch.keys))
         batch.tags = SharedTags(self._tags.get(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True))
         rows = self._read_rows(self._rows_of(batch))
@@ -151,7 +152,6 @@ class TrajectoryTrainer(RunTrainer):
         metrics.update(self.algorithm.metrics(rewarded, penalties_R))
         metrics.update(advantage_spread(advantages_RG, rows.weights_RG))
         metrics.update(trajectory_metrics(rows, self._split, at_once=self._num_at_once))
-        # Without column names, so that the update reads the columns added here, too.
         batch.tags = without(batch.tags, EPISODE)
         if self._reads_tokens:
             return batch
@@ -191,7 +191,7 @@ class TrajectoryTrainer(RunTrainer):
         """Write zeros into the columns of padding rows, which verl's update reads with the others."""
         padding = select(batch, [bool(tag.get("is_padding", False)) for tag in batch.tags])
         if padding.keys:
-            lengths_R = torch.tensor([int(tag["response_len"]) for tag in padding.tags])
+            lengths_R = response_lengths(padding)
             zeros_RG = torch.zeros(len(padding.keys), int(lengths_R.max()))
             names = ["advantages", "returns", "token_level_rewards"] if self._reads_tokens else []
             if self.config.algorithm.rollout_correction.rollout_is is not None:
