@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from support.ray_jobs import stamp
 from turnmill_operator.api import JOBS, RAY_JOBS, ApiClient
 
 NO_CLUSTERS = {
@@ -48,7 +49,7 @@ class RayJobStatuses:
 
     async def end(self, ray_job: Mapping[str, Any], *, succeeded: bool) -> None:
         """Write the status of a run that has ended."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = stamp(datetime.now(UTC))
         status = "SUCCEEDED" if succeeded else "FAILED"
         deployment = "Complete" if succeeded else "Failed"
         message = "" if succeeded else "Job entrypoint command failed with exit code 1"

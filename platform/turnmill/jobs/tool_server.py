@@ -34,7 +34,7 @@ class ToolServerFlags(Settings):
     """Seconds for the calls of one request; left out, only the tools limit them."""
 
     uvi_workers: Count = 1
-    """Worker processes; more if `max_concurrent_requests` requires them, see `num_workers`."""
+    """Worker processes; more if over 256 requests may run at once and there are processors for them."""
 
     done_if_invalid: bool = False
     """End a trajectory whose action no tool accepts."""
@@ -46,7 +46,7 @@ class ToolServerFlags(Settings):
     """Seconds between log lines with the numbers of calls; 0 for none."""
 
     thread_pool_size: Count | None = None
-    """Synchronous tools that a worker runs at once; left out, see `num_threads`."""
+    """Synchronous tools that a worker runs at once; left out, four per concurrent request, and at least 512."""
 
     lease_seconds: Seconds = 1.0
     """Seconds that a call stays claimed after its server has died; then another server executes it."""
