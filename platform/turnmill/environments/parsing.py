@@ -10,26 +10,27 @@ _BACKTRACKING = ("however", "different", "but", "wait", "won't", "can't", "canno
 
 def has_marker(text: str) -> bool:
     """Return whether the response marks its action."""
-    return any(marker in text for marker in MARKERS)
+    return _marker_in(text) is not None
 
 
 def final_answer(text: str) -> str:
     """Return the text after the last marker, or the whole text if there is none, stripped."""
-    for marker in MARKERS:
-        if marker in text:
-            # "Action: look" and "Action look" are the same answer.
-            text = text.rpartition(marker)[2].lstrip().removeprefix(":")
-            break
+    if (marker := _marker_in(text)) is not None:
+        # "Action: look" and "Action look" are the same answer.
+        text = text.rpartition(marker)[2].lstrip().removeprefix(":")
     return text.strip()
 
 
 def before_answer(text: str) -> str:
     """Return the text before the first marker, or the whole text if there is none, stripped."""
-    for marker in MARKERS:
-        if marker in text:
-            text = text.partition(marker)[0]
-            break
+    if (marker := _marker_in(text)) is not None:
+        text = text.partition(marker)[0]
     return text.strip()
+
+
+def _marker_in(text: str) -> str | None:
+    """Return the marker that counts; None if there is none."""
+    return next((marker for marker in MARKERS if marker in text), None)
 
 
 def plan_length(text: str, phrases: Sequence[str]) -> int:

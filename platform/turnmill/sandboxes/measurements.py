@@ -72,7 +72,7 @@ def processes_of(pids: Iterable[int]) -> dict[int, Process]:
     found = {}
     for pid in pids:
         with suppress(OSError, IndexError):
-            fields = _read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()
+            fields = read_file(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()
             threads = int(fields[17])
             found[pid] = Process(
                 pid=pid,
@@ -89,7 +89,7 @@ def processes_of(pids: Iterable[int]) -> dict[int, Process]:
 def _living_thread(pid: int) -> int:
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError):
-            if _read(f"/proc/{pid}/task/{thread}/stat").rsplit(b")", 1)[1].split()[0] not in b"ZX":
+            if read_file(f"/proc/{pid}/task/{thread}/stat").rsplit(b")", 1)[1].split()[0] not in b"ZX":
                 return int(thread)
     return pid
 
@@ -100,7 +100,7 @@ def measure_memory(processes: Iterable[Process]) -> int:
     for process in processes:
         threads += process.threads
         with suppress(OSError):
-            size, resident, shared = map(int, _read(f"/proc/{process.thread}/statm").split()[:3])
+            size, resident, shared = map(int, read_file(f"/proc/{process.thread}/statm").split()[:3])
             pages += resident - shared
             tables += size * _PAGE // _ADDRESSES_PER_TABLE
             if _HAS_SWAP:
@@ -109,7 +109,7 @@ def measure_memory(processes: Iterable[Process]) -> int:
 
 
 def _swapped_pages(thread: int) -> int:
-    found = _read(f"/proc/{thread}/status").partition(b"VmSwap:")[2].split()
+    found = read_file(f"/proc/{thread}/status").partition(b"VmSwap:")[2].split()
     return int(found[0]) * 1024 // _PAGE if found else 0
 
 
@@ -119,7 +119,7 @@ def measure_saved_by_sharing(processes: Iterable[Process]) -> int:
     for process in processes:
         with suppress(OSError):
             sizes: Counter[bytes] = Counter()
-            for line in _read(f"/proc/{process.thread}/smaps_rollup").splitlines()[1:]:
+            for line in read_file(f"/proc/{process.thread}/smaps_rollup").splitlines()[1:]:
                 name, value, *_ = line.split()
                 sizes[name] = int(value) * 1024
             saved += sizes[b"Anonymous:"] - sizes[b"Pss_Anon:"]
@@ -177,7 +177,7 @@ def _open_files(thread: int) -> Iterator[os.stat_result]:
 
 def _address_pages(thread: int) -> int:
     with suppress(OSError):
-        return int(_read(f"/proc/{thread}/statm").split()[0])
+        return int(read_file(f"/proc/{thread}/statm").split()[0])
     return 0
 
 
@@ -200,14 +200,15 @@ def _deleted_mappings(thread: int, mappings: bytes, folder: bytes, unknown: int)
                 yield int(inode), unknown
 
 
-def _read(path: str) -> bytes:
+def read_file(path: str) -> bytes:
+    """Return the contents of a file of the kernel's, in one read."""
     with open(path, "rb", buffering=0) as file:
         return file.read()
 
 
 def _has_swap() -> bool:
     try:
-        return _read("/proc/swaps").count(b"\n") > 1
+        return read_file("/proc/swaps").count(b"\n") > 1
     except OSError:
         return False
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from turnmill.core import forking
 from turnmill.sandboxes.barriers import Barriers
 from turnmill.sandboxes.confinement import change_user
+from turnmill.sandboxes.measurements import read_file
 
 _END_SECONDS = 10.0
 
@@ -36,12 +37,7 @@ def _children(process: str) -> Iterator[int]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
             with suppress(OSError):
-                yield from map(int, _read(f"/proc/{process}/task/{thread}/children").split())
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
+                yield from map(int, read_file(f"/proc/{process}/task/{thread}/children").split())
 
 
 class ExitWatcher:

@@ -1,8 +1,6 @@
 """Creation of a worker: store, sandbox, tools and application."""
 
 import logging
-import os
-from collections import ChainMap
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -25,6 +23,7 @@ from turnmill.tool_server.upstream import Upstream
 from turnmill.tools import registry
 from turnmill.tools.base import Tool, ToolContext
 from turnmill.tools.sandboxed import MODULES
+from turnmill.tools.settings import with_environment
 from turnmill.trajectories.settings import StoreSettings
 from turnmill.trajectories.store import TrajectoryStore
 
@@ -51,7 +50,7 @@ async def open_worker(settings: ServerSettings) -> AsyncIterator[tuple[Worker, F
         )
         stack.push_async_callback(store.close)
         sandbox = await open_sandbox(settings, metrics, stack)
-        tool_settings = ChainMap(dict(settings.tool_settings), dict(os.environ))
+        tool_settings = with_environment(settings.tool_settings)
         context = ToolContext(InstrumentedSandbox(sandbox, metrics), tool_settings)
         tools = {name: tool async for name, tool in start_tools(settings, context, stack)}
         tool_set = ToolSet(tuple(tools.values()))

@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,6 +16,7 @@ from turnmill.tool_server.threads import exit_despite_threads
 from turnmill.tool_server.tool_set import FINISH
 from turnmill.tool_server.worker_process import BACKLOG, configure_logs, run_worker
 from turnmill.tools import registry
+from turnmill.tools.settings import with_environment
 from turnmill.trajectories.address import with_password
 from turnmill.trajectories.embedded import EmbeddedStore
 
@@ -47,7 +47,7 @@ def run_server(settings: ServerSettings) -> None:
 
 def check_tools(settings: ServerSettings) -> None:
     """Raise ToolUnavailableError for the tools that cannot work here, before anything is started."""
-    values = ChainMap(dict(settings.tool_settings), dict(os.environ))
+    values = with_environment(settings.tool_settings)
     errors = []
     for name in settings.tool_type:
         try:

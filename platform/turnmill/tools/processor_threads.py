@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
-_threads = ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4), thread_name_prefix="processor")
+_threads = ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4), thread_name_prefix="tool_processor")
 
 
 async def compute(

@@ -1,5 +1,7 @@
 """Typed access to the settings of tools; each function raises SettingsError for an invalid value."""
 
+import os
+from collections import ChainMap
 from collections.abc import Mapping
 
 from turnmill.core.errors import SettingsError
@@ -8,6 +10,11 @@ from turnmill.trajectories.settings import MIB, StoreSettings
 Values = Mapping[str, str]
 _ANSWERS_BYTES = 4 * MIB
 """Space for recorded results of a trajectory in the store, besides the state of a tool."""
+
+
+def with_environment(given: Values) -> Values:
+    """Return the settings of tools that are given, and those in the environment."""
+    return ChainMap(dict(given), dict(os.environ))
 
 
 def text(values: Values, name: str, default: str) -> str:

@@ -9,7 +9,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from turnmill.core.errors import SettingsError
-from turnmill.core.lookup import suggestion
 from turnmill.environments.base import Environment, EnvironmentOptions, StepResult
 from turnmill.environments.registry import register
 from turnmill.tasks.dataset import SeededRows
@@ -91,6 +90,7 @@ class Maths(Environment):
     """Mathematical problems: the agent answers one until its answer is correct."""
 
     name: ClassVar[str] = "maths"
+    tasks = tuple(PROBLEM_SETS)
     Settings: ClassVar[type[EnvironmentOptions]] = MathsOptions
     actions = ()
     default_action = NO_ANSWER
@@ -98,8 +98,6 @@ class Maths(Environment):
     def __init__(self, task: str | None, max_turns: int, options: MathsOptions) -> None:
         task = task or "gsm8k"
         super().__init__(task, max_turns, options)
-        if task not in PROBLEM_SETS:
-            raise SettingsError(f"environment.task: maths has no task {task!r}. {suggestion(task, [*PROBLEM_SETS])}")
         self._set = PROBLEM_SETS[task]
         self._rows, self._keys = _read(self._set, options)
         self._truth = ""

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -110,6 +109,7 @@ def tool_problems(values: Values) -> Iterator[Problem]:
     if not values.within("spec.agent.toolServer") or values["spec.agent.toolServer.allowMissingTools"]:
         return
     from turnmill.tools import registry
+    from turnmill.tools.settings import with_environment
 
     place, given = "spec.agent.toolType", values["spec.agent.toolServer.settings"] or {}
     names = tool_names(values[place])
@@ -117,7 +117,7 @@ def tool_problems(values: Values) -> Iterator[Problem]:
         yield Problem(place, values[place], "names no tool", "Write for example python_code.")
     for name in names:
         try:
-            registry.check(name, ChainMap(dict(given), dict(os.environ)))
+            registry.check(name, with_environment(given))
         except SettingsError as error:
             reason, _, way_out = str(error).rstrip(".").partition(". ")
             otherwise = "Give what it needs, in spec.agent.toolServer.settings or the environment, or leave it out"
