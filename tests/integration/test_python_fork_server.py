@@ -208,6 +208,24 @@ def test_all_forks_end_with_the_fork_server(server):
     assert process.wait(SECONDS) == -signal.SIGKILL
 
 
+def test_code_runs_once_even_if_the_fork_server_is_killed_right_after_its_fork(tmp_path, modules):
+    ran = tmp_path / "ran"
+    (modules / "killed.py").write_text(
+        "import os, pathlib, time\n"
+        "def end():\n"
+        f"    while not pathlib.Path({str(ran)!r}).exists(): time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "os.register_at_fork(after_in_parent=end)\n"
+    )
+    server = PythonForkServer(tmp_path, ("killed",), ())
+
+    result = run(server, "-c", f"import time; open({str(ran)!r}, 'a').write('once\\n'); time.sleep(600)")
+
+    assert result.returncode == -signal.SIGKILL
+    assert ran.read_text() == "once\n"
+    server.close()
+
+
 def test_spawned_processes_of_multiprocessing_are_forks_as_well(server, modules, tmp_path):
     (modules / "spawner.py").write_text(
         "import multiprocessing, os\n"

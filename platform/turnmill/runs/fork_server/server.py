@@ -131,6 +131,7 @@ class Server:
         """
         pinned = {name: request.environment.get(name) for name in PINNED}
         what = " ".join(request.arguments)[:200]
+        server_pid = os.getpid()
         if pinned == self._pinned:
             try:
                 pid = os.fork()
@@ -139,8 +140,8 @@ class Server:
                 request.connection.close()
             else:
                 if pid == 0:
-                    self._close_server_files(request)
-                    _set_up_process(request)
+                    self._close_server_files()
+                    _set_up_process(request, server_pid)
                     return True
                 _log(f"{pid}: {what}")
                 self._watch(Child(pid, request.connection, os.pidfd_open(pid)))
@@ -155,15 +156,11 @@ class Server:
         self._children[child.pid] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child.pid, "ended"))
         self._selector.register(child.connection, selectors.EVENT_READ, (child.pid, "signal"))
-        # If the client has ended meanwhile, its connection is closed.
-        with contextlib.suppress(OSError):
-            child.connection.send(ACCEPTED)
 
-    def _close_server_files(self, request: Request) -> None:
-        """Close the fork server's files."""
+    def _close_server_files(self) -> None:
+        """Close the fork server's files, except the connection of the client that the fork is for."""
         self._selector.close()
         self._listener.close()
-        request.connection.close()
         for child in self._children.values():
             child.connection.close()
             os.close(child.pidfd)
@@ -236,9 +233,15 @@ def _signal_from(connection: socket.socket) -> int:
     return content[0] if content else signal.SIGKILL
 
 
-def _set_up_process(request: Request) -> None:
+def _set_up_process(request: Request, server_pid: int) -> None:
     """Turn this fork into the requested process: descriptors, environment, folder, seeds."""
     forking.die_with_parent()
+    if os.getppid() != server_pid:
+        os._exit(1)
+    # Sent by the fork, not by the server, which may be killed after it has forked: a client that reads nothing runs
+    # Python itself. If the client has ended meanwhile, its connection is closed.
+    with contextlib.suppress(OSError), request.connection as connection:
+        connection.send(ACCEPTED)
     # Ray kills the process group of a worker that ends; in the fork server's group, that would kill all others.
     os.setpgid(0, 0)
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_DESCRIPTOR) for descriptor in request.received]
