@@ -255,19 +255,15 @@ def _set_up_process(request: Request, server_pid: int) -> None:
     os.environ.update(request.environment)
     if (mark := request.environment.get(PROCESS_MARK)) not in (None, started_with):
         show_in_proc(mark)
-    _import_from(request.environment.get("PYTHONPATH", ""))
+    # The fork server may have been started without them.
+    folders = [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     # An imported module may have cached the folder of another environment.
     tempfile.tempdir = None
     os.chdir(request.folder)
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
-
-
-def _import_from(path: str) -> None:
-    """Import from the folders of PYTHONPATH as well, which the fork server may have been started without."""
-    folders = [str(Path(folder).absolute()) for folder in path.split(os.pathsep) if folder]
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def _run(request: Request) -> None:
