@@ -16,12 +16,12 @@ from pyarrow import parquet
 from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
 from turnmill.core.errors import SettingsError, ToolCallError
+from turnmill.core.observations import INVALID_ACTION_NOTICE
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
-from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
 from turnmill.testing.policies import LOG_PROB

@@ -1,50 +1,20 @@
 """Tokenization of observations: truncated, with a marker, and wrapped in a chat turn."""
 
 import copy
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from turnmill.core.errors import SettingsError
+from turnmill.core.observations import (
+    INVALID_ACTION_NOTICE,
+    MARKER,
+    rendered_separator,
+    separator_messages,
+    split_separator,
+    truncate_observation,
+)
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.rollout.verl_types import ChatTemplate, Processor, Tokenizer
 
-MARKER = {"left": ("(truncated)...", ""), "right": ("", "...(truncated)"), "middle": ("...(truncated)...",) * 2}
-INVALID_ACTION_NOTICE = "\nYour action is not valid, please check the format and try again."
-_BEFORE, _INSIDE, _AFTER = "3c1f-before", "{obs}", "3c1f-after"
 _PLACEHOLDER_ATTRIBUTES = ("image_token_id", "video_token_id", "audio_token_id")
-
-
-@dataclass(frozen=True, slots=True)
-class TruncatedTokens:
-    """Remaining parts of a sequence: its head, its tail, or both."""
-
-    head: tuple[int, ...]
-    tail: tuple[int, ...]
-    is_whole: bool
-
-
-def truncate_observation(
-    ids: Sequence[int], limit: int, side: str, unsplittable: Collection[int] = frozenset()
-) -> TruncatedTokens:
-    """Return at most `limit` tokens; a run of one of the `unsplittable` ids is kept or dropped as a whole."""
-    if len(ids) <= limit:
-        return TruncatedTokens(tuple(ids), (), is_whole=True)
-    in_front, behind = {"left": (0, limit), "right": (limit, 0), "middle": (limit // 2, limit - limit // 2)}[side]
-    end = _step_back(ids, in_front, unsplittable)
-    start = _step_forward(ids, len(ids) - behind, unsplittable)
-    return TruncatedTokens(tuple(ids[:end]), tuple(ids[start:]), is_whole=False)
-
-
-def _step_back(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
-    while 0 < position < len(ids) and ids[position] in unsplittable and ids[position - 1] == ids[position]:
-        position -= 1
-    return position
-
-
-def _step_forward(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
-    while 0 < position < len(ids) and ids[position] in unsplittable and ids[position - 1] == ids[position]:
-        position += 1
-    return position
 
 
 def placeholder_ids(processor: Processor | None) -> frozenset[int]:
@@ -93,22 +63,11 @@ class ObservationTokenizer:
 
 def _chat_turn(tokenizer: Tokenizer, agent: ToolAgent) -> tuple[str, str]:
     """Return the text before and after an observation in a chat turn, without the end of the response's turn."""
-    template = agent.mtrl_sep if agent.mtrl_sep is not None else _separator(tokenizer, agent)
-    prefix, found, suffix = template.removeprefix(agent.turn_end_token).partition(_INSIDE)
-    if not found:
-        raise SettingsError(
-            f"spec.agent.mtrlSep: {agent.mtrl_sep!r} has no placeholder {{obs}} for the observation. Add it; "
-            "tokens that call a tool go into spec.agent.stopTokens."
-        )
-    return prefix, suffix
+    separator = agent.mtrl_sep if agent.mtrl_sep is not None else _separator(tokenizer, agent)
+    return split_separator(separator, agent.turn_end_token, name="spec.agent.mtrlSep")
 
 
 def _separator(template: ChatTemplate, agent: ToolAgent) -> str:
     """Return the chat template's text between a response and the next one, around a message of the role."""
-    messages = [
-        {"role": "user", "content": _BEFORE},
-        {"role": "assistant", "content": _AFTER},
-        {"role": agent.mtrl_role, "content": _INSIDE},
-    ]
-    text = template.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return text.rpartition(_AFTER)[2]
+    messages = separator_messages(agent.mtrl_role)
+    return rendered_separator(template.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
