@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -50,7 +50,7 @@ def call_tool(
     typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
 
 
-def _body(trajectory_id: str, action: str, fields: dict[str, Any], *, finish: bool) -> dict[str, Any]:
+def _body(trajectory_id: str, action: str, fields: dict[str, object], *, finish: bool) -> dict[str, object]:
     return {
         "trajectory_ids": [trajectory_id],
         "actions": [action],
@@ -60,7 +60,7 @@ def _body(trajectory_id: str, action: str, fields: dict[str, Any], *, finish: bo
     }
 
 
-def _extra_fields(text: str) -> dict[str, Any]:
+def _extra_fields(text: str) -> dict[str, object]:
     try:
         fields = json.loads(text)
     except ValueError as error:
@@ -81,7 +81,7 @@ def _token(file: Path | None) -> str | None:
         raise SettingsError(f"--token-file {file} cannot be read: {error}.") from error
 
 
-def _post(url: str, body: dict[str, Any], token: str | None, seconds: float) -> Any:
+def _post(url: str, body: dict[str, object], token: str | None, seconds: float) -> object:
     if not url.startswith(("http://", "https://")):
         raise SettingsError(f"--url {url}: it must begin with http:// or https://.")
     address = url.rstrip("/").removesuffix(ENDPOINT) + ENDPOINT
