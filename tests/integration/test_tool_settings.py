@@ -140,8 +140,10 @@ def test_observations_keep_the_placeholders_of_the_model_together(side):
     processor = SimpleNamespace(image_token_id=TOKENIZER.convert_tokens_to_ids("#"))
     agent = tool_job(maxObsLength=4, truncateObsSide=side).spec.tool_agent
 
-    spared = ObservationTokenizer(TOKENIZER, agent, processor=processor).tokenize("a###b", valid=True, response_ids=())
-    split = ObservationTokenizer(TOKENIZER, agent).tokenize("#####", valid=True, response_ids=())
+    spared = (
+        ObservationTokenizer(TOKENIZER, agent, processor=processor).tokenize("a###b", valid=True, response_ids=()).ids
+    )
+    split = ObservationTokenizer(TOKENIZER, agent).tokenize("#####", valid=True, response_ids=()).ids
 
     assert TOKENIZER.decode(spared).count("#") in (0, 3)
     assert TOKENIZER.decode(split).count("#") == 4
@@ -169,7 +171,7 @@ async def test_observations_of_completions_are_those_of_the_training(side, chat,
     server = ServerSettings.model_validate({to_snake(name): value for name, value in settings.items()})
     text = "the observation of a tool" * 5
 
-    trained = ObservationTokenizer(TOKENIZER, agent).tokenize(text, valid=valid, response_ids=())
+    trained = ObservationTokenizer(TOKENIZER, agent).tokenize(text, valid=valid, response_ids=()).ids
     completed = await ObservationFormat(server, upstream).after("", CallResult(text, done=False, valid=valid))
 
     assert completed == TOKENIZER.decode(trained)

@@ -26,18 +26,20 @@ def truncate_observation(
     if len(ids) <= limit:
         return TruncatedTokens(tuple(ids), (), is_whole=True)
     in_front, behind = {"left": (0, limit), "right": (limit, 0), "middle": (limit // 2, limit - limit // 2)}[side]
-    end = _step_back(ids, in_front, unsplittable)
-    start = _step_forward(ids, len(ids) - behind, unsplittable)
+    end = step_back(ids, in_front, unsplittable)
+    start = step_forward(ids, len(ids) - behind, unsplittable)
     return TruncatedTokens(tuple(ids[:end]), tuple(ids[start:]), is_whole=False)
 
 
-def _step_back(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
+def step_back(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
+    """Return the last position, up to a given one, that is inside no run of an `unsplittable` id."""
     while 0 < position < len(ids) and ids[position] in unsplittable and ids[position - 1] == ids[position]:
         position -= 1
     return position
 
 
-def _step_forward(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
+def step_forward(ids: Sequence[int], position: int, unsplittable: Collection[int]) -> int:
+    """Return the first position, from a given one on, that is inside no run of an `unsplittable` id."""
     while 0 < position < len(ids) and ids[position] in unsplittable and ids[position - 1] == ids[position]:
         position += 1
     return position

@@ -45,6 +45,9 @@ class Turn:
     tool_version: str = ""
     """Version of the trajectory at the tool server after the call, which the next call must find; empty if none."""
 
+    images: tuple[bytes, ...] = ()
+    """Image files of the observation that the policy reads, in the order of their placeholder tokens."""
+
     def __post_init__(self) -> None:
         if self.log_probs and len(self.log_probs) != len(self.response_ids):
             raise ValueError(
