@@ -4,7 +4,7 @@ import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgpack
 
@@ -43,12 +43,9 @@ def unpack(kind: type[Record], data: bytes) -> Record:
     values = msgpack.unpackb(data, ext_hook=_numbers, unicode_errors="surrogatepass")
     names = _FIELDS[kind]
     known = {name: value for name, value in values.items() if name in names}
-    # Files are the only lists.
-    return kind(**{name: _tuple_of(value) for name, value in known.items()})
-
-
-def _tuple_of(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    # Lists are those of files.
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return kind(**known | lists)
 
 
 def _packable(value: object) -> object:
