@@ -189,6 +189,21 @@ async def test_a_validation_has_separate_limits(new_harness, server):
     assert result.summary.num_turns == 3
 
 
+@pytest.mark.feature("verl-tool", "several samples per validation task")
+@pytest.mark.parametrize(("samples", "validate", "vote"), [(2, True, "2"), (2, False, None), (1, True, None)])
+async def test_a_trajectory_has_a_vote_in_a_validation_with_several_samples(tmp_path, server, samples, validate, vote):
+    job = tool_job()
+    validation = job.spec.training.validation.model_copy(update={"samples": samples})
+    training = job.spec.training.model_copy(update={"validation": validation})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
+    harness = ToolLoopHarness(tmp_path, [ANSWER], job, server.url)
+
+    result = await harness.play(validate=validate)
+    await harness.loop.close()
+
+    assert result.summary.prediction == vote
+
+
 @pytest.mark.feature("verl-tool", "forced actions")
 async def test_the_first_min_turns_responses_are_forced_to_be_actions(new_harness, server):
     harness = new_harness([f"hm{END}", ANSWER], server, minTurns=1)

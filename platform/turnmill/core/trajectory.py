@@ -105,6 +105,9 @@ class EpisodeSummary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics by name, without the prefix `turnmill/tool/`."""
 
+    prediction: str | None = None
+    """Answer that samples of a validation's task vote on; None if its source gives none."""
+
     row_rewards: bool = False
     """True if each row has rewards of its own; otherwise each row repeats the reward of the episode."""
 

@@ -371,7 +371,7 @@ class Episode:
         whole = decode(self._context.ids[len(self.prompt_ids) :], skip_special_tokens=True)
         return Answer(last=texts[-1] if texts else "", responses="".join(texts), whole=whole)
 
-    def result(self, reward: float) -> EpisodeResult:
+    def result(self, reward: float, *, prediction: str | None = None) -> EpisodeResult:
         """Return the summary and the rows of a finished episode."""
         assert self._outcome is not None
         finished = self._outcome.stop_reason == "completed"
@@ -396,5 +396,6 @@ class Episode:
             sampled_tokens=self._sampled_tokens,
             seconds=self.timing.elapsed_seconds(),
             metrics=self._metrics.read(),
+            prediction=prediction,
         )
         return EpisodeResult(summary, rows, self._outcome.detail, self.trained)

@@ -16,7 +16,7 @@ from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, T
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.generation import generate, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
-from turnmill.rollout.rewards import compute_reward
+from turnmill.rollout.rewards import compute_prediction, compute_reward
 from turnmill.rollout.task_images import MEDIA_FIELDS, build_messages, images_in
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
@@ -126,11 +126,19 @@ class ToolLoop(AgentLoopBase):
             # A prompt with images is not cut.
             raise AgentLoopError(f"{episode.name}: {error}") from error
         await episode.play(prompt_ids, images)
-        return episode.result(await self._reward(episode))
+        return episode.result(await self._reward(episode), prediction=await self._prediction(episode))
 
     async def _reward(self, episode: Episode) -> float:
         source = self.validation_source if episode.validate else self.source
         return await compute_reward(episode.answer(), episode.task, source, episode_name=episode.name)
+
+    async def _prediction(self, episode: Episode) -> str | None:
+        """Return the answer's vote in a validation with several samples."""
+        if not episode.validate or self.job.spec.training.validation.samples == 1:
+            return None
+        return await compute_prediction(
+            episode.answer(), episode.task, self.validation_source, episode_name=episode.name
+        )
 
     def _task(self, position: int, step: int, *, validate: bool) -> Task:
         if validate:
