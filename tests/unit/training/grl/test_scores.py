@@ -166,7 +166,7 @@ def test_a_summary_is_unchanged_by_encoding_and_decoding():
 
 
 def kept_by_grl(episodes: list[GrlEpisodeSummary], method: str, *, size: int, kept: int, kind: str) -> set[int]:
-    """Return the groups that GRL's rules keep: rewards are normalized by state, then penalties added, all in float32."""
+    """Return the groups that GRL keeps: rewards are normalized by state, then penalties added, all in float32."""
     rewards = torch.tensor([sum(one.turn_rewards) for one in episodes]).view(-1, size)
     scores = rewards.clone()
     if method in ("mean_std", "asym_clip"):
@@ -185,7 +185,7 @@ def kept_by_grl(episodes: list[GrlEpisodeSummary], method: str, *, size: int, ke
 @pytest.mark.parametrize("method", ["identity", "mean", "mean_std", "asym_clip"])
 def test_the_filter_chooses_the_groups_that_grl_chooses(method: str, kind: str):
     generator, size, num_groups = random.Random(f"{method} {kind}"), 8, 12
-    for _ in range(50):
+    for _ in range(20):
         episodes = [
             episode(generator.gauss(0, 1 + group), group=group, penalties=(-generator.randint(0, 5) / 10,))
             for group in range(num_groups)
