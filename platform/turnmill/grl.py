@@ -65,11 +65,19 @@ class AgentTrainer:
 
         `config` is a mapping, an OmegaConf configuration, or the path of a YAML file. `overrides` are settings such as
         `resources.device=cpu`, as for `--set`. `output` is the run folder, by default a new one in runs/. Other
-        arguments of GRL's scripts are accepted without effect, as turnmill creates tokenizer, workers and pools itself.
+        arguments of GRL's scripts are accepted without effect, as turnmill creates tokenizer, workers and pools itself,
+        and rewards come from the agents: data sets and other reward functions than GRL's are refused.
         Raises TypeError for unknown arguments, SettingsError for an invalid configuration.
         """
         if unknown := sorted(unused.keys() - _UNUSED):
             raise TypeError(f"AgentTrainer has no argument {unknown[0]!r}. Remove it.")
+        for name in ("reward_fn", "val_reward_fn"):
+            # GRL's scripts pass one that returns the scores of the agents.
+            if unused.get(name) is not None and type(unused[name]).__name__ != "DummyRewardManager":
+                raise SettingsError(
+                    f"{name}: rewards come from the agents. Return the reward from get_env_outputs or step_env, "
+                    "and give None or GRL's DummyRewardManager."
+                )
         if given := [name for name in ("train_dataset", "val_dataset") if unused.get(name) is not None]:
             raise SettingsError(f"{given[0]}: agents bring their own tasks. Give None.")
         self.job: AgentTrainingJob = _job_of(config, overrides)

@@ -64,6 +64,21 @@ async def test_an_episode_is_one_conversation_in_one_row(new_harness):
     assert (episode.stop_reason, episode.num_turns, episode.reward) == ("completed", 2, 4.0)
 
 
+@pytest.mark.feature("GRL", "agents that are plain classes")
+@pytest.mark.parametrize("reformat", [False, True])
+async def test_a_plain_class_plays_in_a_process_of_its_own(new_harness, reformat):
+    settings = {"maxTurns": 4, "useThinkAnswerToken": False}
+    plain = {"name": "plain", "agentType": "support.agents:DocumentedAgent", "agentConfig": settings}
+    harness = new_harness([f"next{END}", f"no{END}"] * 2, plain, reformatResponses=reformat)
+
+    episode = await harness.play()
+
+    # Its chat has the response in other words, which are read only if the job says so.
+    assert ("I say next" in harness.prompts[1]) is reformat
+    assert (episode.num_turns, episode.reward) == (4, 2 - 2 * 0.5)
+    assert episode.summary().agent_metrics["plain/number"] == 2
+
+
 async def test_every_prompt_ends_with_the_opening_think_tag(new_harness):
     harness = new_harness([ONE, THREE])
 

@@ -16,12 +16,12 @@ from pyarrow import parquet
 from support.cancelled_calls import cancel_during_call
 from support.http_tools import HttpTools
 from turnmill.core.errors import SettingsError, ToolCallError
+from turnmill.core.observations import INVALID_ACTION_NOTICE
 from turnmill.core.trajectory import EpisodeFailure
 from turnmill.jobs.trajectory_algorithms import Grpo
 from turnmill.rollout.token_integrity import count_unsampled_tokens
 from turnmill.rollout.tool_agent import client
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient, parse_urls
-from turnmill.rollout.tool_agent.observations import INVALID_ACTION_NOTICE
 from turnmill.rollout.tool_agent.rows import EpisodeResult, verl_rows
 from turnmill.testing.agent_loops import END, TOKENIZER, ToolLoopHarness, tool_job
 from turnmill.testing.policies import LOG_PROB
@@ -187,6 +187,21 @@ async def test_a_validation_has_separate_limits(new_harness, server):
     assert len(server.calls) == 2
     assert harness.policy.requests[0].sampling_params["max_tokens"] == 200
     assert result.summary.num_turns == 3
+
+
+@pytest.mark.feature("verl-tool", "several samples per validation task")
+@pytest.mark.parametrize(("samples", "validate", "vote"), [(2, True, "2"), (2, False, None), (1, True, None)])
+async def test_a_trajectory_has_a_vote_in_a_validation_with_several_samples(tmp_path, server, samples, validate, vote):
+    job = tool_job()
+    validation = job.spec.training.validation.model_copy(update={"samples": samples})
+    training = job.spec.training.model_copy(update={"validation": validation})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
+    harness = ToolLoopHarness(tmp_path, [ANSWER], job, server.url)
+
+    result = await harness.play(validate=validate)
+    await harness.loop.close()
+
+    assert result.summary.prediction == vote
 
 
 @pytest.mark.feature("verl-tool", "forced actions")

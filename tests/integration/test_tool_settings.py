@@ -1,14 +1,17 @@
 """Settings of agents with tools change what they do: a loop that ignores one of them fails a test here."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import ray
 from omegaconf import OmegaConf
+from pydantic.alias_generators import to_snake
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from verl.workers.rollout.replica import TokenOutput
@@ -18,6 +21,10 @@ from turnmill.jobs import AgentTrainingJob
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
 from turnmill.rollout.tool_agent.worker import ToolLoopManager, ToolLoopWorker
 from turnmill.testing.agent_loops import END, SAMPLING, TOKENIZER, ToolLoopHarness, tool_job
+from turnmill.tool_server.call_result import CallResult
+from turnmill.tool_server.observation_format import ObservationFormat
+from turnmill.tool_server.settings import ServerSettings
+from turnmill.tool_server.upstream import Upstream
 from turnmill.training.agent_kinds import agent_kind
 
 CALL, ANSWER = "<py>1+1</py>", f"answer:2{END}"
@@ -133,11 +140,42 @@ def test_observations_keep_the_placeholders_of_the_model_together(side):
     processor = SimpleNamespace(image_token_id=TOKENIZER.convert_tokens_to_ids("#"))
     agent = tool_job(maxObsLength=4, truncateObsSide=side).spec.tool_agent
 
-    spared = ObservationTokenizer(TOKENIZER, agent, processor=processor).tokenize("a###b", valid=True, response_ids=())
-    split = ObservationTokenizer(TOKENIZER, agent).tokenize("#####", valid=True, response_ids=())
+    spared = (
+        ObservationTokenizer(TOKENIZER, agent, processor=processor).tokenize("a###b", valid=True, response_ids=()).ids
+    )
+    split = ObservationTokenizer(TOKENIZER, agent).tokenize("#####", valid=True, response_ids=()).ids
 
     assert TOKENIZER.decode(spared).count("#") in (0, 3)
     assert TOKENIZER.decode(split).count("#") == 4
+
+
+@pytest.mark.feature("verl-tool", "completions in the format of the training")
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("valid", [True, False])
+async def test_observations_of_completions_are_those_of_the_training(side, chat, valid):
+    def tokenizer_server(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if request.url.path == "/detokenize":
+            return httpx.Response(200, json={"prompt": TOKENIZER.decode(body["tokens"])})
+        messages = body.get("messages")
+        text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) if messages else ""
+        ids = TOKENIZER.encode(text or body["prompt"], add_special_tokens=False)
+        return httpx.Response(200, json={"tokens": ids})
+
+    settings = {"maxObsLength": 90, "truncateObsSide": side, "enableMtrl": chat, "turnEndToken": "."}
+    agent = tool_job(**settings).spec.tool_agent
+    upstream = Upstream(
+        "http://model/v1", model="m", api_key="", timeout_seconds=5, transport=httpx.MockTransport(tokenizer_server)
+    )
+    server = ServerSettings.model_validate({to_snake(name): value for name, value in settings.items()})
+    text = "the observation of a tool" * 5
+
+    trained = ObservationTokenizer(TOKENIZER, agent).tokenize(text, valid=valid, response_ids=()).ids
+    completed = await ObservationFormat(server, upstream).after("", CallResult(text, done=False, valid=valid))
+
+    assert completed == TOKENIZER.decode(trained)
+    assert "truncated" in completed
 
 
 @pytest.fixture(scope="module")

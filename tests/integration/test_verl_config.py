@@ -277,6 +277,13 @@ def test_reading_prompts_whole_is_needed():
         torch.Generator().get_offset()
 
 
+@pytest.mark.feature("verl-tool", "several samples per validation task")
+def test_verl_plays_each_task_of_a_validation_as_often_as_the_job_says(model):
+    jobs = [example("tool-arithmetic-cpu", model, *more) for more in ((), ("training.validation.samples=4",))]
+
+    assert [config_of(job, model, "cpu").actor_rollout_ref.rollout.val_kwargs.n for job in jobs] == [1, 4]
+
+
 @pytest.mark.parametrize(("sampling", "temperature"), [("greedy", 0), ("training", 0.7)])
 def test_validations_of_grl_agents_are_greedy_by_default(sampling, temperature, model):
     job = example("sokoban-grl-cpu", model, f"agent.validationSampling={sampling}", "agent.temperature=0.7")

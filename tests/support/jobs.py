@@ -72,6 +72,7 @@ RULE_VIOLATIONS: dict[str, dict[str, Any]] = {
     "no model": {"model": {}},
     "heads that do not divide the hidden size": {"model__warmStart__heads": 3},
     "the cot prompt for a warm start": {"agent__prompt": "cot"},
+    "samples of environments": {"training__validation": {"samples": 2}},
     "more thought turns than text turns": {"agent__memory": {"textTurns": 1, "thoughtTurns": 2}},
     "turns not divisible by environments": {"training__turnsPerStep": 250, "algorithm__minibatchTurns": 125},
     "turns not divisible by the mini-batch": {"algorithm__minibatchTurns": 100},

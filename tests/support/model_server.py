@@ -11,6 +11,7 @@ class ScriptedModel:
     """Generates one text per request, cut at the first stop string as a model server cuts it.
 
     `stop_reason` names the stop string as with vLLM; with `tells_stop=False` it is left out as with OpenAI.
+    As in vLLM, /tokenize and /detokenize are beside /v1; a token is a character, and a chat has the template of ChatML.
     """
 
     def __init__(self, texts: Sequence[str], *, name: str = "scripted", tells_stop: bool = True) -> None:
@@ -21,6 +22,9 @@ class ScriptedModel:
 
         self.listing: httpx.Response | None = None
         """The response in place of the list of models."""
+
+        self.tokenizes = True
+        """False for a server without /tokenize."""
 
         self._texts = list(texts)
         self._tells_stop = tells_stop
@@ -34,6 +38,13 @@ class ScriptedModel:
         if request.url.path.endswith("/models"):
             return self.listing or httpx.Response(200, json={"data": [{"id": self.name}]})
         body = json.loads(request.content)
+        if request.url.path in ("/tokenize", "/detokenize") and not self.tokenizes:
+            return httpx.Response(404)
+        if request.url.path == "/tokenize":
+            text = body["prompt"] if "prompt" in body else chatml(body["messages"])
+            return httpx.Response(200, json={"tokens": [ord(character) for character in text]})
+        if request.url.path == "/detokenize":
+            return httpx.Response(200, json={"prompt": "".join(map(chr, body["tokens"]))})
         self.requests.append(body)
         other = self.answer(body)
         return other if other is not None else httpx.Response(200, json=self._written(body))
@@ -53,3 +64,9 @@ class ScriptedModel:
             before = len(body["prompt"].split())
         usage = {"prompt_tokens": before, "completion_tokens": len(text[:end].split())}
         return {"choices": [choice], "usage": usage}
+
+
+def chatml(messages: Sequence[dict[str, str]]) -> str:
+    """Return messages in the format of ChatML, up to the response."""
+    turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]
+    return "".join([*turns, "<|im_start|>assistant\n"])

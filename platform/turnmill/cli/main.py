@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from turnmill import __version__
+from turnmill.cli.call_tool import call_tool
 from turnmill.cli.check import check
 from turnmill.cli.clean_up import clean_up
 from turnmill.cli.console import errors, say
@@ -212,6 +213,7 @@ def report(
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
+app.command("call-tool", cls=FireStyleCommand)(call_tool)
 app.command()(doctor)
 app.command()(trajectories)
 app.command()(view)

@@ -167,9 +167,21 @@ def tool_server(
     max_obs_characters: Annotated[
         int, typer.Option(help="Characters of an observation that a completion takes.")
     ] = 8192,
+    max_obs_length: Annotated[
+        int | None, typer.Option(help="Tokens of it, cut as in training, in place of --max-obs-characters.")
+    ] = None,
     truncate_obs_side: Annotated[
-        str, typer.Option(help="Side of a long observation that is cut: left, right.")
+        str, typer.Option(help="Part of a long observation that is cut: left, right, middle.")
     ] = "left",
+    min_turns: Annotated[int, typer.Option(help="First turns of a completion that always call a tool.")] = 0,
+    enable_mtrl: Annotated[
+        bool, typer.Option(help="Observations of a completion are turns of the chat, as in training.")
+    ] = False,
+    mtrl_role: Annotated[str, typer.Option(help="Role of these turns.")] = "user",
+    mtrl_sep: Annotated[
+        str | None, typer.Option(help="Text around an observation, with {obs}; left out, from the chat template.")
+    ] = None,
+    turn_end_token: Annotated[str, typer.Option(help="Text that ends a turn of the model.")] = "<|im_end|>",
     use_ray: Annotated[bool, typer.Option(help=f"{ACCEPTED}: calls run at once without it.")] = False,
     enable_hashing: Annotated[bool, typer.Option(help=f"{ACCEPTED}: repeats are known by their call_id.")] = True,
     use_tqdm: Annotated[bool, typer.Option(help=f"{ACCEPTED}.")] = False,

@@ -45,6 +45,9 @@ class Turn:
     tool_version: str = ""
     """Version of the trajectory at the tool server after the call, which the next call must find; empty if none."""
 
+    images: tuple[bytes, ...] = ()
+    """Image files of the observation that the policy reads, in the order of their placeholder tokens."""
+
     def __post_init__(self) -> None:
         if self.log_probs and len(self.log_probs) != len(self.response_ids):
             raise ValueError(
@@ -101,6 +104,9 @@ class EpisodeSummary:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics by name, without the prefix `turnmill/tool/`."""
+
+    prediction: str | None = None
+    """Answer that samples of a validation's task vote on; None if its source gives none."""
 
     row_rewards: bool = False
     """True if each row has rewards of its own; otherwise each row repeats the reward of the episode."""

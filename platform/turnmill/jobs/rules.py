@@ -186,6 +186,14 @@ RULES: tuple[Rule, ...] = (
         way_out=lambda v: "Set it to compact, or give the folder of a larger model as spec.model.path.",
     ),
     Rule(
+        path="training.validation.samples",
+        holds=lambda v: v["spec.training.validation.samples"] == 1,
+        cel="self.training.validation.samples == 1",
+        only=(("agent.type", ("verlog", "grl")),),
+        sentence="must be 1 with agents of type verlog and grl: they play each episode of a validation once",
+        way_out=lambda v: "Raise spec.training.validation.episodes instead.",
+    ),
+    Rule(
         path="agent.memory.thoughtTurns",
         holds=lambda v: v["spec.agent.memory.thoughtTurns"] <= v["spec.agent.memory.textTurns"],
         cel="!has(self.agent.memory) || self.agent.memory.thoughtTurns <= self.agent.memory.textTurns",

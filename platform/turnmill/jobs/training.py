@@ -16,6 +16,10 @@ class ValidationSettings(Settings):
     every: int | None = Field(default=None, ge=1, le=1_000_000)
     """Steps between validations; left out, only before the first and after the last step."""
 
+    samples: int = Field(default=1, ge=1, le=1024)
+    """Times that each task is played, by agents of type `tool` and `multi_turn`. More than one add metrics `mean@N`,
+    `best@N`, `worst@N` and, where the tasks give predictions, `maj@N`, as verl and verl-tool compute them."""
+
     seed: Seed = 0
     """Seed of the validation's episodes: each validation plays the same ones."""
 

@@ -28,6 +28,7 @@ def episode_rows(
             response_ids=list(row.response.ids),
             response_mask=list(row.response.mask) if trained else [0] * len(row.response),
             response_logprobs=list(row.response.log_probs) if log_probs else None,
+            multi_modal_data={"images": list(row.images)} if row.images else None,
             reward_score=summary.reward,
             num_turns=summary.num_turns,
             metrics=AgentLoopMetrics(),

@@ -38,3 +38,5 @@ class Row:
 
     prompt_ids: tuple[int, ...]
     response: Tokens
+    images: tuple[object, ...] = ()
+    """Images whose placeholders are among the tokens, in their order."""

@@ -65,7 +65,9 @@ if TYPE_CHECKING:
 
         def __init__(self, *args: object, **kwargs: object) -> None: ...
 
-        async def ct_build_initial_tokens(self, messages: Sequence[Message]) -> list[int]:
+        async def ct_build_initial_tokens(
+            self, messages: Sequence[Message], *, images: Sequence[object] | None = None
+        ) -> list[int]:
             """Return the tokens of a prompt."""
 
         async def ct_merge_context_msg(

@@ -71,6 +71,11 @@ class Arithmetic(TaskSource):
         found = _ANSWER.search(answer.last)
         return float(found is not None and found[1] == str(task.truth))
 
+    def prediction(self, task: Task, answer: Answer) -> str:
+        """Return the number in the answer."""
+        found = _ANSWER.search(answer.last)
+        return found[1] if found else ""
+
     def demonstrations(self, seed: int, count: int) -> Iterator[tuple[Task, list[DemonstratedResponse]]]:
         """Yield tasks with the responses of a mediocre teacher, for warm starts.
 

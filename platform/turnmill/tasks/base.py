@@ -82,6 +82,13 @@ class TaskSource(ABC):
     def reward(self, task: Task, answer: Answer) -> float:
         """Return the reward of an answer; a positive one counts as solved."""
 
+    def prediction(self, task: Task, answer: Answer) -> str | None:
+        """Return what the answer says, for votes among samples of a validation: equal texts are the same vote.
+
+        None if there are no votes, which is the default; an answer without a prediction is an empty text.
+        """
+        return None
+
 
 def stable_hash(*parts: object) -> int:
     """Return a 64-bit hash of the parts' texts that is the same in every process."""

@@ -59,6 +59,7 @@ class Dataset(TaskSource):
         self._training = rows
         self._order: tuple[int, list[int]] = (-1, [])
         self._reward: Callable[..., float] = rewards.find(options.reward)
+        self._prediction = rewards.find_prediction(options.reward)
 
     def require_json(self) -> None:
         """Raise SettingsError for the first row whose `extra_info` is not JSON."""
@@ -92,8 +93,15 @@ class Dataset(TaskSource):
 
     def reward(self, task: Task, answer: Answer) -> float:
         """Return the result of the function `options.reward`."""
+        return float(self._reward(answer, task.truth, self._extra_info(task)))
+
+    def prediction(self, task: Task, answer: Answer) -> str | None:
+        """Return the part of the answer that `options.reward` compares, or verl's `pred`."""
+        return self._prediction(answer, task.truth, self._extra_info(task))
+
+    def _extra_info(self, task: Task) -> dict[str, object]:
         source = {"data_source": task.row["data_source"]} if "data_source" in task.row else {}
-        return float(self._reward(answer, task.truth, {**source, **task.extra_info}))
+        return {**source, **task.extra_info}
 
     def _task(self, number: int, row: Row) -> Task:
         prompt = row[self.options.prompt_key]

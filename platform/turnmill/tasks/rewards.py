@@ -11,6 +11,9 @@ from turnmill.tasks.base import Answer
 Reward = Callable[[Answer, Any, Mapping[str, Any]], float]
 """Function of the answer, the correct answer and the task's `extra_info`."""
 
+Prediction = Callable[[Answer, object, Mapping[str, object]], str | None]
+"""Function with the same arguments that returns what an answer says; None if answers cannot be compared."""
+
 
 def find(name: str) -> Reward:
     """Return the reward function of a name. Raises SettingsError if there is none or its package is missing."""
@@ -77,8 +80,52 @@ def _math_verify() -> Reward:
     return reward
 
 
+def find_prediction(name: str) -> Prediction:
+    """Return the function that gives the vote of an answer, for a reward that `find` has found."""
+    if name.partition(":")[0] == "verl":
+        return _prediction_of_verl(name.partition(":")[2])
+    return PREDICTIONS.get(name, lambda answer, truth, extra_info: None)
+
+
+def _boxed_prediction(answer: Answer, truth: object, extra_info: Mapping[str, object]) -> str:
+    return "".join((last_boxed(answer.responses) or "").split())
+
+
+def _whole_prediction(answer: Answer, truth: object, extra_info: Mapping[str, object]) -> str:
+    return answer.last.strip()
+
+
+PREDICTIONS: dict[str, Prediction] = {
+    "exact_match": _whole_prediction,
+    "boxed_match": _boxed_prediction,
+    "math_verify": _boxed_prediction,
+}
+
+
 def _of_verl(path: str) -> Reward:
     """Adapt a reward of verl, which takes the whole text: its default by data source, or a function in a file."""
+    score = _score_of_verl(path)
+
+    def reward(answer: Answer, truth: Any, extra_info: Mapping[str, Any]) -> float:
+        result = score(answer, truth, extra_info)
+        return float(result["score"] if isinstance(result, Mapping) else result)  # type: ignore[arg-type]
+
+    return reward
+
+
+def _prediction_of_verl(path: str) -> Prediction:
+    """Return verl's `pred`, by which verl and verl-tool count votes; None if the reward returns a number alone."""
+    score = _score_of_verl(path)
+
+    def prediction(answer: Answer, truth: object, extra_info: Mapping[str, object]) -> str | None:
+        result = score(answer, truth, extra_info)
+        pred = result.get("pred") if isinstance(result, Mapping) else None
+        return None if pred is None else str(pred)
+
+    return prediction
+
+
+def _score_of_verl(path: str) -> Callable[[Answer, object, Mapping[str, object]], object]:
     try:
         if path:
             file, _, function = path.rpartition(":")
@@ -90,14 +137,9 @@ def _of_verl(path: str) -> Reward:
             f"environment.options.reward: verl:{path} cannot be loaded: {error}. "
             "Write verl, or verl:FILE:function, where FILE is a .py file or pkg://package.module."
         ) from error
-
-    def reward(answer: Answer, truth: Any, extra_info: Mapping[str, Any]) -> float:
-        result = score(
-            data_source=extra_info.get("data_source", ""),
-            solution_str=answer.whole,
-            ground_truth=truth,
-            extra_info=dict(extra_info),
-        )
-        return float(result["score"] if isinstance(result, Mapping) else result)
-
-    return reward
+    return lambda answer, truth, extra_info: score(
+        data_source=extra_info.get("data_source", ""),
+        solution_str=answer.whole,
+        ground_truth=truth,
+        extra_info=dict(extra_info),
+    )

@@ -29,9 +29,17 @@ class AgentLoopHarness:
     loop: Any
 
     def __init__(
-        self, kind: type[AgentLoopBase], run_dir: Path, script: Script, job: AgentTrainingJob, **more: object
+        self,
+        kind: type[AgentLoopBase],
+        run_dir: Path,
+        script: Script,
+        job: AgentTrainingJob,
+        *,
+        model: Any = None,
+        **more: object,
     ) -> None:
-        self.policy = ScriptedPolicy(TOKENIZER, script)
+        """Take a multi-modal model if the policy is to read images."""
+        self.policy = model.policy(script) if model else ScriptedPolicy(TOKENIZER, script)
         self.folder = RunFolder(run_dir)
         self.folder.create()
         prompt_length = agent_kind(job.spec.agent).max_prompt_tokens
@@ -39,9 +47,9 @@ class AgentLoopHarness:
         self.loop = kind(
             trainer_config=DictConfigWrap(config),
             server_manager=self.policy,
-            tokenizer=TOKENIZER,
-            processor=None,
-            hf_model_type="qwen2",
+            tokenizer=model.tokenizer if model else TOKENIZER,
+            processor=model.processor if model else None,
+            hf_model_type="qwen2_vl" if model else "qwen2",
             dataset_cls=None,
             data_config=DictConfigWrap(_DATA),
             job=job,

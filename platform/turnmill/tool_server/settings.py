@@ -71,8 +71,38 @@ class ServerSettings(ToolServerFlags):
     max_obs_characters: Count = 8192
     """Characters of an observation in a completion; longer ones are truncated."""
 
-    truncate_obs_side: Literal["left", "right"] = "left"
-    """Part that a longer observation loses: `left` its beginning, `right` its end."""
+    max_obs_length: Count | None = None
+    """Tokens of an observation in a completion, truncated and marked as in training, in place of `max_obs_characters`.
+
+    The model server must have vLLM's /tokenize and /detokenize.
+    """
+
+    truncate_obs_side: Literal["left", "right", "middle"] = "left"
+    """Part that a longer observation loses: `left` its beginning, `right` its end, `middle` its middle."""
+
+    min_turns: int = Field(default=0, ge=0)
+    """Number of first turns that always call a tool: a text without a stop string gets the first one."""
+
+    enable_mtrl: bool = False
+    """Wrap observations in chat turns; without stop strings, every response of the model is an action."""
+
+    mtrl_role: str = Field(default="user", min_length=1)
+    """Role of the chat turns that contain observations."""
+
+    mtrl_sep: str | None = None
+    """Text around an observation, with `{obs}` in its place; left out, the model server's chat template gives it."""
+
+    turn_end_token: str = Field(default="<|im_end|>", min_length=1)
+    """Text that ends a response; it is added before an observation in a chat turn if the response lacks it."""
+
+    @model_validator(mode="after")
+    def _has_place_for_observations(self) -> Self:
+        if self.mtrl_sep is not None and "{obs}" not in self.mtrl_sep:
+            raise ValueError(
+                f"--mtrl-sep ({self.mtrl_sep!r}) has no placeholder {{obs}} for the observation. Add it; "
+                "strings that end an action go into --action-stop-tokens"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_certificate_and_key(self) -> Self:

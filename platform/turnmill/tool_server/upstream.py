@@ -79,6 +79,45 @@ class Upstream:
             answer = await self._request("POST", "chat/completions", body | _conversation(prompt, response))
         return _generation(answer)
 
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the model's tokens of a text. Raises InferenceError, also for a server without vLLM's /tokenize."""
+        return await self._tokenize({"prompt": text, "add_special_tokens": False})
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included. Raises InferenceError."""
+        if not ids:
+            return ""
+        answer = await self._tokenizer_request("detokenize", {"tokens": list(ids)})
+        return str(answer.get("prompt", ""))
+
+    async def render(self, messages: Messages, template: Mapping[str, object]) -> str:
+        """Return a conversation as the model's chat template formats it, up to the model's turn. Raises InferenceError.
+
+        `template` are the request's fields for the template, such as `chat_template_kwargs`.
+        """
+        return await self.detokenize(
+            await self._tokenize({"messages": list(messages), "add_generation_prompt": True, **template})
+        )
+
+    async def _tokenize(self, body: Mapping[str, object]) -> list[int]:
+        ids = (await self._tokenizer_request("tokenize", body)).get("tokens")
+        if not isinstance(ids, list):
+            raise InferenceError("The model server's /tokenize answers without tokens.")
+        return ids
+
+    async def _tokenizer_request(self, name: str, body: Mapping[str, object]) -> dict[str, Any]:
+        # vLLM has these two beside /v1.
+        url = str(self._http.base_url).rstrip("/").removesuffix("/v1") + f"/{name}"
+        try:
+            return await self._request("POST", url, {**body, "model": await self.model()})
+        except UpstreamRefusedError as error:
+            if error.status not in (404, 405):
+                raise
+            raise InferenceError(
+                f"The model server has no /{name}, which --enable-mtrl and --max-obs-length need: "
+                "serve the model with vLLM, or leave out these flags."
+            ) from error
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()

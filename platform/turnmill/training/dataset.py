@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 
-from turnmill.rollout.multi_turn.dataset_fields import images_in
+from turnmill.rollout.task_images import images_in
 from turnmill.training.shared_tags import SharedTags
 from turnmill.training.verl.types import Row
 

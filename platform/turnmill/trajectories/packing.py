@@ -20,7 +20,7 @@ _TYPECODES = {INTEGERS: "I", FLOATS: "d"}
 _FIELDS: dict[type, frozenset[str]] = {
     kind: frozenset(field.name for field in fields(kind)) for kind in (Turn, TrajectoryMetadata, TrajectoryOutcome)
 }
-_NOT_IN_0_1 = frozenset({"tool_version"})
+_NOT_IN_0_1 = frozenset({"tool_version", "images"})
 """Fields that are left out while they are empty: records are then as 0.1 writes them."""
 
 Record = TypeVar("Record", Turn, TrajectoryMetadata, TrajectoryOutcome)
@@ -42,12 +42,17 @@ def unpack(kind: type[Record], data: bytes) -> Record:
     """Decode a record; fields that this version does not know are dropped."""
     values = msgpack.unpackb(data, ext_hook=_numbers, unicode_errors="surrogatepass")
     names = _FIELDS[kind]
-    return kind(**{name: value for name, value in values.items() if name in names})
+    known = {name: value for name, value in values.items() if name in names}
+    # Lists are those of files.
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return kind(**known | lists)
 
 
 def _packable(value: object) -> object:
     if not isinstance(value, tuple):
         return dict(sorted(value.items())) if isinstance(value, Mapping) else value
+    if any(isinstance(part, bytes) for part in value):
+        return list(value)
     kind = FLOATS if any(isinstance(number, float) for number in value) else INTEGERS
     numbers = array(_TYPECODES[kind], value)
     if sys.byteorder == "big":

@@ -156,5 +156,6 @@ def test_the_server_of_a_run_can_have_every_flag_but_those_that_the_run_sets(sta
     of_the_run = {"tool_type", "host", "port", "redis", "run_name", "tool_settings", "store_bytes"}
     for_other_clients = {"allow_host", "token_file", "tls_cert_file", "tls_key_file", "metrics_port", "enable_hashing"}
     of_completions = {"model", "model_url", "model_api_key", "model_timeout", "max_turns", "action_stop_tokens"}
-    of_completions |= {"max_obs_characters", "truncate_obs_side"}
+    of_completions |= {"max_obs_characters", "max_obs_length", "truncate_obs_side", "min_turns"}
+    of_completions |= {"enable_mtrl", "mtrl_role", "mtrl_sep", "turn_end_token"}
     assert others == unset | of_the_run | for_other_clients | of_completions

@@ -146,6 +146,44 @@ def test_the_reward_option_selects_how_answers_are_compared(file, reward, respon
     assert source.reward(source.validation(0), answer(response_text)) == expected
 
 
+@pytest.mark.feature("verl-tool", "several samples per validation task")
+@pytest.mark.parametrize(
+    ("reward", "response_text", "expected"),
+    [
+        ("exact_match", " 4 ", "4"),
+        ("boxed_match", "so \\boxed{ 4 }", "4"),
+        ("math_verify", "so \\boxed{4}", "4"),
+        ("boxed_match", "no box", ""),
+    ],
+)
+def test_samples_vote_for_what_the_reward_compares(file, reward, response_text, expected):
+    source = create_source("dataset", {"path": file, "reward": reward, "validationTasks": 2})
+
+    assert source.prediction(source.validation(0), answer(response_text)) == expected
+
+
+def test_samples_vote_for_the_prediction_of_a_reward_of_verl(file, tmp_path):
+    (tmp_path / "scores.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return {'score': 1.0, 'pred': solution_str[-1]}\n"
+        "def number(**_):\n"
+        "    return 1.0\n"
+    )
+
+    votes = []
+    for name in ("score", "number"):
+        source = create_source("dataset", {"path": file, "reward": f"verl:{tmp_path}/scores.py:{name}"})
+        votes.append(source.prediction(source.training(0), answer("it is 7")))
+
+    assert votes == ["7", None]
+
+
+def test_sums_vote_for_the_number_of_the_answer():
+    source = create_source("arithmetic", {})
+
+    assert [source.prediction(source.validation(0), answer(text)) for text in ("answer:12", "12")] == ["12", ""]
+
+
 def test_a_reward_can_be_a_user_defined_function(file, monkeypatch):
     module = ModuleType("my_rewards")
     module.half = lambda answer, truth, extra_info: 0.5  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import CHECKS
 
-from support.model_server import ScriptedModel
+from support.model_server import ScriptedModel, chatml
 from support.tool_server import Count, Echo, MemoryStore, Raising, tool_context
 from turnmill.core.errors import ToolFailedError
 from turnmill.observability.tool_metrics import ToolMetrics
@@ -214,6 +214,91 @@ async def test_a_stream_is_refused():
 async def test_an_invalid_chat_is_refused(body: dict[str, Any]):
     async with serving(ScriptedModel([])) as http:
         assert (await http.post("/chat/completions", json=body)).status_code == 422
+
+
+@pytest.mark.feature("verl-tool", "completions in the format of the training")
+async def test_a_chat_with_turns_of_observations_is_continued_as_the_text_of_its_template():
+    model = ScriptedModel(["<echo>7</echo>", "seven"])
+
+    response = await chat(model, enable_mtrl=True, mtrl_role="tool")
+
+    turn = "<|im_end|>\n<|im_start|>tool\n[7]<|im_end|>\n<|im_start|>assistant\n"
+    assert response.json()["choices"][0]["message"]["content"] == f"<echo>7</echo>{turn}seven"
+    assert model.requests[0]["prompt"] == chatml(MESSAGES)
+    assert model.requests[1]["prompt"] == chatml(MESSAGES) + "<echo>7</echo>" + turn
+    assert model.requests[0]["add_special_tokens"] is False
+
+
+@pytest.mark.feature("verl-tool", "completions in the format of the training")
+async def test_without_stop_strings_every_response_of_a_chat_is_an_action():
+    model = ScriptedModel(["<echo>1</echo>", "no action", "<echo>end</echo>"])
+
+    response = await chat(model, stops=(), enable_mtrl=True, mtrl_sep="\n({obs})\n", turn_end_token=";")
+
+    notice = "\nYour action is not valid, please check the format and try again."
+    assert response.json()["choices"][0]["message"]["content"] == (
+        f"<echo>1</echo>;\n([1])\nno action;\n({notice})\n<echo>end</echo>"
+    )
+
+
+async def test_the_end_of_a_turn_that_the_model_wrote_is_not_added_again():
+    model = ScriptedModel(["<echo>1</echo>;", ""])
+
+    response = await complete(model, stops=(), enable_mtrl=True, mtrl_sep=";({obs})", turn_end_token=";", max_turns=1)
+
+    assert response.json()["choices"][0]["text"] == "<echo>1</echo>;([1])"
+
+
+@pytest.mark.feature("verl-tool", "completions in the format of the training")
+async def test_the_first_turns_of_a_completion_are_forced_to_be_actions():
+    model = ScriptedModel(["<echo>1", "<echo>2</echo>", "three"])
+
+    response = await complete(model, min_turns=1)
+
+    assert response.json()["choices"][0]["text"] == "<echo>1</echo>[1]<echo>2</echo>[2]three"
+
+
+async def test_the_requests_own_stop_string_ends_a_turn_that_would_be_forced():
+    model = ScriptedModel(["<echo>1. Next"])
+
+    response = await complete(model, min_turns=1, fields={"stop": ". Next"})
+
+    assert response.json()["choices"][0]["text"] == "<echo>1"
+
+
+@pytest.mark.feature("verl-tool", "completions in the format of the training")
+@pytest.mark.parametrize(
+    ("side", "kept"),
+    [
+        ("left", "(truncated)...45]"),
+        ("right", "[12...(truncated)"),
+        ("middle", "[...(truncated)...5]"),
+    ],
+)
+async def test_observations_are_cut_in_tokens_and_marked_as_in_training(side: str, kept: str):
+    model = ScriptedModel(["<echo>12345</echo>", ""])
+
+    response = await complete(model, max_obs_length=3, truncate_obs_side=side)
+
+    assert response.json()["choices"][0]["text"] == f"<echo>12345</echo>{kept}"
+
+
+async def test_an_observation_of_the_maximum_length_is_whole():
+    model = ScriptedModel(["<echo>12345</echo>", ""])
+
+    response = await complete(model, max_obs_length=7)
+
+    assert response.json()["choices"][0]["text"] == "<echo>12345</echo>[12345]"
+
+
+async def test_a_model_server_without_tokenizer_is_named_with_the_flags_that_need_it():
+    model = ScriptedModel(["<echo>12345</echo>", ""])
+    model.tokenizes = False
+
+    response = await complete(model, max_obs_length=3)
+
+    assert response.status_code == 503
+    assert "has no /tokenize, which --enable-mtrl and --max-obs-length need" in response.text
 
 
 async def test_long_observations_are_cut_on_the_configured_side():

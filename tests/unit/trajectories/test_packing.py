@@ -23,6 +23,7 @@ def turns(draw):
         valid=draw(st.booleans()),
         reward=draw(numbers),
         policy_version=draw(st.integers(0, 10**6)),
+        images=tuple(draw(st.lists(st.binary(max_size=8), max_size=3))),
         metrics=draw(st.dictionaries(st.text(max_size=3), numbers, max_size=3)),
     )
 

@@ -101,9 +101,11 @@ class AgentAdapter(Environment):
         agent = self.agent
         over = output.done or agent.done
         state = agent.get_final_rollout_states()
+        messages = state["history"] if over else agent.get_llm_prompts(output)
+        # Only the chat shows how a plain agent has reworded the response.
         last = agent.turns[-1] if agent.turns else PlayedTurn(output.state, "", (), 0.0, 0.0, {})
         view = AgentView(
-            messages=state["history"] if over else agent.get_llm_prompts(output),
+            messages=messages,
             prefix=agent.prefix,
             state=output.state,
             response=last.response,

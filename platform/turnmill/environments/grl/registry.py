@@ -12,6 +12,7 @@ from typing import TypeVar
 from turnmill.core.errors import SettingsError
 from turnmill.core.lookup import entry_point_class, import_class, suggestion
 from turnmill.environments.grl.base_agent import BaseAgent
+from turnmill.environments.grl.plain_agent import METHODS, is_plain_agent, plain_agent
 
 ENTRY_POINT_GROUP = "turnmill.agents"
 """Installed packages offer agents under this group: `name = "package.module:Class"`."""
@@ -25,25 +26,40 @@ _registered: dict[str, type[BaseAgent]] = {}
 _broken: dict[str, Exception] = {}
 _loaded: set[str] = set()
 
-AgentClass = TypeVar("AgentClass", bound=type[BaseAgent])
+AgentClass = TypeVar("AgentClass", bound=type)
 Loaded = TypeVar("Loaded")
 
 
 def register_agent(name: str) -> Callable[[AgentClass], AgentClass]:
-    """Class decorator that registers an agent by a name. Raises ValueError if another class has that name."""
+    """Class decorator that registers an agent by a name: a BaseAgent, or a plain class with the methods of GRL's.
+
+    Raises ValueError if another class has that name, TypeError for other classes.
+    """
 
     def register(agent_class: AgentClass) -> AgentClass:
-        known = _registered.get(name, agent_class)
-        # A module that runs as a script is imported a second time under its own name.
-        if known is not agent_class and _path(known) != _path(agent_class):
-            raise ValueError(
-                f"The agent name {name!r} belongs to {known.__module__}.{known.__qualname__}: "
-                f"give {agent_class.__module__}.{agent_class.__qualname__} another one."
-            )
-        _registered[name] = agent_class
+        _registered_class(name, _as_agent(agent_class))
         return agent_class
 
     return register
+
+
+def _as_agent(found: type) -> type[BaseAgent]:
+    if issubclass(found, BaseAgent):
+        return found
+    if is_plain_agent(found):
+        return plain_agent(found)
+    raise TypeError(f"{found!r} is no agent: derive it from BaseAgent, or give it {', '.join(METHODS)}.")
+
+
+def _registered_class(name: str, agent_class: type[BaseAgent]) -> None:
+    known = _registered.get(name, agent_class)
+    # A module that runs as a script is imported a second time under its own name.
+    if known is not agent_class and _path(known) != _path(agent_class):
+        raise ValueError(
+            f"The agent name {name!r} belongs to {known.__module__}.{known.__qualname__}: "
+            f"give {agent_class.__module__}.{agent_class.__qualname__} another one."
+        )
+    _registered[name] = agent_class
 
 
 def get_agent_cls(name: str) -> type[BaseAgent]:
@@ -52,7 +68,9 @@ def get_agent_cls(name: str) -> type[BaseAgent]:
     Raises KeyError if there is none, with the known names, or if its import failed.
     """
     if ":" in name:
-        return import_class(name, BaseAgent, "", KeyError)
+        found = import_class(name, object, "", KeyError)
+        is_plain = is_plain_agent(found) and not issubclass(found, BaseAgent)
+        return plain_agent(found) if is_plain else import_class(name, BaseAgent, "", KeyError)
     _load_all()
     if name in _registered:
         return _registered[name]

@@ -14,7 +14,9 @@ from turnmill.rollout.verl_types import Tokenizer
 from turnmill.tasks import Answer
 
 
-def verl_rows(outputs: Sequence[AgentLoopOutput], episode: MultiTurnEpisode, reward: float) -> list[EpisodeRow]:
+def verl_rows(
+    outputs: Sequence[AgentLoopOutput], episode: MultiTurnEpisode, reward: float, *, prediction: str | None = None
+) -> list[EpisodeRow]:
     """Return a loop's outputs as rows of a batch, which have the same columns for all loops."""
     oldest, newest = episode.policy_versions
     more = outputs[-1].extra_fields
@@ -37,6 +39,7 @@ def verl_rows(outputs: Sequence[AgentLoopOutput], episode: MultiTurnEpisode, rew
             sampled_tokens=episode.sampled_tokens,
             seconds=episode.timing.elapsed_seconds(),
             metrics=episode.metrics.read(),
+            prediction=prediction,
         )
     )
     return [

@@ -23,7 +23,7 @@ from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, v
 from turnmill.rollout.multi_turn.schemas import read_schemas, show_whole_schema
 from turnmill.rollout.multi_turn.tools import wrap_tool
 from turnmill.rollout.multi_turn.verl_classes import BaseTool, FunctionTool
-from turnmill.rollout.rewards import compute_reward, require_finite
+from turnmill.rollout.rewards import compute_prediction, compute_reward, require_finite
 from turnmill.rollout.rows import EpisodeRow
 from turnmill.rollout.verl_classes import AgentLoopOutput, AgentLoopWorker, agent_loop_registry
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams, TrajectoryInfo
@@ -92,7 +92,7 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         reward = await self._reward(episode)
         measure(episode)
         await episode.finish(TrajectoryOutcome(episode.stop_reason, episode.stop_detail))
-        return verl_rows(episode.outputs, episode, reward)
+        return verl_rows(episode.outputs, episode, reward, prediction=await self._prediction(episode))
 
     async def _run_loop(self, episode: MultiTurnEpisode, sampling_params: SamplingParams, row: BatchRow) -> None:
         """Make verl run the loop of the task; `_agent_loop_postprocess` receives its output."""
@@ -138,6 +138,16 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         source = self.validation_source if episode.validate else self.source
         answer = answer_of(episode, episode.outputs, self.tokenizer)
         return await compute_reward(answer, episode.task, source, episode_name=episode.name)
+
+    async def _prediction(self, episode: MultiTurnEpisode) -> str | None:
+        """Return the vote of the answer in a validation with several samples: the loop's own, or that of the source."""
+        if not episode.validate or self.job.spec.training.validation.samples == 1:
+            return None
+        pred = (episode.outputs[-1].extra_fields.get("reward_extra_info") or {}).get("pred")
+        if pred is not None:
+            return str(pred)
+        answer = answer_of(episode, episode.outputs, self.tokenizer)
+        return await compute_prediction(answer, episode.task, self.validation_source, episode_name=episode.name)
 
     async def _failed(self, episode: MultiTurnEpisode, error: EpisodeError) -> EpisodeFailure:
         failure = EpisodeFailure(

@@ -1,21 +1,36 @@
 """Context of an agent with tools, and its training rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from turnmill.core.observations import step_back, step_forward
 from turnmill.rollout.tokens import Row, Tokens
+from turnmill.rollout.tool_agent.images import num_runs
 
 
 class Context:
     """Prompt and later turns that the policy reads, with at most `budget` tokens after the prompt."""
 
     def __init__(
-        self, prompt_ids: Sequence[int], *, budget: int, cut_side: str = "left", max_start: int | None = None
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        budget: int,
+        cut_side: str = "left",
+        max_start: int | None = None,
+        images: Sequence[object] = (),
+        image_id: int | None = None,
+        placeholders: Collection[int] = frozenset(),
     ) -> None:
+        """Take the prompt with its images; `image_id` is their placeholder, and no run of `placeholders` is cut."""
         self.prompt_ids = tuple(prompt_ids)
         self._budget = budget
         self._cut_side = cut_side
         self._max_start = max_start
         self._turns: list[Tokens] = []
+        self._prompt_images = tuple(images)
+        self._turn_images: list[tuple[object, ...]] = []
+        self._image_id = image_id
+        self._placeholders = placeholders
         self._first_of_row = 0
         self._rows: list[Row] = []
 
@@ -23,6 +38,11 @@ class Context:
     def ids(self) -> list[int]:
         """Tokens that the policy reads next."""
         return [*self.prompt_ids, *(token for turn in self._turns for token in turn.ids)]
+
+    @property
+    def images(self) -> list[object]:
+        """Images that the policy reads next."""
+        return [*self._prompt_images, *(image for images in self._turn_images for image in images)]
 
     @property
     def room(self) -> int:
@@ -37,18 +57,21 @@ class Context:
     def begin_turn(self, tokens: Tokens) -> None:
         """Add the response of a new turn."""
         self._turns.append(tokens)
+        self._turn_images.append(())
 
-    def add(self, tokens: Tokens) -> None:
-        """Add tokens to the last turn."""
+    def add(self, tokens: Tokens, images: Sequence[object] = ()) -> None:
+        """Add tokens, and the images among them, to the last turn."""
         if not self._turns:
-            self._turns.append(Tokens())
+            self.begin_turn(Tokens())
         self._turns[-1] += tokens
+        self._turn_images[-1] += tuple(images)
 
     def roll(self) -> None:
         """Close the row, then drop the oldest turns until half of the budget is free."""
         self._close_row()
         while self._turns and self.room < self._budget - self._budget // 2:
             self._turns.pop(0)
+            self._turn_images.pop(0)
         self._first_of_row = len(self._turns)
 
     def rows(self) -> tuple[Row, ...]:
@@ -68,6 +91,10 @@ class Context:
             # The policy read the first tokens, so they stay in the row, but are no longer trained on.
             surplus = len(response) - room
             prompt, response = [*prompt, *response.ids[:surplus]], response[surplus:]
-        response = response[:room]
-        start = prompt if self._max_start is None else prompt[-self._max_start :]
-        self._rows.append(Row(tuple(start), response))
+        response = response[: step_back(response.ids, room, self._placeholders)]
+        start = 0 if self._max_start is None else max(0, len(prompt) - self._max_start)
+        start = step_forward(prompt, start, self._placeholders)
+        num_dropped = num_runs(prompt[:start], self._image_id)
+        num_kept = num_runs([*prompt[start:], *response.ids], self._image_id)
+        images = tuple(self.images[num_dropped : num_dropped + num_kept])
+        self._rows.append(Row(tuple(prompt[start:]), response, images))

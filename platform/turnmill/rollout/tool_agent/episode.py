@@ -3,11 +3,15 @@
 One file, since playing a turn and restoring it from the journal must do the same to the same state.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
+
+from PIL.Image import Image
 
 from turnmill.core.errors import ToolCallConnectionError, ToolCallError, ToolCallTimeoutError
 from turnmill.core.trajectory import EpisodeSummary, TrajectoryOutcome, Turn, complete_turns
@@ -21,8 +25,9 @@ from turnmill.rollout.token_integrity import pack_tokens
 from turnmill.rollout.tokens import Tokens
 from turnmill.rollout.tool_agent.client import ToolRequest, ToolServerClient
 from turnmill.rollout.tool_agent.context import Context
+from turnmill.rollout.tool_agent.images import data_url, open_image
 from turnmill.rollout.tool_agent.metrics import measure_call, measure_episode, measure_response
-from turnmill.rollout.tool_agent.observations import ObservationTokenizer
+from turnmill.rollout.tool_agent.observations import Observation, ObservationTokenizer
 from turnmill.rollout.tool_agent.replies import ToolReply
 from turnmill.rollout.tool_agent.response import Response, ResponseParser, has_response
 from turnmill.rollout.tool_agent.rows import EpisodeResult
@@ -63,6 +68,7 @@ class LoopServices(Protocol):
         *,
         max_tokens: int,
         stops: bool,
+        images: Sequence[object] = (),
     ) -> TokenOutput:
         """Return the policy's response to a prompt. Raises InferenceError."""
 
@@ -97,6 +103,7 @@ class Episode:
         self._sampling_params = sampling_params
         self._outcome: TrajectoryOutcome | None = None
         self._context = Context([], budget=0)
+        self._prompt_images: list[str] = []
         self._policy_versions: list[int] = []
         self._sampled_tokens = b""
         self._call_seconds = 0.0
@@ -106,14 +113,21 @@ class Episode:
         """Number of turns so far."""
         return len(self.turns)
 
-    async def play(self, prompt_ids: Sequence[int]) -> None:
-        """Play to the end, from the last turn in the journal. Raises EpisodeError if the episode fails."""
+    async def play(self, prompt_ids: Sequence[int], images: Sequence[Image] = ()) -> None:
+        """Play to the end, from the last turn in the journal. Raises EpisodeError if the episode fails.
+
+        `images` are those of the prompt.
+        """
         self.prompt_ids = list(prompt_ids)
+        self._prompt_images = [data_url(image) for image in images] if self.may_call_tools else []
         self._context = Context(
             prompt_ids,
             budget=self._limits.max_response_length,
             cut_side=self._agent.truncate_response_side,
             max_start=self._agent.max_start_length,
+            images=images,
+            image_id=self._loop.observation_tokenizer.image_id,
+            placeholders=self._loop.observation_tokenizer.placeholder_ids,
         )
         resumed = await self._loop.journal.open(self)
         self.trajectory_id = resumed.trajectory_id
@@ -169,7 +183,13 @@ class Episode:
         asked_at, before = time.time(), self.timing.elapsed_seconds()
         with self.timing.measure("generation"):
             output = await self._loop.generate(
-                self, number, context_ids, self._sampling_params, max_tokens=room, stops=stops
+                self,
+                number,
+                context_ids,
+                self._sampling_params,
+                max_tokens=room,
+                stops=stops,
+                images=self._context.images,
             )
         seconds = self.timing.elapsed_since(before).get("generation", 0.0)
         self._sampled_tokens += pack_tokens(output.token_ids)
@@ -217,16 +237,19 @@ class Episode:
         await self._observe(Response(Tokens(), "", "", generated=False), answer, self.prompt_ids)
 
     async def _observe(self, response: Response, answer: ToolReply, preceding_ids: Sequence[int]) -> None:
-        observation_ids: Sequence[int] = ()
+        observation = Observation()
         # An invalid action that ends the trajectory is its last response: no turn would answer to an observation.
         if answer.text or answer.valid or not answer.done:
-            observation_ids = self._loop.observation_tokenizer.tokenize(
-                answer.text, valid=answer.valid, response_ids=preceding_ids
+            tokenizer = self._loop.observation_tokenizer
+            tokenize = partial(
+                tokenizer.tokenize, answer.text, valid=answer.valid, response_ids=preceding_ids, images=answer.images
             )
-        self._context.add(self._observed(observation_ids))
+            # Images take long to process.
+            observation = await asyncio.to_thread(tokenize) if answer.images else tokenize()
+        self._context.add(self._observed(observation.ids), [open_image(file) for file in observation.images])
         if answer.done:
             self._outcome = TOOL_SIGNALED_DONE
-        await self._add_turn(response, answer=answer, observation_ids=observation_ids)
+        await self._add_turn(response, answer=answer, observation=observation)
 
     def _observed(self, ids: Sequence[int]) -> Tokens:
         return Tokens.given(ids, masked=self._agent.mask_observations)
@@ -236,6 +259,7 @@ class Episode:
         assert self._loop.tools is not None
         number = self._num_responses
         extra = {
+            **({"images": self._prompt_images} if self._prompt_images else {}),
             **self.task.extra_info,
             "current_step": number,
             "max_turns": self._limits.max_turns,
@@ -280,12 +304,12 @@ class Episode:
         return () if self.turns else self.prompt_ids
 
     async def _add_turn(
-        self, response: Response, *, answer: ToolReply | None = None, observation_ids: Sequence[int] = ()
+        self, response: Response, *, answer: ToolReply | None = None, observation: Observation | None = None
     ) -> None:
         turn = response.as_turn(
             prompt_ids=self._first_prompt_ids,
             answer=answer,
-            observation_ids=observation_ids,
+            observation=observation or Observation(),
             tool_seconds=self._call_seconds,
             done=self._outcome is not None,
         )
@@ -306,7 +330,8 @@ class Episode:
         last = self._num_responses >= self._limits.max_turns or not self.may_call_tools
         called = bool(turn.metrics.get("called"))
         self._context.begin_turn(response.tokens)
-        self._context.add(self._observed(turn.observation_ids[len(response.appended_ids) :]))
+        images = [open_image(file) for file in turn.images]
+        self._context.add(self._observed(turn.observation_ids[len(response.appended_ids) :]), images)
         if called:
             measure_call(self._metrics, ToolReply(turn.observation, turn.done, turn.valid, turn.reward or None))
         self.turns.append(turn)
@@ -346,7 +371,7 @@ class Episode:
         whole = decode(self._context.ids[len(self.prompt_ids) :], skip_special_tokens=True)
         return Answer(last=texts[-1] if texts else "", responses="".join(texts), whole=whole)
 
-    def result(self, reward: float) -> EpisodeResult:
+    def result(self, reward: float, *, prediction: str | None = None) -> EpisodeResult:
         """Return the summary and the rows of a finished episode."""
         assert self._outcome is not None
         finished = self._outcome.stop_reason == "completed"
@@ -371,5 +396,6 @@ class Episode:
             sampled_tokens=self._sampled_tokens,
             seconds=self.timing.elapsed_seconds(),
             metrics=self._metrics.read(),
+            prediction=prediction,
         )
         return EpisodeResult(summary, rows, self._outcome.detail, self.trained)

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from turnmill.core.errors import EpisodeError, SettingsError
+from PIL.Image import Image
+
+from turnmill.core.errors import AgentLoopError, EpisodeError, SettingsError
 from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome
 from turnmill.jobs import AgentTrainingJob
 from turnmill.observability.run_folder import RunFolder
@@ -13,7 +16,8 @@ from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, T
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.generation import generate, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
-from turnmill.rollout.rewards import compute_reward
+from turnmill.rollout.rewards import compute_prediction, compute_reward
+from turnmill.rollout.task_images import MEDIA_FIELDS, build_messages, images_in
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
@@ -21,7 +25,7 @@ from turnmill.rollout.tool_agent.response import ResponseParser
 from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.tool_agent.stop_tokens import load_stop_tokens
 from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
-from turnmill.rollout.verl_types import SamplingParams
+from turnmill.rollout.verl_types import Message, SamplingParams
 from turnmill.tasks import Task, TaskSource, create_source
 
 log = logging.getLogger(__name__)
@@ -109,13 +113,32 @@ class ToolLoop(AgentLoopBase):
         return result
 
     async def _play(self, episode: Episode) -> EpisodeResult:
-        prompt_ids = await self.ct_build_initial_tokens([dict(message) for message in episode.task.messages])
-        await episode.play(prompt_ids)
-        return episode.result(await self._reward(episode))
+        messages: list[Message] = [dict(message) for message in episode.task.messages]
+        images: list[Image] = []
+        if any(episode.task.row.get(name) for name in MEDIA_FIELDS.values()):
+            messages = build_messages(episode.task, self.processor)
+            images = await asyncio.to_thread(images_in, messages)
+        try:
+            prompt_ids = await self.ct_build_initial_tokens(messages, images=images or None)
+        except ValueError as error:
+            if not images:
+                raise
+            # A prompt with images is not cut.
+            raise AgentLoopError(f"{episode.name}: {error}") from error
+        await episode.play(prompt_ids, images)
+        return episode.result(await self._reward(episode), prediction=await self._prediction(episode))
 
     async def _reward(self, episode: Episode) -> float:
         source = self.validation_source if episode.validate else self.source
         return await compute_reward(episode.answer(), episode.task, source, episode_name=episode.name)
+
+    async def _prediction(self, episode: Episode) -> str | None:
+        """Return the answer's vote in a validation with several samples."""
+        if not episode.validate or self.job.spec.training.validation.samples == 1:
+            return None
+        return await compute_prediction(
+            episode.answer(), episode.task, self.validation_source, episode_name=episode.name
+        )
 
     def _task(self, position: int, step: int, *, validate: bool) -> Task:
         if validate:
@@ -139,6 +162,7 @@ class ToolLoop(AgentLoopBase):
         *,
         max_tokens: int,
         stops: bool,
+        images: Sequence[object] = (),
     ) -> TokenOutput:
         """Generate the policy's next response in an episode. Raises InferenceError."""
         training = self.job.spec.training
@@ -159,7 +183,13 @@ class ToolLoop(AgentLoopBase):
             params,
             seed=sampling_seed(training.seed, episode.sampling_stream, 0, turn),
             timeout_seconds=training.timeouts.request_seconds,
+            **({"image_data": list(images)} if images else {}),
         )
+        placeholders = self.observation_tokenizer.placeholder_ids
+        if not placeholders.isdisjoint(output.token_ids):
+            raise AgentLoopError(
+                f"{episode.name}: the policy generated the placeholder of an image, which has no image"
+            )
         self.folder.beat()
         return output
 

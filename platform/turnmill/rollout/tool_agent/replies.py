@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnmill.core.errors import ToolCallError, ToolRaisedError
+from turnmill.rollout.tool_agent.images import image_file
 from turnmill.rollout.tool_agent.tracing import CallStages
 
 MAX_INFO_CHARACTERS = 100_000
@@ -29,6 +30,9 @@ class ToolReply:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Times and sizes of the call."""
 
+    images: tuple[bytes, ...] = ()
+    """Image files of the observation, in the order of their places in the text."""
+
     version: str = ""
     """Version of the trajectory after the call; empty if the server gives none."""
 
@@ -38,7 +42,7 @@ def parse_reply(reply: Reply, stages: CallStages, *, seconds: float) -> ToolRepl
     body, headers, size = reply
     try:
         (observation,), (done,), (valid,) = body["observations"], body["dones"], body["valids"]
-        text, info = _split_observation(observation)
+        text, info, images = _split_observation(observation)
         reward = info.pop("reward", None)
         metrics = stages.stage_seconds() | {
             "session_request_time": seconds,
@@ -49,7 +53,7 @@ def parse_reply(reply: Reply, stages: CallStages, *, seconds: float) -> ToolRepl
         }
         (version,) = body.get("versions") or ("",)
         number = None if reward is None else float(reward)
-        parsed = ToolReply(text, bool(done), bool(valid), number, info, metrics, str(version))
+        parsed = ToolReply(text, bool(done), bool(valid), number, info, metrics, images, str(version))
     except (KeyError, TypeError, ValueError) as error:
         raise ToolCallError(f"A tool server answered something else than an observation: {error!r}") from error
     if info.keys() >= RAISED_TOOL_FIELDS:
@@ -57,11 +61,14 @@ def parse_reply(reply: Reply, stages: CallStages, *, seconds: float) -> ToolRepl
     return parsed
 
 
-def _split_observation(observation: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _split_observation(observation: str | Mapping[str, Any]) -> tuple[str, dict[str, Any], tuple[bytes, ...]]:
+    """Return the text of an observation, its other fields, and the image files among them."""
     if isinstance(observation, str):
-        return observation, {}
+        return observation, {}, ()
     text = observation["obs"]
     if not isinstance(text, str):
         raise TypeError(f"an observation of type {type(text).__name__}")
     rest = {key: value for key, value in observation.items() if key != "obs"}
-    return text, {key: v[:MAX_INFO_CHARACTERS] if isinstance(v, str) else v for key, v in rest.items()}
+    images = rest.get("image") or ()
+    files = tuple(image_file(image) for image in ([images] if isinstance(images, str) else images))
+    return text, {key: v[:MAX_INFO_CHARACTERS] if isinstance(v, str) else v for key, v in rest.items()}, files

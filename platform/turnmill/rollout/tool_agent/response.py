@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from turnmill.core.trajectory import Turn
 from turnmill.jobs.tool_agent import ToolAgent
 from turnmill.rollout.tokens import Tokens
-from turnmill.rollout.tool_agent.observations import ObservationTokenizer
+from turnmill.rollout.tool_agent.observations import Observation, ObservationTokenizer
 from turnmill.rollout.tool_agent.replies import ToolReply
 from turnmill.rollout.tool_agent.stop_tokens import find_action
 from turnmill.rollout.verl_types import Tokenizer
@@ -59,18 +59,20 @@ class Response:
         *,
         prompt_ids: Sequence[int] = (),
         answer: ToolReply | None = None,
-        observation_ids: Sequence[int] = (),
+        observation: Observation | None = None,
         tool_seconds: float = 0.0,
         done: bool = False,
         unanswered: bool = False,
     ) -> Turn:
         """Return the turn of this response; `answer` is the reply of the tool that it called."""
+        observation = observation or Observation()
         num_sampled = len(self.tokens) - len(self.appended_ids)
         return Turn(
             prompt_ids=tuple(prompt_ids),
             response_ids=self.tokens.ids[:num_sampled],
             log_probs=self.tokens.log_probs[:num_sampled],
-            observation_ids=(*self.appended_ids, *observation_ids),
+            observation_ids=(*self.appended_ids, *observation.ids),
+            images=observation.images,
             response_text=self.text,
             observation=answer.text if answer else "",
             action=self.action or "",

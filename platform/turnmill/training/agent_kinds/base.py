@@ -80,7 +80,7 @@ class AgentKind(Generic[Agent]):
             "data.custom_cls.name": "TaskRows",
             "data.train_batch_size": job.spec.tasks_per_step,
             f"{rollout}.n": job.spec.group_size,
-            f"{rollout}.val_kwargs.n": 1,
+            f"{rollout}.val_kwargs.n": job.spec.training.validation.samples,
             **token_limits(prompt=self.max_prompt_tokens, response=self.max_response_tokens),
             f"{rollout}.calculate_log_probs": True,
             f"{rollout}.agent.agent_loop_manager_class": self.manager_path(job).replace(":", "."),

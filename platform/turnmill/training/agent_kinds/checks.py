@@ -1,12 +1,14 @@
 """Checks of `turnmill check` beyond the job file: environments, tasks, agents, and experts for a warm start."""
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from turnmill.core.errors import EnvironmentFailedError, SettingsError
+from turnmill.jobs.hub import local_folder
 from turnmill.jobs.problems import MISSING, Problem, problems_of
 from turnmill.jobs.tool_server import tool_names
 from turnmill.jobs.values import BrokenValueError, Values
@@ -16,6 +18,7 @@ from turnmill.jobs.values import BrokenValueError, Values
 # Environments and task sources with an expert, which a warm start imitates.
 EXPERTS = ("babaisai", "babyai", "blocksworld", "sokoban", "tetris")
 TEACHERS = ("arithmetic", "calculator")
+TOOLS_WITH_IMAGES = ("pixel_reasoner",)
 
 
 def environment_problems(values: Values) -> Iterator[Problem]:
@@ -122,6 +125,32 @@ def tool_problems(values: Values) -> Iterator[Problem]:
             reason, _, way_out = str(error).rstrip(".").partition(". ")
             otherwise = "Give what it needs, in spec.agent.toolServer.settings or the environment, or leave it out"
             yield Problem(place, name, f"cannot be served: {reason}", f"{way_out or otherwise}.")
+
+
+def vision_problems(values: Values) -> Iterator[Problem]:
+    """Yield a problem if a tool of the run's own server returns images, which the model does not take."""
+    if not values["spec.agent.enableAgent"] or values["spec.agent.toolServerUrl"] is not None:
+        return
+    place = "spec.agent.toolType"
+    names = [name for name in tool_names(values[place]) if name in TOOLS_WITH_IMAGES]
+    if names and takes_images(values["spec.model.path"]) is False:
+        way_out = "Give a multi-modal model as spec.model.path, such as Qwen/Qwen2.5-VL-3B-Instruct."
+        yield Problem(place, names[0], "returns images, and the model accepts only text", way_out)
+
+
+def takes_images(path: str | None) -> bool | None:
+    """Return whether a model takes images, by its `config.json`; None if this machine does not have it.
+
+    Without a path, the model is one of text that a warm start makes.
+    """
+    if path is None:
+        return False
+    folder = local_folder(path)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
+    except (OSError, ValueError):
+        return None
+    return any("vision" in name for name in config) if isinstance(config, dict) else None
 
 
 def format_problems(values: Values) -> Iterator[Problem]:

@@ -52,6 +52,7 @@ class ToolKind(AgentKind[ToolAgent]):
             way_out = "Give these settings to the servers at spec.agent.toolServerUrl, or leave that address out."
             yield Problem("spec.agent.toolServer", MISSING, "is for the server that a run starts itself", way_out)
         yield from checks.tool_problems(values)
+        yield from checks.vision_problems(values)
         yield from checks.format_problems(values)
         yield from checks.task_problems(values, as_json=values["spec.agent.enableAgent"])
 

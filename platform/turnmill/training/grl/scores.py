@@ -58,8 +58,9 @@ class Scores:
     turns_K: tuple[Tensor, ...]
     """Scores of each trajectory's turns, shape (turns,): normalized, with penalties."""
 
-    raw_K: Tensor
-    """Sum of each trajectory's rewards and penalties, not normalized."""
+    filtered_K: Tensor
+    """Normalized score of each trajectory, with penalties, by which the filter chooses groups: in GRL's order of
+    operations and its precision, as deviations of normalized scores differ in their last digits alone."""
 
     @property
     def sums_K(self) -> Tensor:  # noqa: N802 (named for its axis)
@@ -81,7 +82,9 @@ class Scores:
                 rewards_KJ, penalties_KJ, scales_K, normalised_K, strict=True
             )
         ]
-        return cls(tuple(turns_K), sums_K + torch.stack([penalties.sum() for penalties in penalties_KJ]))
+        filtered_K = normalise(sums_K.float(), groups_K, settings.method)
+        filtered_K += torch.stack([penalties.sum() for penalties in penalties_KJ]).float()
+        return cls(tuple(turns_K), filtered_K)
 
 
 def _comparison_group(episode: GrlEpisodeSummary, grouping: str) -> Hashable:
@@ -106,16 +109,16 @@ class GroupSelection:
     metrics: Mapping[str, float]
 
     @classmethod
-    def of(cls, raw_K: Tensor, groups_K: Sequence[int], *, ratio: float, kind: str) -> "GroupSelection":
-        """Choose the share `ratio` of the groups, one at least, by the standard deviation of their rewards.
+    def of(cls, scores_K: Tensor, groups_K: Sequence[int], *, ratio: float, kind: str) -> "GroupSelection":
+        """Choose the share `ratio` of the groups, one at least, by the standard deviation of their scores.
 
         `kind` `std` takes the largest deviations, as RAGEN's uncertainty-based filtering does (arXiv:2504.20073),
         `std_rev` the smallest.
         """
-        spread = {group: deviation(raw_K[members]) for group, members in _members(groups_K).items()}
+        spread = {group: deviation(scores_K[members]) for group, members in _members(groups_K).items()}
         best_first = sorted(spread, key=lambda group: (-spread[group] if kind == "std" else spread[group], group))
         kept = best_first[: max(1, int(ratio * len(spread)))]
-        values = {group: raw_K[members] for group, members in _members(groups_K).items()}
+        values = {group: scores_K[members] for group, members in _members(groups_K).items()}
         return cls(
             frozenset(kept),
             {

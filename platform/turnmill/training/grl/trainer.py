@@ -62,7 +62,7 @@ class GrlTrainer(TrajectoryTrainer):
         episodes = read_summaries(survivors, GrlEpisodeSummary)
         scores = Scores.of(episodes, agent.reward_normalization)
         selection = GroupSelection.of(
-            scores.raw_K,
+            scores.filtered_K,
             [episode.group for episode in episodes],
             ratio=agent.rollout_filter_ratio,
             kind=agent.rollout_filter_type,

@@ -208,7 +208,8 @@ class RunTrainer(PPOTrainer):
             tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
             self.agent_loop_manager.generate_sequences(batch)
             batch, _ = self.replay_buffer.sample(global_steps=step, partition_id="val", batch_size=len(uids))
-            metrics = self._measure_validation(batch, num_episodes=len(uids))
+            num_episodes = len(uids) * self.job.spec.training.validation.samples
+            metrics = self._measure_validation(batch, num_episodes=num_episodes)
             tq.kv_clear(keys=batch.keys, partition_id="val")
         return metrics | {"validation/seconds": time.monotonic() - started}
 

@@ -31,6 +31,7 @@ from turnmill.training.algorithms.base import TrajectoryAlgorithm
 from turnmill.training.batches.diagnostics import advantage_spread
 from turnmill.training.batches.ragged import put_ragged
 from turnmill.training.batches.row_metrics import metrics_of_tags
+from turnmill.training.batches.sample_metrics import sample_metrics
 from turnmill.training.batches.trajectory import (
     Split,
     TrajectoryBatch,
@@ -213,7 +214,9 @@ class TrajectoryTrainer(RunTrainer):
         parts = split(batch)
         self._require_all_trajectories(parts, num_episodes)
         parts.require_few_failures(self.job.spec.training.max_failed_ratio, "Validation")
-        return validation_metrics(read_summaries(parts.survivors, EpisodeSummary), num_failed=len(parts.failed.keys))
+        summaries = read_summaries(parts.survivors, EpisodeSummary)
+        samples = self.job.spec.training.validation.samples
+        return validation_metrics(summaries, num_failed=len(parts.failed.keys)) | sample_metrics(summaries, samples)
 
 
 def _at_last_tokens(values_R: Tensor, rows: TrajectoryBatch) -> Tensor:

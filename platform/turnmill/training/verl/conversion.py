@@ -57,6 +57,7 @@ FIELDS: Mapping[str, str] = {
     f"{ROLLOUT}.temperature": "agent.temperature",
     f"{ROLLOUT}.tensor_model_parallel_size": "resources.rollout.tensorParallel",
     f"{ROLLOUT}.tool_kwargs.tools_config_file": "agent.toolConfigPath",
+    f"{ROLLOUT}.val_kwargs.n": "training.validation.samples",
     f"{ROLLOUT}.val_kwargs.temperature": "training.validation.temperature",
     "algorithm.gamma": "algorithm.gamma",
     "algorithm.lam": "algorithm.gaeLambda",

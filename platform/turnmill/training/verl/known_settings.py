@@ -15,7 +15,7 @@ from turnmill.jobs.verl_settings import setting
 WITHOUT_EFFECT = {
     "actor_rollout_ref.rollout.mode": "Engines are asynchronous; set spec.training.mode.",
     "actor_rollout_ref.rollout.n": "Set spec.agent.groupSize.",
-    "actor_rollout_ref.rollout.val_kwargs.n": "A validation plays each task once.",
+    "actor_rollout_ref.rollout.val_kwargs.n": "Set spec.training.validation.samples.",
     "algorithm.adv_estimator": "Set spec.algorithm.type.",
     "algorithm.filter_groups": "Set spec.algorithm.type to dapo.",
     "algorithm.gamma": "Set it among the discounts of spec.algorithm.",

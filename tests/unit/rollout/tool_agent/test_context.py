@@ -57,3 +57,48 @@ def test_rolling_trains_every_response_once_in_the_context_it_was_sampled_in(tur
         assert row.prompt_ids[:3] == PROMPT
         assert row.prompt_ids in contexts
         assert len(row.prompt_ids) + len(row.response) <= len(PROMPT) + budget
+
+
+IMAGE = 9
+"""Placeholder; each image is a run of three."""
+
+
+def context_with_images(**settings: int | str) -> Context:
+    """Return a context of two turns, with images `a` in the prompt and `b` and `c` in the observations."""
+    context = Context((1, IMAGE, IMAGE, IMAGE, 2), images=["a"], image_id=IMAGE, placeholders={IMAGE}, **settings)
+    for image in ("b", "c"):
+        context.begin_turn(response(4))
+        context.add(Tokens.given((5, IMAGE, IMAGE, IMAGE, 6)), [image])
+    return context
+
+
+@pytest.mark.feature("verl-tool", "placeholders are not split")
+@pytest.mark.parametrize(
+    ("settings", "images", "num_tokens"),
+    [
+        ({"budget": 12}, ("a", "b", "c"), 12),
+        ({"budget": 10}, ("a", "b"), 8),
+        ({"budget": 10, "cut_side": "right"}, ("a", "b", "c"), 10),
+        ({"budget": 12, "max_start": 3}, ("b", "c"), 12),
+        ({"budget": 12, "max_start": 4}, ("a", "b", "c"), 12),
+    ],
+)
+def test_a_row_has_the_images_whose_placeholders_it_has(settings, images, num_tokens):
+    context = context_with_images(**settings)
+
+    (row,) = context.rows()
+
+    assert context.images == ["a", "b", "c"]
+    assert (row.images, len(row.response)) == (images, num_tokens)
+    assert [*row.prompt_ids, *row.response.ids].count(IMAGE) == 3 * len(images)
+
+
+def test_images_of_turns_that_are_dropped_are_not_read_again():
+    context = context_with_images(budget=12)
+
+    context.roll()
+    context.begin_turn(response(7))
+
+    assert context.images == ["a", "c"]
+    first, second = context.rows()
+    assert (first.images, second.images) == (("a", "b", "c"), ("a", "c"))

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnmill.rollout.tool_agent.observations import placeholder_ids, truncate_observation
+from turnmill.core.observations import truncate_observation
+from turnmill.rollout.tool_agent.observations import placeholder_ids
 
 PICTURE = 99
 

@@ -85,3 +85,28 @@ def test_a_separator_without_a_place_for_the_observation_is_reported():
         "spec.agent.mtrlSep: '<call>' has no placeholder {obs} for the observation. "
         "Add it; tokens that call a tool go into spec.agent.stopTokens."
     ]
+
+
+@pytest.mark.feature("verl-tool", "observations with pictures and sound")
+def test_a_tool_that_returns_images_to_a_model_for_text_is_reported(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "num_hidden_layers": 2}')
+
+    for model in ((), ("model.warmStart=null", f"model.path={tmp_path}")):
+        found = problems("agent.toolType=base,pixel_reasoner", *model)
+
+        assert found[-1] == (
+            "spec.agent.toolType: 'pixel_reasoner' returns images, and the model accepts only text. "
+            "Give a multi-modal model as spec.model.path, such as Qwen/Qwen2.5-VL-3B-Instruct."
+        )
+
+
+@pytest.mark.parametrize(
+    "config", ['{"model_type": "qwen2_5_vl", "vision_config": {}}', None, "no JSON"], ids=["vision", "absent", "broken"]
+)
+def test_images_are_not_refused_for_a_model_that_takes_them_or_is_elsewhere(tmp_path, config):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+
+    found = problems("agent.toolType=pixel_reasoner", "model.warmStart=null", f"model.path={tmp_path}")
+
+    assert not any("returns images" in problem for problem in found)

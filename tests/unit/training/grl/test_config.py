@@ -273,3 +273,14 @@ def test_a_critic_with_settings_of_its_own_is_refused(name, value):
 
     with pytest.raises(SettingsError, match=r"critic: its model\.path and optim\.betas must be those of the policy"):
         job_data(config)
+
+
+class DummyRewardManager:
+    """GRL's reward function, which returns the scores of the agents."""
+
+
+def test_a_reward_function_other_than_grls_is_refused():
+    AgentTrainer(config=GRL_CONFIG, reward_fn=DummyRewardManager(), val_reward_fn=None)
+
+    with pytest.raises(SettingsError, match=r"val_reward_fn: rewards come from the agents\. Return the reward from"):
+        AgentTrainer(config=GRL_CONFIG, val_reward_fn=lambda batch: 1.0)

@@ -1,5 +1,6 @@
 """Penalties, placement, normalisation and filter of GRL's rewards."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -82,7 +83,7 @@ def test_penalties_are_added_after_normalisation():
     scores = Scores.of(episodes, RewardNormalization(method="mean"))
 
     assert scores.sums_K.tolist() == pytest.approx([1.0 - 1.0, -1.0])
-    assert scores.raw_K.tolist() == pytest.approx([2.0, 1.0])
+    assert scores.filtered_K.tolist() == pytest.approx([1.0 - 1.0, -1.0])
 
 
 @pytest.mark.parametrize("method", ["identity", "mean", "mean_std", "asym_clip"])
@@ -162,3 +163,37 @@ def test_a_summary_is_unchanged_by_encoding_and_decoding():
     summary = replace(episode(1.0, group=3, penalties=(-0.1,)), agent_metrics={"a/success": 1.0})
 
     assert decode(encode(summary), GrlEpisodeSummary) == summary
+
+
+def kept_by_grl(episodes: list[GrlEpisodeSummary], method: str, *, size: int, kept: int, kind: str) -> set[int]:
+    """Return the groups that GRL keeps: rewards are normalized by state, then penalties added, all in float32."""
+    rewards = torch.tensor([sum(one.turn_rewards) for one in episodes]).view(-1, size)
+    scores = rewards.clone()
+    if method in ("mean_std", "asym_clip"):
+        mean, std = rewards.mean(-1, keepdim=True), rewards.std(-1, keepdim=True)
+        scores = torch.where(std > 1e-6, (rewards - mean) / (std + 1e-6), torch.zeros_like(rewards))
+    if method == "mean":
+        scores = rewards - rewards.mean(-1, keepdim=True)
+    if method == "asym_clip":
+        scores = scores.clamp(-1.0, 3.0)
+    scores = scores + torch.tensor([sum(one.turn_penalties) for one in episodes]).view(-1, size)
+    return set(scores.std(-1).topk(kept, largest=kind == "std").indices.tolist())
+
+
+@pytest.mark.feature("GRL", "filter of groups")
+@pytest.mark.parametrize("kind", ["std", "std_rev"])
+@pytest.mark.parametrize("method", ["identity", "mean", "mean_std", "asym_clip"])
+def test_the_filter_chooses_the_groups_that_grl_chooses(method: str, kind: str):
+    generator, size, num_groups = random.Random(f"{method} {kind}"), 8, 12
+    for _ in range(20):
+        episodes = [
+            episode(generator.gauss(0, 1 + group), group=group, penalties=(-generator.randint(0, 5) / 10,))
+            for group in range(num_groups)
+            for _ in range(size)
+        ]
+
+        scores = Scores.of(episodes, RewardNormalization(method=method))
+        groups = [one.group for one in episodes]
+        selection = GroupSelection.of(scores.filtered_K, groups, ratio=0.25, kind=kind)
+
+        assert selection.kept == kept_by_grl(episodes, method, size=size, kept=3, kind=kind)
