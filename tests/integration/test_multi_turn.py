@@ -3,16 +3,18 @@
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transfer_queue
+from aiohttp import web
 from verl.tools import function_tool
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from support import verl_loops
+from support.loopback_site import LoopbackSite
 from support.verl_tools import FUNCTIONS_FILE, SCALES_FILE, Scales
 from turnmill.core.errors import SettingsError
 from turnmill.core.trajectory import EpisodeFailure
@@ -594,3 +596,74 @@ async def test_the_tool_of_verls_recipe_rewards_right_answers(new_harness: Make)
     assert "Current parsed answer=41 reward=0.0" in harness.prompts[1]
     assert "Current parsed answer=42 reward=1.0" in harness.prompts[1]
     assert row.extra_fields["tool_rewards"] == [-0.05, 0.0]
+
+
+class Retriever(LoopbackSite):
+    """A retriever that finds each query itself, with as many scored documents as it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[dict[str, Any]] = []
+        self.status = 200
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        found = [
+            [{"document": {"contents": f"About {query}\n{query}!"}, "score": 1.0}] * body["topk"]
+            for query in body["queries"]
+        ]
+        return web.json_response({"result": found}, status=self.status)
+
+
+@pytest.fixture
+async def retriever() -> AsyncIterator[Retriever]:
+    async with Retriever() as retriever:
+        yield retriever
+
+
+@pytest.fixture
+def search_tool(tmp_path: Path, retriever: Retriever) -> str:
+    """The file of the search tool, with the address of the retriever."""
+    recipe = existing_file("toolConfigPath", "pkg://turnmill/rollout/multi_turn/example_tools/search.yaml")
+    text = Path(str(recipe)).read_text().replace("http://127.0.0.1:8000", retriever.url).replace("topk: 3", "topk: 2")
+    (tmp_path / "search.yaml").write_text(text)
+    return str(tmp_path / "search.yaml")
+
+
+@pytest.mark.feature("verl's multi-turn", "a search tool")
+async def test_the_search_tool_shows_the_policy_the_documents_of_every_query(new_harness: Make, retriever, search_tool):
+    harness = new_harness(
+        [call("search", query_list=["tea", "rice"]) + END, DONE], toolConfigPath=search_tool, maxToolResponseLength=400
+    )
+
+    await harness.play()
+
+    assert retriever.requests == [{"queries": ["tea", "rice"], "topk": 2, "return_scores": True}]
+    of_tea, of_rice = (
+        "\\n".join(f"Doc {number}(Title: About {query}) {query}!" for number in (1, 2)) for query in ("tea", "rice")
+    )
+    assert f'{{"result": "{of_tea}\\n---\\n{of_rice}"}}' in harness.prompts[1]
+
+
+async def test_a_call_of_the_search_tool_without_queries_is_explained_to_the_policy(
+    new_harness: Make, retriever, search_tool
+):
+    harness = new_harness([call("search", query_list=[]) + END, DONE], toolConfigPath=search_tool)
+
+    await harness.play()
+
+    assert "Error: 'query_list' is missing, empty or no list of texts." in harness.prompts[1]
+    assert retriever.requests == []
+
+
+async def test_a_retriever_that_is_down_fails_the_trajectory_of_the_search_tool(
+    new_harness: Make, retriever, search_tool
+):
+    retriever.status = 503
+    harness = new_harness([call("search", query_list=["tea"]) + END, DONE], toolConfigPath=search_tool)
+
+    failure = await harness.play()
+
+    assert isinstance(failure, EpisodeFailure)
+    assert "failed: 503" in failure.message

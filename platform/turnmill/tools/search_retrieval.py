@@ -60,7 +60,7 @@ class SearchRetrieval(Tool):
         if query is None:
             return ToolResult("", done=True, valid=False)
         documents = await self._retrieve(query)
-        return ToolResult(f"\n\n<information>{_format_documents(documents).strip()}</information>\n\n")
+        return ToolResult(f"\n\n<information>{format_documents(documents).strip()}</information>\n\n")
 
     async def _retrieve(self, query: str) -> Sequence[str]:
         assert self._client is not None, "start() opens the connections"
@@ -70,7 +70,7 @@ class SearchRetrieval(Tool):
                 response = await self._client.post(self._url, json=request)
             if response.status_code != 200:
                 raise ValueError(f"it answered {response.status_code}: {response.text[:200]}")
-            return [_contents(found) for found in response.json()["result"][0]]
+            return [contents_of(found) for found in response.json()["result"][0]]
         except Exception as error:
             if self._on_failure == "empty":
                 return []
@@ -80,14 +80,15 @@ class SearchRetrieval(Tool):
             ) from error
 
 
-def _contents(found: dict[str, object]) -> str:
+def contents_of(found: dict[str, object]) -> str:
+    """Return the text of a document, with or without its score. Raises ValueError if it is no object."""
     document = found.get("document", found)
     if not isinstance(document, dict):
         raise ValueError(f"it returned a document that is not an object: {str(document)[:200]}")
     return str(document.get("contents") or "")
 
 
-def _format_documents(documents: Sequence[str]) -> str:
+def format_documents(documents: Sequence[str]) -> str:
     """Format the documents, with the first line of each as its title."""
     pieces = []
     for number, contents in enumerate(documents, start=1):
