@@ -1,12 +1,10 @@
 """Command line of turnmill: the commands of a run, and the entry points of the other programs."""
 
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +15,8 @@ from turnmill.cli.clean_up import clean_up
 from turnmill.cli.console import errors, say
 from turnmill.cli.convert import app as convert
 from turnmill.cli.doctor import doctor
+from turnmill.cli.export import export
+from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides, load
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
@@ -116,7 +116,7 @@ def run(
     say(f"{'Resuming' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
     try:
         launch = _launch()
-        with _interruptible(), progress_view(console) as view:
+        with interruptible(), progress_view(console) as view:
             launch(job, run_dir, resume=resume, on_progress=view)
     except RunFailedError as error:
         say(f"The run failed ({error.cause}): {error}\nResume it with: {resume_command}", to=errors())
@@ -144,7 +144,7 @@ def _run_attempt() -> None:
     console = Console()
     say(f"Attempt {attempt.number} at {attempt.job.metadata.name} in {attempt.run_dir}", to=console)
     try:
-        with _interruptible(), progress_view(console) as view:
+        with interruptible(), progress_view(console) as view:
             join(attempt, on_progress=view)
     except RunFailedError as error:
         say(f"The run failed ({error.cause}): {error}", to=errors())
@@ -153,26 +153,6 @@ def _run_attempt() -> None:
         say("The run failed (stopped): it received a signal to stop.", to=errors())
         raise typer.Exit(INTERRUPTED) from None
     say(f"Done: all {attempt.job.spec.training.steps} steps.", to=console)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGINT, SIGTERM and SIGHUP; further signals are ignored during the clean-up."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 app.command()(check)
@@ -213,6 +193,7 @@ def report(
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
 app.command()(doctor)
+app.command()(export)
 app.command()(trajectories)
 app.command()(view)
 app.command()(retriever)
