@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from turnmill.cli.console import errors, say
+from turnmill.cli.exit_codes import INTERRUPTED
 from turnmill.cli.interruption import interruptible
 from turnmill.core.errors import SettingsError
 
@@ -67,7 +68,7 @@ def export(
             )
     except KeyboardInterrupt:
         say(f"Interrupted: {output} was not made.", to=errors())
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     what = "Adapter" if done.is_adapter else "Model"
     say(f"{what} of step {done.step} in {done.dtype}: {shlex.quote(str(output))}")
     if push is not None:

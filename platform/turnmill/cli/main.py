@@ -15,6 +15,8 @@ from turnmill.cli.clean_up import clean_up
 from turnmill.cli.console import errors, say
 from turnmill.cli.convert import app as convert
 from turnmill.cli.doctor import doctor
+from turnmill.cli.evaluate import evaluate
+from turnmill.cli.exit_codes import DONE, FAILED, FINAL, INTERRUPTED, REFUSED, STALE_ATTEMPT
 from turnmill.cli.export import export
 from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides, load
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
     from turnmill.runs.local import RunResult
 
 # Commands import their dependencies inside of their functions, so that `--version` and `check` start fast.
-
-# Exit codes: success; the run failed; the job file or the command is wrong; a newer attempt has started; the run failed
-# in a way that another attempt would repeat; Ctrl-C or SIGTERM.
-DONE, FAILED, REFUSED, STALE_ATTEMPT, FINAL, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 app = typer.Typer(
     add_completion=False,
@@ -176,10 +174,15 @@ def report(
     """Show the results of a run, and redraw its curve; or compare two runs by their last validations."""
     from turnmill.cli.run_dirs import existing_run
     from turnmill.observability.comparison import comparison_text
+    from turnmill.observability.evaluation import comparison_lines, read_results
     from turnmill.observability.report import draw_curve, report_text
 
     if other is not None:
-        Console().print(comparison_text(existing_run(run_dir), existing_run(other)))
+        a, b = read_results(existing_run(run_dir)), read_results(existing_run(other))
+        if a and b:
+            say("\n".join(comparison_lines(a, b)))
+        else:
+            Console().print(comparison_text(run_dir, other))
         return
     draw_error = None
     try:
@@ -193,6 +196,7 @@ def report(
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
 app.command()(doctor)
+app.command()(evaluate)
 app.command()(export)
 app.command()(trajectories)
 app.command()(view)

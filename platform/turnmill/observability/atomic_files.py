@@ -71,8 +71,13 @@ def remove_partial_files(folder: Path) -> None:
 def flush_folder(folder: Path) -> None:
     """Flush all files and folders in a folder to disk, contents before names."""
     for path in sorted((folder, *folder.rglob("*")), key=lambda path: len(path.parts), reverse=True):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        flush(path)
+
+
+def flush(path: Path) -> None:
+    """Flush a file to disk, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

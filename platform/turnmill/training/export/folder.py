@@ -72,7 +72,7 @@ def export(
     chosen = dtype or _initial_dtype(job)
     with _readable(found.path):
         model = load_model(actor, trust_remote_code=_trusts_code(job))
-    is_adapter = lora == "adapter"
+    is_adapter = lora == "adapter" and has_adapters(model)
     if has_adapters(model) and not is_adapter:
         model = merge_adapters(model, actor)
     with _whole(output) as folder:
@@ -149,6 +149,7 @@ def _whole(output: Path) -> Iterator[Path]:
         yield partial
         atomic_files.flush_folder(partial)
         partial.rename(output)
+        atomic_files.flush(output.parent)
     except (OSError, SafetensorError) as error:
         raise _unwritable(output, error) from error
     finally:
