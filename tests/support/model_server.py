@@ -1,7 +1,10 @@
 """A model server with OpenAI's API and scripted responses."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -70,3 +73,39 @@ def chatml(messages: Sequence[dict[str, str]]) -> str:
     """Return messages in the format of ChatML, up to the response."""
     turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]
     return "".join([*turns, "<|im_start|>assistant\n"])
+
+
+@contextmanager
+def served(model: ScriptedModel) -> Iterator[str]:
+    """Serve a model over HTTP while the context lasts; yield the base URL of its API."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(b"")
+
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def _answer(self, content: bytes) -> None:
+            request = httpx.Request(
+                self.command, f"http://model{self.path}", headers=dict(self.headers), content=content
+            )
+            response = model.respond(request)
+            self.send_response(response.status_code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(response.content)))
+            self.end_headers()
+            self.wfile.write(response.content)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()

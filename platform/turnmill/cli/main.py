@@ -1,12 +1,10 @@
 """Command line of turnmill: the commands of a run, and the entry points of the other programs."""
 
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +16,10 @@ from turnmill.cli.clean_up import clean_up
 from turnmill.cli.console import errors, say
 from turnmill.cli.convert import app as convert
 from turnmill.cli.doctor import doctor
+from turnmill.cli.evaluate import evaluate
+from turnmill.cli.exit_codes import DONE, FAILED, FINAL, INTERRUPTED, REFUSED, STALE_ATTEMPT
+from turnmill.cli.export import export
+from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides, load
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     from turnmill.runs.local import RunResult
 
 # Commands import their dependencies inside of their functions, so that `--version` and `check` start fast.
-
-# Exit codes: success; the run failed; the job file or the command is wrong; a newer attempt has started; the run failed
-# in a way that another attempt would repeat; Ctrl-C or SIGTERM.
-DONE, FAILED, REFUSED, STALE_ATTEMPT, FINAL, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 app = typer.Typer(
     add_completion=False,
@@ -117,7 +115,7 @@ def run(
     say(f"{'Resuming' if resume else 'Running'} {job.metadata.name} in {run_dir}", to=console)
     try:
         launch = _launch()
-        with _interruptible(), progress_view(console) as view:
+        with interruptible(), progress_view(console) as view:
             launch(job, run_dir, resume=resume, on_progress=view)
     except RunFailedError as error:
         say(f"The run failed ({error.cause}): {error}\nResume it with: {resume_command}", to=errors())
@@ -145,7 +143,7 @@ def _run_attempt() -> None:
     console = Console()
     say(f"Attempt {attempt.number} at {attempt.job.metadata.name} in {attempt.run_dir}", to=console)
     try:
-        with _interruptible(), progress_view(console) as view:
+        with interruptible(), progress_view(console) as view:
             join(attempt, on_progress=view)
     except RunFailedError as error:
         say(f"The run failed ({error.cause}): {error}", to=errors())
@@ -154,26 +152,6 @@ def _run_attempt() -> None:
         say("The run failed (stopped): it received a signal to stop.", to=errors())
         raise typer.Exit(INTERRUPTED) from None
     say(f"Done: all {attempt.job.spec.training.steps} steps.", to=console)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGINT, SIGTERM and SIGHUP; further signals are ignored during the clean-up."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 app.command()(check)
@@ -197,10 +175,15 @@ def report(
     """Show the results of a run, and redraw its curve; or compare two runs by their last validations."""
     from turnmill.cli.run_dirs import existing_run
     from turnmill.observability.comparison import comparison_text
+    from turnmill.observability.evaluation import comparison_lines, read_results
     from turnmill.observability.report import draw_curve, report_text
 
     if other is not None:
-        Console().print(comparison_text(existing_run(run_dir), existing_run(other)))
+        a, b = read_results(existing_run(run_dir)), read_results(existing_run(other))
+        if a and b:
+            say("\n".join(comparison_lines(a, b)))
+        else:
+            Console().print(comparison_text(run_dir, other))
         return
     draw_error = None
     try:
@@ -215,6 +198,8 @@ def report(
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
 app.command("call-tool", cls=FireStyleCommand)(call_tool)
 app.command()(doctor)
+app.command()(evaluate)
+app.command()(export)
 app.command()(trajectories)
 app.command()(view)
 app.command()(retriever)

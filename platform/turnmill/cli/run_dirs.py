@@ -21,7 +21,7 @@ def choose_run_dir(job: AgentTrainingJob, output: Path | None, *, resume: bool) 
     """
     if resume:
         run_dir, previous = (output, None) if output else _newest(job.metadata.name)
-        _check_same_run(job, previous or _job_in(existing_run(run_dir)), run_dir)
+        _check_same_run(job, previous or job_in(existing_run(run_dir)), run_dir)
         return run_dir
     if output is None:
         return _free(job.metadata.name)
@@ -49,6 +49,15 @@ def existing_run(path: Path) -> Path:
     raise SettingsError(f"{path} holds no run: there is no job.yaml in it. {way_out}")
 
 
+def job_in(run_dir: Path) -> AgentTrainingJob:
+    """Return the job with which the run was started, without checking its folders, which may have moved."""
+    file = run_dir / "job.yaml"
+    try:
+        return parse_job(parse_yaml(file.read_text(encoding="utf-8")).value or {})
+    except JobError as error:
+        raise SettingsError(f"{file} is not a job that this version can read.\n{error}") from error
+
+
 def _free(name: str) -> Path:
     """Create the first folder that does not exist: so two runs that start at the same moment get two."""
     for number in itertools.count(1):
@@ -71,7 +80,7 @@ def _newest(name: str) -> tuple[Path, AgentTrainingJob]:
     found: dict[int, tuple[Path, AgentTrainingJob]] = {}
     for file in RUNS.glob("*/job.yaml"):
         match = pattern.fullmatch(file.parent.name)
-        if match and (job := _job_in(file.parent)).metadata.name == name:
+        if match and (job := job_in(file.parent)).metadata.name == name:
             found[int(match[1] or 1)] = file.parent, job
     if not found:
         raise SettingsError(f"--resume: there is no run of {name} in {RUNS}/. Omit --resume to start one.")
@@ -90,12 +99,3 @@ def _check_same_run(job: AgentTrainingJob, previous: AgentTrainingJob, run_dir: 
             f"--resume: {', '.join(changed)} is not what {run_dir / 'job.yaml'} says: the checkpoints there belong "
             "to another run. Change it back, or omit --resume to start a new run."
         )
-
-
-def _job_in(run_dir: Path) -> AgentTrainingJob:
-    """Return the job with which the run was started, without checking its folders, which may have moved."""
-    file = run_dir / "job.yaml"
-    try:
-        return parse_job(parse_yaml(file.read_text(encoding="utf-8")).value or {})
-    except JobError as error:
-        raise SettingsError(f"{file} is not a job that this version can resume.\n{error}") from error

@@ -66,3 +66,18 @@ def remove_partial_files(folder: Path) -> None:
     """Remove the partial files of killed writers; no process may be writing to the folder."""
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush all files and folders in a folder to disk, contents before names."""
+    for path in sorted((folder, *folder.rglob("*")), key=lambda path: len(path.parts), reverse=True):
+        flush(path)
+
+
+def flush(path: Path) -> None:
+    """Flush a file to disk, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

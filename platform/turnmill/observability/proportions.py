@@ -8,7 +8,7 @@ Interval = tuple[float, float]
 """Lower and upper limit."""
 
 
-def wilson_interval(successes: float, episodes: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, episodes: float, confidence: float = 0.95) -> Interval:
     """Return the score interval of a share of successes.
 
     E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of the American
@@ -73,8 +73,8 @@ class Pairs:
         (low_a, high_a), (low_b, high_b) = (wilson_interval(n, self.total, confidence) for n in (of_a, of_b))
         share_a, share_b = of_a / self.total, of_b / self.total
         correlation = self._correlation()
-        below = _distance(share_b - low_b, high_a - share_a, correlation)
-        above = _distance(high_b - share_b, share_a - low_a, correlation)
+        below = hypotenuse(share_b - low_b, high_a - share_a, correlation)
+        above = hypotenuse(high_b - share_b, share_a - low_a, correlation)
         return self.difference - below, self.difference + above
 
     def p_value(self) -> float:
@@ -99,5 +99,6 @@ class Pairs:
         return corrected / math.sqrt(margins)
 
 
-def _distance(first: float, second: float, correlation: float) -> float:
+def hypotenuse(first: float, second: float, correlation: float) -> float:
+    """Return the distance of a limit of a difference, from the distances of the limits of two correlated shares."""
     return math.sqrt(max(0.0, first * first - 2 * correlation * first * second + second * second))

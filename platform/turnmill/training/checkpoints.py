@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from turnmill.core.errors import RunFailedError
+from turnmill.core.errors import RunFailedError, SettingsError
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.rules import FIXED
 from turnmill.observability import atomic_files
@@ -69,7 +69,7 @@ def complete(root: Path, state: RunState, *, keep: int, run: Mapping[str, object
     Its files are flushed to disk first, so that a power cut leaves no marker without them.
     """
     folder = folder_of(root, state.step)
-    _sync(folder)
+    atomic_files.flush_folder(folder)
     sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
     marker = asdict(state) | {_FILES: sizes} | ({_RUN: dict(run)} if run else {})
     atomic_files.write_text(folder / MARKER, json.dumps(marker))
@@ -150,6 +150,21 @@ def set_aside_damaged(
 def damaged(root: Path) -> list[Path]:
     """Return the folders of damaged checkpoints."""
     return sorted(root.glob(f"{DAMAGED}*"))
+
+
+def choose(
+    root: Path, step: int | None, on_file: Callable[[], None] = lambda: None, *, run: Mapping[str, object] | None = None
+) -> Checkpoint:
+    """Return the checkpoint of a step, or the newest, that is complete and undamaged. Raises SettingsError for none."""
+    folders = _complete_folders(root)
+    damages = []
+    for folder in folders if step is None else [path for path in folders if int(_step_of(path)) == step]:
+        if (damage := _find_damage(folder, run or {}, on_file)) is None:
+            return Checkpoint(folder, _state_in(_marker(folder)))
+        damages.append(f"{folder}: {damage}")
+    which = ("any step" if step is None else f"step {step}") + (f" ({'; '.join(damages)})" if damages else "")
+    known = f"Complete ones: {', '.join(map(_step_of, reversed(folders))) or 'none'}."
+    raise SettingsError(f"{root} has no usable checkpoint of {which}. {known} Choose another, or resume the run.")
 
 
 def latest(root: Path) -> Checkpoint | None:
@@ -283,13 +298,3 @@ def _digests(folder: Path, names: Iterable[str], on_file: Callable[[], None] = l
 def _files(folder: Path) -> list[str]:
     """Return the files of a checkpoint, relative to its folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def _sync(folder: Path) -> None:
-    """Flush all files and folders of a checkpoint to disk, contents before names."""
-    for path in sorted((folder, *folder.rglob("*")), key=lambda path: len(path.parts), reverse=True):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -102,7 +102,7 @@ def test_resuming_a_folder_with_an_unreadable_job_is_refused():
     make_run("mine", job())
     Path("mine/job.yaml").write_text("kind: [")
 
-    with pytest.raises(SettingsError, match="is not a job that this version can resume"):
+    with pytest.raises(SettingsError, match="is not a job that this version can read"):
         choose_run_dir(job(), Path("mine"), resume=True)
 
 

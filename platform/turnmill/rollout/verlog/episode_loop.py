@@ -27,7 +27,7 @@ class EpisodeLoop(TurnLoop):
         """Play one episode; return a row for each turn, or its failure; in a validation, one row."""
         position, sample, step = int(index), int(session_id), int(global_steps)
         if validate:
-            return [await self._validate(position, sampling_params, step)]
+            return [await self.validate(position, sampling_params, step)]
         spec = self.job.spec
         slot_index = position * spec.group_size + sample
         name = f"t{step}-{position}-{sample}"

@@ -39,20 +39,28 @@ class EpisodePlan:
     step: int = 0
     """Step of a validation, whose episodes have the same names in every step."""
 
+    sample: int = 0
+    """Number of the episode among those of a validation with the same environment seed."""
+
     @classmethod
     def training(cls, run_seed: int, slot: int) -> "EpisodePlan":
         """Return the plan of training episodes, with seeds that no validation uses."""
         return cls("training", run_seed, slot)
 
     @classmethod
-    def validation(cls, run_seed: int, slot: int, step: int = 0) -> "EpisodePlan":
+    def validation(cls, run_seed: int, slot: int, step: int = 0, sample: int = 0) -> "EpisodePlan":
         """Return the plan of one episode, the same in every validation with the same seed."""
-        return cls("validation", run_seed, slot, step=step)
+        return cls("validation", run_seed, slot, episode_name=f"v{slot}-{sample}", step=step, sample=sample)
 
     @classmethod
     def of_task(cls, run_seed: int, task: int, *, step: int, slot: int, episode_name: str) -> "EpisodePlan":
         """Return the plan of one episode with the environment seed of its task, and sampling seeds of its own."""
         return cls(f"step {step}", run_seed, slot, task, episode_name)
+
+    @property
+    def sampling_stream(self) -> str:
+        """Name from which sampling seeds are derived; it differs between samples of an episode."""
+        return f"{self.stream}/{self.sample}" if self.sample else self.stream
 
     def seed(self, episode: int) -> int:
         """Return the environment's seed of an episode."""

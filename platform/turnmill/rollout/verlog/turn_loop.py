@@ -47,7 +47,7 @@ class TurnLoop(AgentLoopBase):
     ) -> list[TurnRow]:
         """Play one segment of a slot's episodes, or one whole episode of a validation; return the rows."""
         if validate:
-            return [await self._validate(int(slot), sampling_params, int(global_steps))]
+            return [await self.validate(int(slot), sampling_params, int(global_steps))]
         return await self._play_segment(self.slot(int(slot)), sampling_params, int(global_steps))
 
     def slot(self, index: int) -> Slot:
@@ -157,14 +157,17 @@ class TurnLoop(AgentLoopBase):
             slot.trajectory,
             prompt_ids,
             {**sampling_params, "max_tokens": self.job.spec.verlog.max_response_tokens},
-            seed=sampling_seed(training.seed, slot.plan.stream, slot.index, slot.turns_played),
+            seed=sampling_seed(training.seed, slot.plan.sampling_stream, slot.index, slot.turns_played),
             timeout_seconds=training.timeouts.request_seconds,
         )
 
-    async def _validate(self, index: int, sampling_params: SamplingParams, step: int) -> TurnRow:
-        """Play one whole episode; return its last turn as a row with the summary of the episode."""
+    async def validate(self, index: int, sampling_params: SamplingParams, step: int, *, sample: int = 0) -> TurnRow:
+        """Play one whole episode; return its last turn as a row with the summary of the episode.
+
+        Samples of an episode have the same environment seed, and sampling seeds of their own.
+        """
         validation = self.job.spec.training.validation
-        slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index, step))
+        slot = Slot(index, self.job.spec, EpisodePlan.validation(validation.seed, index, step, sample))
         try:
             return await self._validation_episode(slot, sampling_params, step)
         finally:

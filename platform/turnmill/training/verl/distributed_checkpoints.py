@@ -26,11 +26,9 @@ from torch.distributed.checkpoint.state_dict import (
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 from turnmill.training.verl.safe_loading import TensorPlanner, TensorReader, weights_only
+from turnmill.training.verl.whole_weights import STATE
 
 log = logging.getLogger(__name__)
-
-STATE = "state"
-"""Folder of DCP in a checkpoint."""
 
 SCHEDULER = "scheduler.json"
 
