@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.trajectory import Turn
 from turnmill.gateway.engine import Sample
+from turnmill.gateway.errors import UnknownKeyError
 from turnmill.gateway.parsing import AnswerParser, create_parser
 from turnmill.gateway.rendering import ChatRenderer
-from turnmill.gateway.trajectory import Model
+from turnmill.gateway.trajectory import Model, Trajectory
 
 TEMPLATE = """
 {%- if tools %}{{- '<|im_start|>system\\nTools:' }}{% for tool in tools %}{{- ' ' + tool.function.name }}
@@ -125,3 +126,17 @@ def tool(name: str) -> dict[str, Any]:
     """Return the schema of a tool with one argument."""
     parameters = {"type": "object", "properties": {"command": {"type": "string"}}}
     return {"type": "function", "function": {"name": name, "description": "Runs it.", "parameters": parameters}}
+
+
+class ScriptedTrajectories:
+    """Trajectories by their keys."""
+
+    def __init__(self, model: Model, trajectories: Mapping[str, Trajectory]) -> None:
+        self.model = model
+        self._trajectories = trajectories
+
+    async def find(self, key: str) -> Trajectory:
+        """Return the trajectory with a key."""
+        if key not in self._trajectories:
+            raise UnknownKeyError("The key is unknown.")
+        return self._trajectories[key]
