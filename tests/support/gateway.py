@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.trajectory import Turn
+from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.engine import Sample
 from turnmill.gateway.errors import UnknownKeyError
 from turnmill.gateway.parsing import AnswerParser, create_parser
@@ -135,8 +136,8 @@ class ScriptedTrajectories:
         self.model = model
         self._trajectories = trajectories
 
-    async def find(self, key: str) -> Trajectory:
-        """Return the trajectory with a key."""
+    async def answer(self, key: str, request: AnswerRequest) -> list[Answer]:
+        """Return the answers to a request."""
         if key not in self._trajectories:
             raise UnknownKeyError("The key is unknown.")
-        return self._trajectories[key]
+        return await self._trajectories[key].answer(request)

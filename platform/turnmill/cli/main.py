@@ -17,6 +17,7 @@ from turnmill.cli.clean_up import clean_up
 from turnmill.cli.console import errors, say
 from turnmill.cli.convert import app as convert
 from turnmill.cli.doctor import doctor
+from turnmill.cli.gateway import gateway
 from turnmill.cli.job_file import Overrides, load
 from turnmill.cli.retriever import retriever
 from turnmill.cli.tool_server import FireStyleCommand, tool_server
@@ -212,6 +213,7 @@ def report(
 
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
+app.command()(gateway)
 app.command()(doctor)
 app.command()(trajectories)
 app.command()(view)

@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from turnmill.core.errors import InferenceError, OvertakenError, StaleClaimError, StoreError
+from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.anthropic import MESSAGES
 from turnmill.gateway.apis.base import Api, ErrorBody, json_text, openai_error
 from turnmill.gateway.apis.chat import CHAT
@@ -25,7 +26,7 @@ from turnmill.gateway.errors import (
     UnknownKeyError,
 )
 from turnmill.gateway.messages import JsonObject, digest
-from turnmill.gateway.trajectory import Model, Trajectory
+from turnmill.gateway.trajectory import Model
 
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
@@ -39,8 +40,8 @@ class Trajectories(Protocol):
 
     model: Model
 
-    async def find(self, key: str) -> Trajectory:
-        """Return the trajectory with a key. Raises UnknownKeyError or StaleTrajectoryError."""
+    async def answer(self, key: str, request: AnswerRequest) -> list[Answer]:
+        """Return the answers to a request of the trajectory with a key. Raises UnknownKeyError."""
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -81,10 +82,10 @@ def create_app(trajectories: Trajectories) -> Starlette:
 
 def _endpoint(api: Api, trajectories: Trajectories) -> Handler:
     async def handle(request: Request) -> Response:
-        trajectory = await trajectories.find(key_of(request))
+        key = key_of(request)
         data = await read_body(request)
         call = api.read(data, digest(api.path, data), trajectories.model.renderer)
-        answers = await trajectory.answer(call.request)
+        answers = await trajectories.answer(key, call.request)
         if call.stream:
             return StreamingResponse(call.events(answers), media_type="text/event-stream")
         return _json(call.response(answers))

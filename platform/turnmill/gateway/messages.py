@@ -14,7 +14,7 @@ from turnmill.gateway.errors import RequestError
 JsonObject = Mapping[str, Any]
 
 Message = JsonObject
-"""`role`, `content` (a text, or a list of parts with pictures) and, of assistants, `reasoning_content` and
+"""`role`, `content` and, of assistants, `reasoning_content` and
 `tool_calls`; the arguments of a call are an object."""
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -46,7 +46,7 @@ def message_key(message: Message) -> str:
     """Return a text that two messages share if they say the same."""
     content = message["content"]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    if message["role"] == "assistant" and isinstance(content, str):
+    if message["role"] == "assistant":
         # Agents and parsers of answers strip whitespace.
         content = content.strip()
     return json.dumps([message["role"], content, calls], sort_keys=True)
@@ -78,7 +78,7 @@ def rest_of_answer(answer: Message, echoed: Message) -> Message | None:
     """Return what is left of an answer of which a client got only the first items; None if it is another answer."""
     calls, echoed_calls = answer.get("tool_calls") or [], echoed.get("tool_calls") or []
     text, echoed_text = answer["content"], echoed["content"]
-    if echoed["role"] != "assistant" or not isinstance(text, str) or not isinstance(echoed_text, str):
+    if echoed["role"] != "assistant":
         return None
     has_all_text = echoed_text.strip() == text.strip()
     if not has_all_text and (echoed_calls or not text.startswith(echoed_text)):
@@ -89,18 +89,24 @@ def rest_of_answer(answer: Message, echoed: Message) -> Message | None:
     return {**rest, "tool_calls": calls[len(echoed_calls) :]} if len(echoed_calls) < len(calls) else rest
 
 
-def _content(content: object) -> object:
-    """Return a text, or parts if some of them are no text; without cache marks."""
+def _content(content: object) -> str:
+    """Return the text of a message, whose parts are lines. Raises RequestError if it has others than text."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in _listed(content)]
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise RequestError(f"messages: a part of the content is of type {kind!r}, and only text is supported.")
+    return "\n".join(part["text"] for part in parts)
+
+
+def _listed(content: object) -> list[JsonObject | str]:
     if not isinstance(content, list):
-        raise RequestError(f"messages: content must be a text or a list of parts, and is {content!r:.100}.")
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    if all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return [{name: value for name, value in part.items() if name != "cache_control"} for part in parts]
+        raise RequestError(f"messages: the content must be a text or a list of parts, and is {content!r:.100}.")
+    return content
 
 
 def _function(call: JsonObject) -> JsonObject:

@@ -5,11 +5,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from turnmill.core.errors import EpisodeError, StaleClaimError, StoreError, TurnmillError
 from turnmill.core.trajectory import Turn
 from turnmill.gateway.answers import Answer, AnswerRequest, FinishReason
 from turnmill.gateway.engine import Engine, Sample
-from turnmill.gateway.errors import ContextLengthError, TurnLimitError
+from turnmill.gateway.errors import ContextLengthError, StaleTrajectoryError, TurnLimitError, UnavailableError
 from turnmill.gateway.messages import Message, rest_of_answer, tool_call
 from turnmill.gateway.parsing import AnswerParser
 from turnmill.gateway.places import Place, find_place, request_keys
@@ -36,13 +38,30 @@ class Model:
     """Limit for answers; a request may ask for fewer."""
 
 
+class Shared(Protocol):
+    """The turns of a trajectory in a store, to which other processes may add."""
+
+    async def take_over(self, known: Sequence[Turn]) -> Sequence[Turn]:
+        """Take the trajectory from another process; return all turns, of which some are known."""
+
+    async def read(self) -> Sequence[Turn]:
+        """Return all turns."""
+
+
 class Trajectory:
     """Answers the requests of one trajectory, at most once each: a repeat gets the recorded answer."""
 
     def __init__(
-        self, name: str, model: Model, *, record: RecordTurn, turns: Sequence[Turn] = (), max_turns: int | None = None
+        self,
+        name: str,
+        model: Model,
+        *,
+        record: RecordTurn,
+        turns: Sequence[Turn] = (),
+        max_turns: int | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        """Take the recorded turns of a trajectory that goes on."""
+        """Take the recorded turns of a trajectory that goes on, and `shared` if other processes add to them."""
         self.name = name
         self.tree = Tree()
         self.turns: list[Turn] = []
@@ -51,11 +70,19 @@ class Trajectory:
 
         self._model = model
         self._record = record
+        self._shared = shared
         self._max_turns = max_turns
         self._answers: list[Answer] = []
         self._numbers: dict[str, list[int]] = {}
         """Numbers of the generations by the digests of their requests."""
 
+        self.limit_reached = asyncio.Event()
+        """Set when a request is refused because of the maximum number of turns."""
+
+        self.failure: TurnmillError | None = None
+        """The error for which the last request got no answer, of engine or journal."""
+
+        self._closed = False
         self._running: dict[str, asyncio.Task[list[Answer]]] = {}
         self._num_promised = 0
         self._adding = asyncio.Lock()
@@ -80,6 +107,8 @@ class Trajectory:
 
         A client that goes away stops nothing: its answer is recorded, and there for its repeat.
         """
+        if self._closed:
+            raise StaleTrajectoryError("The trajectory has ended: it takes no further request.")
         if len(self._numbers.get(request.digest, ())) >= request.num_answers:
             return self._serve(request.digest)
         running = self._running.get(request.digest)
@@ -88,15 +117,23 @@ class Trajectory:
             running.add_done_callback(lambda task: self._forget(request.digest, task))
         return await asyncio.shield(running)
 
+    async def close(self) -> None:
+        """Refuse further requests, and drop those that are being answered."""
+        self._closed = True
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     def _serve(self, key: str) -> list[Answer]:
         self.served.update(self._numbers[key])
         return [self._answers[number] for number in self._numbers[key]]
 
     def _forget(self, key: str, task: asyncio.Task[list[Answer]]) -> None:
         del self._running[key]
-        if not task.cancelled():
-            # Its clients may be gone: nobody else asks for the error.
-            task.exception()
+        # Its clients may be gone: nobody else asks for the error.
+        error = None if task.cancelled() else task.exception()
+        self.failure = error if isinstance(error, (EpisodeError, StoreError, UnavailableError)) else None
 
     async def _answer(self, request: AnswerRequest) -> list[Answer]:
         keys = request_keys(request)
@@ -107,19 +144,34 @@ class Trajectory:
         self._require_turns(len(missing))
         self._num_promised += len(missing)
         try:
-            place = await asyncio.to_thread(
-                find_place, request, keys, self.tree, self._model.renderer, end_ids=self._model.end_ids
-            )
+            place = await self._find_place(request, keys)
+            if place.reason and await self._read_others():
+                # What it continues is another process's.
+                if len(self._numbers.get(request.digest, ())) >= request.num_answers:
+                    return self._serve(request.digest)
+                place = await self._find_place(request, keys)
             asked_at, max_tokens = time.time(), self._max_tokens(request, place)
             samples = await asyncio.gather(*(self._sample(request, place, max_tokens, number) for number in missing))
-            for sample in samples:
-                await self._record_sample(request, place, sample, max_tokens, asked_at)
+            for number, sample in zip(missing, samples, strict=True):
+                await self._record_sample(request, place, sample, number, max_tokens, asked_at)
         finally:
             self._num_promised -= len(missing)
         return self._serve(request.digest)
 
+    async def _find_place(self, request: AnswerRequest, keys: Sequence[str]) -> Place:
+        model = self._model
+        return await asyncio.to_thread(find_place, request, keys, self.tree, model.renderer, end_ids=model.end_ids)
+
+    async def _read_others(self) -> bool:
+        """Add the turns of other processes; return whether there were any."""
+        if self._shared is None:
+            return False
+        async with self._adding:
+            return self._add_new(await self._shared.read())
+
     def _require_turns(self, number: int) -> None:
         if self._max_turns is not None and self.num_turns + self._num_promised + number > self._max_turns:
+            self.limit_reached.set()
             raise TurnLimitError(f"The trajectory has had its {self._max_turns} turns: it takes no further request.")
 
     def _rest_of_recorded(self, request: AnswerRequest, keys: Sequence[str]) -> Answer | None:
@@ -154,17 +206,26 @@ class Trajectory:
         return await self._model.engine.generate(place.prompt_ids, sampling, trajectory=self.name, sample=number)
 
     async def _record_sample(
-        self, request: AnswerRequest, place: Place, sample: Sample, max_tokens: int, asked_at: float
+        self, request: AnswerRequest, place: Place, sample: Sample, index: int, max_tokens: int, asked_at: float
     ) -> None:
+        """Record a sample as the answer, unless another process has recorded one meanwhile."""
         answer = await asyncio.to_thread(self._parse, request, place, sample, max_tokens)
         # The journal takes one turn at a time, and its order is that of the tree.
         async with self._adding:
-            number = len(self.tree.generations)
-            turn = turn_of(
-                request, place, sample, answer, number=number, asked_at=asked_at, renderer=self._model.renderer
-            )
-            await self._record(turn)
-            self._add(turn)
+            while len(self._numbers.get(request.digest, ())) <= index:
+                number = len(self.tree.generations)
+                turn = turn_of(
+                    request, place, sample, answer, number=number, asked_at=asked_at, renderer=self._model.renderer
+                )
+                try:
+                    await self._record(turn)
+                except StaleClaimError:
+                    if self._shared is None:
+                        raise
+                    # Generations keep their numbers: the place is where it was.
+                    self._add_new(await self._shared.take_over(self.turns))
+                else:
+                    self._add(turn)
 
     def _parse(self, request: AnswerRequest, place: Place, sample: Sample, max_tokens: int) -> Answer:
         text = self._model.renderer.text_of(sample.token_ids)
@@ -183,6 +244,12 @@ class Trajectory:
         if cut and stop is None:
             reason = "length"
         return Answer(message, reason, len(place.prompt_ids), sample.token_ids, sample.log_probs, stop)
+
+    def _add_new(self, turns: Sequence[Turn]) -> bool:
+        new = turns[len(self.turns) :]
+        for turn in new:
+            self._add(turn)
+        return bool(new)
 
     def _add(self, turn: Turn) -> None:
         """Add a recorded turn to the tree and the answers."""

@@ -120,11 +120,10 @@ def _messages(messages: Iterable[JsonObject]) -> Iterator[JsonObject]:
         else:
             results = [block for block in content if block.get("type") == "tool_result"]
             for block in results:
-                text = _parts(block.get("content"))
-                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
             others = [block for block in content if block.get("type") != "tool_result"]
             if others or not results:
-                yield {"role": message.get("role"), "content": _parts(others)}
+                yield {"role": message.get("role"), "content": others}
 
 
 def _assistant(blocks: Sequence[JsonObject]) -> JsonObject:
@@ -137,18 +136,6 @@ def _assistant(blocks: Sequence[JsonObject]) -> JsonObject:
             tool_call(block.get("id"), str(block.get("name")), block.get("input")) for block in by_type["tool_use"]
         ],
     }
-
-
-def _parts(content: object) -> object:
-    if not isinstance(content, list):
-        return content
-    return [_picture(block) if block.get("type") == "image" else block for block in content]
-
-
-def _picture(block: JsonObject) -> JsonObject:
-    source = block.get("source") or {}
-    url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _chat_tool(tool: JsonObject) -> JsonObject:

@@ -179,15 +179,10 @@ def _join(before: dict[str, object], part: JsonObject) -> None:
 
 
 def _text(content: object) -> object:
-    """Return content with texts by the name of chat messages, and pictures as theirs."""
+    """Return content whose refusals are texts, too."""
     if not isinstance(content, list):
         return content
-    return [
-        {"type": "image_url", "image_url": {"url": part.get("image_url")}}
-        if part.get("type") == "input_image"
-        else {"type": "text", "text": part.get("text") or part.get("refusal") or ""}
-        for part in content
-    ]
+    return [{**part, "text": part["refusal"]} if "refusal" in part else part for part in content]
 
 
 def _chat_tool(tool: JsonObject) -> JsonObject:
