@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from turnmill.core.errors import EpisodeError, StaleClaimError, StoreError, TurnmillError
@@ -131,8 +131,10 @@ class Trajectory:
 
     def _forget(self, key: str, task: asyncio.Task[list[Answer]]) -> None:
         del self._running[key]
+        if task.cancelled():
+            return
         # Its clients may be gone: nobody else asks for the error.
-        error = None if task.cancelled() else task.exception()
+        error = task.exception()
         self.failure = error if isinstance(error, (EpisodeError, StoreError, UnavailableError)) else None
 
     async def _answer(self, request: AnswerRequest) -> list[Answer]:
@@ -214,8 +216,16 @@ class Trajectory:
         async with self._adding:
             while len(self._numbers.get(request.digest, ())) <= index:
                 number = len(self.tree.generations)
+                # Others may have come to the same place since.
+                reason = place.reason or self.tree.branch_reason(place.parent, place.opening, rewritten=False)
                 turn = turn_of(
-                    request, place, sample, answer, number=number, asked_at=asked_at, renderer=self._model.renderer
+                    request,
+                    replace(place, reason=reason),
+                    sample,
+                    answer,
+                    number=number,
+                    asked_at=asked_at,
+                    renderer=self._model.renderer,
                 )
                 try:
                     await self._record(turn)
@@ -226,6 +236,7 @@ class Trajectory:
                     self._add_new(await self._shared.take_over(self.turns))
                 else:
                     self._add(turn)
+                    return
 
     def _parse(self, request: AnswerRequest, place: Place, sample: Sample, max_tokens: int) -> Answer:
         text = self._model.renderer.text_of(sample.token_ids)

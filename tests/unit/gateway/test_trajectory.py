@@ -12,6 +12,7 @@ from turnmill.gateway.answers import AnswerRequest
 from turnmill.gateway.errors import ContextLengthError, TurnLimitError, UnavailableError
 from turnmill.gateway.messages import digest, normalized
 from turnmill.gateway.parsing import PlainParser
+from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.trajectory import Trajectory
 from turnmill.rollout.token_integrity import count_unsampled_tokens, pack_tokens
 
@@ -234,6 +235,7 @@ async def test_several_answers_to_one_request_are_branches_of_it():
 
     assert [answer.message["content"] for answer in answers] == ["answer 0", "answer 1", "answer 2"]
     assert len(conversation.rows()) == len(record.turns) == 3
+    assert [generation.reason for generation in conversation.tree.generations] == ["", "sibling", "sibling"]
 
 
 async def test_the_rest_of_an_answer_of_which_the_first_items_arrived_is_not_sampled_again():
@@ -295,6 +297,24 @@ async def test_limits_of_turns_and_context_refuse_a_request():
     longer, _ = trajectory(counting(), max_context_tokens=200)
     with pytest.raises(ContextLengthError, match="maximum context length is 200 tokens"):
         await text_of(longer, [user("a b " * 200)])
+
+
+async def test_what_is_rendered_and_tokenized_does_not_grow_with_the_conversation(monkeypatch: pytest.MonkeyPatch):
+    conversation, _ = trajectory(ScriptedEngine(lambda prompt: "the answer"))
+    sizes: list[int] = []
+    tokenize = ChatRenderer.tokenize
+
+    def measured(renderer: ChatRenderer, text: str) -> list[int]:
+        sizes.append(len(text))
+        return tokenize(renderer, text)
+
+    monkeypatch.setattr(ChatRenderer, "tokenize", measured)
+    chat = [user("What is it?")]
+    for _ in range(128):
+        chat += [assistant(await text_of(conversation, chat)), user("And now?")]
+
+    assert len(sizes) == 128
+    assert len(set(sizes[1:])) == 1
 
 
 class Agent:
