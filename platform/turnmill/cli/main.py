@@ -19,6 +19,7 @@ from turnmill.cli.doctor import doctor
 from turnmill.cli.evaluate import evaluate
 from turnmill.cli.exit_codes import DONE, FAILED, FINAL, INTERRUPTED, REFUSED, STALE_ATTEMPT
 from turnmill.cli.export import export
+from turnmill.cli.gateway import gateway
 from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides, load
 from turnmill.cli.retriever import retriever
@@ -197,6 +198,7 @@ def report(
 
 app.command("tool-server", cls=FireStyleCommand)(tool_server)
 app.command("call-tool", cls=FireStyleCommand)(call_tool)
+app.command()(gateway)
 app.command()(doctor)
 app.command()(evaluate)
 app.command()(export)

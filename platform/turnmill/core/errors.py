@@ -179,6 +179,12 @@ class RewardError(EpisodeError):
     cause: ClassVar[str] = "reward"
 
 
+class HarnessError(EpisodeError):
+    """The program of a trajectory could not run, ran out of time, or gave no reward."""
+
+    cause: ClassVar[str] = "harness"
+
+
 OUTAGE_CAUSES = frozenset(
     error.cause
     for error in (InferenceError, StoreUnavailableError, ToolCallConnectionError, ToolCallError, ToolCallTimeoutError)

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Tag
 
 from turnmill.jobs.grl_agent import GrlAgent
+from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 from turnmill.jobs.plugin_agent import PluginAgent
 from turnmill.jobs.settings import PLUGIN, by_type
@@ -16,6 +17,7 @@ AgentSettings = Annotated[
     | Annotated[ToolAgent, Tag("tool")]
     | Annotated[MultiTurnAgent, Tag("multi_turn")]
     | Annotated[GrlAgent, Tag("grl")]
+    | Annotated[HarnessAgent, Tag("harness")]
     | Annotated[PluginAgent, Tag(PLUGIN)],
     by_type(VerlogAgent),
 ]

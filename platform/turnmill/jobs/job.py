@@ -8,6 +8,7 @@ from turnmill.jobs.agent import AgentSettings
 from turnmill.jobs.algorithm import AlgorithmSettings, TurnPpo
 from turnmill.jobs.environment import EnvironmentSettings
 from turnmill.jobs.grl_agent import GrlAgent
+from turnmill.jobs.harness_agent import HarnessAgent
 from turnmill.jobs.model import ModelSettings
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 from turnmill.jobs.resources import ResourcesSettings
@@ -121,6 +122,12 @@ class JobSpec(Settings):
     def grl_agent(self) -> GrlAgent:
         """The agent of a job of type `grl`."""
         assert isinstance(self.agent, GrlAgent)
+        return self.agent
+
+    @property
+    def harness_agent(self) -> HarnessAgent:
+        """The agent of a job of type `harness`."""
+        assert isinstance(self.agent, HarnessAgent)
         return self.agent
 
     @property

@@ -356,7 +356,8 @@ RULES: tuple[Rule, ...] = (
         holds=_overlong_fits,
         cel="!has(self.algorithm.overlong) || !has(self.algorithm.overlong.tokens) || self.algorithm.overlong.tokens <="
         " (self.agent.type == 'verlog' ? (has(self.agent.maxResponseTokens) ? self.agent.maxResponseTokens : 512)"
-        " : has(self.agent.maxResponseLength) ? self.agent.maxResponseLength : self.agent.type == 'grl' ? 400 : 1024)",
+        " : has(self.agent.maxResponseLength) ? self.agent.maxResponseLength : self.agent.type == 'grl' ? 400"
+        " : self.agent.type == 'harness' ? 4096 : 1024)",
         sentence="must be at most the limit of a response, spec.agent.maxResponseTokens or maxResponseLength: "
         "the penalty grows below that limit",
         way_out=lambda v: f"Try {max(1, _response_limit(v) // 4)}.",
@@ -397,7 +398,7 @@ RULES: tuple[Rule, ...] = (
         cel="self.training.validation.renderEpisodes == 0",
         sentence="must be 0 with spec.agent.type {agent.type}: there is nothing to draw",
         way_out=lambda v: "Leave it out.",
-        only=(("agent.type", ("tool", "multi_turn", "grl", PLUGIN)),),
+        only=(("agent.type", ("tool", "multi_turn", "grl", "harness", PLUGIN)),),
     ),
     Rule(
         path="environment.name",

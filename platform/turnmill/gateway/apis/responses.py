@@ -1,0 +1,215 @@
+"""OpenAI's Responses, without state: each request has the whole conversation as items."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from pydantic import Field
+
+from turnmill.gateway.answers import Answer, AnswerRequest
+from turnmill.gateway.apis.base import Api, Body, chat_tools, event, num_tokens, openai_error, structured_output
+from turnmill.gateway.errors import RequestError
+from turnmill.gateway.messages import JsonObject, Message, normalized, tool_call
+from turnmill.gateway.parsing import arguments_text
+from turnmill.gateway.rendering import ChatRenderer
+
+
+class ResponsesBody(Body):
+    """A conversation to continue."""
+
+    input: str | list[JsonObject]
+    instructions: str | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: object = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    text: JsonObject | None = None
+    previous_response_id: str | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: JsonObject | None = None
+
+
+class ResponsesCall:
+    """One call of Responses."""
+
+    def __init__(self, body: ResponsesBody, digest: str) -> None:
+        if body.previous_response_id is not None:
+            raise RequestError(
+                "previous_response_id: the gateway keeps no responses by id. Send the conversation in `input`."
+            )
+        items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        self.stream = bool(body.stream)
+        self.request = AnswerRequest(
+            digest=digest,
+            messages=(*map(normalized, system), *messages_of(items)),
+            tools=chat_tools([_chat_tool(tool) for tool in body.tools or ()], body.tool_choice),
+            template=body.chat_template_kwargs or {},
+            sampling={**body.sampling(), **_format(body.text)},
+            max_tokens=body.max_output_tokens,
+        )
+        self._body = body
+
+    def response(self, answers: Sequence[Answer]) -> JsonObject:
+        """Return the body of the response."""
+        (answer,) = answers
+        cut = answer.finish_reason == "length"
+        prompt, output = num_tokens(answers)
+        return {
+            **self._head("incomplete" if cut else "completed"),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": list(self._items(answer.message)),
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": output,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + output,
+            },
+        }
+
+    def events(self, answers: Sequence[Answer]) -> Iterator[str]:
+        """Return the events of a streamed response."""
+        whole = self.response(answers)
+        for number, data in enumerate(self._events(whole)):
+            yield event({**data, "sequence_number": number}, str(data["type"]))
+
+    def _events(self, whole: JsonObject) -> Iterator[dict[str, object]]:
+        begun = {**self._head("in_progress"), "output": [], "usage": None}
+        yield {"type": "response.created", "response": begun}
+        yield {"type": "response.in_progress", "response": begun}
+        for index, item in enumerate(whole["output"]):
+            place = {"item_id": item["id"], "output_index": index}
+            empty = {**item, "status": "in_progress"}
+            if item["type"] == "function_call":
+                empty["arguments"] = ""
+            else:
+                empty["content"] = []
+            yield {"type": "response.output_item.added", "output_index": index, "item": empty}
+            yield from _deltas(item, place)
+            yield {"type": "response.output_item.done", "output_index": index, "item": item}
+        yield {"type": f"response.{whole['status']}", "response": whole}
+
+    def _head(self, status: str) -> dict[str, object]:
+        body = self._body
+        return {
+            "id": f"resp_{self.request.digest}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": status,
+            "model": body.model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+        }
+
+    def _items(self, message: Message) -> Iterator[dict[str, object]]:
+        key = self.request.digest
+        if reasoning := message.get("reasoning_content"):
+            content = [{"type": "reasoning_text", "text": reasoning}]
+            yield {"type": "reasoning", "id": f"rs_{key}", "summary": [], "content": content, "status": "completed"}
+        calls = message.get("tool_calls") or ()
+        if message["content"] or not calls:
+            part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+            yield {"type": "message", "id": f"msg_{key}", "role": "assistant", "status": "completed", "content": [part]}
+        for number, call in enumerate(calls):
+            yield {
+                "type": "function_call",
+                "id": f"fc_{key}_{number}",
+                "call_id": call["id"],
+                "name": call["function"]["name"],
+                "arguments": arguments_text(call["function"]["arguments"]),
+                "status": "completed",
+            }
+
+
+def _read(data: bytes, digest: str, renderer: ChatRenderer) -> ResponsesCall:
+    return ResponsesCall(ResponsesBody.read(data), digest)
+
+
+RESPONSES = Api("/responses", _read, openai_error)
+
+
+def messages_of(items: Iterable[JsonObject]) -> list[Message]:
+    """Return items as messages: reasoning, text and calls that follow each other are one answer of the assistant."""
+    messages: list[dict[str, object]] = []
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))})
+        elif kind in ("message", "function_call", "reasoning"):
+            part = _part(kind, item)
+            if part["role"] == "assistant" and messages and _joins(messages[-1], part):
+                _join(messages[-1], part)
+            else:
+                messages.append(part)
+        # Others, such as calls of the server's own tools, are nothing that a policy wrote or reads.
+    return [normalized(message) for message in messages]
+
+
+def _part(kind: str, item: JsonObject) -> dict[str, object]:
+    if kind == "function_call":
+        call = tool_call(item.get("call_id"), str(item.get("name")), item.get("arguments"))
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "reasoning":
+        texts = [part.get("text", "") for part in item.get("content") or item.get("summary") or ()]
+        return {"role": "assistant", "content": "", "reasoning_content": "".join(texts)}
+    return {"role": item.get("role"), "content": _text(item.get("content"))}
+
+
+def _joins(before: JsonObject, part: JsonObject) -> bool:
+    """Return whether a part belongs to the answer before it: of each kind that an answer has once, the first does."""
+    if before["role"] != "assistant":
+        return False
+    if part.get("tool_calls"):
+        return True
+    return not before.get("tool_calls") and not before["content"] and bool(part["content"])
+
+
+def _join(before: dict[str, object], part: JsonObject) -> None:
+    if calls := part.get("tool_calls"):
+        earlier = before.get("tool_calls")
+        before["tool_calls"] = [*(earlier if isinstance(earlier, list) else []), *calls]
+    else:
+        before["content"] = part["content"]
+
+
+def _text(content: object) -> object:
+    """Return content whose refusals are texts, too."""
+    if not isinstance(content, list):
+        return content
+    return [{**part, "text": part["refusal"]} if "refusal" in part else part for part in content]
+
+
+def _chat_tool(tool: JsonObject) -> JsonObject:
+    if tool.get("type") != "function" or "function" in tool:
+        return tool
+    names = ("name", "description", "parameters")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _format(text: JsonObject | None) -> JsonObject:
+    given = (text or {}).get("format") or {}
+    if given.get("type") == "json_schema":
+        return structured_output(given.get("schema") or {})
+    return structured_output(None) if given.get("type") == "json_object" else {}
+
+
+def _deltas(item: JsonObject, place: JsonObject) -> Iterator[dict[str, object]]:
+    if item["type"] == "function_call":
+        yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
+        end = {"name": item["name"], "arguments": item["arguments"]}
+        yield {"type": "response.function_call_arguments.done", **place, **end}
+        return
+    kind = "reasoning_text" if item["type"] == "reasoning" else "output_text"
+    (part,) = item["content"]
+    place = {**place, "content_index": 0}
+    log_probs: dict[str, object] = {"logprobs": []} if kind == "output_text" else {}
+    yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
+    yield {"type": f"response.{kind}.delta", **place, "delta": part["text"], **log_probs}
+    yield {"type": f"response.{kind}.done", **place, "text": part["text"], **log_probs}
+    yield {"type": "response.content_part.done", **place, "part": part}

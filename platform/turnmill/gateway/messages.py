@@ -1,0 +1,128 @@
+"""Chat messages in one form, whatever API they came by, and keys by which conversations are compared.
+
+Agents do not echo an answer as they got it: null becomes an empty text, arguments are serialised anew, ids and cache
+marks change, and many drop the reasoning. A key leaves all of this out.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from turnmill.gateway.errors import RequestError
+
+JsonObject = Mapping[str, Any]
+
+Message = JsonObject
+"""`role`, `content` and, of assistants, `reasoning_content` and
+`tool_calls`; the arguments of a call are an object."""
+
+ROLES = frozenset({"system", "user", "assistant", "tool"})
+
+
+def normalized(message: JsonObject) -> Message:
+    """Return a message of OpenAI's chat API as chat templates take it. Raises RequestError for an unknown role."""
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    if role not in ROLES:
+        raise RequestError(f"messages: the role {role!r} is unknown. Take one of {', '.join(sorted(ROLES))}.")
+    result: dict[str, object] = {"role": role, "content": _content(message.get("content"))}
+    if role == "assistant":
+        if reasoning := message.get("reasoning_content") or message.get("reasoning"):
+            result["reasoning_content"] = reasoning
+        if calls := message.get("tool_calls"):
+            result["tool_calls"] = [tool_call(call.get("id"), **_function(call)) for call in calls]
+    for name in ("name", "tool_call_id"):
+        if message.get(name):
+            result[name] = message[name]
+    return result
+
+
+def tool_call(call_id: object, name: str, arguments: object) -> dict[str, object]:
+    """Return a call of a tool; arguments that are no JSON object stay a text."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _parsed(arguments)}}
+
+
+def message_key(message: Message) -> str:
+    """Return a text that two messages share if they say the same."""
+    content = message["content"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    if message["role"] == "assistant":
+        # Agents and parsers of answers strip whitespace.
+        content = content.strip()
+    return json.dumps([message["role"], content, calls], sort_keys=True)
+
+
+def history_keys(start: str, messages: Iterable[Message]) -> list[str]:
+    """Return a key for each beginning of a conversation: after no message, after the first, and so on."""
+    keys = [start]
+    for message in messages:
+        keys.append(digest(keys[-1], message_key(message)))
+    return keys
+
+
+def start_key(tools: Sequence[JsonObject], template: JsonObject) -> str:
+    """Return the key of an empty conversation with tools and options of the chat template."""
+    return digest(json.dumps([list(tools), dict(template)], sort_keys=True))
+
+
+def digest(*parts: str | bytes) -> str:
+    """Return a digest of the parts, in order."""
+    result = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        result.update(len(data).to_bytes(8, "big") + data)
+    return result.hexdigest()
+
+
+def rest_of_answer(answer: Message, echoed: Message) -> Message | None:
+    """Return what is left of an answer of which a client got only the first items; None if it is another answer."""
+    calls, echoed_calls = answer.get("tool_calls") or [], echoed.get("tool_calls") or []
+    text, echoed_text = answer["content"], echoed["content"]
+    if echoed["role"] != "assistant":
+        return None
+    has_all_text = echoed_text.strip() == text.strip()
+    if not has_all_text and (echoed_calls or not text.startswith(echoed_text)):
+        return None
+    if [call["function"] for call in calls[: len(echoed_calls)]] != [call["function"] for call in echoed_calls]:
+        return None
+    rest = {"role": "assistant", "content": "" if has_all_text else text[len(echoed_text) :]}
+    return {**rest, "tool_calls": calls[len(echoed_calls) :]} if len(echoed_calls) < len(calls) else rest
+
+
+def _content(content: object) -> str:
+    """Return the text of a message, whose parts are lines. Raises RequestError if it has others than text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in _listed(content)]
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise RequestError(f"messages: a part of the content is of type {kind!r}, and only text is supported.")
+    return "\n".join(part["text"] for part in parts)
+
+
+def _listed(content: object) -> list[JsonObject | str]:
+    if not isinstance(content, list):
+        raise RequestError(f"messages: the content must be a text or a list of parts, and is {content!r:.100}.")
+    return content
+
+
+def _function(call: JsonObject) -> JsonObject:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError("messages: each of tool_calls needs a function with a name and arguments.")
+    return {"name": function["name"], "arguments": function.get("arguments")}
+
+
+def _parsed(arguments: object) -> object:
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

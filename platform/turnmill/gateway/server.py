@@ -1,0 +1,53 @@
+"""The gateway's HTTP server, in an event loop that does other work, too."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to its process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class HttpServer:
+    """Serves an application on a port of one address, until it is closed."""
+
+    def __init__(self, app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen; 0 takes a free port. Raises OSError if the port is taken."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
+        )
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+        address, number = self._socket.getsockname()[:2]
+        self.url = f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
+
+    def start(self) -> None:
+        """Begin to serve in the running event loop."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def wait(self) -> None:
+        """Wait until the server ends."""
+        assert self._serving is not None
+        await self._serving
+
+    async def close(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = self._server.force_exit = True
+        if self._serving is not None:
+            await self._serving
+        self._socket.close()

@@ -1,0 +1,80 @@
+"""The agent loop that runs programs: agents of any make, which take the gateway for a model server."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from turnmill.jobs.base_agent import BaseAgent
+from turnmill.jobs.environment import EnvironmentSettings
+from turnmill.jobs.settings import Word
+from turnmill.jobs.tool_agent import Tokens
+
+Argument = Annotated[str, Field(max_length=4096)]
+
+
+class HarnessAgent(BaseAgent):
+    """The agent loop over programs: one program per trajectory, which asks the policy over HTTP."""
+
+    implementation = "turnmill.training.agent_kinds.harness:HarnessKind"
+
+    type: Literal["harness"] = "harness"
+    """Agent loop: `harness` starts a program per trajectory, which takes the policy for a model server."""
+
+    command: Annotated[tuple[Argument, ...], Field(strict=False, min_length=1, max_length=256)]
+    """Program and its arguments, in which `{prompt}`, `{model}`, `{url}`, `{key}`, `{workspace}` and `{python}` are
+    replaced. It runs in an empty folder of its own, and gets the task as JSON on its standard input."""
+
+    variables: Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=256)] = Field(
+        default_factory=dict
+    )
+    """Environment variables of the program, besides the address and the key of the gateway. Of those of the run it gets
+    `PATH` and `LANG` alone."""
+
+    reward: Literal["task", "program"] = "task"
+    """Where the reward comes from: `task` computes it from the answer, `program` takes it from the field `reward` of
+    the last line of the program's output, a JSON object."""
+
+    on_timeout: Literal["fail", "reward"] = "fail"
+    """Effect of `timeoutSeconds`: `fail` ends the trajectory as `failed`, without a part in baseline and loss; `reward`
+    rewards what was answered until then, with 0 if the reward is the program's."""
+
+    group_size: int = Field(default=8, ge=1, le=65_536)
+    """Trajectories gathered per task and step; rewards are compared within this group."""
+
+    max_turns: int = Field(default=64, ge=1, le=100_000)
+    """Answers per trajectory, in all its branches; the request after the last ends the program."""
+
+    timeout_seconds: float = Field(default=600, gt=0, le=86_400)
+    """Seconds that a program may run."""
+
+    max_prompt_length: Tokens = 4096
+    """Tokens of a prompt. Together with `maxResponseLength` it limits the context, in which the two are not told
+    apart."""
+
+    max_response_length: Tokens = 4096
+    """Tokens after the prompt."""
+
+    max_answer_length: Tokens | None = None
+    """Tokens of one answer; left out, the rest of the context. The program may ask for fewer."""
+
+    tool_parser: Word | None = None
+    """vLLM's parser of tool calls, such as `hermes`; left out, it is chosen by the chat template, if that has
+    `<tool_call>`."""
+
+    reasoning_parser: Word | None = None
+    """vLLM's parser of reasoning, such as `qwen3`; left out, reasoning is part of the content."""
+
+    max_concurrent_trajectories: int | None = Field(default=64, ge=1, le=1_000_000)
+    """Programs at once, over all workers; null sets no limit."""
+
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Temperature at which responses are sampled during training, whatever the program asks for."""
+
+    @property
+    def response_token_limit(self) -> int:
+        """The tokens after the prompt that a training row may have."""
+        return self.max_response_length
+
+    def max_concurrency(self, environment: EnvironmentSettings) -> int | None:
+        """Return the number of trajectories in flight at once, over all workers; None for no limit."""
+        return self.max_concurrent_trajectories

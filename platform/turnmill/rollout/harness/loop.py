@@ -1,0 +1,215 @@
+"""The agent loop of agents of type `harness`: a gateway, and a program per trajectory."""
+
+import asyncio
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from turnmill.core.errors import EpisodeError
+from turnmill.core.trajectory import EpisodeFailure, TrajectoryOutcome, Turn
+from turnmill.gateway.answers import Answer, AnswerRequest
+from turnmill.gateway.app import create_app
+from turnmill.gateway.errors import UnknownKeyError
+from turnmill.gateway.parsing import create_parser
+from turnmill.gateway.rendering import ChatRenderer, Tokenizer
+from turnmill.gateway.server import HttpServer
+from turnmill.gateway.trajectory import Model, Trajectory
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, TurnRecord
+from turnmill.rollout.episode_id import EpisodeId
+from turnmill.rollout.harness.engine import EpisodeEngine
+from turnmill.rollout.harness.episode import EpisodeResult, HarnessEpisode
+from turnmill.rollout.harness.program import PYTHON, Ended, filled, run_program
+from turnmill.rollout.journal import Journal, NoJournal
+from turnmill.rollout.rewards import compute_reward, require_finite
+from turnmill.rollout.verl_types import LLMClient, SamplingParams
+from turnmill.tasks import Task, TaskSource, create_source
+
+MODEL_NAME = "policy"
+
+
+class HarnessLoop:
+    """Plays any number of episodes concurrently, each by a program that asks this loop's gateway."""
+
+    def __init__(
+        self, *, server_manager: LLMClient, tokenizer: Tokenizer, job: AgentTrainingJob, run_dir: Path,
+        journal: Journal | None = None, **_: object,
+    ) -> None:  # fmt: skip
+        self.job = job
+        self.agent = job.spec.harness_agent
+        self.folder = RunFolder(run_dir)
+        self.run_name = self.folder.run_name()
+        self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
+        environment, training = job.spec.environment, job.spec.training
+        self.source: TaskSource = create_source(environment.name, environment.options, seed=training.seed)
+        self.validation_source = create_source(environment.name, environment.options, seed=training.validation.seed)
+        self.source.require_json()
+        self.journal: Journal = journal or NoJournal()
+        self.client = server_manager
+        self.renderer = ChatRenderer(tokenizer)
+        self.model = Model(
+            MODEL_NAME,
+            self._engine({}, "", seed=0),
+            self.renderer,
+            create_parser(tokenizer, tool_parser=self.agent.tool_parser, reasoning_parser=self.agent.reasoning_parser),
+            frozenset({tokenizer.eos_token_id}),
+            self.agent.max_prompt_length + self.agent.max_response_length,
+            self.agent.max_answer_length,
+        )
+        self._trajectories: dict[str, Trajectory] = {}
+        self._server: HttpServer | None = None
+
+    # ---- the gateway ----
+
+    async def answer(self, key: str, request: AnswerRequest) -> list[Answer]:
+        """Return the answers to a request of a program. Raises UnknownKeyError if its trajectory has ended."""
+        if (trajectory := self._trajectories.get(key)) is None:
+            raise UnknownKeyError("The key is of no trajectory in flight: it has ended, or another attempt plays it.")
+        return await trajectory.answer(request)
+
+    def _serve(self) -> HttpServer:
+        if self._server is None:
+            self._server = HttpServer(create_app(self))
+            self._server.start()
+        return self._server
+
+    def _engine(self, sampling: SamplingParams, stream: str, *, seed: int) -> EpisodeEngine:
+        timeouts = self.job.spec.training.timeouts
+        return EpisodeEngine(self.client, sampling, seed=seed, stream=stream, timeout_seconds=timeouts.request_seconds)
+
+    # ---- episodes ----
+
+    async def run(
+        self,
+        sampling_params: SamplingParams,
+        *,
+        index: int,
+        session_id: int,
+        global_steps: int,
+        validate: bool = False,
+        **_: object,
+    ) -> EpisodeResult | EpisodeFailure:
+        """Play one trajectory of a task; return its result, or its failure."""
+        position, step, sample = int(index), int(global_steps), int(session_id)
+        name = EpisodeId(step, position, sample, validate)
+        episode = HarnessEpisode(name, self._task(position, step, validate=validate), run_name=self.run_name)
+        try:
+            result = await self._play(episode, sampling_params)
+        except EpisodeError as error:
+            failure = EpisodeFailure(
+                episode.name, error.cause, str(error), episode.num_turns, episode.timing.elapsed_seconds()
+            )
+            await self.journal.finish(episode, TrajectoryOutcome("failed", cause=error.cause))
+            self._record_failure(episode, failure)
+            return failure
+        self._record(episode, result)
+        self.folder.beat()
+        return result
+
+    async def _play(self, episode: HarnessEpisode, sampling: SamplingParams) -> EpisodeResult:
+        resumed = await self.journal.open(episode)
+        episode.trajectory_id, episode.num_resumed = resumed.trajectory_id, len(resumed.turns)
+
+        async def record(turn: Turn) -> None:
+            await self.journal.append(episode, turn)
+            self.folder.beat()
+
+        engine = self._engine(sampling, episode.sampling_stream, seed=self.job.spec.training.seed)
+        trajectory = episode.trajectory = Trajectory(
+            episode.name,
+            replace(self.model, engine=engine),
+            record=record,
+            turns=resumed.turns,
+            max_turns=self.agent.max_turns,
+        )
+        ended = await self._run_program(episode, trajectory)
+        outcome = episode.outcome(ended, self.agent)
+        reward = await self._reward(episode, ended)
+        await self.journal.finish(episode, outcome)
+        return episode.result(outcome, reward)
+
+    async def _run_program(self, episode: HarnessEpisode, trajectory: Trajectory) -> Ended:
+        """Run the program of an episode, under a key that is valid as long as it runs."""
+        key, url = secrets.token_urlsafe(24), self._serve().url
+        self._trajectories[key] = trajectory
+        try:
+            with TemporaryDirectory(prefix="turnmill-harness-", ignore_cleanup_errors=True) as folder:
+                values = {
+                    "prompt": _prompt(episode.task),
+                    "model": MODEL_NAME,
+                    "url": url,
+                    "key": key,
+                    "workspace": folder,
+                    "python": PYTHON,
+                }
+                with episode.timing.measure("tools"):
+                    return await run_program(
+                        filled(self.agent.command, values),
+                        task=_task_fields(episode.task),
+                        variables=_addresses(url, key) | self.agent.variables,
+                        workspace=Path(folder),
+                        timeout_seconds=self.agent.timeout_seconds,
+                        stop=trajectory.limit_reached,
+                    )
+        finally:
+            del self._trajectories[key]
+            await trajectory.close()
+
+    async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:
+        if self.agent.reward == "program":
+            return require_finite(episode.program_reward(ended), episode_name=episode.name)
+        source = self.validation_source if episode.validate else self.source
+        answer = await asyncio.to_thread(episode.answer, ended, self.renderer)
+        return await compute_reward(answer, episode.task, source, episode_name=episode.name)
+
+    def _task(self, position: int, step: int, *, validate: bool) -> Task:
+        if validate:
+            return self.validation_source.validation(position)
+        return self.source.training(self.job.spec.task_number(step, position))
+
+    async def close(self) -> None:
+        """Close the gateway and all connections."""
+        if self._server is not None:
+            await self._server.close()
+        await self.journal.close()
+
+    # ---- records ----
+
+    def _record(self, episode: HarnessEpisode, result: EpisodeResult) -> None:
+        records, summary = episode.turn_records(self.job.spec.environment.label), result.summary
+        records[-1:] = [
+            replace(last, reward=summary.reward, done=True, stop_reason=summary.stop_reason, stop_detail=result.detail)
+            for last in records[-1:]
+        ]
+        self.log.append(records, validation=episode.validate)
+
+    def _record_failure(self, episode: HarnessEpisode, failure: EpisodeFailure) -> None:
+        turns = episode.turn_records(self.job.spec.environment.label)
+        position = TurnPosition(episode.name, episode.task.number, len(turns), episode.step)
+        end = TurnRecord.of_failure(failure.cause, failure.message, position)
+        self.log.append([*turns, end], validation=episode.validate)
+
+
+def _prompt(task: Task) -> str:
+    """Return the last message of a task, which an agent's command line takes."""
+    return task.messages[-1]["content"] if task.messages else ""
+
+
+def _task_fields(task: Task) -> dict[str, object]:
+    """Return what a program reads of a task; the correct answer is not in it."""
+    messages = [dict(message) for message in task.messages]
+    return {"number": task.number, "prompt": _prompt(task), "messages": messages, "info": dict(task.extra_info)}
+
+
+def _addresses(url: str, key: str) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": MODEL_NAME,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": MODEL_NAME,
+    }

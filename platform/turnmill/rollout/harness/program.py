@@ -1,0 +1,134 @@
+"""A program that plays one trajectory: started in a folder of its own, and ended with all its children."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Literal
+
+from turnmill.core import forking
+from turnmill.core.errors import HarnessError
+from turnmill.core.process_mark import PROCESS_MARK
+
+INHERITED = ("PATH", "LANG", "LC_ALL", PROCESS_MARK)
+"""Environment variables that a program gets of those of the run; none of them is a secret."""
+
+MAX_OUTPUT_BYTES = 1024**2
+"""Size of the end of a program's output that is kept."""
+
+MAX_ERROR_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that has ended."""
+
+    exit_code: int
+    how: Literal["exited", "timeout", "stopped"]
+    output: str
+    errors: str
+
+    @property
+    def result(self) -> Mapping[str, object]:
+        """The JSON object on the last line of the output; empty if there is none."""
+        lines = self.output.strip().splitlines()
+        try:
+            value = json.loads(lines[-1]) if lines else {}
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote to its standard error, or to its output."""
+        return (self.errors.strip() or self.output.strip())[-MAX_ERROR_CHARACTERS:]
+
+
+def filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Return a command with `{name}` replaced; other braces stay."""
+    words = []
+    for word in command:
+        # One pass, so that a prompt with braces stays as it is.
+        parts = word.split("{")
+        text = parts[0]
+        for part in parts[1:]:
+            name, closed, rest = part.partition("}")
+            text += values[name] + rest if closed and name in values else "{" + part
+        words.append(text)
+    return words
+
+
+async def run_program(
+    command: Sequence[str],
+    *,
+    task: Mapping[str, object],
+    variables: Mapping[str, str],
+    workspace: Path,
+    timeout_seconds: float,
+    stop: asyncio.Event,
+) -> Ended:
+    """Run a program until it exits, its time is over, or `stop` is set. Raises HarnessError if it does not start."""
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    folders = {"HOME": str(workspace), "TMPDIR": str(workspace)}
+    # Files, no pipes: children that outlive the program would keep pipes open.
+    with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
+        given.write(json.dumps(task).encode())
+        given.seek(0)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=workspace,
+                env=inherited | folders | dict(variables),
+                stdin=given,
+                stdout=output,
+                stderr=errors,
+                # A process group, which is killed whole.
+                start_new_session=True,
+                preexec_fn=partial(forking.die_with_parent, signal.SIGKILL),
+            )
+        except (OSError, ValueError) as error:
+            raise HarnessError(
+                f"spec.agent.command: {command[0]!r} cannot be started: {error}. "
+                "Give a program in PATH, or its whole path."
+            ) from error
+        try:
+            how = await _wait(process, timeout_seconds, stop)
+        finally:
+            _kill_group(process.pid)
+            exit_code = await process.wait()
+        return Ended(exit_code, how, _end_of(output), _end_of(errors))
+
+
+async def _wait(
+    process: asyncio.subprocess.Process, timeout_seconds: float, stop: asyncio.Event
+) -> Literal["exited", "timeout", "stopped"]:
+    exited, stopped = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait((exited, stopped), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        exited.cancel()
+        stopped.cancel()
+    if exited in done:
+        return "exited"
+    return "stopped" if done else "timeout"
+
+
+def _end_of(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - MAX_OUTPUT_BYTES))
+    return file.read().decode(errors="replace")
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+PYTHON = sys.executable

@@ -1,0 +1,334 @@
+"""Agents that are programs: each is started for one trajectory, and asks the policy over HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnmill.core.errors import InferenceError
+from turnmill.core.trajectory import EpisodeFailure
+from turnmill.jobs import AgentTrainingJob
+from turnmill.observability.run_folder import RunFolder
+from turnmill.observability.trajectory_log import TrajectoryLog
+from turnmill.rollout.harness.episode import EpisodeResult
+from turnmill.rollout.harness.loop import HarnessLoop
+from turnmill.rollout.journal import Journal, StoreJournal
+from turnmill.rollout.rows import episode_rows
+from turnmill.rollout.token_integrity import count_unsampled_tokens
+from turnmill.testing.agent_loops import END, SAMPLING, TOKENIZER, job_of
+from turnmill.testing.policies import Request, Script, ScriptedPolicy
+from turnmill.trajectories.embedded import EmbeddedStore
+from turnmill.trajectories.journal import TrajectoryJournal
+
+ASK = """
+import json, os, sys, time, urllib.request
+
+task = json.load(sys.stdin)
+
+
+def ask(messages, path="/chat/completions", key=os.environ["OPENAI_API_KEY"]):
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, body, headers)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+
+
+messages = list(task["messages"])
+"""
+
+THREE_TURNS = (
+    ASK
+    + """
+for turn in range(3):
+    text = ask(messages)
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"and {turn}?"}]
+print("some words")
+print(json.dumps({"reward": 0.25, "answer": text}))
+"""
+)
+
+OPENAI = """
+import json
+import sys
+
+import openai
+
+task = json.load(sys.stdin)
+client = openai.OpenAI()
+parameters = {"type": "object", "properties": {"expression": {"type": "string"}}}
+tools = [{"type": "function", "function": {"name": "calculator", "parameters": parameters}}]
+messages = task["messages"]
+while True:
+    message = client.chat.completions.create(model="policy", messages=messages, tools=tools).choices[0].message
+    messages.append(message)
+    if not message.tool_calls:
+        break
+    for call in message.tool_calls:
+        result = str(eval(json.loads(call.function.arguments)["expression"]))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+print(json.dumps({"answer": message.content}))
+"""
+
+Begin = Callable[..., HarnessLoop]
+
+
+@pytest.fixture
+async def begin(tmp_path: Path) -> AsyncIterator[Begin]:
+    loops: list[HarnessLoop] = []
+
+    def create(
+        program: str, script: Script = (f"one{END}", f"two{END}", f"three{END}"), *, journal: Journal | None = None,
+        **agent: Any,
+    ) -> HarnessLoop:  # fmt: skip
+        (tmp_path / "agent.py").write_text(program)
+        run_dir = tmp_path / f"run{len(loops)}"
+        RunFolder(run_dir).create()
+        loops.append(
+            HarnessLoop(
+                server_manager=ScriptedPolicy(TOKENIZER, script),
+                tokenizer=TOKENIZER,
+                job=job(tmp_path / "agent.py", **agent),
+                run_dir=run_dir,
+                journal=journal,
+            )
+        )
+        return loops[-1]
+
+    yield create
+    for loop in loops:
+        await loop.close()
+
+
+def job(program: Path, **agent: Any) -> AgentTrainingJob:
+    settings = {"type": "harness", "command": ["{python}", str(program)], "groupSize": 2} | agent
+    return job_of(settings, {"name": "arithmetic"}, algorithm={"type": "grpo"}, tasksPerStep=1)
+
+
+async def play(loop: HarnessLoop, **row: Any) -> EpisodeResult | EpisodeFailure:
+    return await loop.run(SAMPLING, **({"index": 0, "session_id": 0, "global_steps": 1} | row))
+
+
+async def played(loop: HarnessLoop, **row: Any) -> EpisodeResult:
+    result = await play(loop, **row)
+    assert isinstance(result, EpisodeResult), result
+    return result
+
+
+async def failed(loop: HarnessLoop, **row: Any) -> EpisodeFailure:
+    result = await play(loop, **row)
+    assert isinstance(result, EpisodeFailure), result
+    return result
+
+
+async def test_a_programs_conversation_is_one_row_with_its_reward(begin: Begin):
+    loop = begin(THREE_TURNS, reward="program")
+
+    result = await played(loop)
+
+    (row,) = result.rows
+    assert TOKENIZER.decode(row.response.ids) == f"one{END}<usr>and 0?{END}<ast>two{END}<usr>and 1?{END}<ast>three{END}"
+    assert (result.summary.reward, result.summary.stop_reason, result.summary.num_turns) == (0.25, "completed", 3)
+    (verl_row,) = episode_rows(result.rows, result.summary)
+    assert count_unsampled_tokens([(verl_row.response_ids, verl_row.response_mask)], result.summary.sampled_tokens) == 0
+    assert sum(verl_row.response_mask) == len("one" + "two" + "three") + 3
+    records = list(TrajectoryLog(loop.folder).read_turns(validation=False))
+    assert [record.response for record in records] == [f"one{END}", f"two{END}", f"three{END}"]
+    assert (records[-1].reward, records[-1].stop_reason) == (0.25, "completed")
+
+
+async def test_a_script_with_the_openai_package_calls_its_tool_and_the_task_rewards_its_answer(begin: Begin):
+    def script(request: Request) -> str:
+        question = request.prompt.partition("=?")[0].rpartition(">")[2]
+        if f"{END}<usr>" in request.prompt:
+            return "answer:" + request.prompt.rpartition("<usr>")[2].partition(END)[0] + END
+        arguments = json.dumps({"expression": question})
+        return f'<tool_call>{{"name": "calculator", "arguments": {arguments}}}</tool_call>{END}'
+
+    result = await played(begin(OPENAI, script))
+
+    assert (result.summary.reward, result.summary.num_turns, len(result.rows)) == (1.0, 2, 1)
+
+
+async def test_branches_of_a_program_are_rows_and_counted(begin: Begin):
+    program = (
+        ASK
+        + """
+text = ask(messages)
+messages += [{"role": "assistant", "content": text}]
+ask([*messages, {"role": "user", "content": "this?"}])
+ask([*messages, {"role": "user", "content": "or that?"}])
+"""
+    )
+    result = await played(begin(program))
+
+    assert len(result.rows) == 2
+    assert (result.summary.metrics["branches"], result.summary.metrics["branches_sibling"]) == (1, 1)
+    assert sum(sum(row.response.mask) for row in result.rows) == len(result.summary.sampled_tokens) // 4
+
+
+@pytest.mark.parametrize(
+    ("program", "agent", "message"),
+    [
+        ("", {}, "asked the policy for nothing"),
+        ("import sys\nsys.exit('no such module')", {}, "no such module"),
+        (ASK + "ask(messages)\nprint('{}')", {"reward": "program"}, "no JSON object with a number `reward`"),
+        (ASK + "ask(messages)\ntime.sleep(60)", {"timeoutSeconds": 2}, "more than 2 s"),
+    ],
+)
+async def test_a_program_that_cannot_be_rewarded_fails_its_trajectory(
+    begin: Begin, program: str, agent: dict[str, Any], message: str
+):
+    failure = await failed(begin(program, **agent))
+
+    assert failure.cause == "harness"
+    assert message in failure.message
+
+
+async def test_a_program_that_does_not_exist_fails_its_trajectory(begin: Begin):
+    failure = await failed(begin("", command=["/no/such/program"]))
+
+    assert "'/no/such/program' cannot be started" in failure.message
+
+
+async def test_an_engine_that_fails_fails_the_trajectory_of_a_program_that_gives_up(begin: Begin):
+    loop = begin(ASK + "ask(messages)", script=[""])
+
+    failure = await failed(loop)
+
+    assert failure.cause == "inference"
+
+
+async def test_a_program_out_of_time_may_be_rewarded_for_what_it_had(begin: Begin):
+    loop = begin(ASK + "ask(messages)\ntime.sleep(60)", timeoutSeconds=2, onTimeout="reward")
+
+    result = await played(loop)
+
+    assert (result.summary.stop_reason, result.summary.num_turns) == ("timeout", 1)
+
+
+async def test_the_turn_limit_ends_a_program(begin: Begin):
+    loop = begin(ASK + "for turn in range(9):\n    ask([{'role': 'user', 'content': str(turn)}])", maxTurns=2)
+
+    result = await played(loop)
+
+    assert (result.summary.stop_reason, result.summary.num_turns) == ("max_turns", 2)
+
+
+async def test_a_program_gets_neither_secrets_nor_the_answer(begin: Begin, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    program = (
+        ASK
+        + """
+ask(messages)
+print(json.dumps({"reward": 1, "seen": [sorted(os.environ), sorted(task), os.listdir()]}))
+"""
+    )
+    seen: list[Any] = []
+    loop = begin(program, reward="program", variables={"MINE": "1"})
+    program_reward = loop._reward
+
+    async def spy(episode: Any, ended: Any) -> float:
+        seen.extend(ended.result["seen"])
+        return await program_reward(episode, ended)
+
+    monkeypatch.setattr(loop, "_reward", spy)
+
+    await played(loop)
+
+    environment, task, files = seen
+    assert "WANDB_API_KEY" not in environment
+    assert {"MINE", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "HOME"} <= set(environment)
+    assert (task, files) == (["info", "messages", "number", "prompt"], [])
+
+
+async def test_children_that_a_program_leaves_are_ended(begin: Begin, tmp_path: Path):
+    pid_file = tmp_path / "pid"
+    program = (
+        ASK
+        + f"""
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(pid_file)!r}, "w").write(str(child.pid))
+ask(messages)
+"""
+    )
+    await played(begin(program))
+
+    pid = int(pid_file.read_text())
+    for _ in range(500):
+        if not is_running(pid):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{pid} runs")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_key_is_of_no_use_after_its_program(begin: Begin, tmp_path: Path):
+    program = (
+        ASK
+        + f"""
+open({str(tmp_path / "key")!r}, "w").write(os.environ["OPENAI_API_KEY"])
+ask(messages)
+"""
+    )
+    loop = begin(program)
+    await played(loop)
+    late = (
+        ASK
+        + f"""
+try:
+    ask(messages, key=open({str(tmp_path / "key")!r}).read())
+except urllib.error.HTTPError as error:
+    assert error.code == 401
+    ask(messages)
+"""
+    )
+    (tmp_path / "agent.py").write_text(late)
+
+    result = await played(loop, session_id=1)
+
+    assert result.summary.num_turns == 1
+
+
+@pytest.fixture(scope="module")
+def store():
+    with EmbeddedStore() as store:
+        yield store
+
+
+async def test_recorded_answers_are_served_to_the_program_that_starts_again(
+    begin: Begin, store: EmbeddedStore, tmp_path: Path
+):
+    crashed = asyncio.Event()
+
+    def crash(request: Request) -> str:
+        if "and 1?" in request.prompt:
+            crashed.set()
+            raise InferenceError("the engine is gone")
+        return ("two" if "and 0?" in request.prompt else "one") + END
+
+    def journal() -> StoreJournal:
+        return StoreJournal(TrajectoryJournal.from_url(store.url, tmp_path.name))
+
+    first = begin(THREE_TURNS, crash, reward="program", journal=journal())
+    playing = asyncio.create_task(play(first))
+    await crashed.wait()
+    playing.cancel()
+    await asyncio.wait([playing])
+    second = begin(THREE_TURNS, [f"three{END}"], reward="program", journal=journal())
+
+    result = await played(second)
+
+    assert [request.prompt.count("and") for request in second.client.requests] == [2]
+    assert result.summary.metrics["turns_carried_on"] == 2
+    assert (result.summary.num_turns, len(result.rows)) == (3, 1)
