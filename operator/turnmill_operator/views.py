@@ -91,6 +91,8 @@ class RayJobView:
     cluster: str
     head_ip: str
     cluster_ready: bool
+    cluster_problem: str
+    """Why KubeRay could not create a pod, such as a quota; empty if it could create all of them."""
 
     @property
     def held_by_queue(self) -> bool:
@@ -224,7 +226,16 @@ def ray_job_view(raw: RawObject) -> RayJobView:
         cluster=status.get("rayClusterName") or "",
         head_ip=(cluster.get("head") or {}).get("podIP") or "",
         cluster_ready=cluster.get("state") == "ready" or bool(status.get("dashboardURL")),
+        cluster_problem=_replica_failure(cluster),
     )
+
+
+def _replica_failure(cluster: RawObject) -> str:
+    """Return the message of a Ray cluster's condition `ReplicaFailure`; empty if it is not true."""
+    for found in cluster.get("conditions") or ():
+        if found["type"] == "ReplicaFailure" and found["status"] == "True":
+            return str(found.get("message") or found.get("reason") or "")
+    return ""
 
 
 def team_view(raw: RawObject, rules: PodRules = DEFAULT_RULES) -> TeamSettings | SettingsError:

@@ -248,7 +248,7 @@ def logins_of_team(values: dict[str, Any]) -> dict[str, set[tuple[str, str, str]
     (config,) = of_kind(objects, "ConfigMap", "turnmill-team")
     team = parse_team(config["data"])
     (tools,) = of_kind(objects, "Deployment")
-    (test,) = of_kind(objects, "Pod")
+    (test,) = of_kind(objects, "Pod", "team-a-test")
     ray = [team.head.template, *(group.template for group in team.worker_groups)]
     return {
         "trainer": {login for template in ray for login in logins(template)},

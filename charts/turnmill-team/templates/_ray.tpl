@@ -76,6 +76,8 @@ spec:
         {{- if $root.Values.toolServer.enabled }}
         {{- include "turnmill-team.toolServerEnv" $root | nindent 8 }}
         {{- end }}
+        # For the message of a run that cannot write there.
+        - {name: TURNMILL_RUNS_CLAIM, value: {{ include "turnmill-team.claim" (list $root "runs") }}}
         {{- with $trainer.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

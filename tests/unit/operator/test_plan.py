@@ -431,6 +431,16 @@ def test_an_attempt_without_a_cluster_in_time_fails():
     assert [found.name for found in after.delete] == ["job-1"]
 
 
+def test_an_attempt_that_was_not_ready_in_time_says_why_its_pods_did_not_run():
+    starting = raw_ray_job(jobDeploymentStatus="Initializing", startTime=stamp(at(10)))
+
+    failed = plan_for(
+        raw_job(startTimeoutSeconds=60), starting, status=STARTED, now=at(70), pending_pods="exceeded quota: gpus"
+    )
+
+    assert "within spec.startTimeoutSeconds (60): exceeded quota: gpus." in message(failed.status, "Failed")
+
+
 def test_time_in_a_queue_does_not_count_as_start_time():
     job = raw_job(startTimeoutSeconds=60, queue="q")
     queued = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
