@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -170,6 +171,8 @@ def main() -> None:
     commands.add_parser("page")
     commands.add_parser("check")
     options = parser.parse_args()
+    # Raised as an exception, which ends the run that is under way.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if options.command == "run":
         sys.exit(train(options.jobs, options.seeds))
     elif options.command == "page":

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from support.server_process import alive, eventually
+from turnmill.core.process_mark import NO_MARK, PROCESS_MARK, show_in_proc
 from turnmill.runs.fork_server import PythonForkServer
-from turnmill.runs.fork_server.launcher import CLIENT
+from turnmill.runs.fork_server.launcher import CLIENT, INTERPRETER
+from turnmill.runs.processes import find_marked
 
 SECONDS = 60
 
@@ -219,11 +221,60 @@ def test_code_runs_once_even_if_the_fork_server_is_killed_right_after_its_fork(t
     )
     server = PythonForkServer(tmp_path, ("killed",), ())
 
-    result = run(server, "-c", f"import time; open({str(ran)!r}, 'a').write('once\\n'); time.sleep(600)")
+    result = run(server, "-c", f"import os, time; os.mkdir({str(ran)!r}); time.sleep(600)")
 
+    # The second time, mkdir would raise.
     assert result.returncode == -signal.SIGKILL
-    assert ran.read_text() == "once\n"
     server.close()
+
+
+def test_a_fork_server_that_is_a_fork_of_another_has_its_imports_and_the_mark_of_its_own_run(
+    modules, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(PROCESS_MARK, NO_MARK)
+    with_imports = PythonForkServer(tmp_path, ("heavy",), ())
+    (tmp_path / "of_the_run").mkdir()
+    (tmp_path / "of_the_run" / "light.py").touch()
+    monkeypatch.setenv(INTERPRETER, str(with_imports.python))
+    monkeypatch.setenv(PROCESS_MARK, "a" * 32)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'of_the_run'}")
+    server = PythonForkServer(tmp_path / "of_the_run", ("heavy", "light"), ())
+
+    code = "import heavy, light, os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
+    process = subprocess.Popen([str(server.python), "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+
+    assert imports(tmp_path) == [with_imports.process.pid]
+    assert set(pids) < set(find_marked("a" * 32))
+    assert with_imports.process.pid not in find_marked("a" * 32)
+
+    server.close()
+
+    assert process.wait(SECONDS) == -signal.SIGKILL
+    for pid in pids:
+        wait_until_gone(pid)
+    with_imports.close()
+
+
+def test_a_mark_of_another_length_cannot_be_shown():
+    with pytest.raises(ValueError, match="TURNMILL_PROCESS_MARK of 3 characters"):
+        show_in_proc("abc")
+
+
+def test_a_fork_server_ends_with_the_process_that_starts_it(modules, tmp_path):
+    code = (
+        "import os, sys, pathlib, time; from turnmill.runs.fork_server import PythonForkServer\n"
+        "print(PythonForkServer(pathlib.Path(sys.argv[1]), (), ()).process.pid, flush=True); time.sleep(600)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    pid = int(starter.stdout.readline())
+
+    starter.kill()
+    starter.wait(SECONDS)
+
+    wait_until_gone(pid)
 
 
 def test_spawned_processes_of_multiprocessing_are_forks_as_well(server, modules, tmp_path):

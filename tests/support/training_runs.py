@@ -15,6 +15,7 @@ from typing import Any, Self
 from support.server_process import kill_now
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import processes
+from turnmill.runs.fork_server.launcher import INTERPRETER
 
 DIAGNOSTICS = {
     "actor/entropy",
@@ -50,6 +51,10 @@ spec:
 """A job of about a minute whose agent calls a tool."""
 
 
+def _unchanged(*command: str) -> list[str]:
+    return [*command]
+
+
 @dataclass(frozen=True)
 class TrainingRun:
     """A job and its run folder; each start is an attempt. `with` kills the attempts that still run."""
@@ -57,7 +62,7 @@ class TrainingRun:
     job: Path
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
-    wrap: Callable[..., list[str]] = lambda *words: [*words]
+    wrap: Callable[..., list[str]] = _unchanged
     """Returns the command that runs another one, such as `SlowDisk.command`."""
 
     attempts: list["Attempt"] = field(default_factory=list)
@@ -81,11 +86,18 @@ class TrainingRun:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | self.environment,
+                env=self._variables(),
                 start_new_session=True,
             )
         self.attempts.append(Attempt(self, process))
         return self.attempts[-1]
+
+    def _variables(self) -> dict[str, str]:
+        variables = os.environ | {"OMP_NUM_THREADS": "1"} | self.environment
+        if self.wrap is not _unchanged:
+            # A fork of a process of the tests would not be in the namespaces in which `wrap` runs the command.
+            variables.pop(INTERPRETER, None)
+        return variables
 
     def train(self, *arguments: str, seconds: float = 900) -> None:
         """Start an attempt and wait until it succeeds."""

@@ -1,13 +1,20 @@
 """Start of a fork server, and of the executable that replaces Python."""
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from turnmill.core import forking
+
 _SERVER = "turnmill.runs.fork_server.server"
 CLIENT = Path(__file__).with_name("client.py")
-OUTLIVES = "--outlives-parent"
+INTERPRETER = "TURNMILL_FORK_SERVER_PYTHON"
+"""Names another interpreter for fork servers, such as the `python` of a fork server that has made their early imports.
+
+A process that starts many runs, such as that of a test suite, saves each of them these imports.
+"""
 
 
 class PythonForkServer:
@@ -22,14 +29,16 @@ class PythonForkServer:
         self.python = folder / "python"
         self._socket = folder / "fork_server.sock"
         self._write_executable()
-        flags = [OUTLIVES] if outlives_parent else []
+        interpreter = os.environ.get(INTERPRETER, sys.executable)
         with (folder / "fork_server.log").open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, *flags, str(self._socket), str(self.python), *early, "--", *late],
+                [interpreter, "-m", _SERVER, str(self._socket), str(self.python), *early, "--", *late],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Before it is executed, as the interpreter may be a client, whose end ends the fork that is the server.
+                preexec_fn=None if outlives_parent else forking.die_with_parent,
             )
 
     def _write_executable(self) -> None:

@@ -1,6 +1,6 @@
 """The fork server: imports modules, then forks a process for every request of a client.
 
-`python -m turnmill.runs.fork_server.server [--outlives-parent] SOCKET PYTHON MODULE... -- MODULE...`: the modules after
+`python -m turnmill.runs.fork_server.server SOCKET PYTHON MODULE... -- MODULE...`: the modules after
 `--` are imported at the first request, with its values of the variables in PINNED.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnmill.core import forking
-from turnmill.runs.fork_server.launcher import OUTLIVES
+from turnmill.core.process_mark import PROCESS_MARK, show_in_proc
 
 _MAX_DESCRIPTORS = 250
 _LIMIT_REQUEST_BYTES = 4 * 1024**2
@@ -250,14 +250,24 @@ def _set_up_process(request: Request, server_pid: int) -> None:
     for source, target in zip(high, request.descriptors, strict=True):
         os.dup2(source, target, inheritable=True)
         os.close(source)
+    started_with = os.environ.get(PROCESS_MARK)
     os.environ.clear()
     os.environ.update(request.environment)
+    if (mark := request.environment.get(PROCESS_MARK)) not in (None, started_with):
+        show_in_proc(mark)
+    _import_from(request.environment.get("PYTHONPATH", ""))
     # An imported module may have cached the folder of another environment.
     tempfile.tempdir = None
     os.chdir(request.folder)
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+
+
+def _import_from(path: str) -> None:
+    """Import from the folders of PYTHONPATH as well, which the fork server may have been started without."""
+    folders = [str(Path(folder).absolute()) for folder in path.split(os.pathsep) if folder]
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def _run(request: Request) -> None:
@@ -287,9 +297,5 @@ def _run(request: Request) -> None:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    if given[0] == OUTLIVES:
-        given.pop(0)
-    else:
-        forking.die_with_parent()
     separator = given.index("--")
     main(given[0], given[1], given[2:separator], given[separator + 1 :])
