@@ -716,6 +716,36 @@ def test_a_finished_job_is_deleted_after_its_time_to_live():
     assert plan_for(job, status=ended, now=at(160)) == Plan(delete_job=True)
 
 
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"annotations": {"argocd.argoproj.io/tracking-id": "app:turnmill.dev/AgentTrainingJob:team-a/job"}},
+        {"labels": {"kustomize.toolkit.fluxcd.io/name": "jobs"}},
+    ],
+)
+def test_an_expired_job_that_a_gitops_tool_keeps_is_not_deleted_as_it_would_train_again(mark: dict[str, Any]):
+    job = raw_job(ttlSecondsAfterFinished=60)
+    job["metadata"] |= mark
+    ended = status_after(job, raw_ray_job(**SUCCEEDED), now=at(100))
+
+    plan = plan_for(job, raw_ray_job(**SUCCEEDED), status=ended, now=at(160))
+
+    assert not plan.delete_job
+    assert plan.requeue_at is None
+    assert [found.name for found in plan.delete] == ["job-1"]
+
+
+def test_a_change_of_an_ended_job_is_observed():
+    ended = status_after(raw_job(), raw_ray_job(**SUCCEEDED))
+    changed = raw_job()
+    changed["metadata"]["generation"] = 2
+
+    after = plan_for(changed, raw_ray_job(**SUCCEEDED), status=ended).status
+
+    assert after == ended.model_copy(update={"observed_generation": 2})
+    assert plan_for(changed, raw_ray_job(**SUCCEEDED), status=after) == Plan()
+
+
 def test_a_job_managed_by_another_controller_is_ignored():
     job = raw_job(managedBy="kueue.x-k8s.io/multikueue")
 
