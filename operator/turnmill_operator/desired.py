@@ -90,7 +90,9 @@ def _finished(view: JobView, observed: Observed, now: datetime) -> Plan:
         return Plan(delete=delete, status=status, requeue_at=expires_at)
     if view.is_kept_by_gitops:
         # It would be created again, and trained again: only its objects go.
-        return Plan(delete=tuple(found for found in owned_ray_jobs(view, observed) if not found.deleting), status=status)
+        return Plan(
+            delete=tuple(found for found in owned_ray_jobs(view, observed) if not found.deleting), status=status
+        )
     return Plan(delete=delete, delete_job=True)
 
 

@@ -315,6 +315,13 @@ def test_without_the_token_nothing_refers_to_it():
     assert TOKEN_VARIABLE not in json.dumps(objects)
 
 
+def test_a_team_whose_passwords_a_job_makes_is_rendered_the_same_twice():
+    values = {"passwords.fromJob": True}
+
+    assert render(TEAM, values) == render(TEAM, values)
+    assert not of_kind(render(TEAM, values), "Secret")
+
+
 def test_an_external_store_replaces_the_bundled_one():
     objects = rendered(TEAM, TEAM / "ci" / "external-store-values.yaml")
 
