@@ -15,7 +15,7 @@ from support.programs import find_program
 from support.toxiproxy import free_port
 
 PROGRAM = "kube"
-START_SECONDS, STOP_SECONDS = 120.0, 20.0
+START_SECONDS, STOP_SECONDS = 300.0, 20.0
 TOKENS = {"admin": "system:masters", "nobody": "guests"}
 
 
@@ -33,7 +33,7 @@ class ApiServer:
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl as administrator and return what it prints."""
         command = [str(find_program(PROGRAM)), "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -93,8 +93,16 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
 
         def answers() -> bool:
             assert process.poll() is None, log.read_text()[-2000:]
-            command = [program, "kubectl", f"--kubeconfig={found.kubeconfig}", "get", "namespace", "default"]
-            return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+            command = [
+                program,
+                "kubectl",
+                f"--kubeconfig={found.kubeconfig}",
+                "get",
+                "namespace",
+                "default",
+                "--request-timeout=20s",
+            ]
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
         wait_for("API server", answers, seconds=START_SECONDS)
         yield found
