@@ -22,8 +22,10 @@ from support.charts import (
     values_files,
 )
 from support.programs import find_program, why_no_program
+from turnmill.core.errors import SettingsError
 from turnmill.jobs.resources import ray_resource
 from turnmill.jobs.team import parse_team
+from turnmill_operator.pod_rules import PodRules
 
 ROOT = CHARTS.parent
 CASES = [(chart, file) for chart in (OPERATOR, TEAM) for file in (None, *values_files(chart))]
@@ -320,6 +322,22 @@ def test_a_team_whose_passwords_a_job_makes_is_rendered_the_same_twice():
 
     assert render(TEAM, values) == render(TEAM, values)
     assert not of_kind(render(TEAM, values), "Secret")
+
+
+def test_the_operator_refuses_what_a_group_asks_for_beyond_the_rights_of_teams_unless_they_are_given():
+    asked = {"hostNetwork": True, "capabilities": ["IPC_LOCK"], "runtimeClassName": "nvidia"}
+    (config,) = of_kind(render(TEAM, {"trainer.groups.h100.pod": asked}), "ConfigMap", "turnmill-team")
+    team = parse_team(config["data"])
+
+    with pytest.raises(SettingsError) as refused:
+        PodRules().check(team)
+    PodRules(frozenset({"hostNamespaces", "capabilities"})).check(team)
+
+    assert "workerGroups.h100.template.spec.hostNetwork needs the right hostNamespaces" in str(refused.value)
+    assert (
+        "workerGroups.h100.template.spec.containers[0].securityContext.capabilities needs the right capabilities"
+        in (str(refused.value))
+    )
 
 
 def test_an_external_store_replaces_the_bundled_one():
