@@ -79,7 +79,7 @@ def test_valid_jobs_are_accepted(namespace: Namespace):
 
 
 FIELD_BREAKERS: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown word": ({"agent__validationSampling": "greed"}, 'spec.agent.validationSampling: Unsupported value'),
+    "an unknown word": ({"agent__validationSampling": "greed"}, "spec.agent.validationSampling: Unsupported value"),
     "no word and no file": ({"agent__prompt": "cott"}, "spec.agent.prompt: Invalid value"),
     "too small": ({"agent__maxTurns": 0}, "spec.agent.maxTurns"),
     "too large": ({"retries": 101}, "spec.retries"),

@@ -10,8 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
-PROTOCOL = "v4.channel.k8s.io"
+PROTOCOL = Subprotocol("v4.channel.k8s.io")
 STDOUT, STDERR, STATUS = b"\x01", b"\x02", b"\x03"
 BUFFER_BYTES = 1 << 16
 
@@ -19,7 +20,7 @@ BUFFER_BYTES = 1 << 16
 @contextmanager
 def pod_streams() -> Iterator[str]:
     """Serve on a free port; yields the server's URL."""
-    with serve(_handle, "127.0.0.1", 0, subprotocols=[PROTOCOL], max_size=None) as server:  # type: ignore[list-item]
+    with serve(_handle, "127.0.0.1", 0, subprotocols=[PROTOCOL], max_size=None) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
         server.shutdown()
