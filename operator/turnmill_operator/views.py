@@ -27,6 +27,15 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 FINALIZER = "turnmill.dev/clean-up"
+GITOPS_MARKS = frozenset(
+    {
+        "argocd.argoproj.io/instance",
+        "argocd.argoproj.io/tracking-id",
+        "kustomize.toolkit.fluxcd.io/name",
+        "helm.toolkit.fluxcd.io/name",
+    }
+)
+"""Labels and annotations by which Argo CD and Flux know the objects that they keep."""
 MANAGER = "turnmill.dev/operator"
 
 log = logging.getLogger(__name__)
@@ -54,6 +63,8 @@ class JobView:
     is_managed: bool
     deleted_at: datetime | None
     has_finalizer: bool
+    is_kept_by_gitops: bool = False
+    """True if a GitOps tool applied it, which would create it again after a deletion."""
 
     @property
     def asks_for_shared_cluster(self) -> bool:
@@ -91,6 +102,8 @@ class RayJobView:
     cluster: str
     head_ip: str
     cluster_ready: bool
+    cluster_problem: str
+    """Why KubeRay could not create a pod, such as a quota; empty if it could create all of them."""
 
     @property
     def held_by_queue(self) -> bool:
@@ -180,6 +193,7 @@ def job_view(raw: RawObject, known: JobView | None = None) -> JobView:
         is_managed=spec.get("managedBy", MANAGER) == MANAGER,
         deleted_at=_time(metadata.get("deletionTimestamp")),
         has_finalizer=FINALIZER in metadata.get("finalizers", ()),
+        is_kept_by_gitops=bool(GITOPS_MARKS & {*metadata.get("labels", ()), *metadata.get("annotations", ())}),
     )
 
 
@@ -224,7 +238,16 @@ def ray_job_view(raw: RawObject) -> RayJobView:
         cluster=status.get("rayClusterName") or "",
         head_ip=(cluster.get("head") or {}).get("podIP") or "",
         cluster_ready=cluster.get("state") == "ready" or bool(status.get("dashboardURL")),
+        cluster_problem=_replica_failure(cluster),
     )
+
+
+def _replica_failure(cluster: RawObject) -> str:
+    """Return the message of a Ray cluster's condition `ReplicaFailure`; empty if it is not true."""
+    for found in cluster.get("conditions") or ():
+        if found["type"] == "ReplicaFailure" and found["status"] == "True":
+            return str(found.get("message") or found.get("reason") or "")
+    return ""
 
 
 def team_view(raw: RawObject, rules: PodRules = DEFAULT_RULES) -> TeamSettings | SettingsError:
