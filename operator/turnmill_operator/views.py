@@ -14,6 +14,7 @@ from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.jobs.team import TeamSettings, parse_team
 from turnmill.jobs.versions import known_fields
+from turnmill_operator.gitops import is_kept
 from turnmill_operator.pod_rules import DEFAULT_RULES, PodRules
 
 RawObject = Mapping[str, Any]
@@ -27,15 +28,6 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 FINALIZER = "turnmill.dev/clean-up"
-GITOPS_MARKS = frozenset(
-    {
-        "argocd.argoproj.io/instance",
-        "argocd.argoproj.io/tracking-id",
-        "kustomize.toolkit.fluxcd.io/name",
-        "helm.toolkit.fluxcd.io/name",
-    }
-)
-"""Labels and annotations by which Argo CD and Flux know the objects that they keep."""
 MANAGER = "turnmill.dev/operator"
 
 log = logging.getLogger(__name__)
@@ -193,7 +185,7 @@ def job_view(raw: RawObject, known: JobView | None = None) -> JobView:
         is_managed=spec.get("managedBy", MANAGER) == MANAGER,
         deleted_at=_time(metadata.get("deletionTimestamp")),
         has_finalizer=FINALIZER in metadata.get("finalizers", ()),
-        is_kept_by_gitops=bool(GITOPS_MARKS & {*metadata.get("labels", ()), *metadata.get("annotations", ())}),
+        is_kept_by_gitops=is_kept(metadata),
     )
 
 

@@ -132,7 +132,7 @@ def exists(name: str, agent: str) -> bool:
     if name.startswith("turnmill."):
         return import_object(":".join(name.rsplit(".", 1))) is not None
     if name.startswith(("turnmill/", "validation/")):
-        return (name.split("/<")[0]) in SOURCES
+        return re.split(r"/<|/\w+@N", name)[0] in SOURCES
     if re.fullmatch(r"[A-Z]+_[A-Z_]+", name):
         return f"`{name}`" in (ROOT / "docs" / "tools.md").read_text()
     return True

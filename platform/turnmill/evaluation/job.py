@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.environments import registry as environments
@@ -38,7 +37,7 @@ def evaluation_job(
     Raises SettingsError with all problems.
     """
     data, _, problems = apply_overrides(_base(job_file, environment), overrides)
-    spec: dict[str, Any] = data.setdefault("spec", {})
+    spec = data.setdefault("spec", {})
     spec["model"] = {"path": model}
     validation = {"episodes": episodes, "seed": seed, "temperature": temperature}
     training = dict(spec.get("training") or {})
@@ -50,7 +49,7 @@ def evaluation_job(
     return job
 
 
-def _base(job_file: Path | None, environment: str | None) -> dict[str, Any]:
+def _base(job_file: Path | None, environment: str | None) -> dict[str, object]:
     if (job_file is None) == (environment is None):
         raise SettingsError(
             "An evaluation needs an environment: give its name with --environment, or a job file with --job, whose "

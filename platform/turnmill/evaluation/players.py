@@ -1,9 +1,9 @@
 """Episodes of an evaluation, played by the agent loops that training uses."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol, Self, TypeVar
 
 from omegaconf import OmegaConf
 
@@ -17,12 +17,28 @@ from turnmill.rollout.verl_classes import AgentLoopBase, DictConfigWrap
 from turnmill.rollout.verl_types import LLMClient, Tokenizer
 from turnmill.rollout.verlog.turn_loop import TurnLoop
 
+Loop = TypeVar("Loop", bound=AgentLoopBase)
+
 _NO_LIMIT = 2**31
 """Tokens of a prompt, if tokens are bytes: the endpoint knows its own limit."""
 
 
+class LoopMaker(Protocol):
+    """Creates a loop with the settings of an evaluation."""
+
+    def __call__(self, kind: type[Loop], **more: object) -> Loop:
+        """Return a loop of a class, with further arguments of its constructor."""
+
+
 class Player(Protocol):
     """Plays episodes of one kind of agent."""
+
+    needs_tokens: ClassVar[bool]
+    """Whether the endpoint must take tokens: chat messages would not do."""
+
+    @classmethod
+    def create(cls, loop: LoopMaker, temperature: float, tool_server_url: str | None) -> Self:
+        """Return a player with a loop of its kind."""
 
     async def play(self, episode: int, sample: int) -> EpisodeSummary | EpisodeFailure:
         """Play one attempt at an episode."""
@@ -34,9 +50,16 @@ class Player(Protocol):
 class VerlogPlayer:
     """Plays episodes in environments."""
 
+    needs_tokens: ClassVar[bool] = False
+
     def __init__(self, loop: TurnLoop, temperature: float) -> None:
         self._loop = loop
         self._params = _sampling(temperature)
+
+    @classmethod
+    def create(cls, loop: LoopMaker, temperature: float, tool_server_url: str | None) -> Self:
+        """Return a player with a loop of its kind."""
+        return cls(loop(TurnLoop), temperature)
 
     async def play(self, episode: int, sample: int) -> EpisodeSummary | EpisodeFailure:
         """Play an episode; one that fails three times has failed."""
@@ -54,9 +77,17 @@ class VerlogPlayer:
 class ToolPlayer:
     """Plays tasks with tools."""
 
+    # A response goes on after a tool's answer, where a chat endpoint would begin another.
+    needs_tokens: ClassVar[bool] = True
+
     def __init__(self, loop: ToolLoop, temperature: float) -> None:
         self._loop = loop
         self._params = _sampling(temperature)
+
+    @classmethod
+    def create(cls, loop: LoopMaker, temperature: float, tool_server_url: str | None) -> Self:
+        """Return a player with a loop of its kind."""
+        return cls(loop(ToolLoop, tool_server_url=tool_server_url), temperature)
 
     async def play(self, episode: int, sample: int) -> EpisodeSummary | EpisodeFailure:
         """Play one trajectory of a task."""
@@ -68,17 +99,21 @@ class ToolPlayer:
         await self._loop.close()
 
 
+PLAYERS: Mapping[str, type[Player]] = {"verlog": VerlogPlayer, "tool": ToolPlayer}
+"""Players by type of agent."""
+
+
 def require_playable(job: AgentTrainingJob, *, takes_tokens: bool) -> None:
     """Raise SettingsError for an agent that cannot be evaluated, or not by an endpoint that takes messages."""
     kind = job.spec.agent.type
-    if kind not in ("verlog", "tool"):
+    if kind not in PLAYERS:
         raise SettingsError(
-            f"Agents of type {kind!r} cannot be evaluated without a trainer: verlog and tool can. Use "
+            f"Agents of type {kind!r} cannot be evaluated without a trainer: {' and '.join(PLAYERS)} can. Use "
             "`turnmill run JOB.yaml --evaluate`."
         )
-    if kind == "tool" and not takes_tokens:
+    if PLAYERS[kind].needs_tokens and not takes_tokens:
         raise SettingsError(
-            "Agents of type 'tool' go on with their own response after a tool's answer, and a chat endpoint begins "
+            f"Agents of type {kind!r} go on with their own response after a tool's answer, and a chat endpoint begins "
             "another. Serve the model with vLLM and give its tokenizer's folder with --tokenizer, or give the model's "
             "folder."
         )
@@ -97,7 +132,7 @@ def create_player(
     """Return the player of a job's agent, for which `require_playable` holds."""
     temperature = job.spec.training.validation.temperature
 
-    def loop(kind: type[AgentLoopBase], **more: object) -> AgentLoopBase:
+    def loop(kind: type[Loop], **more: object) -> Loop:
         data = OmegaConf.create({"apply_chat_template_kwargs": {}})
         rollout = {"prompt_length": max_prompt_tokens or _NO_LIMIT}
         return kind(
@@ -113,13 +148,7 @@ def create_player(
             **more,
         )
 
-    if job.spec.agent.type == "verlog":
-        turns = loop(TurnLoop)
-        assert isinstance(turns, TurnLoop)
-        return VerlogPlayer(turns, temperature)
-    tools = loop(ToolLoop, tool_server_url=tool_server_url)
-    assert isinstance(tools, ToolLoop)
-    return ToolPlayer(tools, temperature)
+    return PLAYERS[job.spec.agent.type].create(loop, temperature, tool_server_url)
 
 
 async def play_all(

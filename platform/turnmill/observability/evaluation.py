@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from turnmill.core.errors import SettingsError
 from turnmill.observability import atomic_files
@@ -85,7 +84,7 @@ def read_results(run_dir: Path) -> Results | None:
     """Return the results in a folder; None if it is that of a training. Raises SettingsError for a damaged file."""
     file = run_dir / RESULTS
     try:
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
         attempts = tuple(Attempt(**attempt) for attempt in values.pop("attempts"))
         names = Results.__dataclass_fields__.keys() - {"attempts"}
         return Results(**{name: values[name] for name in names}, attempts=attempts)

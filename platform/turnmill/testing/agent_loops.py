@@ -75,8 +75,7 @@ class TurnLoopHarness(AgentLoopHarness):
 
     async def play(self, step: int = 1, *, slot: int = 0, validate: bool = False) -> list[Any]:
         """Return the rows of a segment of a slot, or of an episode of a validation."""
-        rows: list[Any] = await self.loop.run(SAMPLING, slot=slot, global_steps=step, validate=validate)
-        return rows
+        return list(await self.loop.run(SAMPLING, slot=slot, global_steps=step, validate=validate))
 
 
 class ToolLoopHarness(AgentLoopHarness):

@@ -105,7 +105,7 @@ class Upstream:
             raise InferenceError("The model server's /tokenize answers without tokens.")
         return ids
 
-    async def _tokenizer_request(self, name: str, body: Mapping[str, object]) -> dict[str, Any]:
+    async def _tokenizer_request(self, name: str, body: Mapping[str, object]) -> Mapping[str, object]:
         # vLLM has these two beside /v1.
         url = str(self._http.base_url).rstrip("/").removesuffix("/v1") + f"/{name}"
         try:

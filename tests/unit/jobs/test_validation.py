@@ -159,7 +159,8 @@ def test_steps_with_dynamic_sampling_never_share_a_task():
     [
         (
             {"agent__type": "tol"},
-            "spec.agent.type: 'tol' must be verlog, tool, multi_turn, grl or package.module:Class. Did you mean tool?",
+            "spec.agent.type: 'tol' must be verlog, tool, multi_turn, grl, harness or package.module:Class. "
+            "Did you mean tool?",
         ),
         ({"agent__maxTurns": -1}, "spec.agent.maxTurns: -1 must be at least 0. Try 0."),
         ({"agent__memory": {}}, "spec.agent.memory: is no field of spec.agent."),

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from typing import TypeVar
 from uuid import uuid4
 
-from turnmill.core.errors import EpisodeError, ToolCallConnectionError, ToolCallTimeoutError
+from turnmill.core.errors import EpisodeError, ToolCallConnectionError, ToolCallError, ToolCallTimeoutError, ToolError
 from turnmill.jobs.multi_turn_agent import MultiTurnAgent
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE, ToolCall
 from turnmill.rollout.multi_turn.tool_results import ToolResult
@@ -112,6 +112,8 @@ def _episode_error(error: Exception, call: ToolCall, expired_after: float | None
     for cause in _causes(error):
         if isinstance(cause, EpisodeError):
             return cause
+        if isinstance(cause, ToolError):
+            return ToolCallError(f"{where}: {cause}")
         if isinstance(cause, TimeoutError):
             return ToolCallTimeoutError(f"{where}: {error!r}")
         if isinstance(cause, ConnectionError):
