@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,14 @@ def test_followed_logs_show_what_the_driver_writes_until_its_pod_ends(team, tmp_
 
 def test_the_trajectory_page_of_a_run_answers_at_a_local_port_and_its_pod_goes_with_ctrl_c(team):
     command = [sys.executable, "-m", "turnmill.cli.main", "view", NAME, "--port", "0", "-n", team.name]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A shell starts what it runs in the background with SIGINT ignored.
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
