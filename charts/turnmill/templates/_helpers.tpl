@@ -86,6 +86,5 @@ seccompProfile: {type: RuntimeDefault}
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
-  # Those of waiting pods are listed, as some reasons are nowhere else.
-  verbs: [create, list, patch]
+  verbs: [create, patch]
 {{- end -}}

@@ -1,1 +1,0 @@
-"""Commands for jobs in a Kubernetes cluster; they alone import the `kubernetes` client."""
