@@ -10,10 +10,12 @@ BUDGET_MIB = 150
 PROGRAM = """
 import sys
 from pathlib import Path
+# Kopf imports it where it is installed, as for the command line of developers. The operator's image does not have it.
+sys.modules["kubernetes"] = None
 import turnmill_operator.main
 status = Path("/proc/self/status").read_text()
 memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) // 1024
-print(memory, *sorted({name.partition(".")[0] for name in sys.modules}))
+print(memory, *sorted({name.partition(".")[0] for name, module in sys.modules.items() if module}))
 """
 
 
