@@ -16,6 +16,7 @@ from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs import services as module
 from turnmill.runs.processes import Owner
+from turnmill.runs.server_process import is_healthy
 from turnmill.runs.services import ToolServerProcess, services
 from turnmill.testing.agent_loops import tool_job
 from turnmill.trajectories.embedded import EmbeddedStore
@@ -50,6 +51,7 @@ RUN = """
 import sys, time
 from pathlib import Path
 from turnmill.jobs.tool_server import RunToolServer
+from turnmill.runs.server_process import is_healthy
 from turnmill.runs.services import ToolServerProcess
 server = ToolServerProcess("python_code", sys.argv[1], RunToolServer(), run_name="run", log_file=Path(sys.argv[2]))
 server.start()
@@ -104,7 +106,7 @@ def test_a_failed_restart_of_a_server_is_retried(tmp_path, monkeypatch):
     assert server._process is not None
     server._process.kill()
 
-    assert eventually(lambda: refused and server._is_healthy(), seconds=60)
+    assert eventually(lambda: refused and is_healthy(server.url), seconds=60)
     server.stop()
 
 

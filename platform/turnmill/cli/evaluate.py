@@ -9,6 +9,7 @@ from rich.console import Console
 
 from turnmill.cli.console import errors, say
 from turnmill.cli.exit_codes import FAILED, INTERRUPTED
+from turnmill.cli.extras import needs_extra
 from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides
 from turnmill.core.errors import RunFailedError, SettingsError
@@ -54,18 +55,11 @@ def evaluate(
     from turnmill.cli.progress import progress_view
     from turnmill.cli.run_dirs import choose_run_dir, is_run
 
-    try:
+    with needs_extra("training", "evaluate"):
         from turnmill.evaluation import Request
         from turnmill.evaluation import evaluate as play
         from turnmill.evaluation.endpoint import Endpoint
         from turnmill.evaluation.job import evaluation_job
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "turnmill":
-            raise
-        raise SettingsError(
-            f"`turnmill evaluate` needs {error.name}, which is not installed. Install turnmill with its extra "
-            "`training`."
-        ) from error
     if is_run(Path(model)):
         way_out = f"`turnmill export {shlex.quote(model)} --output FOLDER`, and give that folder."
         raise SettingsError(f"{model} is the folder of a run, whose checkpoints are no models yet. Run {way_out}")

@@ -9,8 +9,8 @@ import typer
 
 from turnmill.cli.console import errors, say
 from turnmill.cli.exit_codes import INTERRUPTED
+from turnmill.cli.extras import needs_extra
 from turnmill.cli.interruption import interruptible
-from turnmill.core.errors import SettingsError
 
 
 class LoraForm(StrEnum):
@@ -50,15 +50,9 @@ def export(
     from turnmill.cli.run_dirs import existing_run, job_in
 
     job = job_in(existing_run(run_dir))
-    try:
+    with needs_extra("training", "export"):
         from turnmill.training.export import export as export_model
         from turnmill.training.export import publish, require_hub
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "turnmill":
-            raise
-        raise SettingsError(
-            f"`turnmill export` needs {error.name}, which is not installed. Install turnmill with its extra `training`."
-        ) from error
     if push is not None:
         require_hub(push)
     try:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from turnmill.cli.extras import needs_extra
 from turnmill.core.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def gateway(
     timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 600.0,
 ) -> None:
     """Serve a model to unchanged agents as OpenAI's and Anthropic's APIs, and record every token."""
-    try:
+    with needs_extra("training", "gateway"):
         from transformers import AutoTokenizer
 
         from turnmill.gateway.app import create_app
@@ -50,13 +51,6 @@ def gateway(
         from turnmill.trajectories.address import with_password
         from turnmill.trajectories.embedded import EmbeddedStore
         from turnmill.trajectories.journal import TrajectoryJournal
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "turnmill":
-            raise
-        raise SettingsError(
-            f"`turnmill gateway` needs {error.name}, which is not installed. "
-            "Install turnmill with its extra `training`."
-        ) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)

@@ -19,6 +19,7 @@ from turnmill.cli.doctor import doctor
 from turnmill.cli.evaluate import evaluate
 from turnmill.cli.exit_codes import DONE, FAILED, FINAL, INTERRUPTED, REFUSED, STALE_ATTEMPT
 from turnmill.cli.export import export
+from turnmill.cli.extras import needs_extra
 from turnmill.cli.gateway import gateway
 from turnmill.cli.interruption import interruptible
 from turnmill.cli.job_file import Overrides, load
@@ -211,14 +212,8 @@ app.add_typer(convert, name="convert")
 
 def _launch() -> "Callable[..., RunResult]":
     """Import the function that runs a training. Raises SettingsError if its libraries are not installed."""
-    try:
+    with needs_extra("training", "run"):
         from turnmill.runs.local import launch
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "turnmill":
-            raise
-        raise SettingsError(
-            f"`turnmill run` needs {error.name}, which is not installed. Install turnmill with its extra `training`."
-        ) from error
     return launch
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from turnmill.cli.extras import needs_extra
 from turnmill.core.errors import SettingsError
 
 
@@ -21,17 +22,12 @@ def retriever(
     """Serve POST /retrieve over a corpus."""
     if index not in ("bm25", "embedding"):
         raise SettingsError(f"--index {index}: it must be bm25 or embedding.")
-    try:
+    with needs_extra("tool-server", "retriever"):
         import uvicorn
 
         from turnmill.tools.retriever.app import create_app
         from turnmill.tools.retriever.corpus import read_corpus
         from turnmill.tools.retriever.index import build_index
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"`turnmill retriever` needs {error.name}, which is not installed. "
-            "Install turnmill with its extra `tool-server`."
-        ) from error
     documents = read_corpus(corpus)
     app = create_app(build_index("bm25" if index == "bm25" else "embedding", documents, model), topk)
     typer.echo(f"{len(documents)} documents at http://{host}:{port}/retrieve")

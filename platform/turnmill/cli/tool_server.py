@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from turnmill.cli.extras import needs_extra
 from turnmill.core import forking
 from turnmill.core.errors import SettingsError
 
@@ -196,16 +197,9 @@ def tool_server(
             raise typer.Exit(1)
     from pydantic import ValidationError
 
-    try:
+    with needs_extra("tool-server", "tool-server"):
         from turnmill.tool_server.serve import run_server
         from turnmill.tool_server.settings import ServerSettings
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "turnmill":
-            raise
-        raise SettingsError(
-            f"`turnmill tool-server` needs {error.name}, which is not installed. "
-            "Install turnmill with its extra `tool-server`."
-        ) from error
     flags = {name: value for name, value in locals().items() if name in ServerSettings.model_fields}
     given: dict[str, object] = flags | {
         "tool_type": names_of_tools(tool_type),

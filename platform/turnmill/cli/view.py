@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from turnmill.core.errors import SettingsError
+from turnmill.cli.extras import needs_extra
 
 DEFAULT_PORT = 8600
 
@@ -25,12 +25,8 @@ def view(
 
     if "://" not in source:
         existing_run(Path(source))
-    try:
+    with needs_extra("view", "view"):
         from turnmill.trajectory_page.serve import is_loopback, serve
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"`turnmill view` needs {error.name}, which is not installed. Install turnmill with its extra `view`."
-        ) from error
     if not is_loopback(host):
         typer.echo(
             f"Everybody who can reach {host} can read these trajectories: the page asks for no password.", err=True

@@ -2,20 +2,19 @@
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from turnmill.core.errors import RunFailedError
+from turnmill.core.ports import free_port
 from turnmill.evaluation.endpoint import Endpoint
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.preparation import process_environment
+from turnmill.runs.server_process import is_healthy, stop, tail
 
 START_SECONDS, STOP_SECONDS, WAIT_SECONDS = 3600.0, 20.0, 0.2
 NAME = "policy"
@@ -36,7 +35,7 @@ def serve_model(model: Path, folder: RunFolder, device: str, arguments: Sequence
     """
     # Others on this machine must not use the model, or see what it is asked.
     key = secrets.token_hex(16)
-    port = _free_port()
+    port = free_port()
     log_file = folder.logs / "vllm.log"
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
@@ -60,47 +59,22 @@ def serve_model(model: Path, folder: RunFolder, device: str, arguments: Sequence
             start_new_session=True,
         )
     try:
-        _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", folder, log_file)
+        _wait_until_healthy(process, f"http://127.0.0.1:{port}", folder, log_file)
         yield Endpoint(f"http://127.0.0.1:{port}/v1", NAME, key)
     finally:
-        _stop(process)
+        stop(process, STOP_SECONDS)
 
 
 def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, folder: RunFolder, log_file: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not _is_healthy(url):
+    while not is_healthy(url):
         if (exit_code := process.poll()) is not None:
-            tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
             raise RunFailedError(
-                f"vLLM did not start (exit code {exit_code}); see {log_file}. Change its settings with --vllm.\n{tail}",
+                f"vLLM did not start (exit code {exit_code}); see {log_file}. Change its settings with --vllm.\n"
+                f"{tail(log_file, _TAIL_LINES)}",
                 "engine",
             )
         if time.monotonic() > deadline:
             raise RunFailedError(f"vLLM did not answer within {START_SECONDS:g} s. See {log_file}.", "engine")
         folder.beat()
         time.sleep(WAIT_SECONDS)
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

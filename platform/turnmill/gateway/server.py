@@ -40,11 +40,6 @@ class HttpServer:
         """Begin to serve in the running event loop."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
-    async def wait(self) -> None:
-        """Wait until the server ends."""
-        assert self._serving is not None
-        await self._serving
-
     async def close(self) -> None:
         """Stop serving."""
         self._server.should_exit = self._server.force_exit = True

@@ -40,3 +40,8 @@ class Row:
     response: Tokens
     images: tuple[object, ...] = ()
     """Images whose placeholders are among the tokens, in their order."""
+
+
+def num_runs(ids: Sequence[int], token: int | None) -> int:
+    """Return the number of runs of a placeholder token, each of which represents one image."""
+    return sum(1 for before, at in zip([None, *ids], ids, strict=False) if at == token != before)

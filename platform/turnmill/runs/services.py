@@ -2,28 +2,28 @@
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from turnmill.core.errors import RunFailedError, StoreUnavailableError
+from turnmill.core.ports import free_port
 from turnmill.jobs import AgentTrainingJob
 from turnmill.jobs.tool_server import RunToolServer
 from turnmill.observability.run_folder import RunFolder
 from turnmill.runs.processes import Owner
+from turnmill.runs.server_process import is_healthy, stop, tail
 from turnmill.training.agent_kinds import agent_kind
 from turnmill.trajectories.address import JournalAddress
 from turnmill.trajectories.embedded import EmbeddedStore
 
 STORE_VARIABLE = "TURNMILL_REDIS"
 START_SECONDS, STOP_SECONDS, WAIT_SECONDS = 120.0, 10.0, 0.2
+LOG_LINES = 5
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class ToolServerProcess:
         self._settings = settings
         self._run_name = run_name
         self._log_file = log_file / "tool-server.log"
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -92,9 +92,9 @@ class ToolServerProcess:
         """Start the server and wait until it answers. Raises RunFailedError if it does not."""
         self._launch()
         deadline = time.monotonic() + START_SECONDS
-        while not self._is_healthy():
+        while not is_healthy(self.url):
             if self._process is not None and (exit_code := self._process.poll()) is not None:
-                output = self._log_tail()
+                output = tail(self._log_file, LOG_LINES)
                 # Killed, or its port was taken: the next attempt may succeed.
                 passing = exit_code < 0 or f"--port {self._port} cannot be served" in output
                 cause = "tool_server" if passing else "settings"
@@ -110,14 +110,8 @@ class ToolServerProcess:
     def stop(self) -> None:
         """Terminate the server, and kill it if it does not end in time."""
         self._stopping.set()
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if self._process is not None:
+            stop(self._process, STOP_SECONDS)
 
     def _launch(self) -> None:
         with self._log_file.open("ab") as output:
@@ -146,19 +140,3 @@ class ToolServerProcess:
                 except OSError as error:
                     # Memory or disk may be short at present, as when the server was killed for it.
                     log.warning("Tool server cannot be started", extra={"error": str(error)})
-
-    def _is_healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def _log_tail(self) -> str:
-        return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-5:])
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

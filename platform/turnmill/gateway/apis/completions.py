@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from pydantic import Field
 
@@ -78,12 +79,11 @@ class TextCall:
         if self._body.logprobs is None:
             return None
         tokens = [self._renderer.text_of([token], special=True) for token in answer.token_ids]
-        offsets = [sum(map(len, tokens[:position])) for position in range(len(tokens))]
         return {
             "tokens": tokens,
             "token_logprobs": list(answer.log_probs),
             "top_logprobs": [{} for _ in tokens],
-            "text_offset": offsets,
+            "text_offset": list(accumulate(map(len, tokens), initial=0))[:-1],
         }
 
 

@@ -194,9 +194,7 @@ def _chat_tool(tool: JsonObject) -> JsonObject:
 
 def _format(text: JsonObject | None) -> JsonObject:
     given = (text or {}).get("format") or {}
-    if given.get("type") == "json_schema":
-        return structured_output(given.get("schema") or {})
-    return structured_output(None) if given.get("type") == "json_object" else {}
+    return structured_output(given, given.get("schema"))
 
 
 def _deltas(item: JsonObject, place: JsonObject) -> Iterator[dict[str, object]]:

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Literal
@@ -24,6 +24,9 @@ MAX_OUTPUT_BYTES = 1024**2
 """Size of the end of a program's output that is kept."""
 
 MAX_ERROR_CHARACTERS = 500
+PYTHON = sys.executable
+
+_NAME = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +56,8 @@ class Ended:
 
 def filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """Return a command with `{name}` replaced; other braces stay."""
-    words = []
-    for word in command:
-        # One pass, so that a prompt with braces stays as it is.
-        parts = word.split("{")
-        text = parts[0]
-        for part in parts[1:]:
-            name, closed, rest = part.partition("}")
-            text += values[name] + rest if closed and name in values else "{" + part
-        words.append(text)
-    return words
+    # One pass, so that a prompt with braces stays as it is.
+    return [_NAME.sub(lambda found: values.get(found[1], found[0]), word) for word in command]
 
 
 async def run_program(
@@ -91,7 +86,7 @@ async def run_program(
                 stderr=errors,
                 # A process group, which is killed whole.
                 start_new_session=True,
-                preexec_fn=partial(forking.die_with_parent, signal.SIGKILL),
+                preexec_fn=forking.die_with_parent,
             )
         except (OSError, ValueError) as error:
             raise HarnessError(
@@ -129,6 +124,3 @@ def _end_of(file: IO[bytes]) -> str:
 def _kill_group(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-PYTHON = sys.executable

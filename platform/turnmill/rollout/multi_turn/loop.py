@@ -11,6 +11,7 @@ from turnmill.rollout.generation import is_truncated
 from turnmill.rollout.multi_turn.episode import CURRENT_EPISODE
 from turnmill.rollout.multi_turn.tokenization_check import find_difference
 from turnmill.rollout.multi_turn.verl_classes import AgentData, AgentState, ToolAgentLoop
+from turnmill.rollout.tokens import num_runs
 from turnmill.rollout.verl_classes import AgentLoopMetrics, AgentLoopOutput
 from turnmill.rollout.verl_types import Message, SamplingParams
 
@@ -139,9 +140,7 @@ class MultiTurnLoop(ToolAgentLoop):
         """Return the images whose placeholders are among the tokens."""
         if not images:
             return {}
-        image = get_processor_token_id(self.processor, "image")
-        runs = sum(1 for before, at in zip([None, *ids], ids, strict=False) if at == image != before)
-        return {"images": list(images[:runs])}
+        return {"images": list(images[: num_runs(ids, get_processor_token_id(self.processor, "image"))])}
 
     # ---- the chat template ----
 

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from turnmill.core.observations import step_back, step_forward
-from turnmill.rollout.tokens import Row, Tokens
-from turnmill.rollout.tool_agent.images import num_runs
+from turnmill.rollout.tokens import Row, Tokens, num_runs
 
 
 class Context:

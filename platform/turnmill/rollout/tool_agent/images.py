@@ -3,7 +3,6 @@
 import base64
 import binascii
 import io
-from collections.abc import Sequence
 
 from PIL import Image
 from verl.utils.tokenizer import build_multimodal_processor_inputs
@@ -41,11 +40,6 @@ def data_url(image: Image.Image) -> str:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def num_runs(ids: Sequence[int], token: int | None) -> int:
-    """Return the number of runs of a placeholder token, each of which represents one image."""
-    return sum(1 for before, at in zip([None, *ids], ids, strict=False) if at == token != before)
 
 
 class ImageTokenizer:

@@ -15,7 +15,8 @@ from turnmill.core.observations import (
     truncate_observation,
 )
 from turnmill.jobs.tool_agent import ToolAgent
-from turnmill.rollout.tool_agent.images import MARK, ImageTokenizer, num_runs, open_image
+from turnmill.rollout.tokens import num_runs
+from turnmill.rollout.tool_agent.images import MARK, ImageTokenizer, open_image
 from turnmill.rollout.verl_types import ChatTemplate, Processor, Tokenizer
 
 _PLACEHOLDER_ATTRIBUTES = ("image_token_id", "video_token_id", "audio_token_id")
