@@ -250,7 +250,7 @@ async def test_in_a_chat_observations_are_formatted_as_turns_of_the_template(new
 
     await harness.play()
 
-    task = dict(harness.loop.source.training(0).messages[0])
+    task = dict(harness.loop.sources.training.training(0).messages[0])
     messages = [task, {"role": "assistant", "content": "look"}, {"role": "user", "content": "[2]"}]
     rendered = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert harness.prompts[1] == rendered
@@ -784,7 +784,7 @@ async def test_an_empty_response_of_the_engine_fails_the_trajectory(new_harness,
 @pytest.mark.parametrize("reward", [lambda: 1 / 0, lambda: math.nan, lambda: -math.inf])
 async def test_a_reward_that_raises_or_is_not_finite_fails_the_trajectory(new_harness, server, monkeypatch, reward):
     harness = new_harness([ANSWER], server)
-    monkeypatch.setattr(harness.loop.source, "reward", lambda task, answer: reward())
+    monkeypatch.setattr(harness.loop.sources.training, "reward", lambda task, answer: reward())
 
     failure = await harness.play()
 
@@ -908,7 +908,7 @@ async def test_failed_calls_do_not_change_the_other_trajectories(new_harness):
     def answer(request: Any) -> str:
         if "[2]" not in request.prompt:
             return CALL
-        truth = harness.loop.source.training(0).truth
+        truth = harness.loop.sources.training.training(0).truth
         return f"answer:{truth if request.sampling_params['seed'] % 2 else 0}{END}"
 
     broken: set[str] = set()

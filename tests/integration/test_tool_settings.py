@@ -104,7 +104,7 @@ async def test_in_a_chat_observations_are_turns_of_the_configured_role(role, new
 
     await harness.play()
 
-    task = dict(harness.loop.source.training(0).messages[0])
+    task = dict(harness.loop.sources.training.training(0).messages[0])
     messages = [task, {"role": "assistant", "content": "look"}, {"role": role, "content": "[2]"}]
     assert harness.prompts[1] == TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 

@@ -23,9 +23,10 @@ from turnmill.rollout.harness.engine import EpisodeEngine
 from turnmill.rollout.harness.episode import EpisodeResult, HarnessEpisode
 from turnmill.rollout.harness.program import PYTHON, Ended, filled, run_program
 from turnmill.rollout.journal import Journal, NoJournal
-from turnmill.rollout.rewards import compute_reward, require_finite
+from turnmill.rollout.rewards import require_finite
+from turnmill.rollout.task_sources import TaskSources
 from turnmill.rollout.verl_types import LLMClient, SamplingParams
-from turnmill.tasks import Task, TaskSource, create_source
+from turnmill.tasks import Task
 
 MODEL_NAME = "policy"
 
@@ -42,10 +43,8 @@ class HarnessLoop:
         self.folder = RunFolder(run_dir)
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
-        environment, training = job.spec.environment, job.spec.training
-        self.source: TaskSource = create_source(environment.name, environment.options, seed=training.seed)
-        self.validation_source = create_source(environment.name, environment.options, seed=training.validation.seed)
-        self.source.require_json()
+        self.sources = TaskSources(job)
+        self.sources.training.require_json()
         self.journal: Journal = journal or NoJournal()
         self.client = server_manager
         self.renderer = ChatRenderer(tokenizer)
@@ -94,7 +93,7 @@ class HarnessLoop:
         """Play one trajectory of a task; return its result, or its failure."""
         position, step, sample = int(index), int(global_steps), int(session_id)
         name = EpisodeId(step, position, sample, validate)
-        episode = HarnessEpisode(name, self._task(position, step, validate=validate), run_name=self.run_name)
+        episode = HarnessEpisode(name, self.sources.task(name), run_name=self.run_name)
         try:
             result = await self._play(episode, sampling_params)
         except EpisodeError as error:
@@ -160,14 +159,7 @@ class HarnessLoop:
     async def _reward(self, episode: HarnessEpisode, ended: Ended) -> float:
         if self.agent.reward == "program":
             return require_finite(episode.program_reward(ended), episode_name=episode.name)
-        source = self.validation_source if episode.validate else self.source
-        answer = await asyncio.to_thread(episode.answer, ended, self.renderer)
-        return await compute_reward(answer, episode.task, source, episode_name=episode.name)
-
-    def _task(self, position: int, step: int, *, validate: bool) -> Task:
-        if validate:
-            return self.validation_source.validation(position)
-        return self.source.training(self.job.spec.task_number(step, position))
+        return await self.sources.reward(await asyncio.to_thread(episode.answer, ended, self.renderer), episode)
 
     async def close(self) -> None:
         """Close the gateway and all connections."""

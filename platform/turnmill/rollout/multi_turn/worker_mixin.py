@@ -23,11 +23,11 @@ from turnmill.rollout.multi_turn.rows import answer_of, measure, turn_records, v
 from turnmill.rollout.multi_turn.schemas import read_schemas, show_whole_schema
 from turnmill.rollout.multi_turn.tools import wrap_tool
 from turnmill.rollout.multi_turn.verl_classes import BaseTool, FunctionTool
-from turnmill.rollout.rewards import compute_prediction, compute_reward, require_finite
+from turnmill.rollout.rewards import require_finite
 from turnmill.rollout.rows import EpisodeRow
+from turnmill.rollout.task_sources import TaskSources
 from turnmill.rollout.verl_classes import AgentLoopOutput, AgentLoopWorker, agent_loop_registry
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams, TrajectoryInfo
-from turnmill.tasks import Task, create_source
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +52,17 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         for tool in self.tools:
             show_whole_schema(tool, schemas)
         self.tools = [wrap_tool(tool, self.agent) for tool in self.tools]
-        environment, training = self.job.spec.environment, self.job.spec.training
-        self.label = environment.label
-        self.source = create_source(environment.name, environment.options, seed=training.seed)
-        self.validation_source = create_source(environment.name, environment.options, seed=training.validation.seed)
+        self.label = self.job.spec.environment.label
+        self.sources = TaskSources(self.job)
 
     async def play(
         self, sampling_params: SamplingParams, *, validate: bool, **row: Unpack[BatchRow]
     ) -> EpisodeFailure | list[EpisodeRow]:
         """Play one episode of one task; return its rows, or its failure."""
-        step, position, sample = int(row["global_steps"]), int(row["index"]), int(row["session_id"])
+        name = EpisodeId(int(row["global_steps"]), int(row["index"]), int(row["session_id"]), validate)
         episode = MultiTurnEpisode(
-            EpisodeId(step, position, sample, validate),
-            self._task(step, position, validate=validate),
+            name,
+            self.sources.task(name),
             run_name=self.run_name,
             journal=self.journal,
             decode=self.tokenizer.decode,
@@ -135,19 +133,18 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         """Return the reward in the loop's last output, or that of the task's source."""
         if (reward := episode.outputs[-1].reward_score) is not None:
             return require_finite(float(reward), episode_name=episode.name)
-        source = self.validation_source if episode.validate else self.source
         answer = answer_of(episode, episode.outputs, self.tokenizer)
-        return await compute_reward(answer, episode.task, source, episode_name=episode.name)
+        return await self.sources.reward(answer, episode)
 
     async def _prediction(self, episode: MultiTurnEpisode) -> str | None:
         """Return the vote of the answer in a validation with several samples: the loop's own, or that of the source."""
-        if not episode.validate or self.job.spec.training.validation.samples == 1:
+        if not self.sources.has_votes(episode):
             return None
         pred = (episode.outputs[-1].extra_fields.get("reward_extra_info") or {}).get("pred")
         if pred is not None:
             return str(pred)
         answer = answer_of(episode, episode.outputs, self.tokenizer)
-        return await compute_prediction(answer, episode.task, self.validation_source, episode_name=episode.name)
+        return await self.sources.prediction(answer, episode)
 
     async def _failed(self, episode: MultiTurnEpisode, error: EpisodeError) -> EpisodeFailure:
         failure = EpisodeFailure(
@@ -161,11 +158,6 @@ class MultiTurnWorkerMixin(AgentLoopWorker):
         records = turn_records(episode, self.tokenizer, self.label, reward=0.0, failure=failure)
         self.log.append(records, validation=episode.validate)
         return failure
-
-    def _task(self, step: int, position: int, *, validate: bool) -> Task:
-        if validate:
-            return self.validation_source.validation(position)
-        return self.source.training(self.job.spec.task_number(step, position))
 
     async def close(self) -> None:
         """Close connections."""

@@ -16,8 +16,8 @@ from turnmill.observability.trajectory_log import TrajectoryLog, TurnPosition, T
 from turnmill.rollout.episode_id import EpisodeId
 from turnmill.rollout.generation import generate, sampling_seed
 from turnmill.rollout.journal import Journal, NoJournal
-from turnmill.rollout.rewards import compute_prediction, compute_reward
 from turnmill.rollout.task_images import MEDIA_FIELDS, build_messages, images_in
+from turnmill.rollout.task_sources import TaskSources
 from turnmill.rollout.tool_agent.client import ToolServerClient, parse_urls
 from turnmill.rollout.tool_agent.episode import Episode, Limits
 from turnmill.rollout.tool_agent.observations import ObservationTokenizer
@@ -26,7 +26,6 @@ from turnmill.rollout.tool_agent.rows import EpisodeResult
 from turnmill.rollout.tool_agent.stop_tokens import load_stop_tokens
 from turnmill.rollout.verl_classes import AgentLoopBase, TokenOutput
 from turnmill.rollout.verl_types import Message, SamplingParams
-from turnmill.tasks import Task, TaskSource, create_source
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +43,7 @@ class ToolLoop(AgentLoopBase):
         self.folder = RunFolder(run_dir)
         self.run_name = self.folder.run_name()
         self.log = TrajectoryLog(self.folder, sample_share=job.spec.tracking.recorded_share)
-        self.source: TaskSource = create_source(
-            job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.seed
-        )
-        self.validation_source = create_source(
-            job.spec.environment.name, job.spec.environment.options, seed=job.spec.training.validation.seed
-        )
+        self.sources = TaskSources(job)
         self.stop_tokens = load_stop_tokens(self.agent)
         self.stop_token_ids = frozenset({self.tokenizer.eos_token_id, *self.agent.additional_eos_token_ids})
         self.observation_tokenizer = ObservationTokenizer(self.tokenizer, self.agent, processor=self.processor)
@@ -61,7 +55,7 @@ class ToolLoop(AgentLoopBase):
         )
         self.tools = self._create_client(tool_server_url or self.agent.tool_server_url)
         if self.tools is not None:
-            self.source.require_json()
+            self.sources.training.require_json()
         self.journal: Journal = journal or NoJournal()
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -92,9 +86,8 @@ class ToolLoop(AgentLoopBase):
     ) -> EpisodeResult | EpisodeFailure:
         """Play one trajectory of a task; return its result, or its failure."""
         position, step, sample = int(index), int(global_steps), int(session_id)
-        task = self._task(position, step, validate=validate)
         name = EpisodeId(step, position, sample, validate)
-        episode = Episode(name, task, self, self._limits(validate=validate), sampling_params)
+        episode = Episode(name, self.sources.task(name), self, self._limits(validate=validate), sampling_params)
         try:
             result = await self._play(episode)
         except EpisodeError as error:
@@ -126,24 +119,10 @@ class ToolLoop(AgentLoopBase):
             # A prompt with images is not cut.
             raise AgentLoopError(f"{episode.name}: {error}") from error
         await episode.play(prompt_ids, images)
-        return episode.result(await self._reward(episode), prediction=await self._prediction(episode))
-
-    async def _reward(self, episode: Episode) -> float:
-        source = self.validation_source if episode.validate else self.source
-        return await compute_reward(episode.answer(), episode.task, source, episode_name=episode.name)
-
-    async def _prediction(self, episode: Episode) -> str | None:
-        """Return the answer's vote in a validation with several samples."""
-        if not episode.validate or self.job.spec.training.validation.samples == 1:
-            return None
-        return await compute_prediction(
-            episode.answer(), episode.task, self.validation_source, episode_name=episode.name
-        )
-
-    def _task(self, position: int, step: int, *, validate: bool) -> Task:
-        if validate:
-            return self.validation_source.validation(position)
-        return self.source.training(self.job.spec.task_number(step, position))
+        answer = episode.answer()
+        reward = await self.sources.reward(answer, episode)
+        prediction = await self.sources.prediction(answer, episode) if self.sources.has_votes(episode) else None
+        return episode.result(reward, prediction=prediction)
 
     def _limits(self, *, validate: bool) -> Limits:
         agent = self.agent

@@ -1,0 +1,45 @@
+"""The tasks of a run and of its validations, and what answers to them are worth."""
+
+from typing import Protocol
+
+from turnmill.jobs import AgentTrainingJob
+from turnmill.rollout.episode_id import EpisodeId
+from turnmill.rollout.rewards import compute_prediction, compute_reward
+from turnmill.tasks import Answer, Task, TaskSource, create_source
+
+
+class TaskEpisode(Protocol):
+    """An episode that plays a task."""
+
+    name: str
+    task: Task
+    validate: bool
+
+
+class TaskSources:
+    """A job's source of tasks, with the seeds of the training and of the validation."""
+
+    def __init__(self, job: AgentTrainingJob) -> None:
+        environment, training = job.spec.environment, job.spec.training
+        self._spec = job.spec
+        self.training: TaskSource = create_source(environment.name, environment.options, seed=training.seed)
+        self.validation = create_source(environment.name, environment.options, seed=training.validation.seed)
+
+    def task(self, episode: EpisodeId) -> Task:
+        """Return the task of an episode."""
+        if episode.validate:
+            return self.validation.validation(episode.task)
+        return self.training.training(self._spec.task_number(episode.step, episode.task))
+
+    async def reward(self, answer: Answer, episode: TaskEpisode) -> float:
+        """Return the reward of an answer. Raises RewardError with the episode's name."""
+        source = self.validation if episode.validate else self.training
+        return await compute_reward(answer, episode.task, source, episode_name=episode.name)
+
+    def has_votes(self, episode: TaskEpisode) -> bool:
+        """Return whether answers are counted as votes: in validations with several samples of each task."""
+        return episode.validate and self._spec.training.validation.samples > 1
+
+    async def prediction(self, answer: Answer, episode: TaskEpisode) -> str | None:
+        """Return what an answer to a validation's task says. Raises RewardError with the episode's name."""
+        return await compute_prediction(answer, episode.task, self.validation, episode_name=episode.name)
