@@ -84,8 +84,9 @@ class Server:
                 file.truncate(min(size, self._log().stat().st_size))
 
     def client(self) -> redis.asyncio.Redis:
-        """Return a client without the wire."""
-        return redis.asyncio.Redis(unix_socket_path=str(self.socket), protocol=2)
+        """Return a client without the wire and without a time limit, which can swallow a cancellation."""
+        # It uses asyncio.wait_for, which returns its result if that comes at the same moment (Python 3.11).
+        return redis.asyncio.Redis(unix_socket_path=str(self.socket), protocol=2, socket_timeout=None)
 
     @property
     def socket(self) -> Path:
