@@ -1,4 +1,5 @@
-"""Print the pins that an image lacks, one a line: of packages that it has no version of, development's left out.
+"""Print the pins that an image lacks, one a line: of packages that it has no version of. Those of development and of
+commands for jobs in a cluster are left out.
 
 Usage: missing.py PINS [NAME...] ; every NAME is left out as well.
 """
@@ -16,6 +17,9 @@ DEVELOPMENT = (
     "pathspec", "playwright", "pymdown-extensions", "pyrate-limiter", "pytest", "pytest-asyncio", "pytest-timeout",
     "pytest-xdist", "pyyaml-env-tag", "ruff", "schemathesis", "trove-classifiers", "types-pyyaml", "watchdog",
 )  # fmt: skip
+COMMANDS_IN_A_CLUSTER = (
+    "aiohttp-retry", "durationpy", "kubernetes", "oauthlib", "requests-oauthlib", "websocket-client",
+)  # fmt: skip
 
 
 def plain(name: str) -> str:
@@ -24,7 +28,8 @@ def plain(name: str) -> str:
 
 
 def main(pins: str, *left_out: str) -> None:
-    present = {plain(found.name) for found in distributions()} | set(DEVELOPMENT) | {plain(name) for name in left_out}
+    unwanted = {plain(name) for name in (*DEVELOPMENT, *COMMANDS_IN_A_CLUSTER, *left_out)}
+    present = {plain(found.name) for found in distributions()} | unwanted
     lines = Path(pins).read_text().splitlines()
     print("\n".join(line for line in lines if plain(line.partition("==")[0]) not in present))
 

@@ -21,6 +21,7 @@ FIELD_MANAGER = "turnmill-operator"
 REQUEST_SECONDS, CONNECT_SECONDS = 30.0, 10.0
 CREDENTIALS_SECONDS = 60.0
 PAGE_SIZE = 250
+MAX_RETRY_AFTER_SECONDS = 60.0
 APPLY_CONTENT_TYPE = "application/apply-patch+yaml"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -54,10 +55,12 @@ RESOURCES_BY_KIND = {"RayJob": RAY_JOBS, "Job": BATCH_JOBS, "Event": EVENTS}
 class ApiError(TurnmillError):
     """The API server refused a request, or could not be reached (code 0)."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, retry_after: float = 0.0) -> None:
         super().__init__(f"{code}: {message}" if code else message)
         self.code = code
         self.message = message
+        self.retry_after = retry_after
+        """Seconds that an overloaded API server asks to be left alone."""
 
     @property
     def reason(self) -> str:
@@ -146,12 +149,18 @@ class ApiClient:
         return await self._apply(JOBS, JOBS.path(key.namespace, key.name, subresource), body)
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str | None = None, policy: str = "Background"
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        version: int | None = None,
+        policy: str = "Background",
     ) -> None:
-        """Delete an object; does nothing if it is gone, or if another object has its name."""
-        body: Manifest = {"propagationPolicy": policy}
-        if uid is not None:
-            body["preconditions"] = {"uid": uid}
+        """Delete an object; does nothing if it is gone, if another has its name, or if its `version` has changed."""
+        preconditions = {"uid": uid} | ({} if version is None else {"resourceVersion": str(version)})
+        body: Manifest = {"propagationPolicy": policy, "preconditions": preconditions}
         try:
             await self._request_json("DELETE", resource, resource.path(namespace, name), body=body)
         except ApiError as error:
@@ -231,4 +240,10 @@ class ApiClient:
             message = json.loads(text).get("message", text)
         except ValueError:
             message = text
-        raise ApiError(response.status, " ".join(str(message).split())[:1000])
+        raise ApiError(response.status, " ".join(str(message).split())[:1000], _retry_after(response))
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float:
+    """Return the seconds of the header `Retry-After`; 0 without one that the API server would send."""
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), MAX_RETRY_AFTER_SECONDS) if text.isdecimal() else 0.0

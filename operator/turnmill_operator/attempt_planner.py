@@ -72,7 +72,7 @@ class AttemptPlanner:
             return self._suspend(current, spec)
         if self._needs_resume(current):
             return self._resume(current, spec)
-        if (failure := timeout_failure(current, self.view, self.observed.progress, self.now)) is not None:
+        if (failure := timeout_failure(current, self.view, self.observed, self.now)) is not None:
             return self._failed(failure, current)
         return self._under_way(current)
 

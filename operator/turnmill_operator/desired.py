@@ -80,9 +80,24 @@ def _finished(view: JobView, observed: Observed, now: datetime) -> Plan:
         for ray_job in owned_ray_jobs(view, observed)
         if not ray_job.deleting and (ray_job.attempt < attempt or (may_still_run and not is_finished(ray_job)))
     )
+    status = _ended_status(view)
     ttl = view.job.spec.ttl_seconds_after_finished if view.job else None
     ended_at = finished_at(view.status)
     if ttl is None or ended_at is None:
-        return Plan(delete=delete)
+        return Plan(delete=delete, status=status)
     expires_at = ended_at + timedelta(seconds=ttl)
-    return Plan(delete=delete, delete_job=now >= expires_at, requeue_at=expires_at if now < expires_at else None)
+    if now < expires_at:
+        return Plan(delete=delete, status=status, requeue_at=expires_at)
+    if view.is_kept_by_gitops:
+        # It would be created again, and trained again: only its objects go.
+        return Plan(
+            delete=tuple(found for found in owned_ray_jobs(view, observed) if not found.deleting), status=status
+        )
+    return Plan(delete=delete, delete_job=True)
+
+
+def _ended_status(view: JobView) -> JobStatus | None:
+    """Return the status of an ended job with the generation that was observed; None if it has it already."""
+    if view.status.observed_generation == view.generation:
+        return None
+    return view.status.model_copy(update={"observed_generation": view.generation})

@@ -154,7 +154,7 @@ class Operator:
             log.warning(
                 "Reconciliation failed", extra={"namespace": key.namespace, "job": key.name, "error": str(error)}
             )
-            self.queue.retry(key)
+            self.queue.retry(key, at_least=error.retry_after)
         except Exception:
             # A job that triggers a bug must not keep the operator from other jobs.
             metrics.ERRORS.labels("other").inc()
@@ -174,7 +174,7 @@ class Operator:
                 await self._resync()
             except ApiError as error:
                 log.warning("Listing failed", extra={"error": str(error)})
-                pause = RESYNC_RETRY_SECONDS
+                pause = max(RESYNC_RETRY_SECONDS, error.retry_after)
             until = time.monotonic() + pause
             while time.monotonic() < until and self.lease.held.is_set() == led:
                 self._gauges.update(self.cache.count_by_state() if led else {})

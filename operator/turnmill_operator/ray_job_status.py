@@ -80,10 +80,10 @@ def failure_of(ray_job: RayJobView) -> Failure | None:
             return Failure(Reason.RUN_FAILED, f"{detail}.")
 
 
-def timeout_failure(ray_job: RayJobView, view: JobView, progress: RunProgress, now: datetime) -> Failure | None:
+def timeout_failure(ray_job: RayJobView, view: JobView, observed: Observed, now: datetime) -> Failure | None:
     """Return the failure of an attempt that is past its deadline, though KubeRay reports none; None otherwise."""
     assert view.job is not None
-    deadline = attempt_deadline(ray_job, view, progress)
+    deadline = attempt_deadline(ray_job, view, observed.progress)
     if deadline is None or now < deadline:
         return None
     if stage_of(ray_job) is not Stage.RUNNING:
@@ -93,7 +93,8 @@ def timeout_failure(ray_job: RayJobView, view: JobView, progress: RunProgress, n
         limit = view.job.spec.start_timeout_seconds
         return Failure(
             Reason.START_TIMEOUT,
-            f"its Ray cluster was not ready within spec.startTimeoutSeconds ({limit}).",
+            f"its Ray cluster was not ready within spec.startTimeoutSeconds ({limit})"
+            f"{f': {observed.pending_pods}' if observed.pending_pods else ''}.",
         )
     return Failure(Reason.RUN_LOST, "the run has stopped answering, though KubeRay reports it as running.")
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -55,7 +56,7 @@ class Reconciler:
         self._now = clock
         self._progress_written: dict[ObjectKey, float] = {}
         self._wait_reasons = WaitReasons(api, queue)
-        self._shared_cluster_lock = asyncio.Lock()
+        self._shared_cluster_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def reconcile(self, key: ObjectKey) -> None:
         """Reconcile one job. Idempotent."""
@@ -63,8 +64,10 @@ class Reconciler:
         if view is None:
             self._forget(key)
         elif view.asks_for_shared_cluster:
-            # Jobs are compared with each other: one at a time.
-            async with self._shared_cluster_lock:
+            # Jobs of a team are compared with each other: one at a time.
+            async with self._shared_cluster_locks[key.namespace]:
+                # It may have changed while another was reconciled.
+                view = self._cache.jobs.get(key, view)
                 await self._reconcile_view(view)
             if finished_at(view.status) is None:
                 return
@@ -130,11 +133,12 @@ class Reconciler:
             await self._write_status(view, plan.status)
         for ray_job in plan.delete:
             # Foreground deletion: once the RayJob is gone its pods are, too, and nothing writes to the store any more.
-            await self._api.delete(RAY_JOBS, key.namespace, ray_job.name, policy="Foreground")
+            await self._api.delete(RAY_JOBS, key.namespace, ray_job.name, uid=ray_job.uid, policy="Foreground")
         if plan.remove_finalizer:
             await self._apply_job(view, finalizers=[])
         if plan.delete_job:
-            await self._api.delete(JOBS, key.namespace, key.name, uid=view.uid)
+            # Not if it has changed since it was read: its time to live may have been raised.
+            await self._api.delete(JOBS, key.namespace, key.name, uid=view.uid, version=view.version)
         if plan.requeue_at is not None:
             self._queue.add_after(key, (plan.requeue_at - self._now()).total_seconds() + 0.05)
 

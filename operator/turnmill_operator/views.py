@@ -14,6 +14,7 @@ from turnmill.jobs import AgentTrainingJob, JobError, parse_job
 from turnmill.jobs.status import JobProgress, JobStatus
 from turnmill.jobs.team import TeamSettings, parse_team
 from turnmill.jobs.versions import known_fields
+from turnmill_operator.gitops import is_kept
 from turnmill_operator.pod_rules import DEFAULT_RULES, PodRules
 
 RawObject = Mapping[str, Any]
@@ -54,6 +55,8 @@ class JobView:
     is_managed: bool
     deleted_at: datetime | None
     has_finalizer: bool
+    is_kept_by_gitops: bool = False
+    """True if a GitOps tool applied it, which would create it again after a deletion."""
 
     @property
     def asks_for_shared_cluster(self) -> bool:
@@ -91,6 +94,8 @@ class RayJobView:
     cluster: str
     head_ip: str
     cluster_ready: bool
+    cluster_problem: str
+    """Why KubeRay could not create a pod, such as a quota; empty if it could create all of them."""
 
     @property
     def held_by_queue(self) -> bool:
@@ -180,6 +185,7 @@ def job_view(raw: RawObject, known: JobView | None = None) -> JobView:
         is_managed=spec.get("managedBy", MANAGER) == MANAGER,
         deleted_at=_time(metadata.get("deletionTimestamp")),
         has_finalizer=FINALIZER in metadata.get("finalizers", ()),
+        is_kept_by_gitops=is_kept(metadata),
     )
 
 
@@ -224,7 +230,16 @@ def ray_job_view(raw: RawObject) -> RayJobView:
         cluster=status.get("rayClusterName") or "",
         head_ip=(cluster.get("head") or {}).get("podIP") or "",
         cluster_ready=cluster.get("state") == "ready" or bool(status.get("dashboardURL")),
+        cluster_problem=_replica_failure(cluster),
     )
+
+
+def _replica_failure(cluster: RawObject) -> str:
+    """Return the message of a Ray cluster's condition `ReplicaFailure`; empty if it is not true."""
+    for found in cluster.get("conditions") or ():
+        if found["type"] == "ReplicaFailure" and found["status"] == "True":
+            return str(found.get("message") or found.get("reason") or "")
+    return ""
 
 
 def team_view(raw: RawObject, rules: PodRules = DEFAULT_RULES) -> TeamSettings | SettingsError:

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from turnmill_operator.api import PODS, WORKLOADS, ApiClient, ApiError
+from turnmill_operator.api import EVENTS, PODS, WORKLOADS, ApiClient, ApiError
 from turnmill_operator.plan import last_attempt, owned_ray_jobs
 from turnmill_operator.ray_job_status import Stage, stage_of
 from turnmill_operator.views import JOB_UID_LABEL, JobView, ObjectKey, Observed, RawObject, RayJobView
@@ -12,6 +12,9 @@ from turnmill_operator.work_queue import WorkQueue
 
 PODS_DELAY, QUEUE_DELAY = timedelta(seconds=15), timedelta(seconds=3)
 POLL_SECONDS = 30.0
+# Pods of a group usually wait for the same reason.
+MAX_PODS_WITH_EVENTS = 3
+MAX_CHARACTERS = 500
 # With many waiting jobs, each is looked up less often.
 SECONDS_PER_WAITING_JOB = 0.2
 
@@ -50,8 +53,27 @@ class WaitReasons:
         self._known.pop(key, None)
 
     async def _pending_pods(self, ray_job: RayJobView) -> str:
+        """Return why pods do not run: KubeRay could not create them, their status says it, or events do."""
         selector = f"ray.io/cluster={ray_job.cluster}"
-        return describe_pending_pods([pod async for pod in self._api.list(PODS, ray_job.namespace, labels=selector)])
+        pods = [pod async for pod in self._api.list(PODS, ray_job.namespace, labels=selector)]
+        known = "; ".join(filter(None, (ray_job.cluster_problem, describe_pending_pods(pods))))
+        if known:
+            return known
+        # Volumes that cannot be mounted, and clusters that an admission webhook refuses, are in events alone.
+        names = [pod["metadata"]["name"] for pod in pods if not _is_running(pod)][:MAX_PODS_WITH_EVENTS]
+        found = [await self._last_warning(ray_job.namespace, name) for name in (*names, ray_job.cluster, ray_job.name)]
+        return "; ".join(dict.fromkeys(filter(None, found)))
+
+    async def _last_warning(self, namespace: str, name: str) -> str:
+        """Return the last warning among an object's events; empty if the operator may not read them."""
+        fields = f"involvedObject.name={name},type=Warning"
+        try:
+            warnings = [event async for event in self._api.list(EVENTS, namespace, fields=fields)]
+        except ApiError as error:
+            if error.code != 403:
+                raise
+            return ""
+        return describe_warning(max(warnings, key=_event_time)) if warnings else ""
 
     async def _queue_message(self, ray_job: RayJobView) -> str:
         """Return Kueue's reason; empty if there is no Kueue, or the operator may not read its Workloads."""
@@ -82,10 +104,34 @@ def describe_pending_pods(pods: list[RawObject]) -> str:
             if found["type"] == "PodScheduled" and found["status"] == "False":
                 causes[found.get("message") or found.get("reason", "")] = None
         for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-            waiting = (container.get("state") or {}).get("waiting") or {}
+            state = container.get("state") or {}
+            waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-                causes[f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")] = None
+                causes[f"{waiting['reason']}: {_one_line(waiting.get('message'))}".rstrip(": ")] = None
+                ended = (container.get("lastState") or {}).get("terminated") or {}
+            if ended.get("exitCode"):
+                said = _one_line(ended.get("message") or ended.get("reason"))
+                causes[f"container {container.get('name', '')} ended with exit code {ended['exitCode']}: {said}"] = None
     return "; ".join(cause for cause in causes if cause)
+
+
+def describe_warning(event: RawObject) -> str:
+    """Return what an event says: `FailedMount: the volume cannot be mounted`."""
+    return f"{event.get('reason', '')}: {_one_line(event.get('message'))}".strip(": ")
+
+
+def _event_time(event: RawObject) -> str:
+    series = event.get("series") or {}
+    times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
+    return str(next(filter(None, times), event["metadata"].get("creationTimestamp", "")))
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())[:MAX_CHARACTERS].rstrip(".")
+
+
+def _is_running(pod: RawObject) -> bool:
+    return bool((pod.get("status") or {}).get("phase") == "Running")
 
 
 def describe_workload(workload: RawObject) -> str:

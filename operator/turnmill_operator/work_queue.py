@@ -40,11 +40,14 @@ class WorkQueue:
             timer.cancel()
         self._timers[key] = loop.call_at(due, self._due, key)
 
-    def retry(self, key: ObjectKey) -> None:
-        """Queue a key after a delay that doubles with every failure in a row, with 25 % jitter."""
+    def retry(self, key: ObjectKey, *, at_least: float = 0.0) -> None:
+        """Queue a key after a delay that doubles with every failure in a row, with 25 % jitter.
+
+        Of jobs that an overloaded API server has sent away, none returns before `at_least` seconds.
+        """
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         seconds = min(MAX_SECONDS, BASE_SECONDS * 2 ** min(failures - 1, 16))
-        self.add_after(key, seconds * random.uniform(0.75, 1.25))
+        self.add_after(key, at_least + seconds * random.uniform(0.75, 1.25))
 
     def reset_failures(self, key: ObjectKey) -> None:
         """Forget the failures of a key."""

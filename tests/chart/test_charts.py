@@ -22,8 +22,10 @@ from support.charts import (
     values_files,
 )
 from support.programs import find_program, why_no_program
+from turnmill.core.errors import SettingsError
 from turnmill.jobs.resources import ray_resource
 from turnmill.jobs.team import parse_team
+from turnmill_operator.pod_rules import PodRules
 
 ROOT = CHARTS.parent
 CASES = [(chart, file) for chart in (OPERATOR, TEAM) for file in (None, *values_files(chart))]
@@ -68,7 +70,10 @@ def test_every_pod_is_restricted_has_limits_and_mounts_no_unneeded_token(chart, 
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), place
         for container in spec["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"], place
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, place
+            capabilities = container["securityContext"]["capabilities"]
+            assert capabilities["drop"] == ["ALL"], place
+            # The one that the values of a worker group may add under Pod Security's level `restricted`.
+            assert set(capabilities.get("add", ())) <= {"NET_BIND_SERVICE"}, place
             assert not container["securityContext"]["allowPrivilegeEscalation"], place
             assert {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"]["requests"]), place
             assert {"memory", "ephemeral-storage"} <= set(container["resources"]["limits"]), place
@@ -248,7 +253,7 @@ def logins_of_team(values: dict[str, Any]) -> dict[str, set[tuple[str, str, str]
     (config,) = of_kind(objects, "ConfigMap", "turnmill-team")
     team = parse_team(config["data"])
     (tools,) = of_kind(objects, "Deployment")
-    (test,) = of_kind(objects, "Pod")
+    (test,) = of_kind(objects, "Pod", "team-a-test")
     ray = [team.head.template, *(group.template for group in team.worker_groups)]
     return {
         "trainer": {login for template in ray for login in logins(template)},
@@ -313,6 +318,29 @@ def test_without_the_token_nothing_refers_to_it():
     ]
     assert "token-file" not in json.dumps(objects)
     assert TOKEN_VARIABLE not in json.dumps(objects)
+
+
+def test_a_team_whose_passwords_a_job_makes_is_rendered_the_same_twice():
+    values = {"passwords.fromJob": True}
+
+    assert render(TEAM, values) == render(TEAM, values)
+    assert not of_kind(render(TEAM, values), "Secret")
+
+
+def test_the_operator_refuses_what_a_group_asks_for_beyond_the_rights_of_teams_unless_they_are_given():
+    asked = {"hostNetwork": True, "capabilities": ["IPC_LOCK"], "runtimeClassName": "nvidia"}
+    (config,) = of_kind(render(TEAM, {"trainer.groups.h100.pod": asked}), "ConfigMap", "turnmill-team")
+    team = parse_team(config["data"])
+
+    with pytest.raises(SettingsError) as refused:
+        PodRules().check(team)
+    PodRules(frozenset({"hostNamespaces", "capabilities"})).check(team)
+
+    assert "workerGroups.h100.template.spec.hostNetwork needs the right hostNamespaces" in str(refused.value)
+    assert (
+        "workerGroups.h100.template.spec.containers[0].securityContext.capabilities needs the right capabilities"
+        in (str(refused.value))
+    )
 
 
 def test_an_external_store_replaces_the_bundled_one():

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
+from support.charts import try_helm
 from support.kubernetes import temporary_namespace, wait_for
 from support.programs import why_no_program
 from support.prometheus import prometheus_of_cluster
 from support.team_release import (
     RAY_LABELS,
+    RELEASE,
     STORE,
     TOOL_SERVER,
     Caller,
     TeamRelease,
     can_connect,
+    host_paths,
     pod,
     team_release,
 )
@@ -56,6 +59,19 @@ def test_helm_test_makes_a_call_reads_its_record_and_scrapes_a_metric(release: T
     assert "was answered with" in output
     assert "has 1 entries" in output
     assert "the call is counted" in output
+    assert f"/runs (claim {RELEASE}-runs) is writable by user 10001" in output
+
+
+def test_helm_test_names_user_and_claim_if_runs_may_not_write_to_their_volume(release: TeamRelease):
+    (folder,) = host_paths(release.namespace, f"{RELEASE}-runs")
+    folder.chmod(0o755)
+    try:
+        tested = try_helm("test", RELEASE, f"--namespace={release.namespace.name}", "--logs")
+    finally:
+        folder.chmod(0o777)
+
+    assert tested.returncode != 0
+    assert f"/runs (claim {RELEASE}-runs) is not writable by user 10001, group 10001: " in tested.stdout
 
 
 def calls_seen_by_the_autoscaler(release: TeamRelease) -> str | None:

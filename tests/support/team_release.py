@@ -95,11 +95,21 @@ def open_host_paths(namespace: Namespace) -> None:
         volumes = [claim["spec"].get("volumeName") for claim in claims]
         return volumes if claims and all(volumes) else None
 
-    for volume in wait_for("volumes", bound, seconds=60):
-        found = namespace.get("persistentvolume", volume) or {}
-        path = Path(found.get("spec", {}).get("hostPath", {}).get("path", ""))
-        if path.parts and path.is_dir():
-            path.chmod(0o777)
+    wait_for("volumes", bound, seconds=60)
+    for path in host_paths(namespace):
+        path.chmod(0o777)
+
+
+def host_paths(namespace: Namespace, claim_name: str = "") -> list[Path]:
+    """Return the folders of this machine that hold the volumes of a namespace, or of one claim."""
+    folders = []
+    for claim in namespace.list("persistentvolumeclaims"):
+        if claim_name in ("", claim["metadata"]["name"]):
+            volume = namespace.get("persistentvolume", claim["spec"]["volumeName"]) or {}
+            path = Path(volume.get("spec", {}).get("hostPath", {}).get("path", ""))
+            if path.parts and path.is_dir():
+                folders.append(path)
+    return folders
 
 
 def pod(name: str, labels: dict[str, str], *command: str, image: str = IMAGE, **spec: Any) -> dict[str, Any]:

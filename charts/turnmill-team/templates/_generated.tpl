@@ -9,3 +9,29 @@
 {{ randAlphaNum 40 }}
 {{- end -}}
 {{- end -}}
+
+{{/* Secrets that are made for the release, with their keys, as JSON: those that no value names. */}}
+{{- define "turnmill-team.madeSecrets" -}}
+{{- $secrets := dict -}}
+{{- with .Values.store -}}
+{{- if not .password.existingSecret -}}
+{{- $_ := set $secrets (include "turnmill-team.store" $) (list .password.key) -}}
+{{- end -}}
+{{- if not (or .external.url .users.existingSecret) -}}
+{{- $_ := set $secrets (include "turnmill-team.storeUsersSecret" $) (list "trainer" "tool-server" "clean-up") -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.toolServer -}}
+{{- if and .enabled .token.enabled (not .token.existingSecret) -}}
+{{- $_ := set $secrets (include "turnmill-team.toolServerSecret" $) (list .token.key) -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $secrets }}
+{{- end -}}
+
+{{/* Annotations of what the Jobs for passwords need, by its weight. */}}
+{{- define "turnmill-team.passwordHook" -}}
+helm.sh/hook: pre-install,pre-upgrade,post-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}

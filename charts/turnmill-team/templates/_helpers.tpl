@@ -148,3 +148,17 @@ http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5
       key: {{ $root.Values.store.password.key }}
       {{- end }}
 {{- end -}}
+
+{{/* How fast tool servers are added and removed: .Values.toolServer. */}}
+{{- define "turnmill-team.scalingBehavior" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  selectPolicy: Max
+  policies:
+    - {type: Percent, value: 100, periodSeconds: 15}
+    - {type: Pods, value: 4, periodSeconds: 15}
+scaleDown:
+  stabilizationWindowSeconds: {{ .autoscaling.scaleDownSeconds }}
+  policies:
+    - {type: Percent, value: 50, periodSeconds: 30}
+{{- end -}}

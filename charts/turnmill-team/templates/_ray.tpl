@@ -5,6 +5,9 @@
 {{- if eq $group.device "cpu" -}}
 {{- /* CPUs are logical as well: a run has a dozen actors, and each takes one. */ -}}
 {{- $params = merge $params (dict "num-cpus" "16" "num-gpus" (toString $group.gpusPerNode)) -}}
+{{- else if not (hasSuffix "/gpu" (include "turnmill-team.gpuResource" $group)) -}}
+{{- /* KubeRay counts GPUs by that suffix: neither partitions of one, nor those of a resource claim, have it. */ -}}
+{{- $params = merge $params (dict "num-gpus" (toString $group.gpusPerNode)) -}}
 {{- end -}}
 {{ toYaml (mergeOverwrite $params (deepCopy $group.rayStartParams)) }}
 {{- end -}}
@@ -12,17 +15,52 @@
 {{/* Resources of a worker with its GPUs. */}}
 {{- define "turnmill-team.groupResources" -}}
 {{- $resources := deepCopy .resources -}}
-{{- if eq .device "cuda" -}}
-{{- $gpus := dict "nvidia.com/gpu" (toString .gpusPerNode) -}}
+{{- $name := include "turnmill-team.gpuResource" . -}}
+{{- if and $name (eq .device "cuda") -}}
+{{- $gpus := dict $name (toString .gpusPerNode) -}}
 {{- $resources = mergeOverwrite $resources (dict "limits" $gpus "requests" $gpus) -}}
 {{- end -}}
+{{- with dig "pod" "resourceClaims" list . -}}
+{{- $claims := list -}}
+{{- range . -}}{{- $claims = append $claims (dict "name" .name) -}}{{- end -}}
+{{- $_ := set $resources "claims" $claims -}}
+{{- end -}}
 {{ toYaml $resources }}
+{{- end -}}
+
+{{/* Resource by which pods of a group ask for GPUs; empty if they have resource claims. */}}
+{{- define "turnmill-team.gpuResource" -}}
+{{- if hasKey . "gpuResource" -}}{{ .gpuResource }}{{- else -}}nvidia.com/gpu{{- end -}}
+{{- end -}}
+
+{{/* Affinity of a pod, as YAML: of its group, of its GPU products and to the other pods of its run. */}}
+{{- define "turnmill-team.rayAffinity" -}}
+{{- $affinity := deepCopy (dig "affinity" dict .overlay) -}}
+{{- with .gpuProducts -}}
+{{- $product := dict "key" "nvidia.com/gpu.product" "operator" "In" "values" . -}}
+{{- $terms := list -}}
+{{- range dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list dict) $affinity -}}
+{{- /* Terms are alternatives: each of them must name the product. */ -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (default list .matchExpressions) $product)) .) -}}
+{{- end -}}
+{{- $required := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $affinity = mergeOverwrite $affinity (dict "nodeAffinity" $required) -}}
+{{- end -}}
+{{- with .closeTogether -}}
+{{- $selector := dict "matchLabels" (dict "turnmill.dev/group" $.group) -}}
+{{- $term := dict "topologyKey" . "labelSelector" $selector "matchLabelKeys" (list "turnmill.dev/job" "turnmill.dev/attempt") -}}
+{{- $before := dig "podAffinity" "preferredDuringSchedulingIgnoredDuringExecution" list $affinity -}}
+{{- $preferred := append $before (dict "weight" 100 "podAffinityTerm" $term) -}}
+{{- $affinity = mergeOverwrite $affinity (dict "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred)) -}}
+{{- end -}}
+{{- if $affinity }}{{ toYaml $affinity }}{{ end -}}
 {{- end -}}
 
 {{/* A Ray pod, head or worker: a dictionary of root, component, priority, image, resources, nodes and more. */}}
 {{- define "turnmill-team.rayTemplate" -}}
 {{- $root := .root -}}
 {{- $trainer := $root.Values.trainer -}}
+{{- $overlay := default dict .overlay -}}
 metadata:
   labels:
     {{- include "turnmill-team.selector" (list $root .component) | nindent 4 }}
@@ -30,10 +68,27 @@ metadata:
     {{- with .group }}
     turnmill.dev/group: {{ . }}
     {{- end }}
+    {{- with $overlay.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   annotations:
     # Moving a pod of a run costs a restart of it.
     cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
+    karpenter.sh/do-not-disrupt: "true"
+    {{- with $overlay.annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 spec:
+  {{- with $overlay.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- if $overlay.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- with $overlay.resourceClaims }}
+  resourceClaims: {{ toYaml . | nindent 4 }}
+  {{- end }}
   {{- with .priority }}
   priorityClassName: {{ . }}
   {{- end }}
@@ -47,15 +102,10 @@ spec:
   terminationGracePeriodSeconds: 60
   securityContext: {{ include "turnmill-team.podSecurity" $root | nindent 4 }}
   {{- include "turnmill-team.placement" . | nindent 2 }}
-  {{- with .gpuProducts }}
-  affinity:
-    nodeAffinity:
-      requiredDuringSchedulingIgnoredDuringExecution:
-        nodeSelectorTerms:
-          - matchExpressions:
-              - {key: nvidia.com/gpu.product, operator: In, values: {{ toJson . }}}
+  {{- with include "turnmill-team.rayAffinity" (dict "overlay" $overlay "gpuProducts" .gpuProducts "closeTogether" .closeTogether "group" .group) }}
+  affinity: {{ . | nindent 4 }}
   {{- end }}
-  {{- if .group }}
+  {{- if and .group (not .closeTogether) }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
@@ -76,7 +126,9 @@ spec:
         {{- if $root.Values.toolServer.enabled }}
         {{- include "turnmill-team.toolServerEnv" $root | nindent 8 }}
         {{- end }}
-        {{- with $trainer.env }}
+        # For the message of a run that cannot write there.
+        - {name: TURNMILL_RUNS_CLAIM, value: {{ include "turnmill-team.claim" (list $root "runs") }}}
+        {{- with concat $trainer.env (default list $overlay.env) }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
       ports:
@@ -92,7 +144,11 @@ spec:
         - {name: turnmill, containerPort: 9464}
         {{- end }}
       resources: {{ .resources | nindent 8 }}
-      securityContext: {{ include "turnmill-team.containerSecurity" $root | nindent 8 }}
+      {{- $security := include "turnmill-team.containerSecurity" $root | fromYaml }}
+      {{- with $overlay.capabilities }}
+      {{- $_ := set $security.capabilities "add" . }}
+      {{- end }}
+      securityContext: {{ toYaml $security | nindent 8 }}
       volumeMounts:
         - {name: temporary, mountPath: /tmp}
         - {name: runs, mountPath: /runs}
@@ -105,6 +161,9 @@ spec:
         {{- with $trainer.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with $overlay.containers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: temporary
       emptyDir: {sizeLimit: {{ $trainer.temporarySize }}}
@@ -141,7 +200,7 @@ spec:
   "root" $root "component" "ray-head" "device" $default.device "autoscaler" (index . 1) "priority" $trainer.priorityClassName
   "image" (include "turnmill-team.image" (list $root $trainer.image "own"))
   "resources" (toYaml $trainer.head.resources)
-  "nodeSelector" $trainer.head.nodeSelector "tolerations" $trainer.head.tolerations) -}}
+  "nodeSelector" $trainer.head.nodeSelector "tolerations" $trainer.head.tolerations "overlay" $trainer.head.pod) -}}
 {{- end -}}
 
 {{/* A worker: (list $ NAME GROUP). */}}
@@ -156,7 +215,7 @@ spec:
   "image" ($group.image | default (include "turnmill-team.image" (list $root $trainer.image "own")))
   "resources" (include "turnmill-team.groupResources" $group) "sharedMemory" $group.sharedMemory
   "nodeSelector" $group.nodeSelector "tolerations" (ternary $group.tolerations (list) (eq $group.device "cuda"))
-  "gpuProducts" $products) -}}
+  "gpuProducts" $products "overlay" $group.pod "closeTogether" $group.closeTogether) -}}
 {{- end -}}
 
 {{/* Names of the worker groups, the default one first. */}}

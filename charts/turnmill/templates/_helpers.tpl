@@ -86,5 +86,6 @@ seccompProfile: {type: RuntimeDefault}
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  # Those of waiting pods are listed, as some reasons are nowhere else.
+  verbs: [create, list, patch]
 {{- end -}}

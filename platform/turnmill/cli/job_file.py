@@ -1,6 +1,6 @@
 """The job file of a command, with fields replaced by `--set`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,10 +21,23 @@ Overrides = Annotated[
 def load(job_file: Path, overrides: Sequence[str] | None) -> "AgentTrainingJob":
     """Parse and check the job file. Raises JobError, after printing the number of problems."""
     from turnmill.cli import checks
-    from turnmill.jobs import JobError, load_job
+    from turnmill.jobs import load_job
+
+    return _loaded(job_file, lambda: load_job(job_file, overrides or (), checks=checks.ALL))
+
+
+def load_for_cluster(job_file: Path, overrides: Sequence[str] | None) -> "AgentTrainingJob":
+    """Parse the job file without checks of what is on this machine: models, tasks and classes are in the cluster."""
+    from turnmill.jobs import load_job
+
+    return _loaded(job_file, lambda: load_job(job_file, overrides or (), for_cluster=True))
+
+
+def _loaded(job_file: Path, read: Callable[[], "AgentTrainingJob"]) -> "AgentTrainingJob":
+    from turnmill.jobs import JobError
 
     try:
-        return load_job(job_file, overrides or (), checks=checks.ALL)
+        return read()
     except JobError as error:
         count = "one problem" if len(error.problems) == 1 else f"{len(error.problems)} problems"
         say(f"{job_file} has {count}; nothing was started.", to=errors())

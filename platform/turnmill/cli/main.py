@@ -13,6 +13,7 @@ from turnmill import __version__
 from turnmill.cli.call_tool import call_tool
 from turnmill.cli.check import check
 from turnmill.cli.clean_up import clean_up
+from turnmill.cli.cluster import commands as cluster
 from turnmill.cli.console import errors, say
 from turnmill.cli.convert import app as convert
 from turnmill.cli.doctor import doctor
@@ -41,6 +42,7 @@ app = typer.Typer(
     help="Trains language-model agents that act over many turns.",
 )
 
+IN_CLUSTER = "Jobs in a cluster"
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder.", show_default=False)]
 
 
@@ -208,6 +210,8 @@ app.command()(view)
 app.command()(retriever)
 app.command()(clean_up)
 app.add_typer(convert, name="convert")
+for command in cluster.COMMANDS:
+    app.command(rich_help_panel=IN_CLUSTER)(command)
 
 
 def _launch() -> "Callable[..., RunResult]":

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from turnmill.cli.cluster.options import Context, NamespaceOption
 from turnmill.cli.extras import needs_extra
 
 DEFAULT_PORT = 8600
@@ -12,17 +13,27 @@ DEFAULT_PORT = 8600
 
 def view(
     source: Annotated[
-        str, typer.Argument(metavar="RUN_DIR|REDIS_URL", help="The run's folder, or a trajectory store.")
+        str,
+        typer.Argument(
+            metavar="RUN_DIR|REDIS_URL|JOB", help="The run's folder, a trajectory store, or a job in a cluster."
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT,
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Also accept this host name, such as that of a proxy.")
     ] = None,
+    namespace: NamespaceOption = None,
+    context: Context = None,
 ) -> None:
     """Show trajectories on a web page: a list with filters, turns token by token, two of them side by side."""
     from turnmill.cli.run_dirs import existing_run
 
+    if _is_in_cluster(source, namespace, context):
+        from turnmill.cli.cluster.viewing import view_in_cluster
+
+        view_in_cluster(source, host=host, port=port, namespace=namespace, context=context)
+        return
     if "://" not in source:
         existing_run(Path(source))
     with needs_extra("view", "view"):
@@ -38,3 +49,13 @@ def view(
         allowed_hosts=allow_host or (),
         on_ready=lambda address: typer.echo(f"Trajectories: {address} (stop with Ctrl-C)"),
     )
+
+
+def _is_in_cluster(source: str, namespace: str | None, context: str | None) -> bool:
+    """Return whether the source is the name of a job in a cluster: options name a place, or no path has its form."""
+    if namespace is not None or context is not None:
+        return True
+    from turnmill.cli.cluster.api import has_kubeconfig
+
+    is_name = source.replace("-", "").isalnum() and source.islower()
+    return is_name and not Path(source).exists() and has_kubeconfig()

@@ -16,13 +16,22 @@ from turnmill.jobs.values import Values
 from turnmill.jobs.yaml_file import Document, Path, dotted, parse_yaml
 
 
-def load_job(path: FilePath | str, overrides: Sequence[str] = (), *, checks: Sequence[Check] = ()) -> AgentTrainingJob:
-    """Load the job in a file, with `path=value` overrides. Raises JobError with all problems, in the file's order."""
+def load_job(
+    path: FilePath | str,
+    overrides: Sequence[str] = (),
+    *,
+    checks: Sequence[Check] = (),
+    for_cluster: bool = False,
+) -> AgentTrainingJob:
+    """Load the job in a file, with `path=value` overrides; the model of one `for_cluster` need not be on this machine.
+
+    Raises JobError with all problems, in the file's order.
+    """
     document = _read(FilePath(path))
     data, places, problems = apply_overrides(document.value, overrides)
     origins = {dotted(place): f"line {line}" for place, line in document.lines.items()}
     problems.extend(document.problems)
-    job, found = validate(data, (model_folder, *checks))
+    job, found = validate(data, checks if for_cluster else (model_folder, *checks))
     problems.extend(replace(problem, origin=_origin(problem.path, origins, places)) for problem in found)
     if job is None or problems:
         raise JobError(sorted(problems, key=lambda problem: _line(problem.origin)))

@@ -6,17 +6,53 @@ no checkpoints.
 """
 
 import contextlib
+import errno
+import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 from turnmill.core.errors import RunFailedError
 
-STALE = "stale_attempt"
+STALE, STORAGE = "stale_attempt", "storage"
+CLAIM_VARIABLE = "TURNMILL_RUNS_CLAIM"
+"""Environment variable with the name of the claim of run folders, for messages."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS}) | _FULL
 
 
 def claim(run_dir: Path, attempt: int) -> Path:
-    """Take over the run folder with its contents, and return it. Raises RunFailedError for an older attempt."""
+    """Take over the run folder with its contents, and return it.
+
+    Raises RunFailedError for an older attempt, and if the storage refuses to be written to.
+    """
+    try:
+        folder = _claim(run_dir, attempt)
+        # An attempt of another user may have left a folder that this one can rename, but not write to.
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        raise RunFailedError(_refusal(run_dir, error), STORAGE) from error
+
+
+def _refusal(run_dir: Path, error: OSError) -> str:
+    volume = next((parent for parent in run_dir.parents if parent.exists()), run_dir.parent)
+    claim_name = os.environ.get(CLAIM_VARIABLE)
+    where = f"{volume} (claim {claim_name})" if claim_name else str(volume)
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return f"{where} has no room for the run folder: {reason}. Delete run folders there, or enlarge the volume."
+    return (
+        f"{where} is not writable by user {os.getuid()}, group {os.getgid()}: {reason}. Let that user write to the "
+        "folder on the storage, for example by `chown`; what exports or host paths allow, `fsGroup` does not change."
+    )
+
+
+def _claim(run_dir: Path, attempt: int) -> Path:
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     folder = _folder(run_dir, attempt)
     while True:

@@ -1,6 +1,7 @@
-"""Time limits for HTTP connections, which uvicorn sets only between requests."""
+"""Limits for HTTP connections: of their age, and of the time for a request, which uvicorn limits only between two."""
 
 import asyncio
+import random
 import resource
 import socket
 
@@ -8,6 +9,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0
 """Time limit for a request's line and headers, from the connection or its first byte on."""
+
+MAX_AGE_SECONDS = 30.0
+"""Age from which on a connection is closed with its next answer.
+
+A Service balances connections, not requests: without it, a replica that joins would get none of the clients' open ones.
+"""
+
+AGE_SPREAD = 0.3
+"""Share of that age by which connections differ, so that clients do not open all of theirs at once."""
 
 OPEN_FILES = 65_536
 
@@ -18,13 +28,15 @@ UNACKNOWLEDGED_MILLISECONDS = 60_000
 
 
 class TimedHttpProtocol(HttpToolsProtocol):
-    """Closes connections on which no request arrives in time, so that slow clients cannot pile up."""
+    """Closes connections on which no request arrives in time, so that slow clients cannot pile up, and old ones."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _old_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request."""
         super().connection_made(transport)
+        self._old_at = self.loop.time() + MAX_AGE_SECONDS * random.uniform(1 - AGE_SPREAD, 1)
         self._limit_head()
 
     def data_received(self, data: bytes) -> None:
@@ -34,6 +46,12 @@ class TimedHttpProtocol(HttpToolsProtocol):
             self._stop_limit()
         else:
             self._limit_head()
+
+    def on_headers_complete(self) -> None:
+        """Begin with a request; if the connection is old, its response has the header `Connection: close`."""
+        super().on_headers_complete()
+        if self.cycle is not None and self.loop.time() >= self._old_at:
+            self.cycle.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""

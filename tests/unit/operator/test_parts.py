@@ -21,6 +21,21 @@ from turnmill_operator.work_queue import WorkQueue
 # Views
 
 
+async def test_a_key_that_an_overloaded_server_sent_away_does_not_return_before_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    queue, key, waits = WorkQueue(), ObjectKey("n", "a"), []
+    monkeypatch.setattr(queue, "add_after", lambda _, seconds: waits.append(seconds))
+
+    for _ in range(20):
+        queue.retry(key, at_least=7.0)
+        queue.reset_failures(key)
+
+    assert all(7.0 < seconds < 8.0 for seconds in waits)
+    # Not all of them at once.
+    assert len(set(waits)) > 1
+
+
 def test_the_attempt_is_read_from_a_status_of_another_version():
     view = job_view(raw_job(status={"attempt": 3, "failedAttempts": 2, "phase": "Running", "conditions": "none"}))
 

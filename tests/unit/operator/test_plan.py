@@ -431,6 +431,16 @@ def test_an_attempt_without_a_cluster_in_time_fails():
     assert [found.name for found in after.delete] == ["job-1"]
 
 
+def test_an_attempt_that_was_not_ready_in_time_says_why_its_pods_did_not_run():
+    starting = raw_ray_job(jobDeploymentStatus="Initializing", startTime=stamp(at(10)))
+
+    failed = plan_for(
+        raw_job(startTimeoutSeconds=60), starting, status=STARTED, now=at(70), pending_pods="exceeded quota: gpus"
+    )
+
+    assert "within spec.startTimeoutSeconds (60): exceeded quota: gpus." in message(failed.status, "Failed")
+
+
 def test_time_in_a_queue_does_not_count_as_start_time():
     job = raw_job(startTimeoutSeconds=60, queue="q")
     queued = raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended", startTime=stamp(at(0)))
@@ -704,6 +714,36 @@ def test_a_finished_job_is_deleted_after_its_time_to_live():
 
     assert plan_for(job, status=ended, now=at(159)) == Plan(requeue_at=at(160))
     assert plan_for(job, status=ended, now=at(160)) == Plan(delete_job=True)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"annotations": {"argocd.argoproj.io/tracking-id": "app:turnmill.dev/AgentTrainingJob:team-a/job"}},
+        {"labels": {"kustomize.toolkit.fluxcd.io/name": "jobs"}},
+    ],
+)
+def test_an_expired_job_that_a_gitops_tool_keeps_is_not_deleted_as_it_would_train_again(mark: dict[str, Any]):
+    job = raw_job(ttlSecondsAfterFinished=60)
+    job["metadata"] |= mark
+    ended = status_after(job, raw_ray_job(**SUCCEEDED), now=at(100))
+
+    plan = plan_for(job, raw_ray_job(**SUCCEEDED), status=ended, now=at(160))
+
+    assert not plan.delete_job
+    assert plan.requeue_at is None
+    assert [found.name for found in plan.delete] == ["job-1"]
+
+
+def test_a_change_of_an_ended_job_is_observed():
+    ended = status_after(raw_job(), raw_ray_job(**SUCCEEDED))
+    changed = raw_job()
+    changed["metadata"]["generation"] = 2
+
+    after = plan_for(changed, raw_ray_job(**SUCCEEDED), status=ended).status
+
+    assert after == ended.model_copy(update={"observed_generation": 2})
+    assert plan_for(changed, raw_ray_job(**SUCCEEDED), status=after) == Plan()
 
 
 def test_a_job_managed_by_another_controller_is_ignored():

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from support.ray_jobs import START, Raw, at, raw_job, raw_ray_job
+from support.ray_jobs import START, Raw, at, raw_job, raw_ray_job, stamp
 from turnmill_operator import waiting
-from turnmill_operator.api import PODS, WORKLOADS, ApiError, Resource
+from turnmill_operator.api import EVENTS, PODS, WORKLOADS, ApiError, Resource
 from turnmill_operator.views import Observed, job_view, ray_job_view
 from turnmill_operator.waiting import WaitReasons, describe_pending_pods, describe_workload
 from turnmill_operator.work_queue import WorkQueue
@@ -21,9 +21,17 @@ class Lister:
 
     def __init__(self, **objects: list[Raw]) -> None:
         self.objects = objects
+        self.events: dict[str, list[Raw]] = {}
         self.requests: list[str] = []
 
-    async def list(self, resource: Resource, namespace: str, *, labels: str) -> AsyncIterator[Raw]:
+    async def list(
+        self, resource: Resource, namespace: str, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Raw]:
+        if resource is EVENTS:
+            name = fields.removeprefix("involvedObject.name=").removesuffix(",type=Warning")
+            for found in self.events.get(name, ()):
+                yield found
+            return
         self.requests.append(f"{resource.group_version} {labels}")
         if resource.group_version not in self.objects:
             raise ApiError(404, "the server could not find the requested resource")
@@ -79,6 +87,62 @@ async def test_the_reason_of_a_held_run_comes_from_its_workload_and_that_of_a_st
     pods = [{"status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]}}]
     api = Lister(**{PODS.group_version: pods})
     assert await reasons(wait_reasons(api), STARTING) == ("no GPU", "")
+
+
+def test_a_container_that_has_ended_is_a_reason_with_what_it_said():
+    ended = {"name": "ray", "state": {"terminated": {"exitCode": 1, "message": "no such\nlibrary.\n"}}}
+    back_off = {
+        "name": "ray",
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+        "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+    }
+    done = {"name": "init", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+
+    description = describe_pending_pods(
+        [{"status": {"initContainerStatuses": [done], "containerStatuses": [status]}} for status in (ended, back_off)]
+    )
+
+    assert description == (
+        "container ray ended with exit code 1: no such library; CrashLoopBackOff: back-off 10s; "
+        "container ray ended with exit code 137: OOMKilled"
+    )
+
+
+async def test_pods_that_kuberay_cannot_create_are_told_in_the_words_of_the_api_server(clock):
+    refused = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreateHeadPod",
+        "message": 'pods "job-1-c-head" is forbidden: exceeded quota: team',
+    }
+    ray_job = raw_ray_job(
+        jobDeploymentStatus="Initializing",
+        rayClusterName="job-1-c",
+        startTime="2026-01-01T00:00:00Z",
+        rayClusterStatus={"conditions": [refused]},
+    )
+
+    found = await reasons(wait_reasons(Lister(**{PODS.group_version: []})), ray_job)
+
+    assert found == ('pods "job-1-c-head" is forbidden: exceeded quota: team', "")
+
+
+async def test_a_reason_that_is_in_no_status_comes_from_the_last_warning_of_pod_cluster_or_rayjob(clock):
+    creating = {
+        "metadata": {"name": "job-1-c-head"},
+        "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+    }
+    api = Lister(**{PODS.group_version: [creating]})
+    api.events["job-1-c-head"] = [warning("FailedMount", "mount timed out", 20), warning("FailedScheduling", "old", 10)]
+    assert await reasons(wait_reasons(api), STARTING) == ("FailedMount: mount timed out", "")
+
+    api = Lister(**{PODS.group_version: []})
+    api.events["job-1"] = [warning("FailedToCreateRayCluster", "denied by policy\nno-gpus.", 20)]
+    assert await reasons(wait_reasons(api), STARTING) == ("FailedToCreateRayCluster: denied by policy no-gpus", "")
+
+
+def warning(reason: str, message: str, seconds: float) -> Raw:
+    return {"metadata": {}, "reason": reason, "message": message, "lastTimestamp": stamp(at(seconds))}
 
 
 async def test_an_older_kueue_is_asked_in_its_version_and_a_missing_one_gives_no_reason(clock):

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,23 @@ def test_an_attempt_takes_over_the_checkpoints_of_the_previous_one(run_dir: Path
 
     assert taken_over is not None
     assert taken_over.state.step == 5
+
+
+@pytest.mark.parametrize("claim_name", ["team-runs", None])
+def test_storage_that_cannot_be_written_to_is_told_with_user_and_claim(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, claim_name: str | None
+):
+    # Not even root can make a folder there.
+    if claim_name:
+        monkeypatch.setenv("TURNMILL_RUNS_CLAIM", claim_name)
+
+    with pytest.raises(RunFailedError) as caught:
+        claim(Path("/sys/kernel") / "team-a" / run_dir.name, 1)
+
+    where = "/sys/kernel (claim team-runs)" if claim_name else "/sys/kernel"
+    assert str(caught.value).startswith(f"{where} is not writable by user {os.getuid()}, group {os.getgid()}: ")
+    assert caught.value.cause == "storage"
+    assert not caught.value.is_final
 
 
 def test_an_attempt_without_a_previous_one_has_an_empty_folder(run_dir: Path):

@@ -1,8 +1,10 @@
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 import uvicorn
 from starlette.requests import Request
@@ -102,3 +104,73 @@ async def test_accepted_connections_are_probed_for_vanished_clients():
         with accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+
+
+async def test_the_next_answer_on_an_old_connection_closes_it_and_tells_the_client(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections, "MAX_AGE_SECONDS", 1.0)
+    async with serving() as site:
+        site.may_answer.set()
+        reader = await site.connect(REQUEST)
+        young = await reader.readuntil(b"answered")
+        clock = asyncio.get_running_loop().time
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock() + 1.0)
+        site.writers[0].write(REQUEST)
+        async with asyncio.timeout(20):
+            old = await reader.read()
+
+    assert b"connection: close" not in young
+    assert b"connection: close" in old
+    assert old.endswith(b"answered")
+
+
+class Balancer:
+    """A Service: each new connection goes to the next replica, and stays there."""
+
+    def __init__(self, *replicas: Site) -> None:
+        self.replicas = list(replicas)
+        self._num_connections = 0
+        self._copying: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replica = self.replicas[self._num_connections % len(self.replicas)]
+        self._num_connections += 1
+        back, forth = await asyncio.open_connection("127.0.0.1", replica.port)
+        copies = [asyncio.create_task(self._copy(reader, forth)), asyncio.create_task(self._copy(back, writer))]
+        self._copying.update(copies)
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65_536):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+
+async def test_a_replica_that_joins_takes_its_share_of_the_calls_of_clients_that_were_connected_before(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(connections, "MAX_AGE_SECONDS", 0.2)
+    async with serving() as first, serving() as second, contextlib.AsyncExitStack() as stack:
+        first.may_answer.set()
+        second.may_answer.set()
+        balancer = Balancer(first)
+        service = await stack.enter_async_context(await asyncio.start_server(balancer, "127.0.0.1", 0))
+        url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/slow"
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def call() -> None:
+            async with session.get(url) as response:
+                assert await response.text() == "answered"
+
+        await asyncio.gather(*(call() for _ in range(8)))
+        balancer.replicas.append(second)
+        async with asyncio.timeout(20):
+            while second.num_waiting < 100:
+                await asyncio.gather(*(call() for _ in range(8)))
+        before = first.num_waiting, second.num_waiting
+        async with asyncio.timeout(20):
+            while second.num_waiting < before[1] + 200:
+                await asyncio.gather(*(call() for _ in range(8)))
+        took = first.num_waiting - before[0], second.num_waiting - before[1]
+
+    assert took[1] / sum(took) > 0.15
