@@ -67,10 +67,9 @@ def assert_accepted(namespace: Namespace, text: str) -> None:
 
 
 def pod_of(number: int, made: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
-    """Return a pod as a controller would create it, without its priority class and account, which may not exist."""
-    spec = {
-        key: value for key, value in template["spec"].items() if key not in ("priorityClassName", "serviceAccountName")
-    }
+    """Return a pod as a controller would create it, without what it names and the cluster may not have."""
+    missing = ("priorityClassName", "runtimeClassName", "serviceAccountName")
+    spec = {key: value for key, value in template["spec"].items() if key not in missing}
     claims = made.get("spec", {}).get("volumeClaimTemplates", [])
     volumes = [*spec.get("volumes", []), *({"name": claim["metadata"]["name"], "emptyDir": {}} for claim in claims)]
     return {
