@@ -43,9 +43,12 @@ def stage_of(ray_job: RayJobView) -> Stage:
         return Stage.SUCCEEDED
     if ray_job.job_status in ("FAILED", "STOPPED") or ray_job.deployment_status in ("Failed", "ValidationFailed"):
         return Stage.FAILED
+    if ray_job.suspend:
+        # KubeRay reports what ran before until it notices.
+        return Stage.STARTING
     if ray_job.deployment_status == "Running" and ray_job.job_status == "RUNNING":
         return Stage.RUNNING
-    if ray_job.deployment_status == "Running" or (ray_job.cluster_ready and not ray_job.suspend):
+    if ray_job.deployment_status == "Running" or ray_job.cluster_ready:
         return Stage.CLUSTER_READY
     return Stage.STARTING
 

@@ -583,10 +583,11 @@ def test_a_run_that_kueue_evicts_gets_a_new_number_and_keeps_its_rayjob_with_its
     assert (plan.status.attempt, plan.status.failed_attempts) == (2, 0)
 
 
-def test_an_evicted_run_waits_under_its_new_number_and_is_not_given_another():
+@pytest.mark.parametrize("seen", [{"jobDeploymentStatus": "Suspended"}, RUNNING], ids=["suspended", "not yet noticed"])
+def test_an_evicted_run_waits_under_its_new_number_and_is_not_given_another(seen: dict[str, Any]):
     running = status_after(raw_job(queue="q"), raw_ray_job(**RUNNING))
     plan = plan_for(raw_job(queue="q"), raw_ray_job(held=True, queue="q"), status=running)
-    held = renumbered(raw_ray_job(held=True, queue="q", jobDeploymentStatus="Suspended"), attempt=2)
+    held = renumbered(raw_ray_job(held=True, queue="q", **seen), attempt=2)
 
     # Also if the operator ended before it wrote the status.
     for status in (running, plan.status):
