@@ -69,6 +69,8 @@ def test_helm_test_names_user_and_claim_if_runs_may_not_write_to_their_volume(re
         tested = try_helm("test", RELEASE, f"--namespace={release.namespace.name}", "--logs")
     finally:
         folder.chmod(0o777)
+        # Helm keeps the pod of a failed test for its log, and with it the claim.
+        release.namespace.kubectl("delete", "pod", f"{RELEASE}-test-storage")
 
     assert tested.returncode != 0
     assert f"/runs (claim {RELEASE}-runs) is not writable by user 10001, group 10001: " in tested.stdout
