@@ -82,11 +82,11 @@ def test_a_killed_run_resumes_its_trajectories(run):
     assert not any(folder.exists() for folder in folders)
 
 
-def test_a_retried_run_resumes_its_trajectories(run):
-    attempt = run.start("--set", f"agent={COUNTING_AGENT}", "--set", "retries=2", "--set", "training.checkpointEvery=1")
-    mark = ""
+def test_a_retried_run_resumes_its_trajectories_and_a_dead_agent_loop_worker_is_replaced_without_a_retry(run):
+    attempt = run.start("--set", f"agent={COUNTING_AGENT}", "--set", "retries=1", "--set", "training.checkpointEvery=1")
 
     kill_in_mid_step(run, attempt, 1, "TurnTaskRunner")
+    # No retry is left.
     kill_in_mid_step(run, attempt, 2, "ToolLoopWorker")
     mark = run.mark()
     attempt.wait()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from turnmill.rollout.verl_types import (
+        ActorClass,
         ActorHandle,
         BatchRow,
         LLMClient,
@@ -123,8 +124,11 @@ if TYPE_CHECKING:
         """Hands rows out to workers, and returns at once."""
 
         config: RunConfig
-        agent_loop_workers: Sequence[ActorHandle]
-        agent_loop_workers_class: object
+        agent_loop_workers: list[ActorHandle]
+        agent_loop_workers_class: ActorClass
+        llm_client: LLMClient
+        teacher_client: object
+        reward_loop_worker_handles: object
 
         def __init__(self, *args: object, **kwargs: object) -> None: ...
 

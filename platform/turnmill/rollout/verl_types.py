@@ -169,6 +169,16 @@ class ActorHandle(Protocol):
     def __getattr__(self, name: str) -> RemoteMethod: ...
 
 
+class ActorClass(Protocol):
+    """A class of Ray actors."""
+
+    def options(self, *, name: str) -> "ActorClass":
+        """Return the class with other options."""
+
+    def remote(self, *args: object, **kwargs: object) -> ActorHandle:
+        """Make an actor."""
+
+
 class LoadBalancer(Protocol):
     """The Ray actor that assigns requests to inference servers."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Unpack
 
 import ray
 import torch
+from ray.exceptions import RayActorError, RayError
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.tasks import is_cancelled
@@ -21,7 +21,7 @@ from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.writer import writer_id
 from turnmill.rollout.failure import as_run_failure
 from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopOutput, AgentLoopWorkerTQ, DictConfigWrap
-from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams, TrajectoryInfo
+from turnmill.rollout.verl_types import ActorClass, ActorHandle, BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +31,23 @@ def job_of(config: RunConfig) -> AgentTrainingJob:
     return job_from_json(config.turnmill.job)
 
 
-def actor_class(worker: type["LoopWorker"], config: RunConfig) -> object:
+def actor_class(worker: type["LoopWorker"], config: RunConfig) -> ActorClass:
     """Return the worker as a Ray actor class for training machines, as environment slots must outlive rollout
     machines."""
     accelerator = job_of(config).spec.resources.train.accelerator
+    made: ActorClass
     if accelerator is None:
-        return ray.remote(worker)
-    return ray.remote(num_cpus=0, resources={ray_resource(accelerator): RESOURCE_SHARE})(worker)
+        made = ray.remote(worker)
+    else:
+        made = ray.remote(num_cpus=0, resources={ray_resource(accelerator): RESOURCE_SHARE})(worker)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
 class EndedPrompt:
     """A prompt whose trajectories have all ended, and are in the queue."""
 
+    uid: str
     step: int
     validation: bool
 
@@ -104,7 +108,7 @@ class LoopWorker(AgentLoopWorkerTQ):
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: SamplingParams, trajectory: TrajectoryInfo, trace: bool = False
     ) -> None:
-        ended = EndedPrompt(int(prompt["global_steps"]), validation=trajectory["validate"])
+        ended = EndedPrompt(prompt["uid"], int(prompt["global_steps"]), validation=trajectory["validate"])
         await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         self._ended.append(ended)
         self._more_ended.set()
@@ -118,47 +122,43 @@ class LoopWorker(AgentLoopWorkerTQ):
             await self._more_ended.wait()
         return list(self._ended)
 
-    async def wait_forever(self) -> None:
-        """Wait until the process ends."""
-        await asyncio.Event().wait()
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A worker in the place of one that has died."""
+
+    worker: ActorHandle
+    ended: Sequence[EndedPrompt]
+    """Prompts whose end the dead worker had not reported."""
 
 
 class LoopManager(AgentLoopManagerTQ):
-    """A manager that ends the run when a worker dies, as verl would wait for that worker's rows."""
+    """A manager that does not wait for the rows of a worker that has died, as verl would."""
 
     worker_class: ClassVar[type[LoopWorker]]
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = actor_class(self.worker_class, self.config)
-        self._closing = threading.Event()
 
-    async def _init_agent_loop_workers(self) -> None:
-        await super()._init_agent_loop_workers()
-        threading.Thread(target=self._watch, args=(list(self.agent_loop_workers),), daemon=True).start()
+    def forget(self, ended: Sequence[EndedPrompt]) -> None:
+        """Forget prompts whose end a worker has reported."""
 
-    def _watch(self, workers: Sequence[ActorHandle]) -> None:
-        try:
-            ray.get([worker.__ray_ready__.remote() for worker in workers])
-        except ray.exceptions.RayError:
-            # The trainer's first call raises the error.
-            return
-        (ended, *_), _ = ray.wait([worker.wait_forever.remote() for worker in workers])
-        try:
-            ray.get(ended)
-        except ray.exceptions.RayError as error:
-            if self._closing.is_set():
-                return
-            folder = RunFolder(self.config.turnmill.run_dir)
-            folder.write_failure(
-                RunFailedError(
-                    f"An agent loop worker died: {str(error).strip().splitlines()[0]} See {folder.logs}; "
-                    "`--resume` carries on from the last checkpoint.",
-                    "agent_loop_died",
-                )
-            )
+    @abstractmethod
+    def replace_worker(self, index: int, error: RayActorError) -> Replacement:
+        """Replace a worker that has died. Raises RunFailedError if the run cannot go on."""
+
+    def death_of_worker(self, error: RayError) -> RunFailedError:
+        """Return the failure of a run that cannot go on without the worker; the run folder has it then."""
+        folder = RunFolder(self.config.turnmill.run_dir)
+        failure = RunFailedError(
+            f"An agent loop worker died: {str(error).strip().splitlines()[0]} See {folder.logs}; "
+            "`--resume` carries on from the last checkpoint.",
+            "agent_loop_died",
+        )
+        folder.write_failure(failure)
+        return failure
 
     def close(self) -> None:
         """Close the workers' environments and connections."""
-        self._closing.set()
         ray.get([worker.close.remote() for worker in self.agent_loop_workers], timeout=20)

@@ -1,18 +1,30 @@
-"""Limits of workers, and rows that cannot be put into the queue: verl alone would log the error and continue."""
+"""Limits of workers, rows that cannot be put into the queue, and workers that die: verl alone would go on or wait."""
 
 import asyncio
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import ray
 import transfer_queue
 from omegaconf import OmegaConf
+from ray.exceptions import RayActorError
+from tensordict import TensorDict
+from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from turnmill.core.errors import RunFailedError
+from turnmill.jobs import load_job
 from turnmill.observability.run_folder import RunFolder
-from turnmill.rollout.trajectory_worker import TrajectoryWorker
-from turnmill.rollout.verlog.turn_loop_worker import TurnLoopWorker
-from turnmill.rollout.worker import LoopWorker
+from turnmill.rollout import trajectory_worker
+from turnmill.rollout.trajectory_worker import TrajectoryManager, TrajectoryWorker
+from turnmill.rollout.verl_classes import AgentLoopManagerTQ
+from turnmill.rollout.verlog.turn_loop_worker import TurnLoopManager, TurnLoopWorker
+from turnmill.rollout.worker import EndedPrompt, LoopManager, LoopWorker
+
+EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
 
 ROLLOUT = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
 
@@ -136,3 +148,114 @@ async def test_a_worker_plays_no_more_episodes_at_once_than_its_limit():
     worker.may_end.set()
     await asyncio.gather(*episodes)
     assert worker.num_played == 5
+
+
+class Handle:
+    """A worker that is started and has nothing to say."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.generate_sequences = self.set_limit = self
+
+    def remote(self, batch: TensorDict | int) -> None:
+        if isinstance(batch, TensorDict):
+            self.batches.append(list(batch["uid"]))
+
+
+class Queue:
+    """A queue with keys and tags only."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, dict[str, dict[str, Any]]] = {"train": {}}
+        self.cleared: list[str] = []
+
+    def kv_list(self) -> dict[str, dict[str, dict[str, Any]]]:
+        return self.tags
+
+    def kv_clear(self, *, partition_id: str, keys: list[str]) -> None:
+        assert partition_id == "train"
+        self.cleared += keys
+
+    def send(self, manager: LoopManager, *uids: str) -> None:
+        """Let a manager send prompts."""
+        self.tags["train"] |= {uid: {"is_prompt": True, "status": "running", "global_steps": 1} for uid in uids}
+        prompts = tensordict_utils.get_tensordict({"uid": np.array(uids, dtype=object), "slot": [0] * len(uids)})
+        tensordict_utils.assign_non_tensor_data(prompts, "global_steps", 1)
+        manager.generate_sequences(prompts)
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    made = Queue()
+    monkeypatch.setattr(trajectory_worker, "tq", made)
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    monkeypatch.setattr(ray, "get", lambda calls: calls)
+    return made
+
+
+def manager_of(kind: type[LoopManager], run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a manager of one worker, whose replacements are handles, too."""
+    monkeypatch.setattr(AgentLoopManagerTQ, "__init__", lambda self, config: setattr(self, "config", config))
+    monkeypatch.setattr(kind, "worker_class", TrajectoryWorker, raising=False)
+    job = load_job(EXAMPLES / "tool-arithmetic-cpu.yaml").model_dump_json(by_alias=True)
+    made: Any = kind(OmegaConf.create({"turnmill": {"job": job, "run_dir": str(run_dir)}}))
+    made.agent_loop_workers = [Handle()]
+    if kind is TrajectoryManager:
+        monkeypatch.setattr(made, "_new_worker", lambda index: Handle())
+    return made
+
+
+DEATH = RayActorError(error_msg="it was killed")
+
+
+def test_a_dead_worker_is_replaced_and_the_new_one_plays_what_had_not_ended(queue, tmp_path, monkeypatch):
+    manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
+    queue.send(manager, "a", "b", "c")
+    queue.tags["train"]["a"]["status"] = queue.tags["train"]["b"]["status"] = "finished"
+    manager.forget([EndedPrompt("a", 1, validation=False)])
+    queue.tags["train"] |= {"b_0_0": {"status": "success"}, "c_0_0": {"status": "success"}}
+
+    replacement = manager.replace_worker(0, DEATH)
+
+    assert replacement.ended == [EndedPrompt("b", 1, validation=False)]
+    assert manager.agent_loop_workers == [replacement.worker]
+    assert replacement.worker.batches == [["c"]]
+    assert queue.cleared == ["c_0_0"]
+
+
+def test_a_prompt_whose_worker_dies_again_and_again_ends_the_run(queue, tmp_path, monkeypatch):
+    manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
+    queue.send(manager, "a")
+
+    for _ in range(2):
+        assert manager.replace_worker(0, DEATH).worker.batches == [["a"]]
+    with pytest.raises(RunFailedError, match=r"An agent loop worker died: .*it was killed"):
+        manager.replace_worker(0, DEATH)
+
+    failure = RunFolder(tmp_path).read_failure()
+    assert failure is not None
+    assert failure.cause == "agent_loop_died"
+
+
+def test_workers_that_die_before_they_get_anything_end_the_run(queue, tmp_path, monkeypatch):
+    manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
+
+    for _ in range(2):
+        manager.replace_worker(0, DEATH)
+    with pytest.raises(RunFailedError, match="An agent loop worker died"):
+        manager.replace_worker(0, DEATH)
+
+
+def test_prompts_that_a_manager_of_the_users_own_has_sent_end_the_run(queue, tmp_path, monkeypatch):
+    manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
+    queue.tags["train"]["a"] = {"is_prompt": True, "status": "running", "global_steps": 1}
+
+    with pytest.raises(RunFailedError, match="An agent loop worker died"):
+        manager.replace_worker(0, DEATH)
+
+
+def test_a_dead_worker_with_slots_ends_the_run(queue, tmp_path, monkeypatch):
+    manager = manager_of(TurnLoopManager, tmp_path, monkeypatch)
+
+    with pytest.raises(RunFailedError, match="An agent loop worker died"):
+        manager.replace_worker(0, DEATH)

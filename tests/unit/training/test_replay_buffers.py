@@ -35,7 +35,7 @@ class Queue:
         """Put a prompt whose two trajectories have ended; return the worker's report."""
         self.tags |= {f"{uid}_{sample}_0": {"status": "success", "seq_len": 3} for sample in range(2)}
         self.tags[uid] = {"is_prompt": True, "status": "finished", "global_steps": step}
-        return EndedPrompt(step, validation=False)
+        return EndedPrompt(uid, step, validation=False)
 
 
 class Reports:

@@ -5,13 +5,14 @@ from contextlib import nullcontext
 from typing import Unpack
 
 import ray
+from ray.exceptions import RayActorError
 from tensordict import TensorDict
 
 from turnmill.rollout.row_tags import tag_rows
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.verlog.turn_loop import TurnLoop
-from turnmill.rollout.worker import LoopManager, LoopWorker
+from turnmill.rollout.worker import LoopManager, LoopWorker, Replacement
 
 # Validation episodes at once: more fill the engine's batches better, and each has a process of 7 MB.
 MAX_VALIDATION_EPISODES = 128
@@ -59,12 +60,19 @@ class TurnLoopManager(LoopManager):
         by_worker: dict[int, list[int]] = {}
         for position, slot in enumerate(slots):
             by_worker.setdefault(slot % len(self.agent_loop_workers), []).append(position)
-        ray.get(
-            [
-                self.agent_loop_workers[worker].generate_sequences.remote(prompts[positions])
-                for worker, positions in by_worker.items()
-            ]
-        )
+        try:
+            ray.get(
+                [
+                    self.agent_loop_workers[worker].generate_sequences.remote(prompts[positions])
+                    for worker, positions in by_worker.items()
+                ]
+            )
+        except RayActorError as error:
+            raise self.death_of_worker(error) from error
+
+    def replace_worker(self, index: int, error: RayActorError) -> Replacement:
+        """Raise RunFailedError: the environments of its slots have died with it."""
+        raise self.death_of_worker(error) from error
 
     def snapshot(self, after: int) -> list[SlotState]:
         """Return the state of every slot after a step, in the order of their indices."""

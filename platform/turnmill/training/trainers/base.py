@@ -98,7 +98,7 @@ class RunTrainer(PPOTrainer):
 
     def fit(self, agent_loop_manager: LoopManager) -> None:
         """Train; the agent loop workers report which prompts have ended."""
-        self.replay_buffer.arrivals = Arrivals(agent_loop_manager.agent_loop_workers)
+        self.replay_buffer.arrivals = Arrivals(agent_loop_manager)
         super().fit(agent_loop_manager)
 
     def on_train_begin(self) -> None:
