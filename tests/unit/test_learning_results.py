@@ -50,6 +50,30 @@ def test_results_of_the_present_code_are_shown_with_intervals_and_their_median(l
     assert "stale" not in page.split("## babyai-goto-cpu")[1].lower()
 
 
+@pytest.mark.parametrize(
+    ("target", "before", "after", "reached"),
+    [
+        ((0.45, 0.85), [0.3, 0.4, 0.5], [0.8, 0.9, 0.85], True),
+        ((0.45, 0.85), [0.3, 0.5, 0.5], [0.8, 0.9, 0.85], False),
+        ((0.45, 0.85), [0.3, 0.4, 0.5], [0.8, 0.9, 0.84], False),
+        ((0.45, 0.85, 0.7), [0.3, 0.4, 0.5], [0.6, 0.9, 0.9], False),
+        ((0.45, None), [0.1, 0.2, 0.3], [0.3, 0.4, 0.5], True),
+        ((0.45, None), [0.1, 0.2, 0.3], [0.3, 0.39, 0.5], False),
+        ((None, None), [0.5, 0.5, 0.5], [0.8, 0.8, 0.8], True),
+    ],
+)
+def test_a_target_is_of_medians_and_of_the_worst_seed(learning, target, before, after, reached):
+    assert learning.Target(*target).is_reached(before, after) == reached
+
+
+def test_the_page_tells_whether_a_target_is_reached(learning):
+    add(learning, 0, after=0.90)
+    assert "from at most 0.45 to at least 0.85: it does (one seed)." in learning.page()
+
+    add(learning, 1, after=0.75)
+    assert "to at least 0.85: it does not (median of 2 seeds)." in learning.page()
+
+
 def test_a_result_of_other_code_is_marked_as_stale(learning):
     add(learning, 0, code="another hash")
 
