@@ -1,21 +1,60 @@
-"""Compares what algorithms learn from one job with the same budget of steps, over the seeds of the nightly runs."""
+"""Compares what algorithms learn from a job with the same budget of steps, over the seeds of the nightly runs."""
 
 import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-NAME = "algorithms-compared"
-ALGORITHMS = {
-    "tool-arithmetic-grpo-cpu": "grpo",
-    "tool-arithmetic-dapo-cpu": "dapo",
-    "tool-arithmetic-rloo-cpu": "rloo",
-    "tool-arithmetic-reinforce-cpu": "reinforce_plus_plus",
-    "tool-arithmetic-reinforce-baseline-cpu": "reinforce_plus_plus_baseline",
-    "tool-arithmetic-ppo-cpu": "ppo",
-}
-"""Examples and variants that differ in nothing but the algorithm."""
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Examples and variants that differ in nothing but the algorithm."""
+
+    title: str
+    job: str
+    """What they have in common, as lines of the page."""
+
+    algorithms: Mapping[str, str]
+    """Algorithm of each example."""
+
+    @property
+    def picture(self) -> str:
+        """Name of the picture."""
+        return self.title.lower().replace(" ", "-")
+
+
+COMPARISONS = (
+    Comparison(
+        "Algorithms compared",
+        """\
+The job of `tool-arithmetic-cpu` for 24 steps of 16 tasks, each played 8 times, by every algorithm that
+fits. DAPO plays further tasks in place of those without a difference in reward. Settings were tuned for `grpo`.""",
+        {
+            "tool-arithmetic-grpo-cpu": "grpo",
+            "tool-arithmetic-dapo-cpu": "dapo",
+            "tool-arithmetic-rloo-cpu": "rloo",
+            "tool-arithmetic-reinforce-cpu": "reinforce_plus_plus",
+            "tool-arithmetic-reinforce-baseline-cpu": "reinforce_plus_plus_baseline",
+            "tool-arithmetic-ppo-cpu": "ppo",
+        },
+    ),
+    Comparison(
+        "Algorithms compared over turns",
+        """\
+The job of `babyai-goto-gigpo-cpu` for 12 steps of 8 rooms, each played 8 times, by every algorithm for whole
+trajectories. Settings were tuned for `gigpo`.""",
+        {
+            "babyai-goto-gigpo-cpu": "gigpo",
+            "babyai-goto-grpo-cpu": "grpo",
+            "babyai-goto-rloo-cpu": "rloo",
+            "babyai-goto-reinforce-cpu": "reinforce_plus_plus",
+            "babyai-goto-reinforce-baseline-cpu": "reinforce_plus_plus_baseline",
+            "babyai-goto-ppo-cpu": "ppo",
+        },
+    ),
+)
 
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t distribution with 1 to 9 degrees of freedom."""
@@ -38,18 +77,21 @@ class Run(Protocol):
     def is_current(self) -> bool: ...
 
 
-def section(results: Sequence[Run]) -> Iterator[str]:
-    """Yield the lines of the comparison; nothing before two algorithms have results."""
-    runs = runs_by_algorithm(results)
-    if len(runs) < 2:
-        return
+def sections(results: Sequence[Run]) -> Iterator[str]:
+    """Yield the lines of all comparisons; nothing of one before two of its algorithms have results."""
+    for comparison in COMPARISONS:
+        runs = runs_by_algorithm(results, comparison)
+        if len(runs) >= 2:
+            yield from _section(comparison, runs)
+
+
+def _section(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> Iterator[str]:
     yield from (
-        "## Algorithms compared",
+        f"## {comparison.title}",
         "",
-        "The job of `tool-arithmetic-cpu` for 24 steps of 16 tasks, each played 8 times, by every algorithm that",
-        "fits. DAPO plays further tasks in place of those without a difference in reward. Mean success of the",
-        "validation over the seeds, with its 95 % interval (Student's t); seeds differ in model, tasks and sampling.",
-        "Settings were tuned for `grpo`. Where intervals overlap, these runs do not tell which algorithm is better.",
+        comparison.job,
+        "Mean success of the validation over the seeds, with its 95 % interval (Student's t); seeds differ in model,",
+        "tasks and sampling. Where intervals overlap, these runs do not tell which algorithm is better.",
         "",
         "| algorithm | seeds | before | after | 95 % interval |",
         "| --- | --- | --- | --- | --- |",
@@ -62,16 +104,16 @@ def section(results: Sequence[Run]) -> Iterator[str]:
         bounds = f"{low_high[0]:.2f}–{low_high[1]:.2f}" if low_high else "–"
         means = f"{statistics.fmean(before):.3f} | {statistics.fmean(after):.3f}"
         yield f"| `{algorithm}` | {len(after)}{stale} | {means} | {bounds} |"
-    yield from ("", f"![Mean reward by step](images/learning/{NAME}.svg)", "")
+    yield from ("", f"![Mean reward by step](images/learning/{comparison.picture}.svg)", "")
 
 
-def runs_by_algorithm(results: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
+def runs_by_algorithm(results: Sequence[Run], comparison: Comparison) -> Mapping[str, Sequence[Run]]:
     """Return the finished runs of each algorithm that has some."""
     found = {
         algorithm: [
             run for run in results if run.example == example and run.after is not None and run.before is not None
         ]
-        for example, algorithm in ALGORITHMS.items()
+        for example, algorithm in comparison.algorithms.items()
     }
     return {algorithm: runs for algorithm, runs in found.items() if runs}
 
@@ -87,13 +129,17 @@ def interval(shares: Sequence[float]) -> tuple[float, float] | None:
 
 def draw(results: Sequence[Run], folder: Path) -> None:
     """Draw the mean reward by step of each algorithm, with a band from the worst seed to the best."""
-    runs = runs_by_algorithm(results)
-    if len(runs) < 2:
-        return
+    for comparison in COMPARISONS:
+        runs = runs_by_algorithm(results, comparison)
+        if len(runs) >= 2:
+            (folder / f"{comparison.picture}.svg").write_text(_picture(comparison, runs))
+
+
+def _picture(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams.update({"svg.hashsalt": NAME, "svg.fonttype": "none", "font.size": 9})
+    mpl.rcParams.update({"svg.hashsalt": comparison.picture, "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
@@ -112,4 +158,4 @@ def draw(results: Sequence[Run], folder: Path) -> None:
     picture = io.StringIO()
     figure.savefig(picture, format="svg", metadata={"Date": None})
     pyplot.close(figure)
-    (folder / f"{NAME}.svg").write_text("\n".join(line.rstrip() for line in picture.getvalue().splitlines()) + "\n")
+    return "\n".join(line.rstrip() for line in picture.getvalue().splitlines()) + "\n"
