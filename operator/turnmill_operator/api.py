@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import kopf
@@ -211,12 +210,19 @@ class ApiClient:
 
     @asynccontextmanager
     async def _request(
-        self, verb: str, resource: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+        self,
+        verb: str,
+        resource: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         code = "none"
         try:
             sent = {**(headers or {}), **self._fresh_login().as_http_headers()}
-            async with self._session.request(verb, path, headers=sent, **options) as response:
+            async with self._session.request(verb, path, params=params, data=data, headers=sent) as response:
                 code = str(response.status)
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -62,7 +62,7 @@ def test_object_names_are_unique_and_valid(chart, file):
 def test_every_pod_is_restricted_has_limits_and_mounts_no_unneeded_token(chart, file):
     for place, template in [pod for found in rendered(chart, file) for pod in pod_templates(found)]:
         spec = template["spec"]
-        needs_token = "operator" in place
+        needs_token = "operator" in place or "release-jobs" in place
 
         assert spec["automountServiceAccountToken"] is needs_token, place
         assert spec["securityContext"]["runAsNonRoot"], place

@@ -1,4 +1,4 @@
-"""From `kubectl apply` to a trained policy, also through kills and upgrades, and complete deletion of a job.
+"""From `kubectl apply` to a trained policy, also through kills and upgrades, and complete deletion of jobs.
 
 A status may be half a minute old, in which a run takes five steps: tests that need the exact step read the run's files.
 Every run takes minutes to start, so each test injects several faults, one at a time.
@@ -171,3 +171,18 @@ def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_no_objects_or_
     wait_for("store without keys of the run", lambda: not team.store_keys(), seconds=120)
     for kind in ("rayjobs", "rayclusters", "jobs", "pods", "services"):
         assert team.namespace.list(kind, job.labels) == [], kind
+
+
+def test_a_job_that_outlives_its_operator_can_be_deleted(team: Team):
+    job = team.submit("tool-arithmetic-cpu.yaml", "left", training__validation=NO_VALIDATION)
+    wait_for("the operator's finalizer", lambda: job.resource["metadata"].get("finalizers"), seconds=60)
+
+    helm("uninstall", RELEASE_OF_OPERATOR, f"--namespace={team.namespace.name}", "--wait")
+
+    assert "finalizers" not in job.resource["metadata"]
+    team.namespace.kubectl("delete", "agenttrainingjob", job.name, "--timeout=60s")
+    for kind in ("rayjobs", "pods"):
+        wait_for(f"end of {kind}", lambda kind=kind: not team.namespace.list(kind, job.labels), seconds=120)
+    of_operator = f"app.kubernetes.io/instance={RELEASE_OF_OPERATOR},app.kubernetes.io/part-of=turnmill"
+    kinds = "deployments,jobs,services,serviceaccounts,roles,rolebindings,networkpolicies"
+    wait_for("end of the release's objects", lambda: not team.namespace.list(kinds, of_operator), seconds=60)

@@ -39,6 +39,16 @@ app.kubernetes.io/component: {{ index . 1 }}
     - {port: 53, protocol: TCP}
 {{- end -}}
 
+{{- define "turnmill.egressToApiServer" -}}
+- to:
+    {{- range .Values.networkPolicy.apiServerCidrs }}
+    - ipBlock: {cidr: {{ . }}{{ if eq . "0.0.0.0/0" }}, except: [169.254.0.0/16]{{ end }}}
+    {{- end }}
+  ports:
+    - {port: 443, protocol: TCP}
+    - {port: 6443, protocol: TCP}
+{{- end -}}
+
 {{/* Security context of a container under `restricted`. */}}
 {{- define "turnmill.containerSecurity" -}}
 allowPrivilegeEscalation: false
