@@ -12,6 +12,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from turnmill.jobs.status import JobProgress
+from turnmill.jobs.team import run_dir
 from turnmill.jobs.values import fields_by_alias
 from turnmill_operator.cache import Cache
 from turnmill_operator.ray_job_status import Stage, stage_of
@@ -34,7 +35,9 @@ async def poll_runs(session: aiohttp.ClientSession, cache: Cache, queue: WorkQue
         key = ObjectKey(ray_job.namespace, ray_job.job)
         async with limit:
             before = cache.progress(key, ray_job.attempt)
-            after = await _fetch_progress(session, f"http://{ray_job.head_ip}:{METRICS_PORT}/progress", before, now)
+            url = f"http://{ray_job.head_ip}:{METRICS_PORT}/progress"
+            run = run_dir(ray_job.namespace, ray_job.job, ray_job.owner_uid)
+            after = await _fetch_progress(session, url, run, ray_job.attempt, before=before, now=now)
         if cache.put_progress(key, ray_job.attempt, after):
             queue.add(key)
 
@@ -44,11 +47,14 @@ async def poll_runs(session: aiohttp.ClientSession, cache: Cache, queue: WorkQue
                 group.create_task(poll(ray_job))
 
 
-async def _fetch_progress(session: aiohttp.ClientSession, url: str, before: RunProgress, now: datetime) -> RunProgress:
+async def _fetch_progress(
+    session: aiohttp.ClientSession, url: str, run: str, attempt: int, *, before: RunProgress, now: datetime
+) -> RunProgress:
+    """Return the progress of an attempt of the run with this folder, or since when it does not answer."""
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as response:
             response.raise_for_status()
-            return RunProgress(values=parse_progress(json.loads(await _read_body(response))))
+            return RunProgress(values=parse_progress(json.loads(await _read_body(response)), run, attempt))
     except aiohttp.ClientConnectorError as error:
         if error.errno == errno.ECONNREFUSED:
             # The machine answers, but the run does not listen.
@@ -75,10 +81,17 @@ def _unreachable(before: RunProgress, now: datetime) -> RunProgress:
     return replace(before, refused_since=None, unreachable_since=before.unreachable_since or now)
 
 
-def parse_progress(body: object) -> JobProgress:
-    """Parse the progress of a run as the status shows it: known fields only, floats to four significant digits."""
+def parse_progress(body: object, run: str, attempt: int) -> JobProgress:
+    """Parse the progress of a run as the status shows it: known fields only, floats to four significant digits.
+
+    Raises ValueError if another attempt answers: the address of a pod that is gone may belong to another by now.
+    """
     if not isinstance(body, Mapping):
         raise ValueError("The progress of a run must be a JSON object.")
+    # A trainer of 0.1 does not say whose it is.
+    found = (body.get("run", run), body.get("attempt", attempt))
+    if found != (run, attempt):
+        raise ValueError(f"The progress is of attempt {found[1]} of {found[0]}.")
     known = fields_by_alias(JobProgress)
     values = {
         name: float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value

@@ -41,7 +41,8 @@ def join(attempt: Attempt, *, on_progress: Report | None = None) -> RunFolder:
     """
     report = on_progress or (lambda _: None)
     folder = RunFolder(fence.claim(attempt.run_dir, attempt.number))
-    server = ProgressServer(folder, steps=attempt.job.spec.training.steps)
+    steps = attempt.job.spec.training.steps
+    server = ProgressServer(folder, steps=steps, run=str(attempt.run_dir), attempt=attempt.number)
     write_progress(folder, Progress(phase="starting"))
     logs.configure(folder, process="launch", level=logging.WARNING)
     ended = FAILED

@@ -21,11 +21,15 @@ TRAINER_SECONDS = 5.0
 
 
 class ProgressServer:
-    """Serves `/metrics`, forwarded from the trainer once it runs, and `/progress`."""
+    """Serves `/metrics`, forwarded from the trainer once it runs, and `/progress`.
 
-    def __init__(self, folder: RunFolder, *, steps: int) -> None:
+    `/progress` says whose it is: the address of a pod that is gone may belong to another run by now.
+    """
+
+    def __init__(self, folder: RunFolder, *, steps: int, run: str, attempt: int) -> None:
         self._folder = folder
         self._steps = steps
+        self._identity = {"run": run, "attempt": attempt}
         self._ended: str | None = None
         self._seen = threading.Event()
 
@@ -59,7 +63,8 @@ class ProgressServer:
 
     def _progress(self) -> bytes:
         ended = self._ended
-        answer = json.dumps(progress_of(self._folder, steps=self._steps) | ({"phase": ended} if ended else {})).encode()
+        progress = progress_of(self._folder, steps=self._steps) | ({"phase": ended} if ended else {})
+        answer = json.dumps(progress | self._identity).encode()
         if ended:
             self._seen.set()
         return answer

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 from turnmill_operator.run_progress import MAX_RESPONSE_BYTES, _fetch_progress
 from turnmill_operator.views import RunProgress
 
+RUN = "/runs/team-a/job-01234567"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -24,12 +25,13 @@ async def fetch(session: aiohttp.ClientSession, handler) -> RunProgress:
     app = web.Application()
     app.router.add_get("/progress", handler)
     async with TestServer(app) as server:
-        return await _fetch_progress(session, str(server.make_url("/progress")), RunProgress(), NOW)
+        url = str(server.make_url("/progress"))
+        return await _fetch_progress(session, url, RUN, 2, before=RunProgress(), now=NOW)
 
 
 async def test_progress_of_a_run_is_fetched(session):
     async def respond(request: web.Request) -> web.Response:
-        return web.json_response({"step": 3, "steps": 20})
+        return web.json_response({"step": 3, "steps": 20, "run": RUN, "attempt": 2})
 
     answer = await fetch(session, respond)
 
@@ -37,7 +39,10 @@ async def test_progress_of_a_run_is_fetched(session):
     assert (answer.values.step, answer.values.steps) == (3, 20)
 
 
-@pytest.mark.parametrize("body", [b"[" * 60_000, b"[1, 2]", b"no JSON", b'{"step": "many"}'])
+OF_ANOTHER_RUN = b'{"step": 3, "run": "/runs/team-b/job-89abcdef", "attempt": 2}'
+
+
+@pytest.mark.parametrize("body", [b"[" * 60_000, b"[1, 2]", b"no JSON", b'{"step": "many"}', OF_ANOTHER_RUN])
 async def test_an_invalid_response_counts_as_unreachable(session, body):
     async def respond(request: web.Request) -> web.Response:
         return web.Response(body=body)

@@ -411,13 +411,23 @@ def test_the_start_of_an_attempt_creates_an_event():
 # Progress of runs
 
 
+RUN = "/runs/team-a/job-01234567"
+
+
 def test_progress_is_parsed_to_known_fields_with_four_digits():
     answer = {"step": 3, "rewardMean": 0.123456789, "phase": "rollout", "success": None, "more": [1]}
 
-    assert parse_progress(answer) == JobProgress(step=3, reward_mean=0.1235)
+    assert parse_progress(answer, RUN, 2) == JobProgress(step=3, reward_mean=0.1235)
+    assert parse_progress(answer | {"run": RUN, "attempt": 2}, RUN, 2) == JobProgress(step=3, reward_mean=0.1235)
+
+
+@pytest.mark.parametrize("other", [{"run": "/runs/team-b/job-89abcdef", "attempt": 2}, {"run": RUN, "attempt": 1}])
+def test_progress_of_another_attempt_is_refused(other: dict[str, Any]):
+    with pytest.raises(ValueError, match=rf"The progress is of attempt {other['attempt']} of {other['run']}\."):
+        parse_progress({"step": 3} | other, RUN, 2)
 
 
 @pytest.mark.parametrize("answer", [[], "x", {"step": "3"}, {"step": -1}, {"rewardMean": "high"}])
 def test_invalid_progress_is_refused(answer: Any):
     with pytest.raises((ValueError, ValidationError)):
-        parse_progress(answer)
+        parse_progress(answer, RUN, 2)

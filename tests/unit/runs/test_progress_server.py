@@ -24,6 +24,10 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
+def serving(folder: RunFolder) -> ProgressServer:
+    return ProgressServer(folder, steps=20, run="/runs/team-a/job-01234567", attempt=2)
+
+
 def append_step(folder: RunFolder, step: int, **metrics: float) -> None:
     episodes = {"turnmill/episodes/completed": 6.0, "turnmill/episodes/failed": 2.0}
     folder.append_metrics(step, {"timing_s/step": 4.0, "turnmill/reward_mean": 0.5, **episodes, **metrics})
@@ -84,8 +88,8 @@ def test_progress_has_the_last_step_and_the_newest_checkpoint(folder: RunFolder)
 
 
 def test_progress_and_metrics_of_the_trainer_are_served_together(folder: RunFolder):
-    trainer = ProgressServer(folder, steps=20)
-    with trainer.serve(0) as other, ProgressServer(folder, steps=20).serve(0) as port:
+    trainer = serving(folder)
+    with trainer.serve(0) as other, serving(folder).serve(0) as port:
         assert get(port, "/metrics") == ""
         # Another progress server stands in for the trainer's metrics.
         (folder.path / "metrics_url").write_text(f"http://127.0.0.1:{other}/progress\n")
@@ -93,16 +97,23 @@ def test_progress_and_metrics_of_the_trainer_are_served_together(folder: RunFold
         assert json.loads(get(port, "/metrics")) == json.loads(get(port, "/progress"))
 
 
+def test_progress_tells_of_which_attempt_it_is(folder: RunFolder):
+    with serving(folder).serve(0) as port:
+        progress = json.loads(get(port, "/progress"))
+
+    assert (progress["run"], progress["attempt"]) == ("/runs/team-a/job-01234567", 2)
+
+
 def test_other_paths_are_not_found(folder: RunFolder):
     with (
-        ProgressServer(folder, steps=20).serve(0) as port,
+        serving(folder).serve(0) as port,
         pytest.raises(urllib.error.HTTPError, match="404"),
     ):
         get(port, "/")
 
 
 def test_the_server_stops_after_the_final_phase_has_been_read(folder: RunFolder):
-    server = ProgressServer(folder, steps=20)
+    server = serving(folder)
     with server.serve(0) as port:
         ending = threading.Thread(target=server.end, args=("complete",), kwargs={"wait_seconds": 60})
         ending.start()
@@ -115,8 +126,8 @@ def test_the_server_stops_after_the_final_phase_has_been_read(folder: RunFolder)
 
 def test_a_metrics_port_in_use_is_refused(folder: RunFolder):
     with (
-        ProgressServer(folder, steps=20).serve(0) as port,
+        serving(folder).serve(0) as port,
         pytest.raises(SettingsError, match=rf"TURNMILL_METRICS_PORT \({port}\) cannot be served"),
-        ProgressServer(folder, steps=20).serve(port),
+        serving(folder).serve(port),
     ):
         pass
