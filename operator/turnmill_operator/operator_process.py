@@ -265,11 +265,15 @@ class Operator:
 
     async def poll_progress(self) -> None:
         """Poll the progress of running runs while the Lease is held."""
-        async with aiohttp.ClientSession() as session:
-            while True:
-                await self.lease.held.wait()
-                await run_progress.poll_runs(session, self.cache, self.queue, datetime.now(UTC))
-                await asyncio.sleep(run_progress.POLL_SECONDS)
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+            for silent in (False, True):
+                group.create_task(self._poll_progress(session, silent=silent))
+
+    async def _poll_progress(self, session: aiohttp.ClientSession, *, silent: bool) -> None:
+        while True:
+            await self.lease.held.wait()
+            await run_progress.poll_runs(session, self.cache, self.queue, datetime.now(UTC), silent=silent)
+            await asyncio.sleep(run_progress.POLL_SECONDS)
 
     # Health
 

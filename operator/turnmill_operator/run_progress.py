@@ -27,8 +27,13 @@ SIGNIFICANT_DIGITS = 4
 log = logging.getLogger(__name__)
 
 
-async def poll_runs(session: aiohttp.ClientSession, cache: Cache, queue: WorkQueue, now: datetime) -> None:
-    """Fetch the progress of every run once, and queue the jobs whose progress has changed."""
+async def poll_runs(
+    session: aiohttp.ClientSession, cache: Cache, queue: WorkQueue, now: datetime, *, silent: bool
+) -> None:
+    """Fetch the progress of runs once, and queue the jobs whose progress has changed.
+
+    Runs that have not answered the last time are polled apart, with `silent`: each may take the whole time limit.
+    """
     limit = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     async def poll(ray_job: RayJobView) -> None:
@@ -41,10 +46,15 @@ async def poll_runs(session: aiohttp.ClientSession, cache: Cache, queue: WorkQue
         if cache.put_progress(key, ray_job.attempt, after):
             queue.add(key)
 
+    def is_due(ray_job: RayJobView) -> bool:
+        if stage_of(ray_job) is not Stage.RUNNING or not ray_job.head_ip or ray_job.deleting:
+            return False
+        last = cache.progress(ObjectKey(ray_job.namespace, ray_job.job), ray_job.attempt)
+        return (last.unreachable_since is not None) == silent
+
     async with asyncio.TaskGroup() as group:
-        for ray_job in cache.ray_jobs():
-            if stage_of(ray_job) is Stage.RUNNING and ray_job.head_ip and not ray_job.deleting:
-                group.create_task(poll(ray_job))
+        for ray_job in filter(is_due, cache.ray_jobs()):
+            group.create_task(poll(ray_job))
 
 
 async def _fetch_progress(
