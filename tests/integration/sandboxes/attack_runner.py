@@ -38,6 +38,7 @@ CALLS = (
     *("fsopen", "clone3", "process_madvise", "ptrace", "tkill", "pivot_root"),
 )
 BARE_SECONDS = 60
+HOLD_SECONDS = 3.0
 NUM_SCANS = 100
 SETUID_PROGRAM = "/usr/local/bin/id-of-root"
 VICTIM = """
@@ -297,7 +298,9 @@ def sandbox_folders() -> list[str]:
 
 def source(attack: Attack, scene: Scene, *, is_bare: bool, begin: str = "") -> str:
     """Return the source of the program with its targets, which starts with the statement `begin`."""
-    return f"TARGETS = {scene.targets(is_bare=is_bare)!r}\n{PREAMBLE}\n{begin}\n{attack.program}"
+    hold_seconds = 0.1 if is_bare else HOLD_SECONDS
+    targets = f"TARGETS, HOLD = {scene.targets(is_bare=is_bare)!r}, {hold_seconds}"
+    return f"{targets}\n{PREAMBLE}\n{begin}\n{attack.program}"
 
 
 @contextmanager
