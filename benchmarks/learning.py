@@ -106,6 +106,7 @@ make nightly
 It takes hours on two cores. A night that was interrupted continues where it was. The results, with their curves, are in
 `benchmarks/results/learning.jsonl`. A result is **stale** if the example, the packages or the code of training,
 rollout, environments, tasks, tools or jobs has changed since. `make check` fails if this page does not say so.
+Times are of two cores that had other work during some of the runs; processor time is of the run alone.
 """
 
 
