@@ -169,8 +169,9 @@ def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_no_objects_or_
     assert team.store_keys()
     team.namespace.delete("agenttrainingjob", job.name)
     wait_for("store without keys of the run", lambda: not team.store_keys(), seconds=120)
+    # The pod of the clean-up goes after its Job.
     for kind in ("rayjobs", "rayclusters", "jobs", "pods", "services"):
-        assert team.namespace.list(kind, job.labels) == [], kind
+        wait_for(f"end of {kind}", lambda kind=kind: not team.namespace.list(kind, job.labels), seconds=60)
 
 
 def test_a_job_that_outlives_its_operator_can_be_deleted(team: Team):
