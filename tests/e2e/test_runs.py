@@ -145,7 +145,9 @@ def next_version(chart: Path, folder: Path) -> Path:
 
 
 def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_no_objects_or_keys(team: Team, tmp_path: Path):
-    job = team.submit("tool-arithmetic-cpu.yaml", "tools", training__steps=28, training__validation=NO_VALIDATION)
+    # On a busy machine, a pod may take longer to start than the 30 s that a call has by default.
+    changes = {"training__steps": 28, "training__validation": NO_VALIDATION, "agent__toolCallTimeout": 120}
+    job = team.submit("tool-arithmetic-cpu.yaml", "tools", **changes)
     job.wait_for_step(1, seconds=RUN_SECONDS)
 
     replace(team, OPERATOR_PODS, lambda: team.kill(OPERATOR_PODS))
