@@ -4,14 +4,14 @@ import asyncio
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import nullcontext
 from typing import Unpack
 from uuid import uuid4
 
 import ray
 import transfer_queue as tq
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 from tensordict import TensorDict
 
 from turnmill.core.trajectory import EpisodeFailure
@@ -20,7 +20,7 @@ from turnmill.rollout.prompts_in_flight import MAX_TRIES, PromptsInFlight
 from turnmill.rollout.row_tags import tag_rows
 from turnmill.rollout.verl_classes import AgentLoopOutput
 from turnmill.rollout.verl_types import ActorHandle, BatchRow, RunConfig, SamplingParams
-from turnmill.rollout.worker import EndedPrompt, LoopManager, LoopWorker, Replacement, job_of
+from turnmill.rollout.worker import DEATHS, EndedPrompt, LoopManager, LoopWorker, Replacement, job_of
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +70,17 @@ class TrajectoryManager(LoopManager):
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start the agent loops of a batch and return; rows are put into the TransferQueue."""
-        workers = self._workers_in_use()
+        workers, calls = self._workers_in_use(), []
         for index, chunk in enumerate(prompts.split(math.ceil(len(prompts) / len(workers)))):
             self._in_flight.add(index, chunk)
-            self._start(workers[index], [chunk])
+            calls.append(workers[index].generate_sequences.remote(chunk))
+        _wait_for(calls)
 
     def forget(self, ended: Sequence[EndedPrompt]) -> None:
         """Forget prompts whose end a worker has reported."""
         self._in_flight.end(ended)
 
-    def replace_worker(self, index: int, error: RayActorError) -> Replacement:
+    def replace_worker(self, index: int, error: RayError) -> Replacement:
         """Replace a worker that has died, and let the new one play what the queue does not have.
 
         Raises RunFailedError if a prompt has been sent too often, if no worker stays alive, or if a manager of the
@@ -103,15 +104,8 @@ class TrajectoryManager(LoopManager):
             "Agent loop worker replaced",
             extra={"worker": index, "prompts": sum(map(len, again)), "error": str(error).strip().splitlines()[0]},
         )
-        self._start(worker, again)
+        _wait_for([worker.generate_sequences.remote(batch) for batch in again])
         return Replacement(worker, ended)
-
-    def _start(self, worker: ActorHandle, batches: Sequence[TensorDict]) -> None:
-        """Start the agent loops of batches. If the worker is dead, the one that replaces it gets them."""
-        try:
-            ray.get([worker.generate_sequences.remote(batch) for batch in batches])
-        except RayActorError as error:
-            log.warning("Agent loop worker does not answer", extra={"error": str(error).strip().splitlines()[0]})
 
     def _new_worker(self, index: int) -> ActorHandle:
         """Return a new worker, made as verl makes those of the beginning."""
@@ -136,6 +130,15 @@ class TrajectoryManager(LoopManager):
 
     def _limits(self) -> list[int] | None:
         return split_limit(job_of(self.config).spec.max_concurrency, len(self.agent_loop_workers))
+
+
+def _wait_for(calls: Sequence[Awaitable[object]]) -> None:
+    """Wait until workers have started what they were sent; what a dead one was sent goes to its replacement."""
+    for call in calls:
+        try:
+            ray.get(call)
+        except DEATHS as error:
+            log.warning("Agent loop worker does not answer", extra={"error": str(error).strip().splitlines()[0]})
 
 
 def split_limit(limit: int | None, num_workers: int) -> list[int] | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from turnmill.core.errors import RunFailedError
 from turnmill.core.tasks import is_cancelled
@@ -24,6 +24,9 @@ from turnmill.rollout.verl_classes import AgentLoopManagerTQ, AgentLoopOutput, A
 from turnmill.rollout.verl_types import ActorClass, ActorHandle, BatchRow, RunConfig, SamplingParams, TrajectoryInfo
 
 log = logging.getLogger(__name__)
+
+DEATHS: tuple[type[RayError], ...] = (RayActorError, OutOfMemoryError)
+"""What calls of a worker raise once it has died; the second if Ray has killed it to save the machine's memory."""
 
 
 def job_of(config: RunConfig) -> AgentTrainingJob:
@@ -145,7 +148,7 @@ class LoopManager(AgentLoopManagerTQ):
         """Forget prompts whose end a worker has reported."""
 
     @abstractmethod
-    def replace_worker(self, index: int, error: RayActorError) -> Replacement:
+    def replace_worker(self, index: int, error: RayError) -> Replacement:
         """Replace a worker that has died. Raises RunFailedError if the run cannot go on."""
 
     def death_of_worker(self, error: RayError) -> RunFailedError:

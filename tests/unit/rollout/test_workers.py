@@ -10,7 +10,7 @@ import pytest
 import ray
 import transfer_queue
 from omegaconf import OmegaConf
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -206,6 +206,20 @@ def manager_of(kind: type[LoopManager], run_dir: Path, monkeypatch: pytest.Monke
 
 
 DEATH = RayActorError(error_msg="it was killed")
+
+
+@pytest.mark.parametrize("death", [DEATH, OutOfMemoryError("killed to save memory")], ids=["died", "out of memory"])
+def test_what_a_dead_worker_is_sent_goes_to_its_replacement(queue, tmp_path, monkeypatch, death):
+    def get(_: object) -> None:
+        raise death
+
+    manager = manager_of(TrajectoryManager, tmp_path, monkeypatch)
+    monkeypatch.setattr(manager, "_limits_set", True)
+    monkeypatch.setattr(ray, "get", get)
+    queue.send(manager, "a")
+    monkeypatch.setattr(ray, "get", lambda calls: calls)
+
+    assert manager.replace_worker(0, death).worker.batches == [["a"]]
 
 
 def test_a_dead_worker_is_replaced_and_the_new_one_plays_what_had_not_ended(queue, tmp_path, monkeypatch):

@@ -5,14 +5,14 @@ from contextlib import nullcontext
 from typing import Unpack
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 from tensordict import TensorDict
 
 from turnmill.rollout.row_tags import tag_rows
 from turnmill.rollout.verl_types import BatchRow, RunConfig, SamplingParams
 from turnmill.rollout.verlog.slot import SlotState
 from turnmill.rollout.verlog.turn_loop import TurnLoop
-from turnmill.rollout.worker import LoopManager, LoopWorker, Replacement
+from turnmill.rollout.worker import DEATHS, LoopManager, LoopWorker, Replacement
 
 # Validation episodes at once: more fill the engine's batches better, and each has a process of 7 MB.
 MAX_VALIDATION_EPISODES = 128
@@ -67,10 +67,10 @@ class TurnLoopManager(LoopManager):
                     for worker, positions in by_worker.items()
                 ]
             )
-        except RayActorError as error:
+        except DEATHS as error:
             raise self.death_of_worker(error) from error
 
-    def replace_worker(self, index: int, error: RayActorError) -> Replacement:
+    def replace_worker(self, index: int, error: RayError) -> Replacement:
         """Raise RunFailedError: the environments of its slots have died with it."""
         raise self.death_of_worker(error) from error
 
