@@ -13,6 +13,7 @@ from typing import Any
 from support.kubernetes import wait_for
 from support.programs import find_program
 from support.toxiproxy import free_port
+from turnmill.runs import server_process
 
 PROGRAM = "kube"
 START_SECONDS, STOP_SECONDS = 300.0, 20.0
@@ -115,12 +116,7 @@ def _process(log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        server_process.stop(process, STOP_SECONDS)
 
 
 def _write_kubeconfig(folder: Path, server: str) -> Path:
