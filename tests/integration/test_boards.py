@@ -13,8 +13,8 @@ from support.dashboard_queries import needs_gpus, queries_of_runs, queries_of_to
 from support.programs import find_program, why_no_program
 from support.prometheus import Prometheus
 from support.server_process import ServerProcess, eventually
-from support.toxiproxy import free_port
 from support.training_runs import TOOL_JOB, TrainingRun
+from turnmill.core.ports import free_port
 
 pytestmark = pytest.mark.skipif(why_no_program("prometheus") is not None, reason=why_no_program("prometheus") or "")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from support.kubernetes import wait_for
 from support.programs import find_program
-from support.toxiproxy import free_port
+from turnmill.core.ports import free_port
 from turnmill.runs import server_process
 
 PROGRAM = "kube"

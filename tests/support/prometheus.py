@@ -13,7 +13,7 @@ import httpx
 import yaml
 
 from support.kubernetes import Namespace
-from support.toxiproxy import free_port
+from turnmill.core.ports import free_port
 
 START_SECONDS = 30.0
 

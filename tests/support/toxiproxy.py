@@ -1,6 +1,5 @@
 """Network faults between a client and a server, injected by toxiproxy-server."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from support.programs import find_program
+from turnmill.core.ports import free_port
 
 PROGRAM = "toxiproxy-server"
 START_SECONDS = 10.0
@@ -119,11 +119,3 @@ class Toxiproxy:
             return self._api.get("/version").is_success
         except httpx.TransportError:
             return False
-
-
-def free_port() -> int:
-    """Return a port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

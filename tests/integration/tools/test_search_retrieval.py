@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from turnmill.core.errors import ToolFailedError
+from turnmill.core.ports import free_port
 from turnmill.testing.tool_calls import Dialogue, make_tool
 
 DOCUMENTS = [
@@ -20,11 +20,6 @@ DOCUMENTS = [
     {"id": "2", "contents": "Whale\nA whale is the largest animal of the sea."},
     {"id": "3", "contents": "Bread\nBread is made of ground grain and water."},
 ]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
