@@ -36,7 +36,9 @@ def started() -> Iterator[list[subprocess.Popen]]:
 
 def start(started: list[subprocess.Popen], code: str, mark: str | None = None) -> subprocess.Popen:
     environment = {**os.environ, PROCESS_MARK: mark} if mark else None
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     started.append(process)
     return process
 
@@ -115,6 +117,48 @@ def test_folders_of_an_attempt_are_deleted_after_it(tmp_path):
         interrupted()
 
     assert not temporary.exists()
+
+
+def test_shared_memory_that_nobody_uses_is_deleted_with_the_attempt(tmp_path: Path):
+    # The process is killed before it deletes what it made.
+    code = """
+import os, signal
+from multiprocessing import get_context, resource_tracker, shared_memory
+resource_tracker.register = lambda name, kind: None
+segment, lock = shared_memory.SharedMemory(create=True, size=8), get_context("spawn").Lock()
+print(segment.name, "sem." + lock._semlock.name.strip("/"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with owned(tmp_path / "run"):
+        names = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False).stdout
+        left = [Path("/dev/shm", name) for name in names.split()]
+        assert [path.exists() for path in left] == [True, True]
+
+    assert [path.exists() for path in left] == [False, False]
+
+
+def test_what_another_run_shares_with_a_process_that_it_starts_is_kept(tmp_path: Path, started):
+    # The child opens segment and semaphore by name, once it has started.
+    code = """
+import sys
+from multiprocessing import get_context, shared_memory
+segment, lock = shared_memory.SharedMemory(create=True, size=8), get_context("spawn").Lock()
+print("made", flush=True)
+sys.stdin.read()
+child = get_context("spawn").Process(target=str, args=(lock,))
+child.start()
+child.join(60)
+segment.unlink()
+sys.exit(child.exitcode)
+"""
+    with owned(tmp_path / "run"):
+        other = start(started, code, "mark-of-another-run")
+        assert other.stdout is not None
+        assert other.stdout.readline() == "made\n"
+
+    assert other.stdin is not None
+    other.stdin.close()
+    assert other.wait(60) == 0
 
 
 @pytest.mark.parametrize("content", [None, "{half"])

@@ -19,6 +19,7 @@ from support.server_process import eventually, kill_now
 from support.training_runs import TrainingRun
 from turnmill.jobs import load_job
 from turnmill.observability.run_folder import RunFolder
+from turnmill.runs import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -61,7 +62,7 @@ def versions(run_dir: Path, step: int) -> set[int]:
 
 
 def test_a_run_with_async_rollout_reaches_its_last_step_and_can_be_resumed(run):
-    shared_memory = set(Path("/dev/shm").iterdir())
+    shared_memory = processes.unused_shared_memory()
 
     run.train()
     run.train("--resume", "--set", "training.steps=4")
@@ -82,7 +83,7 @@ def test_a_run_with_async_rollout_reaches_its_last_step_and_can_be_resumed(run):
     played = [turn for step in (1, 2, 3, 4) for turn in turns(run.folder, step) if turn["environment"] == 0]
     last = [turn["turn"] for turn in played if turn["episode"] == played[-1]["episode"]]
     assert last == list(range(len(last)))
-    assert set(Path("/dev/shm").iterdir()) <= shared_memory
+    assert processes.unused_shared_memory() <= shared_memory
     assert run.mark() == ""
 
 

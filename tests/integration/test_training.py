@@ -104,7 +104,7 @@ def test_a_killed_run_resumes_and_trains_no_step_twice(run):
 
 
 def test_ctrl_c_ends_a_run_and_leaves_no_processes_or_temporary_files(run, temporary):
-    shared_memory = set(Path("/dev/shm").iterdir())
+    shared_memory = processes.unused_shared_memory()
     attempt = run.start()
     attempt.wait_for(lambda: any((run.folder / "trajectories").glob("validation-000000.*")))
     mark = run.mark()
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_a_run_and_leaves_no_processes_or_temporary_files(run, tempo
 
     attempt.wait(60, code=130)
     assert processes.find_marked(mark) == []
-    assert set(Path("/dev/shm").iterdir()) <= shared_memory
+    assert processes.unused_shared_memory() <= shared_memory
     assert left_in(temporary) == []
     assert run.mark() == ""
 

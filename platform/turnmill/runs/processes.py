@@ -19,6 +19,7 @@ GRACE_SECONDS = 3.0
 RECORD = "attempt.json"
 # verl's folder of the sockets that `weight_sockets` names.
 WEIGHT_SOCKETS = Path("/tmp")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Owner:
@@ -28,7 +29,7 @@ class Owner:
         self.record = record
         self.mark = mark
         self.folders: list[str] = []
-        self.shared_memory_before = _shared_memory()
+        self.shared_memory_before = set(_shared_memory())
 
     def remember_folder(self, path: Path) -> None:
         """Delete a folder outside the run folder at the end of the attempt."""
@@ -60,8 +61,9 @@ def owned(run_dir: Path) -> Iterator[Owner]:
             os.environ.pop(PROCESS_MARK, None)
             _clean_up(owner.mark, owner.folders)
             record.unlink(missing_ok=True)
-            for segment in _shared_memory() - owner.shared_memory_before:
-                _unlink_unused(segment)
+            for segment in unused_shared_memory() - owner.shared_memory_before:
+                with suppress(FileNotFoundError):
+                    (SHARED_MEMORY / segment).unlink()
 
 
 @contextmanager
@@ -143,17 +145,40 @@ def _signal(pid: int, signal_number: int) -> None:
         os.kill(pid, signal_number)
 
 
-def _shared_memory() -> set[str]:
-    """Return segments of shared memory of Python and vLLM, and Python's semaphores."""
-    return {path.name for kind in ("psm_*", "sem.mp-*", "verl_weights_*") for path in Path("/dev/shm").glob(kind)}
+def unused_shared_memory() -> set[str]:
+    """Return the names of this user's shared memory and semaphores that no process has mapped or open.
+
+    Files are compared, not names: a process that makes a semaphore maps it under a temporary name.
+    """
+    found = _shared_memory()
+    used = {inode for process in Path("/proc").glob("[0-9]*") for inode in (*_mapped(process), *_open(process))}
+    return {name for name, inode in found.items() if inode not in used}
 
 
-def _unlink_unused(name: str) -> None:
-    """Delete a segment of shared memory unless a process still maps it."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if name in maps.read_text():
-                return
-        except OSError:
-            continue
-    (Path("/dev/shm") / name).unlink(missing_ok=True)
+def _mapped(process: Path) -> Iterator[int]:
+    """Yield the inodes of shared memory that a process maps; nothing if it has ended or belongs to another user."""
+    with suppress(OSError):
+        for line in (process / "maps").read_text(errors="replace").splitlines():
+            if f" {SHARED_MEMORY}/" in line:
+                yield int(line.split()[4])
+
+
+def _open(process: Path) -> Iterator[int]:
+    """Yield the inodes of shared memory that a process has open, such as those that it is about to map."""
+    with suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with suppress(FileNotFoundError):
+                if descriptor.readlink().is_relative_to(SHARED_MEMORY):
+                    yield descriptor.stat().st_ino
+
+
+def _shared_memory() -> dict[str, int]:
+    """Return this user's shared memory of Python and vLLM, and Python's semaphores, as names and inodes."""
+    found = {}
+    for kind in ("psm_*", "sem.mp-*", "verl_weights_*"):
+        for path in SHARED_MEMORY.glob(kind):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                if status.st_uid == os.getuid():
+                    found[path.name] = status.st_ino
+    return found
