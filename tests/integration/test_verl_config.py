@@ -143,13 +143,14 @@ def test_adapters_are_merged_into_the_weights_that_are_sent_over_the_network(mod
 
 
 def test_the_settings_of_the_paper_reach_the_dataclasses_of_verl(model):
-    config = config_of(example("babyai-goto-gpu", model), model, "cuda")
+    config = config_of(example("babyai-goto-gpu", model, "training.seed=7"), model, "cuda")
 
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     critic = omega_conf_to_dataclass(config.critic)
     assert (actor.ppo_mini_batch_size, actor.clip_ratio_low, actor.clip_ratio_high) == (128, 0.2, 0.2)
     assert (actor.optim.lr, actor.entropy_coeff) == (1e-6, 0.001)
     assert (critic.ppo_mini_batch_size, critic.cliprange_value, critic.optim.lr) == (128, 0.5, 1e-5)
+    assert [role.engine.seed for role in (actor, critic)] == [7, 7]
     assert config.algorithm.kl_ctrl.kl_coef == 0.001
     assert config.actor_rollout_ref.rollout.max_model_len == 1024 + 512
 
@@ -341,7 +342,7 @@ MEGATRON = "resources.train={engine: megatron, nodes: 2, gpusPerNode: 8, tensorP
 
 @pytest.mark.parametrize("name", ["babyai-goto-gpu", "tool-math-gpu", "sokoban-grl-gpu", "webshop-gigpo-gpu"])
 def test_verl_resolves_megatron_for_every_kind_of_agent(name, model):
-    job = example(name, model, MEGATRON % "offload: optimizer")
+    job = example(name, model, MEGATRON % "offload: optimizer", "training.seed=7")
     config = build_verl_config(job, model=model, run_dir=Path("run"), device="cuda")
 
     settings = OmegaConf.to_container(config)
@@ -357,11 +358,12 @@ def test_verl_resolves_megatron_for_every_kind_of_agent(name, model):
         "megatron", 4, 2,
     )  # fmt: skip
     assert (reference.tensor_model_parallel_size, reference.pipeline_model_parallel_size) == (4, 2)
-    assert (policy.optimizer_offload, policy.param_offload) == (True, False)
+    assert (policy.optimizer_offload, policy.param_offload, policy.seed) == (True, False, 7)
     assert built[ACTOR].optim.lr_decay_style == "constant"
     assert built[ACTOR].optim.clip_grad == job.spec.algorithm.gradient_clip
     if use_critic:
         assert built["critic"].engine.tensor_model_parallel_size == 4
+        assert built["critic"].engine.seed == 7
 
 
 def test_megatron_keeps_nothing_that_only_fsdp_understands(model):

@@ -62,5 +62,12 @@ class StepReplayBuffer(ReplayBuffer):
     ) -> KVBatchMeta:
         tq.kv_clear(partition_id=partition_id, keys=list(uids))
         selected = set(uids)
-        rows = {key: of_row for key, of_row in tags.items() if key.split("_")[0] in selected}
-        return KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=SharedTags(rows.values()))
+        # Rows that are trained in the order of their arrival would make two runs of one seed differ.
+        keys = sorted((key for key in tags if key.split("_")[0] in selected), key=_order)
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=SharedTags(tags[key] for key in keys))
+
+
+def _order(key: str) -> tuple[str, int, int]:
+    """Order rows by prompt, sample and number; keys are {prompt}_{sample}_{number}."""
+    prompt, sample, number = key.rsplit("_", 2)
+    return prompt, int(sample), int(number)

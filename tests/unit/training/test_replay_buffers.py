@@ -81,6 +81,18 @@ def test_prompts_of_a_later_step_are_not_counted_and_wait_for_theirs(queue):
     assert sorted({key.partition("_")[0] for key in second.keys}) == ["last", "later"]
 
 
+def test_rows_are_in_the_order_of_the_requests_and_not_of_their_arrival(queue):
+    made = buffer(queue, [("prompt010", 1)], [("prompt009", 1)])
+    queue.tags |= {f"prompt009_{sample}_{turn}": {"seq_len": 3} for sample in (10, 9) for turn in (10, 9)}
+
+    batch, _ = made.sample(1, "train", 2)
+
+    assert batch.keys == [
+        *("prompt009_0_0", "prompt009_1_0", "prompt009_9_9", "prompt009_9_10", "prompt009_10_9", "prompt009_10_10"),
+        *("prompt010_0_0", "prompt010_1_0"),
+    ]
+
+
 def test_replacements_are_waited_for_after_the_first_prompts(queue):
     made = buffer(queue, [("a", 1), ("b", 1)], [("c", 1)])
 

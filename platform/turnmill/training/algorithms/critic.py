@@ -43,6 +43,7 @@ def critic_settings(settings: CriticSettings, *, minibatch: int, seed: int) -> V
         "critic.cliprange_value": settings.value_clip,
         "critic.grad_clip": settings.gradient_clip,
         "critic.data_loader_seed": seed,
+        "critic.fsdp.seed": seed,
         "critic.optim.lr": settings.critic_learning_rate,
         "critic.optim.weight_decay": settings.weight_decay,
         "critic.optim.betas": list(settings.adam_betas),

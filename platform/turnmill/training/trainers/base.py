@@ -9,6 +9,7 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
 from ray.exceptions import RayTaskError
+from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
@@ -64,6 +65,7 @@ class RunTrainer(PPOTrainer):
         self._pending_checkpoint: checkpoints.RunState | None = None
         self._background = ThreadPoolExecutor(1)
         self._digests: list[Future[None]] = []
+        self._num_prompts = 0
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_INTERVAL_SECONDS
 
@@ -186,6 +188,14 @@ class RunTrainer(PPOTrainer):
         settings = self.config.algorithm.rollout_correction
         if is_corrected(settings):
             metrics.update(correct_rows(batch, settings))
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        """Give prompts ids that sort in the order of their requests: rows in the order of random ids differ by run."""
+        first, self._num_prompts = self._num_prompts, self._num_prompts + len(batch)
+        uids = [f"prompt{number:012d}" for number in range(first, self._num_prompts)]
+        tu.assign_non_tensor_stack(batch, "uid", uids)
+        submitted: int = super()._submit_batch_to_rollout(batch)
+        return submitted
 
     def _update_actor(self, batch: KVBatchMeta, metrics: Metrics) -> KVBatchMeta:
         batch = super()._update_actor(batch, metrics)

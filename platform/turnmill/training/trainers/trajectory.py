@@ -4,13 +4,11 @@ Axes: R rows, G response tokens.
 """
 
 import math
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -79,8 +77,7 @@ class TrajectoryTrainer(RunTrainer):
         first = self._num_requested[self.global_steps]
         self._num_requested[self.global_steps] += num_tasks
         rows = [self.train_dataset[position] for position in range(first, first + num_tasks)]
-        names = [str(uuid.uuid4()) for _ in rows]
-        batch = tu.get_tensordict(rows_as_columns(rows) | {"uid": np.array(names, dtype=object)})
+        batch = tu.get_tensordict(rows_as_columns(rows))
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         return batch
 

@@ -180,6 +180,7 @@ def _policy(job: AgentTrainingJob) -> VerlSettings:
         f"{actor}.ppo_epochs": algorithm.epochs,
         f"{actor}.shuffle": True,
         f"{actor}.data_loader_seed": job.spec.training.seed,
+        f"{actor}.fsdp_config.seed": job.spec.training.seed,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.clip_ratio": algorithm.clip_ratio,
         f"{actor}.clip_ratio_low": algorithm.clip_ratio,

@@ -20,8 +20,10 @@ _RENAMED = {
     f"{CRITIC}.optim.lr_scheduler_type": f"{CRITIC}.optim.lr_decay_style",
     f"{ACTOR}.grad_clip": f"{ACTOR}.optim.clip_grad",
     f"{CRITIC}.grad_clip": f"{CRITIC}.optim.clip_grad",
+    f"{ACTOR}.fsdp_config.seed": f"{ACTOR}.megatron.seed",
     f"{ACTOR}.fsdp_config.param_offload": f"{ACTOR}.megatron.param_offload",
     f"{ACTOR}.fsdp_config.optimizer_offload": f"{ACTOR}.megatron.optimizer_offload",
+    f"{CRITIC}.fsdp.seed": f"{CRITIC}.megatron.seed",
     f"{CRITIC}.fsdp.param_offload": f"{CRITIC}.megatron.param_offload",
     f"{CRITIC}.fsdp.optimizer_offload": f"{CRITIC}.megatron.optimizer_offload",
 }

@@ -2,8 +2,10 @@
 
 import os
 
+import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from turnmill.training.row_advantages import fill_in_advantages, with_row_advantages
@@ -13,8 +15,19 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     from turnmill.training.verl.cpu import engines  # noqa: F401
 
 
+class SeededWorker(TrainingWorker):
+    """Worker whose new weights, those of adapters and of the critic's head, are drawn with the seed of the job."""
+
+    def __init__(self, config: TrainingWorkerConfig) -> None:
+        super().__init__(config)
+        # The weights are made after this, in verl's `reset`.
+        torch.manual_seed(self.engine_config.seed)
+
+
 class PolicyWorker(ActorRolloutRefWorker):
     """Worker of the policy, its rollout and the reference model."""
+
+    actor_worker_cls = SeededWorker
 
     @with_row_advantages
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
@@ -25,5 +38,5 @@ class PolicyWorker(ActorRolloutRefWorker):
         return trained
 
 
-class CriticWorker(TrainingWorker):
+class CriticWorker(SeededWorker):
     """Worker of the critic."""
