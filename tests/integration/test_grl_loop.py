@@ -154,6 +154,15 @@ async def test_responses_may_be_reformatted_as_in_grl(new_harness):
     assert "and more" not in full_text(row)
 
 
+async def test_the_generated_length_of_a_reformatted_response_is_that_of_what_the_policy_generated(new_harness):
+    long = "  hm </think>\n<answer> 1|| 2 || 3</answer> and more"
+    harness = new_harness([long, THREE], reformatResponses=True)
+
+    summary = (await harness.play()).summary()
+
+    assert summary.generated_lengths[0] == len(TOKENIZER.encode(long)) > summary.response_lengths[0]
+
+
 @pytest.mark.feature("GRL", "a seed for each group")
 async def test_a_group_shares_a_seed_that_differs_between_groups_and_steps(new_harness):
     harness = new_harness(lambda request: THREE)

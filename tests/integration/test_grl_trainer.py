@@ -1,29 +1,33 @@
 """The batch of a step with groups of GRL's agents."""
 
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from support.grl_jobs import grl_job
 from support.row_queue import RowQueue
 from turnmill.jobs import AgentTrainingJob
-from turnmill.jobs.trajectory_algorithms import Grpo
+from turnmill.jobs.trajectory_algorithms import Dapo, Grpo, Overlong
 from turnmill.observability.run_folder import RunFolder
 from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.rollout.grl.episode_summary import GrlEpisodeSummary
-from turnmill.rollout.queue_payload import encode
+from turnmill.rollout.queue_payload import decode, encode
 from turnmill.rollout.row_tags import EPISODE, SCORE, TRAINED_TOKENS
+from turnmill.training.algorithms.dapo import DapoAlgorithm
 from turnmill.training.algorithms.grpo import GrpoAlgorithm
 from turnmill.training.batches import ragged
 from turnmill.training.batches import trajectory as trajectory_batch
 from turnmill.training.batches.trajectory import TrajectoryBatch
 from turnmill.training.grl import trainer as grl_trainer
 from turnmill.training.grl.trainer import GrlTrainer, GroupRows
-from turnmill.training.row_advantages import ADVANTAGE
+from turnmill.training.row_advantages import ADVANTAGE, REWARD
 
 
 @pytest.fixture
@@ -54,7 +58,14 @@ def job(**agent: Any) -> AgentTrainingJob:
     return grl_job(**{"rolloutFilterRatio": 0.5, **agent})
 
 
-def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalties: tuple[float, ...] = ()) -> None:
+def add_episode(
+    queue: RowQueue,
+    group: int,
+    member: int,
+    *turns: float,
+    penalties: tuple[float, ...] = (),
+    generated: tuple[int, ...] = (),
+) -> None:
     """Add an episode of one row, in which every turn has three tokens, the last two of them the response."""
     places = tuple((0, 3 * number + 2) for number in range(len(turns)))
     summary = GrlEpisodeSummary(
@@ -71,6 +82,7 @@ def add_episode(queue: RowQueue, group: int, member: int, *turns: float, penalti
         turn_penalties=penalties or (0.0,) * len(turns),
         response_ends=places,
         response_lengths=(2,) * len(turns),
+        generated_lengths=generated or (2,) * len(turns),
         agent_metrics={"counter/success": 1.0},
     )
     length = 3 * len(turns)
@@ -166,6 +178,46 @@ def test_scores_given_by_the_trainer_survive_the_tags_that_verl_returns_from_the
     assert [tag[ADVANTAGE] > 0 for tag in batch.tags] == [False, True, False, True]
     assert not any(EPISODE in tag for tag in batch.tags)
     assert [tag[SCORE] for tag in queue.meta().tags] == [0.0] * 4
+
+
+def test_a_long_conversation_of_short_responses_has_no_length_penalty(queue, monkeypatch, tmp_path):
+    add_episode(queue, 0, 0, 1.0, 1.0, 1.0)
+    add_episode(queue, 0, 1, 1.0, 1.0, 1.0, generated=(6, 2, 8))
+
+    metrics, batch = advantages_of_dapo(queue, monkeypatch, tmp_path, limit=8, tokens=4)
+
+    # The limit of a response is 8 tokens, and each conversation has 9. Six of 8 are half of the penalty, 8 all of it.
+    assert [tag[REWARD] for tag in batch.tags] == [3.0, 3.0 - 0.5 - 1.0]
+    assert [tag[ADVANTAGE] > 0 for tag in batch.tags] == [True, False]
+    assert metrics["turnmill/overlong_ratio"] == 0.5
+
+
+def test_a_response_is_penalized_in_the_row_that_it_is_in(queue):
+    add_episode(queue, 0, 0, 1.0, 1.0, 1.0, generated=(8, 2, 6))
+    summary = decode(queue.tags["group0_0_0"][EPISODE], GrlEpisodeSummary)
+    in_two_rows = encode(replace(summary, response_ends=((0, 2), (1, 2), (1, 5))))
+    queue.tags["group0_0_1"] = queue.tags["group0_0_0"] | {EPISODE: in_two_rows}
+    queue.rows["group0_0_1"] = queue.rows["group0_0_0"]
+    made = trainer(maxResponseLength=8)
+    made.algorithm = DapoAlgorithm(Dapo(overlong=Overlong(tokens=4, penalty=1.0)))
+
+    assert made._length_penalties(TrajectoryBatch.of_tags(queue.meta())).tolist() == [-1.0, -0.5]
+
+
+def advantages_of_dapo(
+    queue: RowQueue, monkeypatch: pytest.MonkeyPatch, folder: Path, *, limit: int, tokens: int
+) -> tuple[dict[str, float], KVBatchMeta]:
+    """Return the metrics and the batch of a step with DAPO's length penalty of 1."""
+    made = trainer(rolloutFilterRatio=1.0, maxResponseLength=limit, rewardNormalization={"method": "identity"})
+    made.global_steps, made.trajectory_log = 1, TrajectoryLog(RunFolder(folder))
+    made.trajectory_log.path.mkdir()
+    monkeypatch.setattr(PPOTrainer, "_balance_batch", lambda self, batch, metrics: batch)
+    made._num_requested = Counter()
+    made.algorithm = DapoAlgorithm(Dapo(overlong=Overlong(tokens=tokens, penalty=1.0)))
+    made.train_dataset = GroupRows(made.job.spec.grl_agent.training_groups)
+    metrics: dict[str, float] = {}
+    made._balance_batch(queue.meta(), metrics)
+    return metrics, made._compute_advantage(queue.meta(), metrics)
 
 
 def test_groups_are_the_rows_of_the_data_set():

@@ -227,5 +227,6 @@ class GrlEpisode:
             turn_penalties=tuple(view.penalty for view in self.views[1:]),
             response_ends=tuple(self.conversation.response_ends),
             response_lengths=tuple(self.conversation.response_lengths),
+            generated_lengths=tuple(len(turn.response_ids) for turn in self.turns),
             agent_metrics=agent_metrics,
         )

@@ -36,7 +36,10 @@ class GrlEpisodeSummary(EpisodeSummary):
     """Row and response token at which each turn's response ends."""
 
     response_lengths: tuple[int, ...] = ()
-    """Number of tokens of each turn's response."""
+    """Number of tokens of each turn's response, as it is in its row."""
+
+    generated_lengths: tuple[int, ...] = ()
+    """Number of tokens that the policy generated in each turn; `reformat_responses` may put fewer into the row."""
 
     agent_metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that the agent reports, named `tag/metric`."""

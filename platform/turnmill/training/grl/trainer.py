@@ -5,6 +5,7 @@ Axes: K trajectories.
 
 from collections.abc import Iterator, Sequence
 
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
 from torch import Tensor
@@ -103,6 +104,18 @@ class GrlTrainer(TrajectoryTrainer):
         # Metrics of all episodes, including those that are not trained on.
         metrics.update(self._step_metrics)
         return batch
+
+    def _length_penalties(self, rows: TrajectoryBatch) -> Tensor:
+        """Return the sum of the penalties of each row's responses: the limit is that of a response, not of a row."""
+        index = TrajectoryIndex.of(rows.meta.keys, rows.response_lengths_R)
+        row_of_response: list[int] = []
+        lengths: list[int] = []
+        for summary, rows_of_it in zip(read_summaries(rows.meta, GrlEpisodeSummary), index.rows_K, strict=True):
+            row_of_response.extend(rows_of_it[row] for row, _ in summary.response_ends)
+            lengths.extend(summary.generated_lengths)
+        penalties = self.algorithm.penalties(torch.tensor(lengths), self.job.spec.agent.response_token_limit)
+        of_rows_R = penalties.new_zeros(len(rows.meta.keys))
+        return of_rows_R.index_add_(0, torch.tensor(row_of_response), penalties)
 
     def _turn_advantages(self, rows: TrajectoryBatch, advantages_RG: Tensor) -> Iterator[TokenAdvantages]:
         """Yield the advantages of each response's tokens."""

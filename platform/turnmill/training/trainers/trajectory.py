@@ -137,7 +137,7 @@ class TrajectoryTrainer(RunTrainer):
         batch = select(batch, [True] * len(batch.keys))
         batch.tags = SharedTags(self._tags.get(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True))
         rows = self._read_rows(self._rows_of(batch))
-        penalties_R = self.algorithm.penalties(rows.response_lengths_R, self.job.spec.agent.response_token_limit)
+        penalties_R = self._length_penalties(rows)
         rewards_RG = self._rewards_after_kl(rows, metrics) + _at_last_tokens(penalties_R, rows)
         rewarded = rows.with_rewards(rewards_RG)
         advantages_RG, returns_RG = self.algorithm.advantages(rewarded)
@@ -154,6 +154,10 @@ class TrajectoryTrainer(RunTrainer):
         if self._reads_tokens:
             return batch
         return with_advantages(batch, rows.meta, advantages_RG, returns_RG, rewards_RG)
+
+    def _length_penalties(self, rows: TrajectoryBatch) -> Tensor:
+        """Return what is added to each row's reward for its length, shape (rows,)."""
+        return self.algorithm.penalties(rows.response_lengths_R, self.job.spec.agent.response_token_limit)
 
     def _read_rows(self, batch: KVBatchMeta) -> TrajectoryBatch:
         """Return the rows of a step, with their tokens where advantages, rewards or values differ between them."""
