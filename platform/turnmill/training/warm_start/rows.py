@@ -65,13 +65,20 @@ class _AnswerTokenizer:
 def next_token_distributions(
     spoken: tuple[int, ...], chances: Mapping[tuple[int, ...], float], *, vocabulary: int
 ) -> torch.Tensor:
-    """The distribution of each token of `spoken` given those before it; shape (tokens of `spoken`, vocabulary)."""
-    targets = torch.zeros(len(spoken), vocabulary)
+    """Return the distribution of each token given those before it, of shape (tokens of `spoken`, vocabulary).
+
+    Tokens after the end of every response that was chosen from are certain.
+    """
+    targets = torch.nn.functional.one_hot(torch.tensor(spoken), vocabulary).float()
     for position in range(len(spoken)):
+        chosen = torch.zeros(vocabulary)
         for ids, chance in chances.items():
             if len(ids) > position and ids[:position] == spoken[:position]:
-                targets[position, ids[position]] += chance
-    return targets / targets.sum(dim=-1, keepdim=True)
+                chosen[ids[position]] += chance
+        if not chosen.any():
+            break
+        targets[position] = chosen / chosen.sum()
+    return targets
 
 
 def _refuse_unknown_words(shown: list[Demonstration], known: Container[str], environment: str) -> None:

@@ -1,11 +1,10 @@
 """Demonstrations of tasks with tools as token ids: what is said is imitated, what tools answer is only read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import Protocol
 
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.errors import SettingsError
@@ -13,6 +12,7 @@ from turnmill.jobs.model import WarmStart
 from turnmill.tasks import Task, TaskSource
 from turnmill.tasks.arithmetic import DemonstratedResponse
 from turnmill.training.warm_start.cloning import Row
+from turnmill.training.warm_start.rows import next_token_distributions
 from turnmill.training.warm_start.tokenizer import build_tokenizer
 
 
@@ -58,24 +58,5 @@ def _rows(teacher: Teacher, tokenizer: PreTrainedTokenizerFast, settings: WarmSt
             if number == len(responses) - 1:
                 generated = (*generated, tokenizer.eos_token_id)
             probabilities = {encode(text): share for text, share in response.probabilities.items()}
-            targets = target_distributions(generated, probabilities, vocabulary=len(tokenizer))
+            targets = next_token_distributions(generated, probabilities, vocabulary=len(tokenizer))
             yield Row((*prompt, *encode(response.context)), generated, targets)
-
-
-def target_distributions(
-    generated: tuple[int, ...], probabilities: Mapping[tuple[int, ...], float], *, vocabulary: int
-) -> torch.Tensor:
-    """Return the distribution of each token given those before it, of shape (tokens of `generated`, vocabulary).
-
-    Tokens after the end of every response that the teacher chose from are certain.
-    """
-    certain = torch.nn.functional.one_hot(torch.tensor(generated), vocabulary).float()
-    for position in range(len(generated)):
-        chosen = torch.zeros(vocabulary)
-        for ids, share in probabilities.items():
-            if len(ids) > position and ids[:position] == generated[:position]:
-                chosen[ids[position]] += share
-        if not chosen.any():
-            break
-        certain[position] = chosen / chosen.sum()
-    return certain

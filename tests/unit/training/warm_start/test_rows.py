@@ -62,6 +62,21 @@ def test_the_targets_of_an_action_are_conditional_on_its_preceding_tokens():
     torch.testing.assert_close(targets, torch.tensor(expected))
 
 
+def test_the_second_digit_has_the_distribution_that_follows_the_first():
+    targets = next_token_distributions((1, 2, 9), {(1, 2): 0.3, (1, 3): 0.1, (4, 2): 0.6}, vocabulary=10)
+
+    assert targets[0].tolist() == pytest.approx([0, 0.4, 0, 0, 0.6, 0, 0, 0, 0, 0])
+    assert targets[1].tolist() == pytest.approx([0, 0, 0.75, 0.25, 0, 0, 0, 0, 0, 0])
+    # Beyond the distribution, the token itself.
+    assert targets[2].tolist() == [0] * 9 + [1]
+
+
+def test_a_response_without_a_distribution_is_imitated_token_by_token():
+    targets = next_token_distributions((3, 1), {}, vocabulary=4)
+
+    assert targets.tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+
+
 def test_a_word_missing_from_the_phrases_of_the_expert_is_refused():
     with pytest.raises(SettingsError, match=r"corridor.*leaves words out of phrases.*' corridor'"):
         build_rows(Corridor(None, 4, None), Guide(), SETTINGS, MemorySettings())

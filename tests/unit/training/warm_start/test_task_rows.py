@@ -7,7 +7,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.jobs.model import WarmStart
 from turnmill.tasks import create_source
 from turnmill.tasks.arithmetic import CALL_SHARE, WRONG_NUMBER_SHARE
-from turnmill.training.warm_start.task_rows import build_task_rows, target_distributions, teacher_of
+from turnmill.training.warm_start.task_rows import build_task_rows, teacher_of
 
 
 def test_responses_are_imitated_and_tool_observations_are_only_part_of_prompts():
@@ -49,18 +49,3 @@ def test_a_call_is_imitated_with_the_distribution_of_its_first_number():
         # Everything after it is copied.
         assert (row.action_targets[4:].amax(1) == 1).all()
         assert (row.action_targets[4:].argmax(1) == torch.tensor(row.answer_ids[4:])).all()
-
-
-def test_the_second_digit_has_the_distribution_that_follows_the_first():
-    targets = target_distributions((1, 2, 9), {(1, 2): 0.3, (1, 3): 0.1, (4, 2): 0.6}, vocabulary=10)
-
-    assert targets[0].tolist() == pytest.approx([0, 0.4, 0, 0, 0.6, 0, 0, 0, 0, 0])
-    assert targets[1].tolist() == pytest.approx([0, 0, 0.75, 0.25, 0, 0, 0, 0, 0, 0])
-    # Beyond the distribution, the token itself.
-    assert targets[2].tolist() == [0] * 9 + [1]
-
-
-def test_a_response_without_a_distribution_is_imitated_token_by_token():
-    targets = target_distributions((3, 1), {}, vocabulary=4)
-
-    assert targets.tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
