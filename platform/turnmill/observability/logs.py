@@ -2,7 +2,9 @@
 
 import logging
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 from turnmill.observability import json_lines
 from turnmill.observability.run_folder import RunFolder
@@ -41,6 +43,30 @@ class JsonFormatter(logging.Formatter):
         return json_lines.encode(event | {name: _jsonable(value) for name, value in _fields(record).items()}).decode()
 
 
+class EventFile(logging.FileHandler):
+    """A file of events. Where it cannot be written to, as on a full disk, that is said once, and events are lost."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="replace", delay=True)
+        self.terminator = ""
+        self.setFormatter(JsonFormatter())
+        self._is_broken = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
+        """Say that the file cannot be written to."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._is_broken:
+            self._is_broken = True
+            print(f"{self.baseFilename} cannot be written to: {error.strerror}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close the file, which writes what could not be written before."""
+        with suppress(OSError):
+            super().close()
+
+
 def configure(folder: RunFolder | None = None, *, process: str = "main", level: int = logging.INFO) -> None:
     """Log events from `level` on to the console, and all events to `logs/<process>.jsonl`. May be called again."""
     logger = logging.getLogger(ROOT)
@@ -51,10 +77,7 @@ def configure(folder: RunFolder | None = None, *, process: str = "main", level: 
     logger.addHandler(console)
     if folder is not None:
         folder.logs.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(folder.logs / f"{process}.jsonl", encoding="utf-8", errors="replace", delay=True)
-        file.terminator = ""
-        file.setFormatter(JsonFormatter())
-        logger.addHandler(file)
+        logger.addHandler(EventFile(folder.logs / f"{process}.jsonl"))
     logger.setLevel(min(level, logging.INFO))
     # Ray and verl configure the root logger, which would print every event a second time.
     logger.propagate = False

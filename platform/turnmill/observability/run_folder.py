@@ -16,6 +16,7 @@ from turnmill.observability import atomic_files, json_lines
 BEAT_INTERVAL_SECONDS = 0.1
 # Enough for several rows of metrics.
 LAST_STEP_BYTES = 128 * 1024
+PROBE_BYTES = 8192
 VARIABLE = "TURNMILL_RUN_FOLDER"
 """Environment variable with the run folder, in all processes of Ray."""
 
@@ -162,6 +163,15 @@ class RunFolder:
             return RunFailedError(**json.loads(self.failure.read_text()))
         except FileNotFoundError:
             return None
+
+    def write_problem(self) -> str | None:
+        """Return why nothing can be written to the folder; None if something can."""
+        try:
+            atomic_files.write_text(self.path / "probe", "x" * PROBE_BYTES)
+            (self.path / "probe").unlink()
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
 
     def run_name(self) -> str:
         """Return the run's name in a trajectory store: the same for every attempt, and unique to the run."""

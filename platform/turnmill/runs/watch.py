@@ -62,6 +62,13 @@ def _result(future: Any, folder: RunFolder) -> Any:
             raise cause from None
         if isinstance(cause, TurnmillError):
             raise RunFailedError(str(cause), "settings") from None
+        # Every process of a run writes there, and what breaks first has many faces.
+        if (problem := folder.write_problem()) is not None:
+            raise RunFailedError(
+                f"The run folder cannot be written to: {problem}: {folder.path}. Mend that; "
+                "`--resume` carries on from the last checkpoint.",
+                "run_folder",
+            ) from error
         log.error("Trainer broke", exc_info=error)
         last_line = str(error).strip().rsplit("\n", 1)[-1]
         raise RunFailedError(f"{last_line} (whole traceback in {folder.logs})", "trainer") from error

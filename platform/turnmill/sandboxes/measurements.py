@@ -1,13 +1,14 @@
 """Resources that the processes of a task use together, as /proc shows them.
 
 What a process could hold without being seen here is refused by the system call filter: shared memory without a file,
-descriptors in flight, descriptors of a single thread, pages in pipes.
+descriptors in flight, descriptors of a single thread, pages in pipes, locks that belong to no process.
 """
 
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,6 +26,12 @@ _PIPE_BYTES = 64 << 10
 _SOCKET_BYTES = 256 << 10
 _OTHER_DESCRIPTOR_BYTES = 64 << 10
 """Of what is neither a file, a pipe nor a socket: an epoll descriptor of all others takes the most."""
+
+_LOCK_BYTES = 64 << 10
+"""Far more than a lock takes, so that the list of all locks stays short enough to be read at every check."""
+
+_LOCK = re.compile(rb"^\d+: *(?:-> *)?\w+ +\w+ +\w+ +(\d+) ", re.MULTILINE)
+"""A line of /proc/locks, for the process that holds the lock or waits for it."""
 
 _THREAD_BYTES = 32 << 10
 _MAPPING_BYTES = 256
@@ -128,7 +135,9 @@ def measure_saved_by_sharing(processes: Iterable[Process]) -> int:
     return saved
 
 
-def measure_held(processes: Iterable[Process], folder: str, *, max_file_bytes: int, with_mappings: bool = True) -> Held:
+def measure_held(
+    processes: Collection[Process], folder: str, *, max_file_bytes: int, with_mappings: bool = True
+) -> Held:
     """Return what processes hold of kernel memory and of deleted files; `folder` is the task's.
 
     A deleted file that is only mapped counts as large as a file may be, unless this process may look at it. To read
@@ -164,7 +173,23 @@ def measure_held(processes: Iterable[Process], folder: str, *, max_file_bytes: i
             for inode, size in _deleted_mappings(process.thread, mappings, folder.encode(), max_file_bytes):
                 deleted.setdefault(inode, size)
     kernel_bytes += len(pipes) * _PIPE_BYTES + len(sockets) * _SOCKET_BYTES
+    kernel_bytes += count_locks({process.pid for process in processes}) * _LOCK_BYTES
     return Held(kernel_bytes, sum(deleted.values()), has_names, hidden)
+
+
+def count_locks(pids: Container[int]) -> int:
+    """Return how many locks on files and their ranges processes hold or wait for; 0 where the kernel does not say.
+
+    The ranges are numbers that tasks choose, so they do not stay in the memory of this process.
+    """
+    lines = bytearray(64 << 10)
+    count = 0
+    with suppress(OSError), open("/proc/locks", "rb", buffering=0) as file:
+        # The kernel returns whole lines.
+        while size := file.readinto(lines):
+            count += sum(int(lock[1]) in pids for lock in _LOCK.finditer(lines, 0, size))
+            lines[:size] = bytes(size)
+    return count
 
 
 def _open_files(thread: int) -> Iterator[os.stat_result]:

@@ -30,6 +30,7 @@ _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE = 1, 2, 10,
 _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
 _FS_IOC_RESVSP, _FS_IOC_RESVSP64, _FS_IOC_ZERO_RANGE = 0x40305828, 0x4030582A, 0x40305839
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ = 8, 10, 15, 1031
+_F_OFD_SETLK, _F_OFD_SETLKW = 37, 38
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 4, 22
 _RLIMIT_CORE = 4
 _CLOSE_RANGE_UNSHARE = 2
@@ -106,10 +107,11 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
     blocks["clone3"] = [_refuse(errno.ENOSYS)]  # Its flags lie in memory; glibc falls back to clone.
     blocks["clone"] = [
         _load_argument(0),
-        (_JUMP_BITS, 2, 0, _CLONE_NAMESPACES),
-        # In /proc, a process has the open files of its first thread.
-        (_JUMP_BITS, 0, 2, _CLONE_THREAD),
-        (_JUMP_BITS, 1, 0, _CLONE_FILES),
+        (_JUMP_BITS, 3, 0, _CLONE_NAMESPACES),
+        # In /proc, a process has the open files of its first thread, and locks are those of the process that took them.
+        (_JUMP_BITS, 0, 1, _CLONE_THREAD),
+        (_JUMP_BITS, 2, 1, _CLONE_FILES),
+        (_JUMP_BITS, 0, 1, _CLONE_FILES),
         _refuse(errno.EPERM),
         *_allow(),
     ]
@@ -170,7 +172,8 @@ def _blocks(permissions: Permissions, own_pid: int) -> dict[str, list[Instructio
     blocks["ioctl"] = _refuse_values(
         1, _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP, _FS_IOC_RESVSP, _FS_IOC_RESVSP64, _FS_IOC_ZERO_RANGE
     )
-    blocks["fcntl"] = _refuse_values(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ)
+    # Locks of open files belong to no process.
+    blocks["fcntl"] = _refuse_values(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETPIPE_SZ, _F_OFD_SETLK, _F_OFD_SETLKW)
     # Blocks beyond the end of a file are not part of its size; RLIMIT_FSIZE counts them on tmpfs alone.
     blocks["fallocate"] = [
         _load_argument(1),

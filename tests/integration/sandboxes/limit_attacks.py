@@ -180,6 +180,30 @@ LIMIT_ATTACKS = [
         "    os.execv('s', ['s', '1'])\n"
         "hold(1, work)",
     ),
+    _holds(
+        "locks ranges of files without end",
+        "for n in range(10):\n"
+        "    f = os.open(f'f{n}', os.O_RDWR | os.O_CREAT)\n"
+        "    for k in range(1000): fcntl.lockf(f, fcntl.LOCK_EX, 1, 2 * k)\n"
+        "hold(1, lambda: None)",
+    ),
+    _holds(
+        "locks ranges of open files",
+        "import struct\n"
+        "for n in range(10):\n"
+        "    f = os.open(f'f{n}', os.O_RDWR | os.O_CREAT)\n"
+        "    for k in range(1000): fcntl.fcntl(f, 37, struct.pack('hhxxxxqqixxxx', 1, 0, 2 * k, 1, 0))\n"
+        "hold(1, lambda: None)",
+    ),
+    _holds(
+        "has locks taken by a process that ends",
+        "f = os.open('f', os.O_RDWR | os.O_CREAT)\n"
+        "pid = call(TARGETS['clone'], 0x400 | signal.SIGCHLD, 0, 0, 0, 0)\n"
+        "if pid == 0:\n"
+        "    for k in range(5000): fcntl.lockf(f, fcntl.LOCK_EX, 1, 2 * k)\n"
+        "    os._exit(0)\n"
+        "if pid > 0 and os.waitpid(pid, 0)[1] == 0: hold(1, lambda: None)",
+    ),
     # Disk.
     _holds(
         "maps deleted files",

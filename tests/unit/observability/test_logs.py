@@ -56,6 +56,19 @@ def test_an_error_is_logged_with_its_traceback(tmp_path: Path):
     assert "ValueError: no such level" in str(event["error"])
 
 
+def test_a_full_disk_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    (folder.logs / "main.jsonl").symlink_to("/dev/full")
+    logs.configure(folder, level=logging.ERROR)
+
+    LOG.info("lost")
+    LOG.info("lost")
+    logs.close()
+
+    assert capsys.readouterr().err == f"{folder.logs / 'main.jsonl'} cannot be written to: No space left on device\n"
+
+
 def test_the_console_can_be_quieter_than_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = RunFolder(tmp_path)
     logs.configure(folder, level=logging.WARNING)

@@ -1,13 +1,16 @@
 """Retries of failed runs, and the detection of stalled ones."""
 
+import errno
 import itertools
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import ray
 
 from support.jobs import job
 from turnmill.core.errors import RunFailedError, SettingsError
@@ -189,6 +192,24 @@ def test_each_phase_has_its_own_limit(tmp_path, monkeypatch, silence, limit, set
 
     with pytest.raises(RunFailedError, match=rf"for {limit + 1} s \({setting} is {limit}\)"):
         watch("run", parse_job(job()), folder, lambda _: None)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_trainer_that_breaks_because_the_disk_is_full_fails_with_that_cause(tmp_path, monkeypatch, is_full):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    broken = ray.exceptions.RayTaskError("run", "Traceback\nValueError: no rows", ValueError("no rows"))
+    monkeypatch.setattr("ray.wait", lambda *_, **__: (["run"], []))
+    monkeypatch.setattr("ray.get", Mock(side_effect=broken))
+    if is_full:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr("turnmill.observability.run_folder.atomic_files.write_text", Mock(side_effect=full))
+
+    with pytest.raises(RunFailedError, match="No space left on device" if is_full else "no rows") as failed:
+        watch("run", parse_job(job()), folder, lambda _: None)
+
+    assert failed.value.cause == ("run_folder" if is_full else "trainer")
+    assert not (tmp_path / "probe").exists()
 
 
 def test_ray_sockets_go_to_tmp_if_the_temporary_folder_has_a_long_path(monkeypatch):

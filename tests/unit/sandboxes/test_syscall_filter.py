@@ -222,8 +222,19 @@ def test_all_threads_of_a_process_have_the_same_descriptors(machine):
 
     assert judge("clone", of_glibc, machine=machine) == ALLOWED
     assert judge("clone", of_glibc & ~files, machine=machine) == errno.EPERM
+    # Nor do processes share them: a lock would outlive the process that took it.
+    assert judge("clone", files | 17, machine=machine) == errno.EPERM
     assert judge("close_range", 3, 2**32 - 1, 2, machine=machine) == errno.EPERM
     assert judge("close_range", 3, 2**32 - 1, 4, machine=machine) == ALLOWED
+
+
+@MACHINES
+def test_locks_belong_to_processes(machine):
+    lock, lock_of_open_file, and_wait = 6, 37, 38
+
+    assert judge("fcntl", 3, lock, machine=machine) == ALLOWED
+    assert judge("fcntl", 3, lock_of_open_file, machine=machine) == errno.EPERM
+    assert judge("fcntl", 3, and_wait, machine=machine) == errno.EPERM
 
 
 @MACHINES
