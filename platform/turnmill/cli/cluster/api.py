@@ -53,6 +53,11 @@ class ClusterError(TurnmillError):
         super().__init__(message)
         self.code = code
 
+    @property
+    def passes(self) -> bool:
+        """True if the same request may succeed later, as after a restart of the API server."""
+        return self.code in (0, 429) or self.code >= 500
+
 
 class Cluster:
     """The API server of a context, and one namespace of it."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FAILED, INTERRUPTED = 1, 130
 POLL_SECONDS, DELETE_SECONDS = 2.0, 180.0
+OUTAGE_SECONDS = 300.0
+"""How long a job is watched without an answer of the API server."""
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only have the API server check the job.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show the job's progress until it ends.")]
@@ -252,16 +254,26 @@ def _watch(cluster: "Cluster", name: str) -> None:
 
 
 def _wait(cluster: "Cluster", name: str, is_over: "Callable[[Resource], object]") -> "Resource":
-    """Return the job once `is_over` says so; every change of its state is shown before."""
-    from turnmill.cli.cluster.api import JOBS
+    """Return the job once `is_over` says so; every change of its state is shown before.
 
-    shown = ""
+    Raises ClusterError if the API server refuses, or does not answer for OUTAGE_SECONDS.
+    """
+    from turnmill.cli.cluster.api import JOBS, ClusterError
+
+    shown, answered_at = "", time.monotonic()
     while True:
-        job = cluster.get(JOBS, name)
-        if (line := _line(job)) != shown:
+        job = None
+        try:
+            job = cluster.get(JOBS, name)
+            line, answered_at = _line(job), time.monotonic()
+        except ClusterError as error:
+            if not error.passes or time.monotonic() - answered_at > OUTAGE_SECONDS:
+                raise
+            line = f"{error} Trying again."
+        if line != shown:
             say(f"{datetime.now():%H:%M:%S} {line}", to=errors())
             shown = line
-        if is_over(job):
+        if job is not None and is_over(job):
             return job
         time.sleep(POLL_SECONDS)
 
