@@ -24,6 +24,7 @@ UNCOUNTED = {
     "holds memory in sockets",
     "holds kernel memory for mappings",
     "holds kernel memory for epoll",
+    "locks ranges of files without end",
     "hides memory behind a thread that has ended",
     "uses CPU time in children that it ignores",
     "uses CPU time in children that nobody need wait for",

@@ -31,8 +31,7 @@ spec:
 """A job whose tool returns how often it was called in the trajectory: `format` with its number of steps."""
 
 KINDS = {
-    "launcher": r"turnmill\.cli\.main run|turnmill run",
-    "fork server": r"fork_server",
+    "fork server": r"fork_server\.server",
     "tool server": r"tool-server",
     "store": r"valkey-server|redis-server",
     "store's supervisor": r"store_supervisor\.py",
@@ -87,9 +86,10 @@ def wait_until_in_mid_step(run: TrainingRun, attempt: Attempt, step: int) -> Non
 
 
 def require_each_turn_once(run: TrainingRun, steps: int) -> None:
-    """Every step was trained once, no trajectory failed, and every call took effect once and was seen."""
-    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
-    played = list(TrajectoryLog(RunFolder(run.folder)).read_episodes())
+    """Each of the first steps was trained once, no trajectory failed, and every call took effect once and was seen."""
+    assert [row["step"] for row in run.metrics][:steps] == list(range(1, steps + 1))
+    episodes = TrajectoryLog(RunFolder(run.folder)).read_episodes()
+    played = [episode for episode in episodes if episode.turns[0].step <= steps]
     assert len(played) == 16 * steps
     assert not [episode.failed_cause for episode in played if episode.failed_cause]
     for episode in played:
