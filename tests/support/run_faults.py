@@ -36,7 +36,7 @@ KINDS = {
     "store": r"valkey-server|redis-server",
     "store's supervisor": r"store_supervisor\.py",
     "trainer": r"ray::TurnTaskRunner",
-    "training worker": r"ray::\w*(Worker|WorkerDict)\b(?!.*Loop)",
+    "training worker": r"ray::WorkerDict",
     "agent loops": r"ray::\w*LoopWorker",
     "engine": r"ray::\w*(EngineServer|vLLM\w*Server)|EngineCore",
     "queue": r"ray::(TransferQueue\w*|SimpleStorage\w*)",
