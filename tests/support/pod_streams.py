@@ -20,7 +20,7 @@ BUFFER_BYTES = 1 << 16
 @contextmanager
 def pod_streams() -> Iterator[str]:
     """Serve on a free port; yields the server's URL."""
-    with serve(_handle, "127.0.0.1", 0, subprotocols=[PROTOCOL], max_size=None) as server:
+    with serve(_handle, "127.0.0.1", 0, subprotocols=[PROTOCOL], max_size=None, close_timeout=1) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
         server.shutdown()
