@@ -273,8 +273,10 @@ def train_one(example: str, seed: int) -> Result:
     """Make the warm start, and train or resume the run."""
     from main_job import one  # imports what only a run needs
 
+    from turnmill.cli.run_dirs import is_run
+
     run_dir = ROOT / "runs" / "nightly" / f"{example}-{seed}-{hash_of(example)}"
-    resumed = (run_dir / "metrics.jsonl").exists()
+    resumed = is_run(run_dir)
     arguments = [*arguments_of(example), *(["--resume"] if resumed else [])]
     warm_start, measured = one(job_of(example), run_dir, seed, *arguments)
     rows = list(RunFolder(run_dir).read_metrics())
