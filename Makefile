@@ -73,7 +73,7 @@ check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter,
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 nightly: $(STAMP) ## Run what takes hours: the longest tests, then every example for a CPU, for docs/learning.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly -rP tests/integration/test_run_faults.py
+	$(if $(ARGS),,OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly -rP tests/integration/test_run_faults.py)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learning.py run $(ARGS); status=$$?; \
 	$(BIN)/python benchmarks/learning.py page; exit $$status
 

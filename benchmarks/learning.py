@@ -27,6 +27,7 @@ from pathlib import Path
 
 import learning_comparison
 
+from turnmill.cli.run_dirs import is_run
 from turnmill.core.code_hash import hash_code
 from turnmill.observability.proportions import interval_of_share
 from turnmill.observability.run_folder import RunFolder
@@ -272,8 +273,6 @@ def train(jobs: Sequence[str], seeds: Sequence[int]) -> int:
 def train_one(example: str, seed: int) -> Result:
     """Make the warm start, and train or resume the run."""
     from main_job import one  # imports what only a run needs
-
-    from turnmill.cli.run_dirs import is_run
 
     run_dir = ROOT / "runs" / "nightly" / f"{example}-{seed}-{hash_of(example)}"
     resumed = is_run(run_dir)
