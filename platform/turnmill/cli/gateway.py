@@ -36,6 +36,9 @@ def gateway(
     ] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="vLLM's parser of reasoning.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 600.0,
+    drain_seconds: Annotated[
+        int, typer.Option(help="When it is stopped: seconds for which it waits for requests that are being answered.")
+    ] = 30,
 ) -> None:
     """Serve a model to unchanged agents as OpenAI's and Anthropic's APIs, and record every token."""
     with needs_extra("training", "gateway"):
@@ -50,7 +53,6 @@ def gateway(
         from turnmill.gateway.vllm_engine import VllmEngine
         from turnmill.trajectories.address import with_password
         from turnmill.trajectories.embedded import EmbeddedStore
-        from turnmill.trajectories.journal import TrajectoryJournal
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
@@ -67,9 +69,9 @@ def gateway(
             frozenset({tokenizer.eos_token_id}),
             max_context_tokens,
         )
-        trajectories = StoreTrajectories(served, TrajectoryJournal.from_url(url, run_name), max_turns=max_turns)
+        trajectories = StoreTrajectories(served, url, run_name, max_turns=max_turns)
         try:
-            server = HttpServer(create_app(trajectories), host=host, port=port)
+            server = HttpServer(create_app(trajectories), host=host, port=port, drain_seconds=drain_seconds)
         except OSError as error:
             raise SettingsError(
                 f"--port {port} cannot be served on --host {host}: {error.strerror}. "

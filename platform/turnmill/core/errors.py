@@ -98,6 +98,10 @@ class StaleClaimError(StoreError):
     cause: ClassVar[str] = "stale_claim"
 
 
+class OtherTurnsError(StaleClaimError):
+    """The store lost turns that this process knows, and another process went on without them."""
+
+
 class CallInProgressError(StoreError):
     """At the deadline, another server still executes this call or an earlier one; the call may be repeated."""
 

@@ -24,13 +24,24 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves an application on a port of one address, until it is closed."""
 
-    def __init__(self, app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen; 0 takes a free port. Raises OSError if the port is taken."""
+    def __init__(
+        self, app: Starlette, *, host: str = "127.0.0.1", port: int = 0, drain_seconds: int | None = None
+    ) -> None:
+        """Listen; 0 takes a free port. With `drain_seconds`, `close` waits so long for requests that are being answered.
+
+        Raises OSError if the port is taken.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=drain_seconds,
         )
+        self._drains = drain_seconds is not None
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
         address, number = self._socket.getsockname()[:2]
@@ -42,7 +53,7 @@ class HttpServer:
 
     async def close(self) -> None:
         """Stop serving."""
-        self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit, self._server.force_exit = True, not self._drains
         if self._serving is not None:
             await self._serving
         self._socket.close()

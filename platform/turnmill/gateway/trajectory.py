@@ -18,6 +18,10 @@ from turnmill.gateway.places import Place, find_place, request_keys
 from turnmill.gateway.records import Recorded, read_turn, turn_of
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.tree import Tree, TreeRow
+from turnmill.trajectories.request_claims import RequestClaim
+
+CLAIM_PAUSE_SECONDS = 0.05
+"""Time between two looks at a request that another process answers."""
 
 RecordTurn = Callable[[Turn], Awaitable[None]]
 
@@ -39,13 +43,16 @@ class Model:
 
 
 class Shared(Protocol):
-    """The turns of a trajectory in a store, to which other processes may add."""
+    """A trajectory in a store, whose requests other processes may answer, too."""
 
     async def take_over(self, known: Sequence[Turn]) -> Sequence[Turn]:
-        """Take the trajectory from another process; return all turns, of which some are known."""
+        """Take the journal from another process; return all turns, of which some are known."""
 
-    async def read(self) -> Sequence[Turn]:
-        """Return all turns."""
+    async def claim(self, digest: str, known: Sequence[Turn]) -> tuple[RequestClaim, Sequence[Turn]]:
+        """Claim a request by its digest; return the claim and all turns, of which some are known."""
+
+    def release(self, claim: RequestClaim) -> None:
+        """Let others claim a request."""
 
 
 class Trajectory:
@@ -66,7 +73,10 @@ class Trajectory:
         self.tree = Tree()
         self.turns: list[Turn] = []
         self.served: set[int] = set()
-        """Numbers of the generations that were served since this object was created."""
+        """Numbers of the generations that were served since this object was created; of a shared trajectory, all."""
+
+        self.num_tokens = 0
+        """Tokens of all turns."""
 
         self._model = model
         self._record = record
@@ -91,8 +101,13 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
-        """Number of generations that were served since this object was created."""
+        """Number of generations that were served."""
         return len(self.served)
+
+    @property
+    def is_answering(self) -> bool:
+        """Return whether a request is being answered."""
+        return bool(self._running)
 
     def rows(self) -> list[TreeRow]:
         """Return the training rows of what was served."""
@@ -109,7 +124,7 @@ class Trajectory:
         """
         if self._closed:
             raise StaleTrajectoryError("The trajectory has ended: it takes no further request.")
-        if len(self._numbers.get(request.digest, ())) >= request.num_answers:
+        if self._has_answers(request):
             return self._serve(request.digest)
         running = self._running.get(request.digest)
         if running is None:
@@ -138,6 +153,35 @@ class Trajectory:
         self.failure = error if isinstance(error, (EpisodeError, StoreError, UnavailableError)) else None
 
     async def _answer(self, request: AnswerRequest) -> list[Answer]:
+        if self._shared is None:
+            return await self._sample_missing(request)
+        claim = await self._claim(request, self._shared)
+        if claim is None:
+            return self._serve(request.digest)
+        try:
+            return await self._sample_missing(request)
+        finally:
+            self._shared.release(claim)
+
+    async def _claim(self, request: AnswerRequest, shared: Shared) -> RequestClaim | None:
+        """Claim a request, while another process answers it wait; return None once all its answers are recorded."""
+        while True:
+            async with self._adding:
+                claim, turns = await shared.claim(request.digest, self.turns)
+                self._add_new(turns)
+            if self._has_answers(request):
+                if claim.held:
+                    shared.release(claim)
+                return None
+            if claim.held:
+                return claim
+            await asyncio.sleep(CLAIM_PAUSE_SECONDS)
+
+    def _has_answers(self, request: AnswerRequest) -> bool:
+        return len(self._numbers.get(request.digest, ())) >= request.num_answers
+
+    async def _sample_missing(self, request: AnswerRequest) -> list[Answer]:
+        """Sample the answers that are not recorded, and record them."""
         keys = request_keys(request)
         if (rest := self._rest_of_recorded(request, keys)) is not None:
             return [rest]
@@ -146,12 +190,9 @@ class Trajectory:
         self._require_turns(len(missing))
         self._num_promised += len(missing)
         try:
-            place = await self._find_place(request, keys)
-            if place.reason and await self._read_others():
-                # What it continues is another process's.
-                if len(self._numbers.get(request.digest, ())) >= request.num_answers:
-                    return self._serve(request.digest)
-                place = await self._find_place(request, keys)
+            place = await asyncio.to_thread(
+                find_place, request, keys, self.tree, self._model.renderer, end_ids=self._model.end_ids
+            )
             asked_at, max_tokens = time.time(), self._max_tokens(request, place)
             samples = await asyncio.gather(*(self._sample(request, place, max_tokens, number) for number in missing))
             for number, sample in zip(missing, samples, strict=True):
@@ -159,17 +200,6 @@ class Trajectory:
         finally:
             self._num_promised -= len(missing)
         return self._serve(request.digest)
-
-    async def _find_place(self, request: AnswerRequest, keys: Sequence[str]) -> Place:
-        model = self._model
-        return await asyncio.to_thread(find_place, request, keys, self.tree, model.renderer, end_ids=model.end_ids)
-
-    async def _read_others(self) -> bool:
-        """Add the turns of other processes; return whether there were any."""
-        if self._shared is None:
-            return False
-        async with self._adding:
-            return self._add_new(await self._shared.read())
 
     def _require_turns(self, number: int) -> None:
         if self._max_turns is not None and self.num_turns + self._num_promised + number > self._max_turns:
@@ -256,11 +286,9 @@ class Trajectory:
             reason = "length"
         return Answer(message, reason, len(place.prompt_ids), sample.token_ids, sample.log_probs, stop)
 
-    def _add_new(self, turns: Sequence[Turn]) -> bool:
-        new = turns[len(self.turns) :]
-        for turn in new:
+    def _add_new(self, turns: Sequence[Turn]) -> None:
+        for turn in turns[len(self.turns) :]:
             self._add(turn)
-        return bool(new)
 
     def _add(self, turn: Turn) -> None:
         """Add a recorded turn to the tree and the answers."""
@@ -269,3 +297,6 @@ class Trajectory:
         self.turns.append(turn)
         self._answers.append(recorded.answer)
         self._numbers.setdefault(recorded.digest, []).append(recorded.generation.number)
+        self.num_tokens += len(turn.prompt_ids) + len(turn.response_ids)
+        if self._shared is not None:
+            self.served.add(recorded.generation.number)

@@ -1,10 +1,11 @@
 """Journal of trajectories in flight: each turn is stored when it ends, so a restarted agent loop can resume."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from turnmill.core.errors import StaleClaimError, StoreFullError
+from turnmill.core.errors import OtherTurnsError, StaleClaimError, StoreFullError
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
 from turnmill.trajectories import scripts
 from turnmill.trajectories.client import StoreClient
@@ -91,11 +92,18 @@ class TrajectoryJournal:
             await self.open(trajectory.name, deadline=deadline)
 
     async def open(
-        self, name: str, *, metadata: TrajectoryMetadata | None = None, deadline: float
+        self,
+        name: str,
+        *,
+        metadata: TrajectoryMetadata | None = None,
+        known: Sequence[Turn] = (),
+        deadline: float,
     ) -> JournaledTrajectory:
         """Begin a trajectory, or take it over with its turns: the process that had it open can no longer write.
 
-        Without `metadata`, the stored metadata stays. Raises StaleClaimError for an earlier attempt at the run.
+        Without `metadata`, the stored metadata stays. Turns that are `known` are not read again; those of them that the
+        store has lost are stored with the next one. Raises StaleClaimError for an earlier attempt at the run, and
+        OtherTurnsError if the store has others than those known.
         """
         await self._require_latest_attempt(deadline)
         arguments = (
@@ -103,12 +111,13 @@ class TrajectoryJournal:
             pack(metadata) if metadata is not None else b"",
             self._milliseconds(finished=False),
             self._attempt or 0,
+            _first_to_read(known),
         )
         answer, *rest = await self._client.run(OPEN, self._keys.journal(name), *arguments, deadline=deadline)
         if answer != b"opened":
             raise self._stale(rest[0])
         fields, turns = rest
-        return _decode(name, fields, turns)
+        return _decode(name, fields, turns, known)
 
     async def append(self, trajectory: JournaledTrajectory, turn: Turn, *, deadline: float) -> JournaledTrajectory:
         """Store the trajectory's next turn. Raises StaleClaimError if another attempt has opened the trajectory."""
@@ -156,10 +165,13 @@ class TrajectoryJournal:
         answer: list[bytes] = await self._client.run(script, key, *claim, *arguments, deadline=deadline)
         return answer
 
-    async def read(self, name: str, *, deadline: float) -> JournaledTrajectory | None:
-        """Return a trajectory without taking it over; None if there is none of this name."""
-        fields, turns = await self._client.run(READ, self._keys.journal(name), deadline=deadline)
-        return _decode(name, fields, turns) if fields else None
+    async def read(self, name: str, *, known: Sequence[Turn] = (), deadline: float) -> JournaledTrajectory | None:
+        """Return a trajectory without taking it over; None if there is none of this name.
+
+        Turns that are `known` are not read again. Raises OtherTurnsError if the store has others.
+        """
+        fields, turns = await self._client.run(READ, self._keys.journal(name), _first_to_read(known), deadline=deadline)
+        return _decode(name, fields, turns, known) if fields else None
 
     async def names(self, *, deadline: float) -> list[str]:
         """Return the sorted names of all trajectories, in flight or finished."""
@@ -175,7 +187,7 @@ class TrajectoryJournal:
         """Delete a trajectory. Raises StaleClaimError for an earlier attempt at the run."""
         await self._require_latest_attempt(deadline)
         key = self._keys.journal(name)
-        await self._client.command("UNLINK", key, f"{key}:turns", deadline=deadline)
+        await self._client.command("UNLINK", key, f"{key}:turns", f"{key}:requests", deadline=deadline)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -200,13 +212,26 @@ class TrajectoryJournal:
         return max(1, round(seconds * 1000))
 
 
-def _decode(name: str, names_and_values: list[bytes], turns: list[bytes]) -> JournaledTrajectory:
+def _first_to_read(known: Sequence[Turn]) -> int:
+    # The last known one comes along: it tells whether those before are the same.
+    return max(0, len(known) - 1)
+
+
+def _decode(
+    name: str, names_and_values: list[bytes], encoded: list[bytes], known: Sequence[Turn] = ()
+) -> JournaledTrajectory:
     fields = dict(zip(names_and_values[::2], names_and_values[1::2], strict=True))
+    turns = [unpack(Turn, turn) for turn in encoded]
+    if known and turns and turns[0] != known[-1]:
+        raise OtherTurnsError(
+            f"The store has other turns of trajectory {name!r} than this process: it lost some, and another process "
+            "went on without them. Open it anew, without those."
+        )
     return JournaledTrajectory(
         name=name,
         attempt=int(fields[b"attempt"]),
         opener=fields.get(b"opener", b"").decode(),
-        turns=tuple(unpack(Turn, turn) for turn in turns),
+        turns=(*known[:-1], *turns) if turns else tuple(known),
         metadata=unpack(TrajectoryMetadata, fields[b"about"]) if b"about" in fields else TrajectoryMetadata(),
         outcome=unpack(TrajectoryOutcome, fields[b"finished"]) if b"finished" in fields else None,
         updated_at=int(fields[b"updated"]),

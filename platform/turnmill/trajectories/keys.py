@@ -33,12 +33,16 @@ class Keys:
         return f"{PREFIX}:{self._run}:trajectory:{{{_quoted(trajectory_id)}}}"
 
     def journal(self, name: str) -> str:
-        """Return the key of a trajectory's journal; `:turns` is appended for its turns."""
+        """Return the key of a trajectory's journal; `:turns` and `:requests` are appended for its turns and claims."""
         return f"{PREFIX}:{self._run}:journal:{{{_quoted(name)}}}"
 
     def trajectory_name(self, key: str) -> str:
         """Return the trajectory's name of a journal's key."""
         return unquote(key[key.index("{") + 1 : key.rindex("}")], errors="surrogatepass")
+
+    def replica(self, replica: str) -> str:
+        """Return the key that is there while a replica of a gateway lives."""
+        return f"{PREFIX}:{self._run}:replica:{replica}"
 
     @property
     def attempt(self) -> str:

@@ -1,4 +1,5 @@
--- Takes the journal of a trajectory over for a further attempt. KEYS: journal. ARGV: opener, about, expiry in ms, attempt at the run.
+-- Takes the journal of a trajectory over for a further attempt. KEYS: journal. ARGV: opener, about, expiry in ms, attempt at the run,
+-- index of the first turn to return.
 local journal, turns = KEYS[1], KEYS[1] .. ':turns'
 local opener, about, expiry_ms, run_attempt = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
@@ -19,4 +20,4 @@ if redis.call('HGET', journal, 'opener') ~= opener then
 end
 redis.call('PEXPIRE', journal, expiry_ms)
 redis.call('PEXPIRE', turns, expiry_ms)
-return {'opened', redis.call('HGETALL', journal), redis.call('LRANGE', turns, 0, -1)}
+return {'opened', redis.call('HGETALL', journal), redis.call('LRANGE', turns, ARGV[5], -1)}

@@ -1,2 +1,2 @@
--- Returns the fields and the turns of a journal, of one moment. KEYS: journal.
-return {redis.call('HGETALL', KEYS[1]), redis.call('LRANGE', KEYS[1] .. ':turns', 0, -1)}
+-- Returns the fields of a journal and its turns from an index on, of one moment. KEYS: journal. ARGV: index.
+return {redis.call('HGETALL', KEYS[1]), redis.call('LRANGE', KEYS[1] .. ':turns', ARGV[1], -1)}
