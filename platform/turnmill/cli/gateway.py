@@ -1,16 +1,18 @@
 """`turnmill gateway`: a gateway in front of a vLLM server, for agents that are started elsewhere."""
 
-import asyncio
 import logging
-import signal
+import multiprocessing
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from turnmill.cli.extras import needs_extra
-from turnmill.core.errors import SettingsError
+from turnmill.core.http_connections import listen
+from turnmill.core.supervisor import Supervisor
+from turnmill.observability import logs
 
 log = logging.getLogger(__name__)
 
@@ -36,56 +38,41 @@ def gateway(
     ] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="vLLM's parser of reasoning.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.")] = 600.0,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that serve on this port; one that ends is replaced.")
+    ] = 1,
     drain_seconds: Annotated[
         int, typer.Option(help="When it is stopped: seconds for which it waits for requests that are being answered.")
     ] = 30,
 ) -> None:
     """Serve a model to unchanged agents as OpenAI's and Anthropic's APIs, and record every token."""
     with needs_extra("training", "gateway"):
-        from transformers import AutoTokenizer
-
-        from turnmill.gateway.app import create_app
-        from turnmill.gateway.parsing import create_parser
-        from turnmill.gateway.rendering import ChatRenderer
-        from turnmill.gateway.replicas import StoreTrajectories
-        from turnmill.gateway.server import HttpServer
-        from turnmill.gateway.trajectory import Model
-        from turnmill.gateway.vllm_engine import VllmEngine
+        from turnmill.cli import gateway_worker
         from turnmill.trajectories.address import with_password
         from turnmill.trajectories.embedded import EmbeddedStore
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"--model {model} has no tokenizer: {error} Name a folder with one.") from error
-
-    async def serve(url: str) -> None:
-        engine = VllmEngine(engine_url, timeout_seconds=timeout)
-        served = Model(
-            model_name,
-            engine,
-            ChatRenderer(tokenizer),
-            create_parser(tokenizer, tool_parser=tool_parser, reasoning_parser=reasoning_parser),
-            frozenset({tokenizer.eos_token_id}),
-            max_context_tokens,
-        )
-        trajectories = StoreTrajectories(served, url, run_name, max_turns=max_turns)
-        try:
-            server = HttpServer(create_app(trajectories), host=host, port=port, drain_seconds=drain_seconds)
-        except OSError as error:
-            raise SettingsError(
-                f"--port {port} cannot be served on --host {host}: {error.strerror}. "
-                "Choose another, or 0 for a free one."
-            ) from error
-        stopped = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        server.start()
-        log.info("Gateway ready at %s", server.url)
-        await stopped.wait()
-        await server.close()
-        await trajectories.close()
-        await engine.close()
-
+    logs.configure()
     with ExitStack() as stack:
-        asyncio.run(serve(with_password(redis) if redis else stack.enter_context(EmbeddedStore()).url))
+        listener = stack.enter_context(listen(host, port))
+        settings = gateway_worker.GatewaySettings(
+            engine_url=engine_url,
+            model=model,
+            model_name=model_name,
+            store_url=with_password(redis) if redis else stack.enter_context(EmbeddedStore()).url,
+            run_name=run_name,
+            max_context_tokens=max_context_tokens,
+            max_turns=max_turns,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            timeout_seconds=timeout,
+            drain_seconds=drain_seconds,
+        )
+        multiprocessing.set_forkserver_preload(list(gateway_worker.IMPORTS))
+        Supervisor(
+            partial(gateway_worker.run_gateway, settings),
+            [listener],
+            num_workers=workers,
+            grace_seconds=drain_seconds,
+            on_ready=lambda url: log.info("Gateway ready", extra={"url": url, "workers": workers}),
+            name="gateway-worker",
+            start_method="forkserver",
+        ).run()

@@ -110,7 +110,7 @@ class StoreTrajectories:
         )
 
     def _count(self, key: str, used: Trajectory) -> None:
-        """Count the tokens of a trajectory, and forget idle ones, the oldest first, until the others fit into memory."""
+        """Count the tokens of a trajectory, and forget idle ones, oldest first, until the others fit into memory."""
         if key in self._cached:
             self._num_cached_tokens += used.num_tokens - self._num_tokens.pop(key, 0)
             self._num_tokens[key] = used.num_tokens

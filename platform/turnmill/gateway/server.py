@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
+from turnmill.core.http_connections import TimedHttpProtocol, listen
+
 KEEP_ALIVE_SECONDS = 75
-BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
@@ -25,16 +26,17 @@ class HttpServer:
     """Serves an application on a port of one address, until it is closed."""
 
     def __init__(
-        self, app: Starlette, *, host: str = "127.0.0.1", port: int = 0, drain_seconds: int | None = None
+        self, app: Starlette, listener: socket.socket | None = None, *, drain_seconds: int | None = None
     ) -> None:
-        """Listen; 0 takes a free port. With `drain_seconds`, `close` waits so long for requests that are being answered.
+        """Take what to listen on; left out, a free port of this machine for its own processes.
 
-        Raises OSError if the port is taken.
+        With `drain_seconds`, `close` waits so long for requests that are being answered.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._socket = listener or listen("127.0.0.1", 0)
         config = uvicorn.Config(
             app,
+            http=TimedHttpProtocol,
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -5,7 +5,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from turnmill.core.errors import EpisodeError, StaleClaimError, StoreError, TurnmillError
 from turnmill.core.trajectory import Turn
@@ -17,6 +16,7 @@ from turnmill.gateway.parsing import AnswerParser
 from turnmill.gateway.places import Place, find_place, request_keys
 from turnmill.gateway.records import Recorded, read_turn, turn_of
 from turnmill.gateway.rendering import ChatRenderer
+from turnmill.gateway.shared import Shared
 from turnmill.gateway.tree import Tree, TreeRow
 from turnmill.trajectories.request_claims import RequestClaim
 
@@ -40,19 +40,6 @@ class Model:
     max_context_tokens: int
     max_answer_tokens: int | None = None
     """Limit for answers; a request may ask for fewer."""
-
-
-class Shared(Protocol):
-    """A trajectory in a store, whose requests other processes may answer, too."""
-
-    async def take_over(self, known: Sequence[Turn]) -> Sequence[Turn]:
-        """Take the journal from another process; return all turns, of which some are known."""
-
-    async def claim(self, digest: str, known: Sequence[Turn]) -> tuple[RequestClaim, Sequence[Turn]]:
-        """Claim a request by its digest; return the claim and all turns, of which some are known."""
-
-    def release(self, claim: RequestClaim) -> None:
-        """Let others claim a request."""
 
 
 class Trajectory:

@@ -2,19 +2,22 @@
 
 import logging
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from turnmill.core.errors import SettingsError, ToolUnavailableError
+from turnmill.core.http_connections import listen
+from turnmill.core.supervisor import OnReady, Supervisor
+from turnmill.observability.tool_metrics import WORKERS_FOLDER_VARIABLE
 from turnmill.tool_server.access import read_token
-from turnmill.tool_server.connections import close_half_open
 from turnmill.tool_server.settings import ServerSettings
-from turnmill.tool_server.supervisor import Supervisor
 from turnmill.tool_server.threads import exit_despite_threads
 from turnmill.tool_server.tool_set import FINISH
-from turnmill.tool_server.worker_process import BACKLOG, configure_logs, run_worker
+from turnmill.tool_server.worker_process import configure_logs, run_worker
 from turnmill.tools import registry
 from turnmill.tools.settings import with_environment
 from turnmill.trajectories.address import with_password
@@ -41,7 +44,15 @@ def run_server(settings: ServerSettings) -> None:
         if settings.num_workers == 1:
             run_worker(settings, listeners, on_ready=partial(_log_ready, settings, listeners))
         else:
-            Supervisor(settings, listeners, on_ready=partial(_log_ready, settings, listeners)).run()
+            stack.enter_context(_metrics_of_workers())
+            Supervisor(
+                partial(_work, settings),
+                listeners,
+                num_workers=settings.num_workers,
+                grace_seconds=settings.grace_seconds,
+                on_ready=partial(_log_ready, settings, listeners),
+                name="tool-server-worker",
+            ).run()
     exit_despite_threads()
 
 
@@ -58,22 +69,30 @@ def check_tools(settings: ServerSettings) -> None:
         raise ToolUnavailableError("\n".join(map(str, errors)))
 
 
-def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Return a listening socket, from which all workers accept connections. Raises SettingsError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _work(
+    settings: ServerSettings,
+    listeners: Sequence[socket.socket],
+    *,
+    on_ready: OnReady,
+    stop_when_readable: int | None = None,
+) -> None:
+    """Serve in a worker process."""
+    configure_logs(settings)
+    run_worker(settings, listeners, on_ready=on_ready, stop_when_readable=stop_when_readable)
+    exit_despite_threads()
+
+
+@contextmanager
+def _metrics_of_workers() -> Iterator[None]:
+    """Give workers a folder for their metrics."""
+    folder = tempfile.mkdtemp(prefix="turnmill-metrics-")
+    # The workers' prometheus_client reads it when it is imported.
+    os.environ[WORKERS_FOLDER_VARIABLE] = folder
     try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"{flag} {port} cannot be served on --host {host}: {error.strerror}. Choose another, or 0 for a free one."
-        ) from error
-    close_half_open(listener)
-    listener.listen(BACKLOG)
-    listener.set_inheritable(True)
-    return listener
+        yield
+    finally:
+        del os.environ[WORKERS_FOLDER_VARIABLE]
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -86,7 +105,8 @@ def _with_store(settings: ServerSettings) -> Iterator[ServerSettings]:
         yield settings.model_copy(update={"redis": store.url})
 
 
-def _log_ready(settings: ServerSettings, listeners: Sequence[socket.socket], left_out: Sequence[str]) -> None:
+def _log_ready(settings: ServerSettings, listeners: Sequence[socket.socket], left_out: object) -> None:
+    assert isinstance(left_out, tuple)
     scheme = "http" if settings.tls_cert_file is None else "https"
     addresses = ["{}:{}".format(*listener.getsockname()[:2]) for listener in listeners]
     log.info(

@@ -1,29 +1,25 @@
 """Worker process of a tool server: opens the worker, serves HTTP, and shuts down on a signal."""
 
 import asyncio
-import importlib.util
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
+from turnmill.core.http_connections import BACKLOG, TimedHttpProtocol, event_loop_factory, raise_open_files_limit
+from turnmill.core.supervisor import OnReady
 from turnmill.observability import logs
 from turnmill.tool_server.app import Worker, build_metrics_app
-from turnmill.tool_server.connections import TimedHttpProtocol, raise_open_files_limit
 from turnmill.tool_server.factory import open_worker
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.threads import ToolThreads
 
-BACKLOG = 8192
 KEEP_ALIVE_SECONDS = 30
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-OnReady = Callable[[Sequence[str]], None]
-"""Called when the server accepts calls, with the names of the tools that it had to leave out."""
 
 
 def run_worker(
@@ -35,15 +31,11 @@ def run_worker(
 ) -> None:
     """Serve in this process, on a listener for calls and perhaps one for metrics.
 
-    When the descriptor `stop_when_readable` becomes readable, stop as on a signal.
+    `on_ready` is called when calls are accepted, with the names of the tools that had to be left out. When the
+    descriptor `stop_when_readable` becomes readable, stop as on a signal.
     """
     raise_open_files_limit()
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    if importlib.util.find_spec("uvloop"):
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(_serve(settings, listeners, on_ready, stop_when_readable))
 
 
@@ -102,7 +94,7 @@ async def _serve_http(
         while not (server.started or serving.done()):  # noqa: ASYNC110 (uvicorn has no event for it)
             await asyncio.sleep(0.005)
         if server.started:
-            on_ready(worker.left_out)
+            on_ready(tuple(worker.left_out))
         async with _serving_metrics(worker, listeners[1:]):
             await serving
         # uvicorn has cancelled requests that exceeded the grace period; their claims are still being released.

@@ -2,22 +2,16 @@
 
 import logging
 import multiprocessing
-import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
+from typing import Literal, Protocol
 
 from turnmill.core.errors import RunFailedError, SettingsError, TurnmillError
-from turnmill.observability.tool_metrics import WORKERS_FOLDER_VARIABLE
-from turnmill.tool_server.settings import ServerSettings
-from turnmill.tool_server.threads import exit_despite_threads
-from turnmill.tool_server.worker_process import OnReady, configure_logs, run_worker
 
 log = logging.getLogger(__name__)
 
@@ -30,29 +24,61 @@ KILL_AFTER_SECONDS = 3.0
 
 READY = "ready"
 
+OnReady = Callable[[object], None]
+
+
+class Work(Protocol):
+    """What a worker does; it can be pickled."""
+
+    def __call__(
+        self, listeners: Sequence[socket.socket], *, on_ready: OnReady, stop_when_readable: int | None = None
+    ) -> None:
+        """Serve on the listeners until a signal, or until a descriptor is readable.
+
+        Call `on_ready` once calls are accepted, with what the supervisor is to know. Raises TurnmillError if it cannot
+        start.
+        """
+
 
 @dataclass(slots=True)
 class _WorkerProcess:
-    process: SpawnProcess
+    process: BaseProcess
     reports: Connection
     ready: bool = False
-    left_out: tuple[str, ...] = ()
+    content: object = None
     failure: TurnmillError | None = None
 
 
 class Supervisor:
-    """Keeps the configured number of workers running."""
+    """Keeps a number of workers running."""
 
     def __init__(
         self,
-        settings: ServerSettings,
+        work: Work,
         listeners: Sequence[socket.socket],
         *,
+        num_workers: int,
+        grace_seconds: float,
         on_ready: OnReady,
+        name: str,
+        start_method: Literal["spawn", "forkserver"] = "spawn",
     ) -> None:
-        self._settings = settings
+        """Take what workers do, and how long they may take to stop.
+
+        `on_ready` is called with what the first of them sent, once all are ready. With `forkserver`, workers begin as
+        copies of a process that has imported what `multiprocessing.set_forkserver_preload` names.
+        """
+        self._work = work
         self._listeners = tuple(listeners)
+        self._num_workers = num_workers
+        self._grace_seconds = grace_seconds
         self._on_ready = on_ready
+        self._name = name
+        self._context = (
+            multiprocessing.get_context("spawn")
+            if start_method == "spawn"
+            else multiprocessing.get_context("forkserver")
+        )
         self._workers: list[_WorkerProcess] = []
         self._stopping = False
         self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -61,20 +87,15 @@ class Supervisor:
     def run(self) -> None:
         """Serve until a signal. Raises SettingsError or RunFailedError if the first workers do not start."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        folder = tempfile.mkdtemp(prefix="turnmill-metrics-")
-        # The workers' prometheus_client reads it when it is imported.
-        os.environ[WORKERS_FOLDER_VARIABLE] = folder
         try:
             self._start_all()
             if not self._stopping:
-                self._on_ready(self._workers[0].left_out)
+                self._on_ready(self._workers[0].content)
             while not self._stopping:
                 self._receive_reports()
                 self._replace_dead_workers()
         finally:
             self._stop_workers()
-            del os.environ[WORKERS_FOLDER_VARIABLE]
-            shutil.rmtree(folder, ignore_errors=True)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -82,7 +103,7 @@ class Supervisor:
         self._stopping = True
 
     def _start_all(self) -> None:
-        self._workers = [self._start() for _ in range(self._settings.num_workers)]
+        self._workers = [self._start() for _ in range(self._num_workers)]
         deadline = time.monotonic() + START_SECONDS
         while not self._stopping and not all(worker.ready for worker in self._workers):
             self._receive_reports()
@@ -96,12 +117,9 @@ class Supervisor:
                 raise RunFailedError(f"The workers were not ready within {START_SECONDS:g} s.", "worker")
 
     def _start(self) -> _WorkerProcess:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=_run_and_report,
-            args=(self._settings, self._listeners, theirs),
-            name="tool-server-worker",
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_run_and_report, args=(self._work, self._listeners, theirs), name=self._name
         )
         process.start()
         theirs.close()
@@ -119,7 +137,7 @@ class Supervisor:
                 continue
             kind, content = report
             if kind == READY:
-                worker.ready, worker.left_out = True, content
+                worker.ready, worker.content = True, content
                 self._pause_seconds = FIRST_PAUSE_SECONDS
             else:
                 worker.failure = SettingsError(content) if kind == "settings" else RunFailedError(content, "worker")
@@ -147,7 +165,7 @@ class Supervisor:
             worker.reports.close()
             if worker.process.is_alive():
                 worker.process.terminate()
-        deadline = time.monotonic() + self._settings.grace_seconds + KILL_AFTER_SECONDS
+        deadline = time.monotonic() + self._grace_seconds + KILL_AFTER_SECONDS
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.is_alive():
@@ -157,18 +175,15 @@ class Supervisor:
             worker.process.close()
 
 
-def _run_and_report(settings: ServerSettings, listeners: Sequence[socket.socket], reports: Connection) -> None:
-    configure_logs(settings)
+def _run_and_report(work: Work, listeners: Sequence[socket.socket], reports: Connection) -> None:
     try:
         # The other end of the pipe closes when the parent ends, however it ends.
-        run_worker(
-            settings,
+        work(
             listeners,
-            on_ready=lambda left_out: reports.send((READY, tuple(left_out))),
+            on_ready=lambda content: reports.send((READY, content)),
             stop_when_readable=reports.fileno(),
         )
     except TurnmillError as error:
         kind = "settings" if isinstance(error, SettingsError) else type(error).__name__
         reports.send((kind, str(error)))
         raise SystemExit(1) from None
-    exit_despite_threads()

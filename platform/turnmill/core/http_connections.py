@@ -1,11 +1,15 @@
-"""Limits for HTTP connections: of their age, and of the time for a request, which uvicorn limits only between two."""
+"""HTTP connections of servers: their listeners, and limits for their age and for the time of a request."""
 
 import asyncio
+import importlib.util
 import random
 import resource
 import socket
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from turnmill.core.errors import SettingsError
 
 HEAD_SECONDS = 10.0
 """Time limit for a request's line and headers, from the connection or its first byte on."""
@@ -20,6 +24,7 @@ AGE_SPREAD = 0.3
 """Share of that age by which connections differ, so that clients do not open all of theirs at once."""
 
 OPEN_FILES = 65_536
+BACKLOG = 8192
 
 KEEP_ALIVE_IDLE_SECONDS = 30
 KEEP_ALIVE_PROBES = 3
@@ -87,3 +92,31 @@ def raise_open_files_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Return a listening socket, from which all workers accept connections. Raises SettingsError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"{flag} {port} cannot be served on --host {host}: {error.strerror}. Choose another, or 0 for a free one."
+        ) from error
+    close_half_open(listener)
+    listener.listen(BACKLOG)
+    listener.set_inheritable(True)
+    return listener
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes event loops of uvloop; None, for those of asyncio, where it is not installed."""
+    if not importlib.util.find_spec("uvloop"):
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from turnmill.tool_server import connections
-from turnmill.tool_server.connections import TimedHttpProtocol
+from turnmill.core import http_connections
+from turnmill.core.http_connections import TimedHttpProtocol
 from turnmill.tool_server.serve import listen
 
 REQUEST = b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -68,13 +68,13 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /slow HTTP/1.1\r\nHost"])
 async def test_a_connection_without_a_whole_head_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(http_connections, "HEAD_SECONDS", 0.05)
     async with serving() as site:
         assert await is_closed(await site.connect(sent))
 
 
 async def test_a_second_request_without_a_whole_head_is_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(http_connections, "HEAD_SECONDS", 0.05)
     async with serving() as site:
         site.may_answer.set()
         reader = await site.connect(REQUEST)
@@ -86,7 +86,7 @@ async def test_a_second_request_without_a_whole_head_is_closed(monkeypatch: pyte
 
 
 async def test_a_request_whose_call_takes_long_is_answered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(http_connections, "HEAD_SECONDS", 0.05)
     async with serving() as site:
         answered = await site.connect(REQUEST)
         # The limit of a connection that was opened later passes while the call runs.
@@ -107,7 +107,7 @@ async def test_accepted_connections_are_probed_for_vanished_clients():
 
 
 async def test_the_next_answer_on_an_old_connection_closes_it_and_tells_the_client(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "MAX_AGE_SECONDS", 1.0)
+    monkeypatch.setattr(http_connections, "MAX_AGE_SECONDS", 1.0)
     async with serving() as site:
         site.may_answer.set()
         reader = await site.connect(REQUEST)
@@ -149,7 +149,7 @@ class Balancer:
 async def test_a_replica_that_joins_takes_its_share_of_the_calls_of_clients_that_were_connected_before(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(connections, "MAX_AGE_SECONDS", 0.2)
+    monkeypatch.setattr(http_connections, "MAX_AGE_SECONDS", 0.2)
     async with serving() as first, serving() as second, contextlib.AsyncExitStack() as stack:
         first.may_answer.set()
         second.may_answer.set()

@@ -1,0 +1,99 @@
+"""Worker process of `turnmill gateway`."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnmill.cli.extras import needs_extra
+from turnmill.core.errors import SettingsError
+from turnmill.core.http_connections import event_loop_factory, raise_open_files_limit
+from turnmill.core.supervisor import OnReady
+from turnmill.gateway.app import create_app
+from turnmill.gateway.parsing import create_parser
+from turnmill.gateway.rendering import ChatRenderer
+from turnmill.gateway.replicas import StoreTrajectories
+from turnmill.gateway.server import HttpServer
+from turnmill.gateway.trajectory import Model
+from turnmill.gateway.vllm_engine import VllmEngine
+from turnmill.observability import logs
+
+IMPORTS = (
+    __name__,
+    "transformers",
+    "vllm.entrypoints.openai.chat_completion.protocol",
+    "vllm.reasoning",
+    "vllm.tool_parsers",
+)
+"""Modules that workers need, and their copies have from the beginning: their import takes ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What a worker serves."""
+
+    engine_url: str
+    model: Path
+    """Folder with the tokenizer."""
+
+    model_name: str
+    store_url: str
+    run_name: str
+    max_context_tokens: int
+    max_turns: int | None
+    tool_parser: str | None
+    reasoning_parser: str | None
+    timeout_seconds: float
+    drain_seconds: int
+
+
+def run_gateway(
+    settings: GatewaySettings,
+    listeners: Sequence[socket.socket],
+    *,
+    on_ready: OnReady,
+    stop_when_readable: int | None = None,
+) -> None:
+    """Serve until a signal. Raises SettingsError for a model without a tokenizer and for unknown parsers."""
+    logs.configure()
+    raise_open_files_limit()
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        runner.run(_serve(settings, listeners, on_ready, stop_when_readable))
+
+
+async def _serve(
+    settings: GatewaySettings, listeners: Sequence[socket.socket], on_ready: OnReady, stop_when_readable: int | None
+) -> None:
+    with needs_extra("training", "gateway"):
+        from transformers import AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--model {settings.model} has no tokenizer: {error} Name a folder with one.") from error
+    engine = VllmEngine(settings.engine_url, timeout_seconds=settings.timeout_seconds)
+    served = Model(
+        settings.model_name,
+        engine,
+        ChatRenderer(tokenizer),
+        create_parser(tokenizer, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser),
+        frozenset({tokenizer.eos_token_id}),
+        settings.max_context_tokens,
+    )
+    trajectories = StoreTrajectories(served, settings.store_url, settings.run_name, max_turns=settings.max_turns)
+    server = HttpServer(create_app(trajectories), listeners[0], drain_seconds=settings.drain_seconds)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    if stop_when_readable is not None:
+        loop.add_reader(stop_when_readable, stopped.set)
+    server.start()
+    on_ready(server.url)
+    await stopped.wait()
+    if stop_when_readable is not None:
+        loop.remove_reader(stop_when_readable)
+    await server.close()
+    await trajectories.close()
+    await engine.close()
