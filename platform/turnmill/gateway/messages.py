@@ -6,7 +6,7 @@ marks change, and many drop the reasoning. A key leaves all of this out.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnmill.gateway.errors import RequestError
@@ -52,12 +52,27 @@ def message_key(message: Message) -> str:
     return json.dumps([message["role"], content, calls], sort_keys=True)
 
 
-def history_keys(start: str, messages: Iterable[Message]) -> list[str]:
-    """Return a key for each beginning of a conversation: after no message, after the first, and so on."""
-    keys = [start]
-    for message in messages:
-        keys.append(digest(keys[-1], message_key(message)))
-    return keys
+class HistoryKeys:
+    """Makes a key for each beginning of a conversation; what it shares with the conversation before has its keys."""
+
+    def __init__(self) -> None:
+        self._messages: Sequence[Message] = ()
+        self._keys = [""]
+
+    def of(self, start: str, messages: Sequence[Message]) -> list[str]:
+        """Return the keys after no message, which is `start`, after the first, and so on."""
+        keys = [start]
+        if start == self._keys[0]:
+            shared = 0
+            for message, before in zip(messages, self._messages, strict=False):
+                if message != before:
+                    break
+                shared += 1
+            keys = self._keys[: 1 + shared]
+        for message in messages[len(keys) - 1 :]:
+            keys.append(digest(keys[-1], message_key(message)))
+        self._messages, self._keys = messages, keys
+        return keys
 
 
 def start_key(tools: Sequence[JsonObject], template: JsonObject) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from turnmill.gateway.answers import AnswerRequest
-from turnmill.gateway.messages import Message, digest, history_keys, message_key, start_key
+from turnmill.gateway.messages import HistoryKeys, Message, digest, message_key, start_key
 from turnmill.gateway.rendering import ChatRenderer, ContinuationError
 from turnmill.gateway.tree import BranchReason, Opening, Tree
 
@@ -29,11 +29,11 @@ class Place:
     """Of a completion of plain text: what the prompt adds to the parent's text."""
 
 
-def request_keys(request: AnswerRequest) -> list[str]:
+def request_keys(request: AnswerRequest, history: HistoryKeys) -> list[str]:
     """Return the keys of the beginnings of a conversation; of a text only that of the whole."""
     if request.text is not None:
         return [digest(KIND_OF_TEXT, request.text)]
-    return history_keys(start_key(request.tools, request.template), request.messages)
+    return history.of(start_key(request.tools, request.template), request.messages)
 
 
 def find_place(

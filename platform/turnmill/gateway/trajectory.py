@@ -11,7 +11,7 @@ from turnmill.core.trajectory import Turn
 from turnmill.gateway.answers import Answer, AnswerRequest, FinishReason
 from turnmill.gateway.engine import Engine, Sample
 from turnmill.gateway.errors import ContextLengthError, StaleTrajectoryError, TurnLimitError, UnavailableError
-from turnmill.gateway.messages import Message, rest_of_answer, tool_call
+from turnmill.gateway.messages import HistoryKeys, Message, rest_of_answer, tool_call
 from turnmill.gateway.parsing import AnswerParser
 from turnmill.gateway.places import Place, find_place, request_keys
 from turnmill.gateway.records import Recorded, read_turn, turn_of
@@ -79,6 +79,7 @@ class Trajectory:
         self.failure: TurnmillError | None = None
         """The error for which the last request got no answer, of engine or journal."""
 
+        self._history = HistoryKeys()
         self._closed = False
         self._running: dict[str, asyncio.Task[list[Answer]]] = {}
         self._num_promised = 0
@@ -169,7 +170,7 @@ class Trajectory:
 
     async def _sample_missing(self, request: AnswerRequest) -> list[Answer]:
         """Sample the answers that are not recorded, and record them."""
-        keys = request_keys(request)
+        keys = request_keys(request, self._history)
         if (rest := self._rest_of_recorded(request, keys)) is not None:
             return [rest]
         # Some may be recorded by a process that died before it had them all.

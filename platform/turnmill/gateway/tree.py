@@ -1,5 +1,6 @@
 """The tree of a trajectory: each generation continues the tokens of an earlier one, or begins a conversation."""
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -62,6 +63,8 @@ class Tree:
         self._by_question: dict[str, list[int]] = {}
         self._texts: list[int] = []
         self._parents: set[int] = set()
+        self._last_context: tuple[int, tuple[int, ...]] = (-1, ())
+        """The generation whose context was asked for last, and that context."""
 
     def add(self, generation: Generation) -> None:
         """Add the next generation."""
@@ -122,14 +125,21 @@ class Tree:
             number = path[-1].parent
         return path[::-1]
 
-    def context_ids(self, number: int | None) -> list[int]:
+    def context_ids(self, number: int | None) -> tuple[int, ...]:
         """Return all tokens up to the end of a generation."""
-        return [
-            token
-            for generation in self.path(number)
-            for part in (generation.given_ids, generation.response_ids)
-            for token in part
-        ]
+        if number is None:
+            return ()
+        # The last one is most often its parent: it is only added to.
+        known, context = self._last_context
+        added = []
+        place: int | None = number
+        while place is not None and place != known:
+            added.append(self.generations[place])
+            place = self.generations[place].parent
+        parts = [part for generation in reversed(added) for part in (generation.given_ids, generation.response_ids)]
+        context = tuple(itertools.chain(context if place is not None else (), *parts))
+        self._last_context = (number, context)
+        return context
 
     def rows(self, served: Collection[int] | None = None) -> list[TreeRow]:
         """Return a row for each leaf; every sampled token is trained on in exactly one of them.
