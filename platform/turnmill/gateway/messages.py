@@ -7,7 +7,7 @@ marks change, and many drop the reasoning. A key leaves all of this out.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from turnmill.gateway.errors import RequestError
 
@@ -16,6 +16,11 @@ JsonObject = Mapping[str, Any]
 Message = JsonObject
 """`role`, `content` and, of assistants, `reasoning_content` and
 `tool_calls`; the arguments of a call are an object."""
+
+ReasoningPlace = Literal["", "field", "content"]
+"""Where an answer has its reasoning: nowhere, in a field of its own, or in its content if no parser takes it out."""
+
+END_OF_REASONING = "</think>"
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 
@@ -50,6 +55,13 @@ def message_key(message: Message) -> str:
         # Agents and parsers of answers strip whitespace.
         content = content.strip()
     return json.dumps([message["role"], content, calls], sort_keys=True)
+
+
+def reasoning_place(message: Message) -> ReasoningPlace:
+    """Return where an answer has its reasoning."""
+    if message.get("reasoning_content"):
+        return "field"
+    return "content" if END_OF_REASONING in message["content"] else ""
 
 
 class HistoryKeys:

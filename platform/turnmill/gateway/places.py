@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from turnmill.gateway.answers import AnswerRequest
-from turnmill.gateway.messages import HistoryKeys, Message, digest, message_key, start_key
+from turnmill.gateway.messages import HistoryKeys, Message, ReasoningPlace, digest, message_key, start_key
 from turnmill.gateway.rendering import ChatRenderer, ContinuationError
 from turnmill.gateway.tree import BranchReason, Opening, Tree
 
@@ -53,7 +53,14 @@ def find_place(
     if parent is not None:
         context = tree.context_ids(parent)
         try:
-            given = _continuation(request, added, renderer, last_id=context[-1], end_ids=end_ids)
+            given = _continuation(
+                request,
+                added,
+                renderer,
+                last_id=context[-1],
+                end_ids=end_ids,
+                reasoning=tree.generations[parent].reasoning,
+            )
         except ContinuationError:
             reason = "template"
         else:
@@ -69,11 +76,12 @@ def _continuation(
     *,
     last_id: int,
     end_ids: Collection[int],
+    reasoning: ReasoningPlace,
 ) -> Sequence[int]:
     if not added and last_id not in end_ids:
         # An answer that its token limit cut goes on.
         return ()
-    return renderer.continuation(added, request.tools, request.template, last_id=last_id)
+    return renderer.continuation(added, request.tools, request.template, last_id=last_id, reasoning=reasoning)
 
 
 def _place_of_text(text: str, key: str, tree: Tree, renderer: ChatRenderer) -> Place:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from turnmill.core.trajectory import Turn
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.engine import Sample
-from turnmill.gateway.messages import JsonObject, digest, message_key
+from turnmill.gateway.messages import JsonObject, digest, message_key, reasoning_place
 from turnmill.gateway.places import Place
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.tree import Generation, Opening, Tree
@@ -68,10 +68,11 @@ def read_turn(turn: Turn, tree: Tree) -> Recorded:
     """Return what a turn records, which is the next generation of the tree."""
     record: JsonObject = json.loads(turn.observation)
     parent = None if turn.metrics["parent"] < 0 else int(turn.metrics["parent"])
+    before = tree.generations[parent] if parent is not None else None
+    reasoning = reasoning_place(record["message"]) or (before.reasoning if before is not None else "")
     text = ""
     if record["added_text"] is not None:
-        before = tree.generations[parent].text if parent is not None else ""
-        text = before + record["added_text"] + record["message"]["content"]
+        text = (before.text if before is not None else "") + record["added_text"] + record["message"]["content"]
     generation = Generation(
         number=len(tree.generations),
         parent=parent,
@@ -82,6 +83,7 @@ def read_turn(turn: Turn, tree: Tree) -> Recorded:
         answered=record["answered"],
         opening=Opening(*record["opening"]),
         reason=record["branch"],
+        reasoning=reasoning,
         text=text,
     )
     answer = Answer(

@@ -1,17 +1,26 @@
 """Prompts of conversations: rendered whole at their beginning, and from then on only what is added."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import jinja2
 
 from turnmill.gateway.errors import RequestError
-from turnmill.gateway.messages import JsonObject, Message
+from turnmill.gateway.messages import END_OF_REASONING, JsonObject, Message, ReasoningPlace
 
 MARK = "TURNMILLENDOFANSWER"
 """Stands for an answer whose tokens are recorded: what a template renders after it is what follows that answer."""
 
-BASE: tuple[Message, ...] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": MARK})
+REASONING_MARK = "TURNMILLREASONING"
+"""Stands for the reasoning of an answer: a template that renders none of it would rewrite the conversation."""
+
+QUESTION: Message = {"role": "user", "content": "?"}
+ANSWERS: Mapping[ReasoningPlace, Message] = {
+    "": {"role": "assistant", "content": MARK},
+    "field": {"role": "assistant", "reasoning_content": REASONING_MARK, "content": MARK},
+    "content": {"role": "assistant", "content": f"<think>\n{REASONING_MARK}\n{END_OF_REASONING}\n\n{MARK}"},
+}
+"""What stands for an answer, by the place of its reasoning."""
 
 
 class Tokenizer(Protocol):
@@ -62,18 +71,21 @@ class ChatRenderer:
         template: JsonObject,
         *,
         last_id: int,
+        reasoning: ReasoningPlace = "",
     ) -> list[int]:
         """Return the tokens that follow an answer whose last token is `last_id`, up to the start of the next answer.
 
-        Raises ContinuationError if the template needs the messages before.
+        Raises ContinuationError if the template needs the messages before, or drops `reasoning` that they have.
         """
         try:
-            text = self._render([*BASE, *messages], tools, template)
+            text = self._render([QUESTION, ANSWERS[reasoning], *messages], tools, template)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise ContinuationError(str(error)) from error
         _, found, rest = text.rpartition(MARK)
         if not found:
             raise ContinuationError("the template leaves the last answer out")
+        if reasoning and REASONING_MARK not in text:
+            raise ContinuationError("the template leaves the reasoning before these messages out")
         ids = self.tokenize(rest)
         # The template ends the answer, where the policy has done so already.
         return ids[1:] if ids[:1] == [last_id] else ids

@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from turnmill.gateway.messages import ReasoningPlace
+
 BranchReason = Literal["", "sibling", "rewritten", "tools", "system", "conversation", "template"]
 """Why a generation does not continue the last one of its conversation: another answer to the same messages or other
 messages after the same answer (`sibling`), a changed history (`rewritten`), other tools (`tools`), another system
@@ -38,6 +40,9 @@ class Generation:
 
     opening: Opening
     reason: BranchReason = ""
+    reasoning: ReasoningPlace = ""
+    """Where the last reasoning is that the policy has in its context after this generation."""
+
     text: str = ""
     """Of a completion of plain text: all text, prompt and response."""
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from support.gateway import RecordedTurns, ScriptedEngine, bpe_tokenizer, ids_of
 from turnmill.gateway.answers import AnswerRequest
 from turnmill.gateway.errors import ContextLengthError, TurnLimitError, UnavailableError
 from turnmill.gateway.messages import digest, normalized
-from turnmill.gateway.parsing import PlainParser
+from turnmill.gateway.parsing import ParsedAnswer, PlainParser
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.trajectory import Trajectory
 from turnmill.rollout.token_integrity import count_unsampled_tokens, pack_tokens
@@ -87,6 +89,53 @@ async def test_a_linear_conversation_continues_the_recorded_tokens_and_is_one_ro
         == bpe_tokenizer().decode(rendered(chat[:-1]))[: -len("\n<|im_start|>assistant\n")]
     )
     assert not any(generation.reason for generation in conversation.tree.generations)
+
+
+# Like Qwen3's: reasoning stays while the agent calls tools, and goes with the next question.
+DROPS_REASONING = """
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
+{%- set reasoning = message.reasoning_content or '' %}{% set content = message.content %}
+{%- if '</think>' in content %}{% set reasoning = content.split('</think>')[0].split('<think>')[-1] %}
+{%- set content = content.split('</think>')[-1] %}{% endif %}
+{%- if reasoning and loop.index0 > ns.last %}{{- '<think>' + reasoning + '</think>' }}{% endif %}
+{{- content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+class Thinking:
+    """A parser that takes reasoning out, as vLLM's do."""
+
+    def parse(self, text: str, tools: Any) -> ParsedAnswer:
+        reasoning, found, content = text.partition("</think>")
+        return ParsedAnswer(content, reasoning.removeprefix("<think>")) if found else ParsedAnswer(text)
+
+
+@pytest.mark.parametrize("parser", [Thinking(), PlainParser()])
+@pytest.mark.parametrize("echoes", [True, False])
+async def test_reasoning_that_the_template_drops_with_the_next_question_is_not_in_what_continues(
+    parser: Any, echoes: bool
+):
+    engine = counting(["<think>I see.</think>Look.", "Seen.", "It is done."])
+    tokenizer = deepcopy(bpe_tokenizer())
+    tokenizer.chat_template = DROPS_REASONING
+    model = replace(scripted_model(engine, parser=parser), renderer=ChatRenderer(tokenizer))
+    conversation = Trajectory("t", model, record=RecordedTurns())
+    chat = [user("What is it?")]
+
+    for added in (result("total 4"), user("And now?")):
+        (answer,) = await conversation.answer(request(chat))
+        kept = answer.message if echoes else {**answer.message, "reasoning_content": None}
+        chat += [dict(kept), added]
+    await conversation.answer(request(chat))
+
+    first, looked, asked = (bpe_tokenizer().decode(prompt) for prompt in engine.prompts)
+    assert looked.startswith(first + "<think>I see.</think>Look.")
+    assert "I see." not in asked
+    assert [generation.parent for generation in conversation.tree.generations] == [None, 0, None]
+    assert [generation.reason for generation in conversation.tree.generations] == ["", "", "template"]
+    assert [row.generations for row in conversation.rows()] == [(0, 1), (2,)]
 
 
 async def test_what_is_added_has_the_tokens_that_the_template_gives_it_in_the_whole_conversation():
