@@ -1,47 +1,28 @@
 """A vLLM server as the gateway's engine, by its endpoint for tokens."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 
-import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+import aiohttp
+from pydantic_core import from_json, to_json
 
 from turnmill.gateway.engine import Sample
 from turnmill.gateway.errors import RequestError, UnavailableError
 
 PATH = "/inference/v1/generate"
 CONNECT_SECONDS = 10.0
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class _LogProb(_Part):
-    logprob: float
-
-
-class _LogProbs(_Part):
-    content: list[_LogProb] | None = None
-
-
-class _Choice(_Part):
-    token_ids: list[int]
-    logprobs: _LogProbs | None = None
-
-
-class _Response(_Part):
-    choices: list[_Choice]
+HEADERS = {"Content-Type": "application/json"}
 
 
 class VllmEngine:
     """Sends prompts to a vLLM server, whose policy keeps its version."""
 
-    def __init__(self, url: str, *, timeout_seconds: float, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(self, url: str, *, timeout_seconds: float) -> None:
+        """Take the server's address and the time that one answer may take. The event loop must be running."""
         self._url = url.rstrip("/").removesuffix("/v1")
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None),
-            transport=transport,
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0),
         )
 
     async def generate(
@@ -51,23 +32,33 @@ class VllmEngine:
         params = {**sampling, "logprobs": 0}
         if isinstance(seed := params.get("seed"), int):
             params["seed"] = seed + sample
+        data = to_json({"token_ids": prompt_ids, "sampling_params": params})
         try:
-            response = await self._client.post(
-                f"{self._url}{PATH}", json={"token_ids": list(prompt_ids), "sampling_params": params}
-            )
-        except httpx.HTTPError as error:
+            async with self._session.post(f"{self._url}{PATH}", data=data, headers=HEADERS) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"The engine at {self._url} did not answer: {error!r}.") from error
-        if response.status_code >= 500 or response.status_code == 429:
-            raise UnavailableError(f"The engine at {self._url} failed ({response.status_code}): {response.text:.500}")
-        if response.status_code >= 400:
-            raise RequestError(f"The engine at {self._url} refuses the request: {response.text:.500}")
+        if response.status >= 500 or response.status == 429:
+            raise UnavailableError(f"The engine at {self._url} failed ({response.status}): {_start(body)}")
+        if response.status >= 400:
+            raise RequestError(f"The engine at {self._url} refuses the request: {_start(body)}")
         try:
-            (choice,) = _Response.model_validate_json(response.content).choices
-        except (ValidationError, ValueError) as error:
-            raise UnavailableError(f"The engine at {self._url} sent no tokens: {error}") from error
-        log_probs = choice.logprobs.content if choice.logprobs is not None else None
-        return Sample(tuple(choice.token_ids), tuple(entry.logprob for entry in log_probs or ()))
+            return _read(body)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise UnavailableError(f"The engine at {self._url} sent no tokens: {error!r} in {_start(body)}") from error
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._session.close()
+
+
+def _read(body: bytes) -> Sample:
+    (choice,) = from_json(body)["choices"]
+    log_probs = (choice.get("logprobs") or {}).get("content") or ()
+    # Other types than numbers are refused.
+    ids = array("I", choice["token_ids"])
+    return Sample(tuple(ids), tuple(array("d", [entry["logprob"] for entry in log_probs])))
+
+
+def _start(body: bytes) -> str:
+    return body[:500].decode(errors="replace")

@@ -51,10 +51,15 @@ def unpack(kind: type[Record], data: bytes) -> Record:
 def _packable(value: object) -> object:
     if not isinstance(value, tuple):
         return dict(sorted(value.items())) if isinstance(value, Mapping) else value
-    if any(isinstance(part, bytes) for part in value):
+    if value and isinstance(value[0], bytes):
         return list(value)
-    kind = FLOATS if any(isinstance(number, float) for number in value) else INTEGERS
-    numbers = array(_TYPECODES[kind], value)
+    kind = INTEGERS
+    try:
+        numbers = array(_TYPECODES[kind], value)
+    except TypeError:
+        # It takes no fractions.
+        kind = FLOATS
+        numbers = array(_TYPECODES[kind], value)
     if sys.byteorder == "big":
         numbers.byteswap()
     return msgpack.ExtType(kind, numbers.tobytes())
