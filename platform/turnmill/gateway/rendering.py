@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import jinja2
+import numpy as np
+from numpy.typing import NDArray
 
 from turnmill.gateway.errors import RequestError
 from turnmill.gateway.messages import END_OF_REASONING, JsonObject, Message, ReasoningPlace
@@ -42,7 +44,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: NDArray[np.int64], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
 
 
@@ -96,7 +98,8 @@ class ChatRenderer:
 
     def text_of(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens, with special tokens if asked for."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=not special)
+        # Of a list, it would look at the type of each.
+        return self._tokenizer.decode(np.array(token_ids, dtype=np.int64), skip_special_tokens=not special)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[JsonObject], template: JsonObject) -> str:
         text = self._tokenizer.apply_chat_template(
