@@ -1,7 +1,8 @@
 """The gateway's HTTP application: reads a call, finds its trajectory, and sends the answer or the error."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -10,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from turnmill.core.errors import InferenceError, OvertakenError, StaleClaimError, StoreError
+from turnmill.core.errors import InferenceError, OvertakenError, StaleClaimError, StoreError, TurnmillError
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.anthropic import MESSAGES
-from turnmill.gateway.apis.base import Api, ErrorBody, json_text, openai_error
+from turnmill.gateway.apis.base import Api, ApiCall, ErrorBody, json_text, openai_error
 from turnmill.gateway.apis.chat import CHAT
 from turnmill.gateway.apis.completions import COMPLETIONS
 from turnmill.gateway.apis.responses import RESPONSES
@@ -29,6 +30,9 @@ from turnmill.gateway.messages import JsonObject, digest
 from turnmill.gateway.trajectory import Model
 
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+
+QUIET_SECONDS, COMMENT_SECONDS = 30.0, 5.0
+"""Time after which a stream begins although there is no answer yet, and time between two comments in it."""
 
 MAX_BODY_BYTES = 64 * 1024**2
 
@@ -85,12 +89,33 @@ def _endpoint(api: Api, trajectories: Trajectories) -> Handler:
         key = key_of(request)
         data = await read_body(request)
         call = api.read(data, digest(api.path, data), trajectories.model.renderer)
-        answers = await trajectories.answer(key, call.request)
-        if call.stream:
-            return StreamingResponse(call.events(answers), media_type="text/event-stream")
-        return _json(call.response(answers))
+        if not call.stream:
+            return _json(call.response(await trajectories.answer(key, call.request)))
+        answering = asyncio.create_task(trajectories.answer(key, call.request))
+        try:
+            # What fails meanwhile has its status: clients repeat the request.
+            await asyncio.wait({answering}, timeout=QUIET_SECONDS)
+        except asyncio.CancelledError:
+            answering.cancel()
+            raise
+        events = call.events(answering.result()) if answering.done() else _events_once_answered(call, api, answering)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     return handle
+
+
+async def _events_once_answered(call: ApiCall, api: Api, answering: asyncio.Task[list[Answer]]) -> AsyncIterator[str]:
+    """Yield comments, so that neither the client nor a proxy takes the stream for dead, and the events at last."""
+    try:
+        while not answering.done():
+            yield ": the policy is answering\n\n"
+            await asyncio.wait({answering}, timeout=COMMENT_SECONDS)
+        for each in call.events(answering.result()):
+            yield each
+    except _ERRORS as error:
+        yield api.error_event(_as_gateway_error(error))
+    finally:
+        answering.cancel()
 
 
 def _answered(handle: Handler, error_body: ErrorBody) -> Handler:
@@ -99,14 +124,20 @@ def _answered(handle: Handler, error_body: ErrorBody) -> Handler:
     async def answered(request: Request) -> Response:
         try:
             return await handle(request)
-        except GatewayError as error:
-            return _refusal(error, error_body)
-        except (OvertakenError, StaleClaimError) as error:
-            return _refusal(StaleTrajectoryError(str(error)), error_body)
-        except (InferenceError, StoreError) as error:
-            return _refusal(UnavailableError(str(error)), error_body)
+        except _ERRORS as error:
+            return _refusal(_as_gateway_error(error), error_body)
 
     return answered
+
+
+_ERRORS = (GatewayError, OvertakenError, InferenceError, StoreError)
+
+
+def _as_gateway_error(error: TurnmillError) -> GatewayError:
+    if isinstance(error, GatewayError):
+        return error
+    is_stale = isinstance(error, (OvertakenError, StaleClaimError))
+    return StaleTrajectoryError(str(error)) if is_stale else UnavailableError(str(error))
 
 
 def key_of(request: Request) -> str:

@@ -1,5 +1,6 @@
 """OpenAI's and Anthropic's own client packages against the gateway over HTTP."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from support.gateway import RecordedTurns, ScriptedEngine, ScriptedTrajectories, scripted_model, tool
+from turnmill.gateway import app
 from turnmill.gateway.app import create_app
 from turnmill.gateway.errors import UnavailableError
 from turnmill.gateway.server import HttpServer
@@ -286,3 +288,66 @@ async def test_an_unknown_path_is_refused_as_json(start: Start):
 
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "not_found"
+
+
+async def events(gateway: Gateway, api: str) -> tuple[str, str]:
+    """Return the text that is streamed by an API, and what the client raises in place of its end."""
+    messages: list[Any] = [{"role": "user", "content": "Look."}]
+    text = ""
+    try:
+        if api == "chat":
+            async for chunk in await gateway.openai.chat.completions.create(
+                model="policy", messages=messages, stream=True
+            ):
+                text += chunk.choices[0].delta.content or ""
+        elif api == "responses":
+            async for part in await gateway.openai.responses.create(model="policy", input="Look.", stream=True):
+                text += part.delta if part.type == "response.output_text.delta" else ""
+        else:
+            async with gateway.anthropic.messages.stream(model="policy", messages=messages, max_tokens=50) as stream:
+                async for piece in stream.text_stream:
+                    text += piece
+    except (openai.APIError, anthropic.APIError) as error:
+        return text, error.message
+    return text, ""
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_a_stream_that_waits_long_for_its_answer_has_comments_before_it(
+    start: Start, api: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(app, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(app, "COMMENT_SECONDS", 0.01)
+    gateway = start(["done"])
+    answer, waiting = gateway.trajectory.answer, asyncio.Event()
+
+    async def late(request: Any) -> Any:
+        await waiting.wait()
+        return await answer(request)
+
+    monkeypatch.setattr(gateway.trajectory, "answer", late)
+    asking = asyncio.create_task(events(gateway, api))
+    await asyncio.sleep(0.2)
+    assert not asking.done()
+    waiting.set()
+
+    assert await asking == ("done", "")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_a_failure_after_the_stream_has_begun_is_an_error_in_it(
+    start: Start, api: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(app, "QUIET_SECONDS", 0.01)
+    gateway = start(["done"])
+
+    async def failing(request: Any) -> Any:
+        await asyncio.sleep(0.1)
+        raise UnavailableError("The engine is gone.")
+
+    monkeypatch.setattr(gateway.trajectory, "answer", failing)
+
+    text, problem = await events(gateway, api)
+
+    assert text == ""
+    assert "The engine is gone." in problem

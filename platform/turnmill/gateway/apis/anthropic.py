@@ -100,7 +100,7 @@ def _error(error: GatewayError) -> JsonObject:
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
-MESSAGES = Api("/messages", _read, _error)
+MESSAGES = Api("/messages", _read, _error, lambda error: event(_error(error), "error"))
 
 
 def _system(system: str | Sequence[JsonObject] | None) -> list[JsonObject]:

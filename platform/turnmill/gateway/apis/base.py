@@ -69,6 +69,9 @@ ErrorBody = Callable[[GatewayError], JsonObject]
 """Returns the body of an error, as an API has it."""
 
 
+ErrorEvent = Callable[[GatewayError], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
     """An API: where it is served, how its calls are read, and what its errors look like."""
@@ -79,11 +82,19 @@ class Api:
 
     error: ErrorBody
 
+    error_event: ErrorEvent
+    """Returns an error in a stream that has begun."""
+
 
 def openai_error(error: GatewayError) -> JsonObject:
     """Return an error as OpenAI's APIs have it."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+
+
+def openai_error_event(error: GatewayError) -> str:
+    """Return an error in a stream as OpenAI's first APIs have it."""
+    return event(openai_error(error))
 
 
 def event(data: JsonObject, name: str | None = None) -> str:

@@ -15,6 +15,7 @@ from turnmill.gateway.apis.base import (
     event,
     num_tokens,
     openai_error,
+    openai_error_event,
     stop_strings,
     structured_output,
 )
@@ -105,7 +106,7 @@ def _read(data: bytes, digest: str, renderer: ChatRenderer) -> ChatCall:
     return ChatCall(ChatBody.read(data), digest, renderer)
 
 
-CHAT = Api("/chat/completions", _read, openai_error)
+CHAT = Api("/chat/completions", _read, openai_error, openai_error_event)
 
 
 def usage(answers: Sequence[Answer]) -> JsonObject:

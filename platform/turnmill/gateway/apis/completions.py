@@ -7,7 +7,16 @@ from itertools import accumulate
 from pydantic import Field
 
 from turnmill.gateway.answers import Answer, AnswerRequest
-from turnmill.gateway.apis.base import DONE, MAX_ANSWERS, Api, Body, event, openai_error, stop_strings
+from turnmill.gateway.apis.base import (
+    DONE,
+    MAX_ANSWERS,
+    Api,
+    Body,
+    event,
+    openai_error,
+    openai_error_event,
+    stop_strings,
+)
 from turnmill.gateway.apis.chat import usage
 from turnmill.gateway.errors import RequestError
 from turnmill.gateway.messages import JsonObject
@@ -91,4 +100,4 @@ def _read(data: bytes, digest: str, renderer: ChatRenderer) -> TextCall:
     return TextCall(TextBody.read(data), digest, renderer)
 
 
-COMPLETIONS = Api("/completions", _read, openai_error)
+COMPLETIONS = Api("/completions", _read, openai_error, openai_error_event)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.base import Api, Body, chat_tools, event, num_tokens, openai_error, structured_output
-from turnmill.gateway.errors import RequestError
+from turnmill.gateway.errors import GatewayError, RequestError
 from turnmill.gateway.messages import JsonObject, Message, normalized, tool_call
 from turnmill.gateway.parsing import arguments_text
 from turnmill.gateway.rendering import ChatRenderer
@@ -131,7 +131,13 @@ def _read(data: bytes, digest: str, renderer: ChatRenderer) -> ResponsesCall:
     return ResponsesCall(ResponsesBody.read(data), digest)
 
 
-RESPONSES = Api("/responses", _read, openai_error)
+def _error_event(error: GatewayError) -> str:
+    # OpenAI's client raises what has the field `error`, and yields other events.
+    body = {"type": "error", "code": error.code, "message": str(error), "param": None, **openai_error(error)}
+    return event(body, "error")
+
+
+RESPONSES = Api("/responses", _read, openai_error, _error_event)
 
 
 def messages_of(items: Iterable[JsonObject]) -> list[Message]:
