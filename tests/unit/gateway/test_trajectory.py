@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import pytest
 
 from support.gateway import RecordedTurns, ScriptedEngine, bpe_tokenizer, ids_of, scripted_model, tool
+from support.random_agents import RandomAgent
 from turnmill.gateway.answers import AnswerRequest
 from turnmill.gateway.errors import ContextLengthError, TurnLimitError, UnavailableError
 from turnmill.gateway.messages import digest, normalized
 from turnmill.gateway.parsing import ParsedAnswer, PlainParser
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.trajectory import Trajectory
-from turnmill.rollout.token_integrity import count_unsampled_tokens, pack_tokens
 
 Chat = list[dict[str, Any]]
 
@@ -366,71 +365,15 @@ async def test_what_is_rendered_and_tokenized_does_not_grow_with_the_conversatio
     assert len(set(sizes[1:])) == 1
 
 
-class Agent:
-    """An agent that carries on, branches, repeats, forgets and compacts at random."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.engine = ScriptedEngine(self._response)
-        self.conversation, self.record = trajectory(self.engine)
-        self.chats: list[Chat] = []
-        self.linear = True
-
-    def _words(self) -> str:
-        pieces = ("fox", " the", "\n", " tool", "äö", "🦊", "answer", " ", "<b>", "agent calls")
-        return "".join(self.random.choices(pieces, k=self.random.randint(1, 8))) + "."
-
-    def _response(self, prompt: str) -> list[int]:
-        ids: list[int] = []
-        for piece in self.random.choices(("the ", "answer ", "fox", " and", "calls"), k=self.random.randint(1, 5)):
-            # As a policy may: not the tokens that the tokenizer would give.
-            ids += ids_of(piece) if self.random.random() < 0.5 else [ids_of(character)[0] for character in piece]
-        return ids + ([bpe_tokenizer().eos_token_id] if self.random.random() < 0.9 else [])
-
-    async def step(self, kind: str) -> None:
-        if not self.chats or kind == "compact":
-            self.chats.append([user(self._words())])
-        elif kind == "branch":
-            chat = self.random.choice(self.chats)
-            self.chats.append(chat[: self.random.randrange(1, len(chat) + 1, 2)])
-        elif kind == "forget":
-            chat = self.chats[-1]
-            self.chats.append([assistant(self._words()) if m["role"] == "assistant" else m for m in chat])
-        chat = self.chats[-1]
-        if chat[-1]["role"] == "assistant":
-            chat.append(user(self._words()) if self.random.random() < 0.5 else result(self._words()))
-        for _ in range(2 if kind == "repeat" else 1):
-            text = await text_of(self.conversation, chat)
-        chat.append(assistant(text))
-
-
-KINDS = ("on", "on", "on", "on", "branch", "repeat", "forget", "compact")
-
-
 @pytest.mark.parametrize("seed", range(200))
 async def test_whatever_an_agent_does_each_sampled_token_is_trained_on_once_and_no_other(seed: int):
-    agent = Agent(seed)
-    kinds = ("on", "repeat") if seed % 4 == 0 else KINDS
-    for _ in range(30):
-        await agent.step(agent.random.choice(kinds))
+    agent = RandomAgent(seed, linear=seed % 4 == 0)
+    await agent.play(30)
 
-    rows = agent.conversation.rows()
+    found = agent.check()
 
-    generations = agent.conversation.tree.generations
-    assert [generation.response_ids for generation in generations] == agent.engine.samples
-    order = [number for row in rows for number in row.generations]
-    assert sorted(order) == list(range(len(agent.engine.samples)))
-    sampled = pack_tokens(token for number in order for token in agent.engine.samples[number])
-    assert count_unsampled_tokens([(row.ids, row.mask) for row in rows], sampled) == 0
-    assert sum(sum(row.mask) for row in rows) == sum(map(len, agent.engine.samples))
-    # Each token was sampled after exactly the tokens before it in its row.
-    for row in rows:
-        whole = (*row.prompt_ids, *row.ids)
-        for number in row.generations:
-            prompt = agent.engine.prompts[number]
-            assert whole[: len(prompt)] == prompt
-            assert whole[len(prompt) : len(prompt) + len(agent.engine.samples[number])] == agent.engine.samples[number]
-    if kinds != KINDS:
-        assert len(rows) == 1
+    assert (found.foreign_tokens, found.lost_tokens, found.other_prompts) == (0, 0, 0)
+    if agent.linear:
+        assert found.rows == 1
     replayed, _ = trajectory(ScriptedEngine(lambda prompt: None), turns=agent.record.turns)
-    assert replayed.tree.generations == generations
+    assert replayed.tree.generations == agent.conversation.tree.generations
