@@ -10,9 +10,12 @@ from typing import Annotated
 import typer
 
 from turnmill.cli.extras import needs_extra
+from turnmill.core.errors import SettingsError
 from turnmill.core.http_connections import listen
 from turnmill.core.supervisor import Supervisor
 from turnmill.observability import logs
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,8 @@ def gateway(
         from turnmill.trajectories.address import with_password
         from turnmill.trajectories.embedded import EmbeddedStore
     logs.configure()
+    if not any((model / name).is_file() for name in TOKENIZER_FILES):
+        raise SettingsError(f"--model {model} has no tokenizer: name a folder with {' or '.join(TOKENIZER_FILES)}.")
     with ExitStack() as stack:
         listener = stack.enter_context(listen(host, port))
         settings = gateway_worker.GatewaySettings(
