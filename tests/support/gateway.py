@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnmill.core.trajectory import Turn
 from turnmill.gateway.answers import Answer, AnswerRequest
-from turnmill.gateway.engine import Sample
+from turnmill.gateway.engine import Engine, Sample
 from turnmill.gateway.errors import UnknownKeyError
 from turnmill.gateway.parsing import AnswerParser, create_parser
 from turnmill.gateway.rendering import ChatRenderer
@@ -98,7 +98,7 @@ class ScriptedEngine:
 
 
 def scripted_model(
-    engine: ScriptedEngine, *, parser: AnswerParser | None = None, max_context_tokens: int = 100_000
+    engine: Engine, *, parser: AnswerParser | None = None, max_context_tokens: int = 100_000
 ) -> Model:
     """Return a model with the BPE tokenizer."""
     tokenizer = bpe_tokenizer()

@@ -55,7 +55,7 @@ def evaluate(
     from turnmill.cli.progress import progress_view
     from turnmill.cli.run_dirs import choose_run_dir, is_run
 
-    with needs_extra("training", "evaluate"):
+    with needs_extra("training", "`turnmill evaluate`"):
         from turnmill.evaluation import Request
         from turnmill.evaluation import evaluate as play
         from turnmill.evaluation.endpoint import Endpoint

@@ -50,7 +50,7 @@ def export(
     from turnmill.cli.run_dirs import existing_run, job_in
 
     job = job_in(existing_run(run_dir))
-    with needs_extra("training", "export"):
+    with needs_extra("training", "`turnmill export`"):
         from turnmill.training.export import export as export_model
         from turnmill.training.export import publish, require_hub
     if push is not None:

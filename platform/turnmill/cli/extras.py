@@ -7,14 +7,13 @@ from turnmill.core.errors import SettingsError
 
 
 @contextmanager
-def needs_extra(extra: str, command: str) -> Iterator[None]:
-    """Raise SettingsError for an import within the block that fails as turnmill was installed without an extra."""
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Raise SettingsError for an import in the block that fails since turnmill was installed without an extra."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "turnmill":
             raise
         raise SettingsError(
-            f"`turnmill {command}` needs {error.name}, which is not installed. Install turnmill with its extra "
-            f"`{extra}`."
+            f"{what} needs {error.name}, which is not installed. Install turnmill with its extra `{extra}`."
         ) from error

@@ -49,7 +49,7 @@ def gateway(
     ] = 30,
 ) -> None:
     """Serve a model to unchanged agents as OpenAI's and Anthropic's APIs, and record every token."""
-    with needs_extra("training", "gateway"):
+    with needs_extra("training", "`turnmill gateway`"):
         from turnmill.cli import gateway_worker
         from turnmill.trajectories.address import with_password
         from turnmill.trajectories.embedded import EmbeddedStore

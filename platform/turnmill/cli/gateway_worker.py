@@ -66,7 +66,7 @@ def run_gateway(
 async def _serve(
     settings: GatewaySettings, listeners: Sequence[socket.socket], on_ready: OnReady, stop_when_readable: int | None
 ) -> None:
-    with needs_extra("training", "gateway"):
+    with needs_extra("training", "`turnmill gateway`"):
         from transformers import AutoTokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)

@@ -216,7 +216,7 @@ for command in cluster.COMMANDS:
 
 def _launch() -> "Callable[..., RunResult]":
     """Import the function that runs a training. Raises SettingsError if its libraries are not installed."""
-    with needs_extra("training", "run"):
+    with needs_extra("training", "`turnmill run`"):
         from turnmill.runs.local import launch
     return launch
 

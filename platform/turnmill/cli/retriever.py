@@ -22,7 +22,7 @@ def retriever(
     """Serve POST /retrieve over a corpus."""
     if index not in ("bm25", "embedding"):
         raise SettingsError(f"--index {index}: it must be bm25 or embedding.")
-    with needs_extra("tool-server", "retriever"):
+    with needs_extra("tool-server", "`turnmill retriever`"):
         import uvicorn
 
         from turnmill.tools.retriever.app import create_app

@@ -197,7 +197,7 @@ def tool_server(
             raise typer.Exit(1)
     from pydantic import ValidationError
 
-    with needs_extra("tool-server", "tool-server"):
+    with needs_extra("tool-server", "`turnmill tool-server`"):
         from turnmill.tool_server.serve import run_server
         from turnmill.tool_server.settings import ServerSettings
     flags = {name: value for name, value in locals().items() if name in ServerSettings.model_fields}

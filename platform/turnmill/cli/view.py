@@ -36,7 +36,7 @@ def view(
         return
     if "://" not in source:
         existing_run(Path(source))
-    with needs_extra("view", "view"):
+    with needs_extra("view", "`turnmill view`"):
         from turnmill.trajectory_page.serve import is_loopback, serve
     if not is_loopback(host):
         typer.echo(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from turnmill.cli.cluster.resource import Resource
+from turnmill.cli.extras import needs_extra
 from turnmill.core.errors import SettingsError, TurnmillError
 from turnmill.jobs.crd import GROUP, PLURAL, VERSION
 
@@ -71,13 +72,8 @@ class Cluster:
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> Self:
         """Read the kubeconfig as kubectl does. Raises SettingsError without the client, the file or the context."""
-        try:
+        with needs_extra("cluster", "A command for jobs in a cluster"):
             from kubernetes import config
-        except ModuleNotFoundError as error:
-            raise SettingsError(
-                f"Commands for jobs in a cluster need {error.name}, which is not installed. Install turnmill with its "
-                "extra `cluster`."
-            ) from error
         file = _kubeconfig()
         try:
             contexts, current = config.list_kube_config_contexts(file)
