@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic_core import from_json
+
 from turnmill.gateway.errors import RequestError
 
 JsonObject = Mapping[str, Any]
@@ -27,18 +29,23 @@ ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 def normalized(message: JsonObject) -> Message:
     """Return a message of OpenAI's chat API as chat templates take it. Raises RequestError for an unknown role."""
-    role = "system" if message.get("role") == "developer" else message.get("role")
+    role = message.get("role")
+    if role == "developer":
+        role = "system"
     if role not in ROLES:
         raise RequestError(f"messages: the role {role!r} is unknown. Take one of {', '.join(sorted(ROLES))}.")
-    result: dict[str, object] = {"role": role, "content": _content(message.get("content"))}
+    content = message.get("content")
+    # An agent sends all its messages with each request: this is the gateway's innermost loop.
+    result: dict[str, object] = {"role": role, "content": content if type(content) is str else _content(content)}
     if role == "assistant":
         if reasoning := message.get("reasoning_content") or message.get("reasoning"):
             result["reasoning_content"] = reasoning
         if calls := message.get("tool_calls"):
             result["tool_calls"] = [tool_call(call.get("id"), **_function(call)) for call in calls]
-    for name in ("name", "tool_call_id"):
-        if message.get(name):
-            result[name] = message[name]
+    if name := message.get("name"):
+        result["name"] = name
+    if call_id := message.get("tool_call_id"):
+        result["tool_call_id"] = call_id
     return result
 
 
@@ -138,7 +145,7 @@ def _listed(content: object) -> list[JsonObject | str]:
 
 def _function(call: JsonObject) -> JsonObject:
     function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    if type(function) is not dict or type(function.get("name")) is not str:
         raise RequestError("messages: each of tool_calls needs a function with a name and arguments.")
     return {"name": function["name"], "arguments": function.get("arguments")}
 
@@ -149,7 +156,7 @@ def _parsed(arguments: object) -> object:
     if not isinstance(arguments, str):
         return arguments
     try:
-        parsed = json.loads(arguments)
+        parsed = from_json(arguments)
     except ValueError:
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
