@@ -130,6 +130,29 @@ async def test_the_request_of_a_replica_that_died_is_answered_by_another(replica
     asking.cancel()
 
 
+async def test_a_replica_that_stood_still_serves_the_answer_that_another_recorded_meanwhile(replica: Replica):
+    engine, awake = counting("a"), asyncio.Event()
+    generate = engine.generate
+
+    async def generate_late(*args: Any, **kwargs: Any) -> Any:
+        engine.asked.set()
+        await awake.wait()
+        return await generate(*args, **kwargs)
+
+    engine.generate = generate_late  # type: ignore[method-assign]
+    still = replica(engine)
+    asking = asyncio.create_task(text_of(still, "What is it?"))
+    await engine.asked.wait()
+    assert still._claims._beating is not None
+    still._claims._beating.cancel()
+    other = await text_of(replica(counting("b")), "What is it?")
+    awake.set()
+
+    assert await asking == other == "b 0"
+    trajectory = await replica(counting("c")).find("key")
+    assert len(trajectory.turns) == 1
+
+
 async def test_the_requests_of_a_replica_that_is_stopped_are_answered_by_another_at_once(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ):
