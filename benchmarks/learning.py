@@ -96,9 +96,9 @@ VARIANTS = {
 INTRODUCTION = """\
 # What the examples learn
 
-Every example for a CPU, trained to its end. The seed decides the model, its warm start and the run. Success is the
-share of the validation's episodes that succeed, with its 95 % interval (Wilson). The command that trains them and makes
-this page:
+Every example for a CPU, trained to its end. The seed decides the model, its warm start and the run; on another kind of
+processor, where sums are rounded otherwise, the same seed makes another model. Success is the share of the validation's
+episodes that succeed, with its 95 % interval (Wilson). The command that trains them and makes this page:
 
 ```
 make nightly
