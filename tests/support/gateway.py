@@ -97,9 +97,7 @@ class ScriptedEngine:
         return Sample(ids, tuple(-0.5 - index / 1000 for index in range(len(ids))), (1, 2))
 
 
-def scripted_model(
-    engine: Engine, *, parser: AnswerParser | None = None, max_context_tokens: int = 100_000
-) -> Model:
+def scripted_model(engine: Engine, *, parser: AnswerParser | None = None, max_context_tokens: int = 100_000) -> Model:
     """Return a model with the BPE tokenizer."""
     tokenizer = bpe_tokenizer()
     return Model(
