@@ -85,7 +85,7 @@ class RequestClaims:
         # What is claimed under its own name is a claim that it has not released yet.
         if replica == self._replica:
             return False
-        return bool(await self._client.command("EXISTS", self._keys.replica(replica), deadline=deadline))
+        return await self._client.command("GET", self._keys.replica(replica), deadline=deadline) is not None
 
     async def _keep_beating(self) -> None:
         while True:

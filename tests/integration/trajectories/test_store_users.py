@@ -13,12 +13,13 @@ import redis.exceptions
 
 from support.charts import TEAM
 from turnmill.core.trajectory import TrajectoryMetadata, TrajectoryOutcome, Turn
-from turnmill.trajectories import scripts
+from turnmill.trajectories import request_claims, scripts
 from turnmill.trajectories.base import CallKey, Change, Claim, Recorded
 from turnmill.trajectories.clean_up import forget_run
 from turnmill.trajectories.client import StoreClient, deadline_in
 from turnmill.trajectories.embedded import find_server
 from turnmill.trajectories.journal import TrajectoryJournal
+from turnmill.trajectories.request_claims import RequestClaims
 from turnmill.trajectories.store import TrajectoryStore
 from turnmill.trajectory_page.index import Index
 from turnmill.trajectory_page.store_reader import StoreReader
@@ -105,6 +106,25 @@ async def test_agent_loops_and_their_readers_work_as_trainer(store: Url):
         assert await journal.names(deadline=soon()) == []
     finally:
         await journal.close()
+
+
+async def test_replicas_of_a_gateway_work_as_trainer(store: Url, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(request_claims, "BEAT_SECONDS", 0.05)
+    clients = [StoreClient(store("trainer")) for _ in range(2)]
+    first, second = (RequestClaims(client, "run") for client in clients)
+    try:
+        claim = await first.claim("a", "request", deadline=soon())
+        assert claim.held
+        assert not (await second.claim("a", "request", deadline=soon())).held
+        first.release(claim)
+        async with asyncio.timeout(10):
+            while not (await second.claim("a", "request", deadline=soon())).held:  # noqa: ASYNC110 (as replicas wait)
+                await asyncio.sleep(0.02)
+    finally:
+        await first.close()
+        await second.close()
+        for client in clients:
+            await client.close()
 
 
 async def test_tool_servers_work_as_tool_server(store: Url):
@@ -201,7 +221,15 @@ async def test_nobody_gets_in_with_another_password(store: Url, login: str):
 
 
 SCRIPTS = {
-    "trainer": ("journal_append", "journal_finish", "journal_open", "journal_read", "run_claim"),
+    "trainer": (
+        "journal_append",
+        "journal_finish",
+        "journal_open",
+        "journal_read",
+        "request_claim",
+        "request_release",
+        "run_claim",
+    ),
     "tool-server": ("trajectory", "begin", "commit", "delete", "finish", "release", "renew"),
 }
 
