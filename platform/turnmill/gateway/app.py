@@ -7,7 +7,7 @@ from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
@@ -81,7 +81,7 @@ def create_app(trajectories: Trajectories) -> Starlette:
                 for api in APIS
             ),
         ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path})
+    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path, ClientDisconnect: _answer_nobody})
 
 
 def _endpoint(api: Api, trajectories: Trajectories) -> Handler:
@@ -159,6 +159,11 @@ async def read_body(request: Request) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise BodySizeError(f"The body is larger than {MAX_BODY_BYTES} bytes.")
     return bytes(body)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    """Return what is not sent: the client has gone in the middle of its body."""
+    return Response(status_code=499)
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 
 from turnmill import __version__
 from turnmill.core.errors import ToolError
@@ -29,6 +30,7 @@ from turnmill.tool_server.requests import (
 )
 from turnmill.tool_server.responses import (
     REFUSALS,
+    answer_nobody,
     body_schema,
     call_failure,
     failure,
@@ -234,6 +236,7 @@ def build_app(worker: Worker, completions: Completions | None = None) -> FastAPI
     app.add_exception_handler(BodyError, refuse_body)
     app.add_exception_handler(BodyTooLargeError, refuse_size)
     app.add_exception_handler(BodyTimeoutError, refuse_slow_body)
+    app.add_exception_handler(ClientDisconnect, answer_nobody)
 
     @app.post(
         "/get_observation",

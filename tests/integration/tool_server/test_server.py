@@ -1,6 +1,7 @@
 """One server over HTTP, with the default sandbox and store."""
 
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -234,3 +235,17 @@ def test_several_workers_share_trajectories_and_metrics(new_server: NewServer):
 
     assert observations == [f"count {n}" for n in range(1, 31)]
     assert server.metric('turnmill_tool_calls_total{outcome="done",tool="trial"}') == 30
+
+
+def test_a_client_that_goes_in_the_middle_of_its_body_leaves_no_traceback(new_server: NewServer):
+    server = new_server("--tool_type", "trial")
+    address = ("127.0.0.1", server.http.base_url.port)
+    head = b"POST /get_observation HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{"
+    for _ in range(3):
+        with socket.create_connection(address) as connection:
+            connection.sendall(head)
+            # The server has begun to read the body once it answers another request.
+            assert server.http.get("/health").status_code == 200
+    assert server.observe("count")
+
+    assert "Traceback" not in server.log
