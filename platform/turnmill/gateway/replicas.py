@@ -72,7 +72,8 @@ class StoreTrajectories:
         self._journal = TrajectoryJournal(self._client, run, settings, attempt=attempt)
         self._claims = RequestClaims(self._client, run, settings)
         self._max_turns = max_turns
-        self._cached: dict[str, asyncio.Task[Trajectory]] = {}
+        self._opening: dict[str, asyncio.Task[Trajectory]] = {}
+        self._cached: dict[str, Trajectory] = {}
         self._num_tokens: dict[str, int] = {}
         """Tokens of cached trajectories when they were last used, in the order of that."""
 
@@ -91,9 +92,12 @@ class StoreTrajectories:
 
     async def find(self, key: str) -> Trajectory:
         """Return the trajectory with a key, with the turns of all replicas."""
-        opening = self._cached.get(key)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._cached[key] = asyncio.create_task(self._open(key))
+        if (cached := self._cached.get(key)) is not None:
+            return cached
+        opening = self._opening.get(key)
+        if opening is None:
+            opening = self._opening[key] = asyncio.create_task(self._open(key))
+            opening.add_done_callback(lambda _: self._opening.pop(key))
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
@@ -105,17 +109,21 @@ class StoreTrajectories:
         metadata = TrajectoryMetadata(trajectory_id=key)
         opened = await self._journal.open(key, metadata=metadata, deadline=deadline_in(STORE_SECONDS))
         shared = SharedTrajectory(self._journal, self._claims, opened)
-        return Trajectory(
+        trajectory = self._cached[key] = Trajectory(
             key, self.model, record=shared.append, turns=opened.turns, max_turns=self._max_turns, shared=shared
         )
+        return trajectory
 
     def _count(self, key: str, used: Trajectory) -> None:
         """Count the tokens of a trajectory, and forget idle ones, oldest first, until the others fit into memory."""
-        if key in self._cached:
+        # Another one may have been opened in its place.
+        if self._cached.get(key) is used:
             self._num_cached_tokens += used.num_tokens - self._num_tokens.pop(key, 0)
             self._num_tokens[key] = used.num_tokens
-        for oldest in list(self._num_tokens) if self._num_cached_tokens > MAX_CACHED_TOKENS else ():
-            if not self._cached[oldest].result().is_answering:
+        if self._num_cached_tokens <= MAX_CACHED_TOKENS:
+            return
+        for oldest in list(self._num_tokens):
+            if not self._cached[oldest].is_answering:
                 self._forget(oldest)
             if self._num_cached_tokens <= MAX_CACHED_TOKENS:
                 return

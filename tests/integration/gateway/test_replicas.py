@@ -232,6 +232,40 @@ async def test_idle_trajectories_leave_the_memory_and_come_back(replica: Replica
     assert "y" not in asking._cached
 
 
+async def test_an_answer_comes_while_its_trajectory_is_opened_anew(replica: Replica, monkeypatch: pytest.MonkeyPatch):
+    engine, awake, opened = counting("a"), asyncio.Event(), asyncio.Event()
+    generate = engine.generate
+
+    async def generate_late(*args: Any, **kwargs: Any) -> Any:
+        engine.asked.set()
+        await awake.wait()
+        return await generate(*args, **kwargs)
+
+    engine.generate = generate_late  # type: ignore[method-assign]
+    monkeypatch.setattr(replicas, "MAX_CACHED_TOKENS", 0)
+    asking = replica(engine)
+    answering = asyncio.create_task(text_of(asking, "What is it?"))
+    await engine.asked.wait()
+    open_journal = asking._journal.open
+
+    async def open_late(*args: Any, **kwargs: Any) -> Any:
+        await opened.wait()
+        return await open_journal(*args, **kwargs)
+
+    monkeypatch.setattr(asking._journal, "open", open_late)
+    # As another request does that finds that the store has lost turns.
+    asking._forget("key")
+    opening = asyncio.create_task(asking.find("key"))
+    await asyncio.sleep(0)
+    awake.set()
+
+    assert await answering == "a 0"
+
+    opened.set()
+    assert len((await opening).turns) == 1
+    assert asking._num_cached_tokens == 0
+
+
 async def test_branches_at_several_replicas_at_once_are_all_recorded_and_sampled_once(replica: Replica):
     engines = [counting("a"), counting("b")]
     both = [replica(engine) for engine in engines]
