@@ -124,7 +124,7 @@ class Checked:
 async def check(store: EmbeddedStore, run: str, outcome: Outcome, engine: ScriptedVllm) -> Checked:
     """Compare what clients got with what is recorded and what was sampled."""
     journal = TrajectoryJournal.from_url(store.url, run)
-    unlike = twice = branches = recorded = 0
+    unlike = twice = branches = 0
     for name, answers in outcome.answers.items():
         found = await journal.read(name, deadline=deadline_in(30))
         turns = found.turns if found is not None else ()
@@ -132,7 +132,6 @@ async def check(store: EmbeddedStore, run: str, outcome: Outcome, engine: Script
         unlike += sum(mine != stored for mine, stored in itertools.zip_longest(answers, texts))
         twice += max(0, len(texts) - len(answers))
         branches += sum(turn.metrics["parent"] != number - 1 for number, turn in enumerate(turns))
-        recorded += len(texts)
     await journal.close()
     again = sum(count - 1 for count in Counter(engine.prompts).values())
     return Checked(unlike, twice, branches, again)

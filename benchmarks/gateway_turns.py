@@ -51,10 +51,12 @@ def main() -> None:
             str(sum(each.foreign_tokens for each in found)),
             str(sum(each.lost_tokens for each in found)),
             str(sum(each.other_prompts for each in found)),
+            str(sum(each.other_records for each in found)),
         ]
         for kind, found in kinds
     ]
-    heads = ["conversations", "agents", "turns", "branches", "rows", "foreign tokens", "lost tokens", "other prompts"]
+    heads = ["conversations", "agents", "turns", "branches", "rows", "foreign tokens", "lost tokens", "other prompts",
+             "other records"]  # fmt: skip
     print(table(heads, rows))
     print(f"{time.process_time() - begun:.0f} s of processor time")
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,9 @@ class Found:
 
     other_prompts: int
     """Generations before which a row has other tokens than the policy had read."""
+
+    other_records: int
+    """Generations that are recorded with other tokens than were sampled, or are not in exactly one row."""
 
 
 class RandomEngine:
@@ -83,6 +87,7 @@ class RandomAgent:
         rows = self.conversation.rows()
         samples, prompts = self.engine.samples, self.engine.prompts
         order = [number for row in rows for number in row.generations]
+        trained = Counter(order)
         sampled = pack_tokens(token for number in order for token in samples[number])
         num_trained = sum(sum(row.mask) for row in rows)
         num_sampled = sum(map(len, samples))
@@ -100,6 +105,10 @@ class RandomAgent:
             + max(0, num_trained - num_sampled),
             lost_tokens=max(0, num_sampled - num_trained),
             other_prompts=others,
+            other_records=sum(
+                trained[generation.number] != 1 or generation.response_ids != sample
+                for generation, sample in zip(self.conversation.tree.generations, samples, strict=True)
+            ),
         )
 
     async def _step(self, kind: str) -> None:

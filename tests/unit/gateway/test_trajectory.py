@@ -372,7 +372,7 @@ async def test_whatever_an_agent_does_each_sampled_token_is_trained_on_once_and_
 
     found = agent.check()
 
-    assert (found.foreign_tokens, found.lost_tokens, found.other_prompts) == (0, 0, 0)
+    assert (found.foreign_tokens, found.lost_tokens, found.other_prompts, found.other_records) == (0, 0, 0, 0)
     if agent.linear:
         assert found.rows == 1
     replayed, _ = trajectory(ScriptedEngine(lambda prompt: None), turns=agent.record.turns)
