@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 import psutil
 import rollout_cost
+from pydantic_core import from_json, to_json
 from runs import table
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -72,7 +72,7 @@ async def serve_engine(folder: Path) -> None:
     """Serve the engine; prints its address."""
     answers = json.loads((folder / "answers.json").read_text())
     bodies = [
-        orjson.dumps(
+        to_json(
             {
                 "request_id": str(number),
                 "choices": [
@@ -89,7 +89,7 @@ async def serve_engine(folder: Path) -> None:
     ]
 
     async def generate(request: Request) -> Response:
-        prompt = orjson.loads(await request.body())["token_ids"]
+        prompt = from_json(await request.body())["token_ids"]
         return Response(bodies[len(prompt) % len(bodies)], media_type="application/json")
 
     server = HttpServer(Starlette(routes=[Route("/inference/v1/generate", generate, methods=["POST"])]))
@@ -155,11 +155,11 @@ async def converse(client: httpx.AsyncClient, key: str, turns: int, observation:
     """Hold a conversation in which every answer calls a function."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Which page says how a tool is called?"}]
     for turn in range(turns):
-        body = orjson.dumps({"model": "policy", "messages": messages, "tools": TOOLS})
+        body = to_json({"model": "policy", "messages": messages, "tools": TOOLS})
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         response = await client.post("/v1/chat/completions", content=body, headers=headers)
         response.raise_for_status()
-        message = orjson.loads(response.content)["choices"][0]["message"]
+        message = from_json(response.content)["choices"][0]["message"]
         assert message["tool_calls"], message
         messages += [
             message,

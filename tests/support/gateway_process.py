@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from support.gateway import bpe_tokenizer, ids_of
+from support.programs import end
 from turnmill.gateway.server import HttpServer
 
 START_SECONDS = 120.0
@@ -109,10 +110,4 @@ class GatewayProcess:
 
     def close(self) -> None:
         """End it."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process, STOP_SECONDS)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.programs import end
+
 START_SECONDS, STOP_SECONDS, ANSWER_SECONDS = 90.0, 20.0, 10.0
 POLL_SECONDS = 0.1
 
@@ -80,13 +82,9 @@ class OperatorProcess:
 
     def stop(self, *, kill: bool = False) -> None:
         """Stop or kill the process, and wait for its end."""
-        if self.process.poll() is None:
-            self.process.kill() if kill else self.process.terminate()
-        try:
-            self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        if kill:
             self.process.kill()
-            self.process.wait()
+        end(self.process, STOP_SECONDS)
 
     def _answer(self, path: str) -> tuple[int, str]:
         found = re.search(r'"Operator started".*"port":(\d+)', self.log)

@@ -7,12 +7,24 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 CLUSTER = "TURNMILL_CLUSTER"
 """Environment variable with the path of a script whose command `tools FOLDER` unpacks programs there."""
 
 TOOLS = "TURNMILL_TOOLS"
 """Environment variable with the folder that the programs are unpacked to."""
+
+
+def end(process: "subprocess.Popen[Any]", seconds: float) -> None:
+    """Terminate a process if it still runs, and kill it if it has not ended after some seconds."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @cache

@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from support.programs import end
+
 START_SECONDS = 60.0
 STOP_SECONDS = 12.0
 
@@ -88,13 +90,7 @@ class ServerProcess:
         self.http.close()
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process, STOP_SECONDS)
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,12 +1,16 @@
 """HTTP connections of servers: their listeners, and limits for their age and for the time of a request."""
 
 import asyncio
+import contextlib
 import importlib.util
 import random
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from turnmill.core.errors import SettingsError
@@ -110,6 +114,20 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     listener.listen(BACKLOG)
     listener.set_inheritable(True)
     return listener
+
+
+class UvicornServer(uvicorn.Server):
+    """Server that leaves signals to its process, also during start and shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def answer_nobody(request: Request, error: Exception) -> Response:
+    """Return what is not sent: the client has gone in the middle of its body, which is not worth a traceback."""
+    return Response(status_code=499)
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from turnmill.core.errors import InferenceError, OvertakenError, StaleClaimError, StoreError, TurnmillError
+from turnmill.core.http_connections import answer_nobody
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.anthropic import MESSAGES
 from turnmill.gateway.apis.base import Api, ApiCall, ErrorBody, json_text, openai_error
@@ -81,7 +82,7 @@ def create_app(trajectories: Trajectories) -> Starlette:
                 for api in APIS
             ),
         ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path, ClientDisconnect: _answer_nobody})
+    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path, ClientDisconnect: answer_nobody})
 
 
 def _endpoint(api: Api, trajectories: Trajectories) -> Handler:
@@ -159,11 +160,6 @@ async def read_body(request: Request) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise BodySizeError(f"The body is larger than {MAX_BODY_BYTES} bytes.")
     return bytes(body)
-
-
-async def _answer_nobody(request: Request, error: Exception) -> Response:
-    """Return what is not sent: the client has gone in the middle of its body."""
-    return Response(status_code=499)
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:

@@ -1,25 +1,14 @@
 """The gateway's HTTP server, in an event loop that does other work, too."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator
 
 import uvicorn
 from starlette.applications import Starlette
 
-from turnmill.core.http_connections import TimedHttpProtocol, listen
+from turnmill.core.http_connections import TimedHttpProtocol, UvicornServer, listen
 
 KEEP_ALIVE_SECONDS = 75
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to its process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
 
 
 class HttpServer:
@@ -43,8 +32,7 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=drain_seconds,
         )
-        self._drains = drain_seconds is not None
-        self._server = _Server(config)
+        self._server = UvicornServer(config)
         self._serving: asyncio.Task[None] | None = None
         address, number = self._socket.getsockname()[:2]
         self.url = f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
@@ -55,7 +43,8 @@ class HttpServer:
 
     async def close(self) -> None:
         """Stop serving."""
-        self._server.should_exit, self._server.force_exit = True, not self._drains
+        self._server.should_exit = True
+        self._server.force_exit = self._server.config.timeout_graceful_shutdown is None
         if self._serving is not None:
             await self._serving
         self._socket.close()

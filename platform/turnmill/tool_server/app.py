@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from turnmill import __version__
 from turnmill.core.errors import ToolError
+from turnmill.core.http_connections import answer_nobody
 from turnmill.observability.tool_metrics import ToolMetrics
 from turnmill.tool_server.access import AccessMiddleware, read_token
 from turnmill.tool_server.call_result import CallResult, tool_error_result
@@ -30,7 +31,6 @@ from turnmill.tool_server.requests import (
 )
 from turnmill.tool_server.responses import (
     REFUSALS,
-    answer_nobody,
     body_schema,
     call_failure,
     failure,

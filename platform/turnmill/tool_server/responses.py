@@ -63,8 +63,3 @@ async def refuse_slow_body(request: Request, error: Exception) -> Response:
     """Return 408 and close the connection, on which the rest of the body may still come."""
     assert isinstance(error, BodyTimeoutError)
     return JSONResponse({"detail": str(error)}, status_code=408, headers={"Connection": "close"})
-
-
-async def answer_nobody(request: Request, error: Exception) -> Response:
-    """Return what is not sent: the client has gone in the middle of its body, which is not worth a traceback."""
-    return Response(status_code=499)

@@ -4,13 +4,19 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
-from turnmill.core.http_connections import BACKLOG, TimedHttpProtocol, event_loop_factory, raise_open_files_limit
+from turnmill.core.http_connections import (
+    BACKLOG,
+    TimedHttpProtocol,
+    UvicornServer,
+    event_loop_factory,
+    raise_open_files_limit,
+)
 from turnmill.core.supervisor import OnReady
 from turnmill.observability import logs
 from turnmill.tool_server.app import Worker, build_metrics_app
@@ -71,7 +77,7 @@ def _stop_once(stop: "StopHandler", descriptor: int) -> None:
 async def _serve_http(
     worker: Worker, app: FastAPI, listeners: Sequence[socket.socket], stop: "StopHandler", on_ready: OnReady
 ) -> None:
-    server = _HttpServer(
+    server = UvicornServer(
         uvicorn.Config(
             app,
             http=TimedHttpProtocol,
@@ -109,7 +115,7 @@ async def _serving_metrics(worker: Worker, listeners: Sequence[socket.socket]) -
         yield
         return
     app = build_metrics_app(worker)
-    server = _HttpServer(
+    server = UvicornServer(
         uvicorn.Config(app, http=TimedHttpProtocol, ws="none", log_config=None, access_log=False, lifespan="off")
     )
     serving = asyncio.create_task(server.serve(sockets=list(listeners)))
@@ -118,14 +124,6 @@ async def _serving_metrics(worker: Worker, listeners: Sequence[socket.socket]) -
     finally:
         server.should_exit = True
         await serving
-
-
-class _HttpServer(uvicorn.Server):
-    """Uvicorn server that leaves signals to StopHandler, which handles them during start and shutdown, too."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class StopHandler:
