@@ -17,7 +17,6 @@ import json
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 import learning_comparison
+from commits import present_commit
 
 from turnmill.cli.run_dirs import is_run
 from turnmill.core.code_hash import hash_code
@@ -280,7 +280,8 @@ def train_one(example: str, seed: int) -> Result:
     warm_start, measured = one(job_of(example), run_dir, seed, *arguments)
     rows = list(RunFolder(run_dir).read_metrics())
     return Result(
-        example, seed, hash_of(example), _commit(), time.strftime("%Y-%m-%d", time.gmtime()), measured.exit_code,
+        example, seed, hash_of(example), present_commit(RESULTS), time.strftime("%Y-%m-%d", time.gmtime()),
+        exit_code=measured.exit_code,
         before=measured.summary.get("success_first"),
         after=measured.summary.get("success_final"),
         episodes=measured.summary.get("success_first_episodes") or 0,
@@ -290,16 +291,6 @@ def train_one(example: str, seed: int) -> Result:
         curve=[(validation.step, validation.success) for validation in validations(rows)],
         rewards=[(row["step"], row["turnmill/reward_mean"]) for row in rows if "turnmill/reward_mean" in row],
     )  # fmt: skip
-
-
-def _commit() -> str:
-    """Return the commit, marked if files beside the results have changed since."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    others = f":(exclude){RESULTS.relative_to(ROOT)}"
-    return git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain", ".", others) else "")
 
 
 def append(result: Result) -> None:
