@@ -12,7 +12,7 @@ BUILD_IMAGE ?= buildah build --tag
 JOBS ?= $(shell n=$$(nproc --all); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install image extras run test unit check nightly docs crds dashboards compatibility charts lock audit clean
+.PHONY: help install image extras harnesses run test unit check nightly docs crds dashboards compatibility charts lock audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -53,13 +53,20 @@ extras: $(STAMP) ## Install what environments need that do not go with the rest:
 		$(BIN)/uv pip install --quiet --python .venv-$$extra/bin/python -e ".[$$extra]" || exit 1; \
 	done
 
+harnesses: ## Install agents of others into .harnesses, for the tests that run them unchanged (minutes, 3 GB); needs npm
+	@mkdir -p .harnesses
+	@cp requirements/harnesses/package.json requirements/harnesses/package-lock.json .harnesses/
+	@cd .harnesses && npm install --no-audit --no-fund --loglevel=error
+	@$(PYTHON) -m venv .harnesses/python
+	@.harnesses/python/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/harnesses/python.txt
+
 run: $(STAMP) ## Train the main job: an agent learns to find an object
 	@echo "Training $(JOB); everything lands in runs/"
 	@$(BIN)/turnmill run $(JOB)
 
 test: $(STAMP) ## Run all tests but the slow ones
 	@echo "Running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not e2e and not gpu" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not nightly and not e2e and not gpu" $(ARGS)
 
 unit: $(STAMP) ## Run the unit tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit $(ARGS)
@@ -70,11 +77,13 @@ check: $(STAMP) ## Run what CI runs before the tests: ruff, mypy, import-linter,
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python benchmarks/learning.py check
+	$(BIN)/python benchmarks/nightly_tests.py check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 nightly: $(STAMP) ## Run what takes hours: the longest tests, then every example for a CPU, for docs/learning.md
-	$(if $(ARGS),,OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly -rP tests/integration/test_run_faults.py)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learning.py run $(ARGS); status=$$?; \
+	@export OMP_NUM_THREADS=1; status=0; \
+	$(if $(ARGS),,$(BIN)/python benchmarks/nightly_tests.py run || status=1; $(BIN)/python benchmarks/nightly_tests.py page;) \
+	$(BIN)/python benchmarks/learning.py run $(ARGS) || status=1; \
 	$(BIN)/python benchmarks/learning.py page; exit $$status
 
 docs: $(STAMP) ## Show the docs site at http://127.0.0.1:8000

@@ -69,6 +69,7 @@ def test_a_tool_server_under_gvisor_serves_and_its_self_test_passes(release: Tea
     assert "own_mounts=True" in log
 
 
+@pytest.mark.nightly
 def test_attacks_fail_under_gvisor(namespace: Namespace):
     writable = {"volumes": [{"name": "tmp", "emptyDir": {}}], "runtimeClassName": "gvisor"}
     attacked = pod("attacked", {}, **writable)

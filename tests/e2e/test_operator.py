@@ -327,6 +327,7 @@ def cuttable_link(toxiproxy: Toxiproxy, folder: Path) -> Iterator[tuple[Any, Pat
     yield link, file
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(toxiproxy_server() is None, reason="needs toxiproxy-server")
 async def test_fifty_jobs_end_correctly_after_an_api_server_outage_of_30_seconds(namespace: Namespace, tmp_path: Path):
     jobs = plans_of_jobs()

@@ -144,6 +144,7 @@ def next_version(chart: Path, folder: Path) -> Path:
     return copy
 
 
+@pytest.mark.nightly
 def test_kills_and_upgrades_lose_no_turn_and_a_deleted_job_leaves_no_objects_or_keys(team: Team, tmp_path: Path):
     # On a busy machine, a pod may take longer to start than the 30 s that a call has by default.
     changes = {"training__steps": 28, "training__validation": NO_VALIDATION, "agent__toolCallTimeout": 120}

@@ -51,6 +51,7 @@ def shared_spec(namespace: Namespace) -> dict[str, Any]:
     return spec
 
 
+@pytest.mark.nightly
 def test_a_shared_cluster_scales_up_the_requested_accelerator_and_survives_an_upgrade(
     namespace: Namespace,
 ):

@@ -63,6 +63,7 @@ def test_every_query_on_tool_servers_and_the_store_returns_a_series(server: Serv
     assert float(answered) > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_query_on_runs_returns_a_series(server: ServerProcess, tmp_path: Path):

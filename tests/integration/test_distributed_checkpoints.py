@@ -15,7 +15,11 @@ LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 @pytest.mark.parametrize(
     ("kind", "model"),
-    [("language_model", {}), ("value_model", {}), ("language_model", LORA)],
+    [
+        ("language_model", {}),
+        pytest.param("value_model", {}, marks=pytest.mark.nightly),
+        pytest.param("language_model", LORA, marks=pytest.mark.nightly),
+    ],
     ids=["policy", "critic", "lora"],
 )
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, kind: str, model: dict[str, Any]):
@@ -24,6 +28,7 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, kind: str, 
     run_on_ranks(resume_on_1_2_and_1_ranks, 2, tmp_path, kind, model)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_in_the_format_of_verl_still_loads(tmp_path: Path):
     save_model(tmp_path)
 

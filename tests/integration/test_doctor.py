@@ -13,6 +13,7 @@ from turnmill.doctor.examination import CHECKS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.nightly
 def test_every_check_that_does_not_need_a_gpu_succeeds_here(tmp_path: Path):
     command = [sys.executable, "-m", "turnmill.cli.main", "doctor", "--json", "--storage", str(tmp_path / "runs")]
     ended = subprocess.run(

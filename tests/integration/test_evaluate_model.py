@@ -15,7 +15,7 @@ from turnmill.observability.trajectory_log import TrajectoryLog
 from turnmill.runs import processes
 from turnmill.training.warm_start import ensure_warm_start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 SMALL = WarmStart(turns=600, gradient_steps=60, max_loss=10)
 

@@ -7,7 +7,7 @@ import pytest
 from support.training_runs import TOOL_JOB, TrainingRun
 from turnmill.cli.main import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 TURN_JOB = """
 apiVersion: turnmill.dev/v1alpha1

@@ -6,7 +6,7 @@ import pytest
 
 from support.training_runs import TrainingRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 

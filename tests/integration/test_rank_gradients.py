@@ -45,7 +45,15 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     return float((flat - flat_expected).norm() / flat_expected.norm())
 
 
-@pytest.mark.parametrize(("ranks", "packed"), [(1, True), (2, True), (2, False), (4, True)])
+@pytest.mark.parametrize(
+    ("ranks", "packed"),
+    [
+        pytest.param(1, True, marks=pytest.mark.nightly),
+        (2, True),
+        pytest.param(2, False, marks=pytest.mark.nightly),
+        pytest.param(4, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_gradients_are_those_of_one_rank_with_padded_rows(gradients_on, ranks, packed):
     expected, found = gradients_on(1, packed=False), gradients_on(ranks, packed=packed)
 

@@ -131,6 +131,7 @@ def machines() -> dict[str, str]:
     return {actor["ActorClassName"].rpartition(".")[2]: names[actor["Address"]["NodeID"]] for actor in alive}
 
 
+@pytest.mark.nightly
 def test_training_and_rollout_use_the_machines_of_the_job_and_continue_when_one_is_replaced(
     cluster, rollout_machine, tmp_path
 ):
@@ -158,6 +159,7 @@ def test_training_and_rollout_use_the_machines_of_the_job_and_continue_when_one_
     assert max(row.get("training/rollout_probs_diff_max", 0) for row in rows) <= 1e-4
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_when_the_core_processes_of_its_engines_are_killed(cluster, rollout_machine, tmp_path):
     add_machine(cluster, "A40")
     folder = RunFolder(tmp_path / "run")
@@ -183,6 +185,7 @@ def core_processes() -> list[int]:
     return [process.pid for process in below if "EngineCore" in " ".join(process.cmdline())]
 
 
+@pytest.mark.nightly
 def test_the_error_for_a_missing_accelerator_lists_the_existing_ones(cluster, rollout_machine, tmp_path):
     # Long enough for the creation of the model, to which the same timeout applies.
     overrides = ["resources.rollout.accelerator=L40S", "training.stallTimeoutSeconds=90"]

@@ -82,6 +82,7 @@ def test_a_killed_run_resumes_its_trajectories(run):
     assert not any(folder.exists() for folder in folders)
 
 
+@pytest.mark.nightly
 def test_a_retried_run_resumes_its_trajectories_and_a_dead_agent_loop_worker_is_replaced_without_a_retry(run):
     attempt = run.start("--set", f"agent={COUNTING_AGENT}", "--set", "retries=1", "--set", "training.checkpointEvery=1")
 
@@ -123,6 +124,7 @@ def proxy(tmp_path: Path) -> Iterator[FaultyProxy]:
         server.close()
 
 
+@pytest.mark.nightly
 def test_failed_calls_change_no_advantage_of_others_and_are_in_no_context(run, proxy):
     run.train(
         *("--set", f"agent.toolServerUrl={proxy.url}", "--set", "agent.toolCallMaxRetries=1"),

@@ -65,6 +65,7 @@ def turns_of(run: TrainingRun, step: int) -> list[tuple[object, ...]]:
     return sorted((turn["environment"], turn["episode"], turn["turn"], tuple(turn["response_ids"])) for turn in turns)
 
 
+@pytest.mark.nightly
 def test_a_run_trains_writes_its_run_folder_and_is_reproducible_from_its_seed(run, job, tmp_path, temporary):
     run.train()
     assert left_in(temporary) == []
@@ -121,6 +122,7 @@ def test_ctrl_c_ends_a_run_and_leaves_no_processes_or_temporary_files(run, tempo
     assert run.mark() == ""
 
 
+@pytest.mark.nightly
 def test_a_colocate_async_run_and_another_run_train_concurrently_with_separate_weights(run, job, tmp_path):
     # A learning rate so high that the policies of the two runs disagree about every token.
     fast = ("--set", "algorithm.actorLearningRate=5e-3")
@@ -146,6 +148,7 @@ def test_lora_adapters_train_and_reach_the_engine(run):
     assert all(row["training/rollout_probs_diff_mean"] <= 1e-4 for row in steps)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_lora_adapters_reach_the_engines_of_asynchronous_rollout(run, mode):
     # A learning rate so high that a policy and the next one disagree about every token.

@@ -51,6 +51,7 @@ def test_the_expert_finds_every_number_within_the_turn_limit(folder, seed):
     assert len(results) <= max_turns
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_job_trains_until_its_first_update(folder):
     small = ("model.warmStart={turns: 600, gradientSteps: 60, maxLoss: 10}", "training.steps=1", "environment.count=8")

@@ -8,7 +8,7 @@ from support.fsdp_ranks import run_on_ranks, save_model
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_engines_get_the_weights_in_the_type_in_which_the_policy_computes(tmp_path: Path, dtype: str, ranks: int):
     save_model(tmp_path)

@@ -31,13 +31,14 @@ def check(watch: Watch) -> None:
     assert watch.added_bytes <= MAX_BYTES
 
 
-@pytest.mark.parametrize("num_actions", [100_000, 1_000_000])
+@pytest.mark.parametrize("num_actions", [100_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
 def test_health_answers_beside_very_many_actions(server: ServerProcess, num_actions: int):
     with Watch(server) as watch:
         assert set(send_many_actions(server, num_actions)) == {422}
     check(watch)
 
 
+@pytest.mark.nightly
 def test_health_answers_beside_slow_connections(server: ServerProcess):
     with Watch(server) as watch, slow_connections(server):
         for _ in range(100):

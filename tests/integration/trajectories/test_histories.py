@@ -19,7 +19,7 @@ def problems(seed: int, sabotage: str | None = None) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 def test_faults_leave_histories_of_one_register(seed: int):
     assert problems(seed) == []
 
