@@ -27,7 +27,7 @@ from turnmill.gateway.errors import (
     UnavailableError,
     UnknownKeyError,
 )
-from turnmill.gateway.messages import JsonObject, digest
+from turnmill.gateway.messages import JsonObject, request_digest
 from turnmill.gateway.trajectory import Model
 
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
@@ -89,7 +89,7 @@ def _endpoint(api: Api, trajectories: Trajectories) -> Handler:
     async def handle(request: Request) -> Response:
         key = key_of(request)
         data = await read_body(request)
-        call = api.read(data, digest(api.path, data), trajectories.model.renderer)
+        call = api.read(data, request_digest(api.path, data), trajectories.model.renderer)
         if not call.stream:
             return _json(call.response(await trajectories.answer(key, call.request)))
         answering = asyncio.create_task(trajectories.answer(key, call.request))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from turnmill.gateway.errors import RequestError
 
@@ -97,6 +97,22 @@ class HistoryKeys:
 def start_key(tools: Sequence[JsonObject], template: JsonObject) -> str:
     """Return the key of an empty conversation with tools and options of the chat template."""
     return digest(json.dumps([list(tools), dict(template)], sort_keys=True))
+
+
+def request_digest(path: str, body: bytes) -> str:
+    """Return a digest that the repeats of a request share; Codex writes the fields of an object in another order."""
+    try:
+        fields = from_json(body)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        return digest(path, body)
+    # Messages and tools are long, and lists: these are compared as they are.
+    values = (
+        to_json(value) if isinstance(value, list) else json.dumps(value, sort_keys=True)
+        for value in map(fields.get, sorted(fields))
+    )
+    return digest(path, *sorted(fields), *values)
 
 
 def digest(*parts: str | bytes) -> str:
