@@ -1,7 +1,7 @@
 """A real BPE tokenizer and a scripted engine, for tests of the gateway."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -43,17 +43,22 @@ CORPUS = (
 
 @cache
 def bpe_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of merged bytes with the special tokens of ChatML."""
+    """Return the tokenizer of scripted models."""
+    return merged_bytes(CORPUS, vocabulary=600)
+
+
+def merged_bytes(texts: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of merged bytes with the special tokens and the template of ChatML."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
+        vocab_size=vocabulary,
         special_tokens=["<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=TEMPLATE)
 
 
@@ -69,6 +74,9 @@ class ScriptedEngine:
         self.prompts: list[tuple[int, ...]] = []
         self.samples: list[tuple[int, ...]] = []
         self.sampling: list[Mapping[str, object]] = []
+        self.answered: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        """Prompts that were answered, with the samples."""
+
         self.errors: list[Exception] = []
         """Errors of the next requests."""
 
@@ -94,6 +102,7 @@ class ScriptedEngine:
         ids = ids_of(response + "<|im_end|>") if isinstance(response, str) else tuple(response)
         ids = ids[: int(str(sampling["max_tokens"]))]
         self.samples.append(ids)
+        self.answered.append((tuple(prompt_ids), ids))
         return Sample(ids, tuple(-0.5 - index / 1000 for index in range(len(ids))), (1, 2))
 
 
@@ -108,6 +117,22 @@ def scripted_model(engine: Engine, *, parser: AnswerParser | None = None, max_co
         frozenset({tokenizer.eos_token_id}),
         max_context_tokens,
     )
+
+
+def require_exact_rows(trajectory: Trajectory, engine: ScriptedEngine) -> None:
+    """Require that each sample is in the loss once, after the tokens that the engine had read, and nothing else is."""
+    rows = trajectory.rows()
+    for prompt, sample in engine.answered:
+        end = len(prompt) + len(sample)
+        holders = [
+            row
+            for row in rows
+            if (*row.prompt_ids, *row.ids)[:end] == prompt + sample
+            and all(row.mask[len(prompt) - len(row.prompt_ids) : end - len(row.prompt_ids)])
+            and len(prompt) >= len(row.prompt_ids)
+        ]
+        assert len(holders) == 1, bpe_tokenizer().decode(sample)
+    assert sum(sum(row.mask) for row in rows) == sum(map(len, engine.samples))
 
 
 class RecordedTurns:
