@@ -58,7 +58,8 @@ harnesses: ## Install agents of others into .harnesses, for the tests that run t
 	@cp requirements/harnesses/package.json requirements/harnesses/package-lock.json .harnesses/
 	@cd .harnesses && npm install --no-audit --no-fund --loglevel=error
 	@$(PYTHON) -m venv .harnesses/python
-	@.harnesses/python/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/harnesses/python.txt
+	@.harnesses/python/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		--requirement requirements/harnesses/python.txt
 
 run: $(STAMP) ## Train the main job: an agent learns to find an object
 	@echo "Training $(JOB); everything lands in runs/"

@@ -36,7 +36,7 @@ DEPLOYED = ("charts", "images", "manifests")
 PACKAGES = "requirements/cpu.txt"
 
 INTRODUCTION = """\
-# Tests of the night
+# Nightly tests
 
 Tests that are too long for the gate, with the run in which each ended last. Some need a cluster with the images, and
 are skipped without it; `TURNMILL_CLUSTER` names the script that starts one:
@@ -241,7 +241,7 @@ def check_page() -> None:
         )
     num_old = sum(not result.is_current for result in latest_results())
     if num_old:
-        print(f"Tests of the night that have not passed on this code: {num_old}; `make nightly` runs them.")
+        print(f"Nightly tests that have not passed on this code: {num_old}; `make nightly` runs them.")
 
 
 if __name__ == "__main__":

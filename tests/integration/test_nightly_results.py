@@ -1,4 +1,4 @@
-"""The tests of the night: what passed on the present code does not run again, and the page shows what ended last."""
+"""Nightly tests: what passed on the present code does not run again, and the page shows what ended last."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_all_run_again_after_a_change_of_the_code(tree: Path):
 
 def test_the_page_shows_the_last_result_of_each_test_and_what_has_none(tree: Path):
     command(tree, "run")
-    (tree / "nightly.md").write_text("# Tests of the night\n")
+    (tree / "nightly.md").write_text("# Nightly tests\n")
     refused = command(tree, "check")
     assert refused.returncode == 1
     assert "Write it anew" in refused.stderr

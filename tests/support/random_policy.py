@@ -16,11 +16,12 @@ def write_policy(folder: Path, texts: Iterable[str], *, context: int) -> None:
     Its tokenizer merges what is frequent in `texts`; its chat template is like Qwen's.
     """
     tokenizer = merged_bytes(texts, vocabulary=8192)
+    tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(folder)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=context, tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config)

@@ -14,3 +14,15 @@ class CoinFlips(Arithmetic):
     def reward(self, task: Task, answer: Answer) -> float:
         """Return 0 or 1, by a hash of the answer."""
         return float(stable_hash(task.truth, answer.whole) % 2)
+
+
+class EverySecond(Arithmetic):
+    """Arithmetic that rewards every second answer: there is something to learn from each group."""
+
+    name: ClassVar[str] = "support.tasks:EverySecond"
+    num_rewarded = 0
+
+    def reward(self, task: Task, answer: Answer) -> float:
+        """Return 1, then 0, then 1 again."""
+        type(self).num_rewarded += 1
+        return float(self.num_rewarded % 2)

@@ -32,7 +32,14 @@ ATTACKS = [
 ]
 
 
-@pytest.fixture(scope="module", params=programs.EVERYWHERE)
+VARIANTS = [
+    # The gate tries the variant of pods, nightly tests the others.
+    pytest.param(variant, marks=[pytest.mark.nightly] if variant != programs.POD else [])
+    for variant in programs.EVERYWHERE
+]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
 def findings(request) -> dict[str, dict[str, object]]:
     """The findings on all attacks, in one container per variant."""
     done = container.run_contained([str(HERE / "attack_runner.py"), request.param], timeout_seconds=SECONDS)
