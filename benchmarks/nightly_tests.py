@@ -134,18 +134,23 @@ def functions() -> list[str]:
 
 
 def _marked(tree: ast.Module) -> Iterator[str]:
-    all_of_file = any(
-        isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0]) and _is_nightly(node.value)
-        for node in tree.body
-    )
+    """Yield the tests that are marked: all of them, by a decorator, or by a parameter of theirs or of their fixture."""
+    words = ["mark.nightly"]
     for node in tree.body:
-        is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if is_test and (all_of_file or any(_is_nightly(decorator) for decorator in node.decorator_list)):
+        if isinstance(node, ast.Assign) and _mentions(node.value, words):
+            words.append(ast.unparse(node.targets[0]))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    marked = [node for node in functions if any(_mentions(decorator, words) for decorator in node.decorator_list)]
+    fixtures = {node.name for node in marked if not node.name.startswith("test_")}
+    for node in functions:
+        arguments = {argument.arg for argument in node.args.args}
+        if node.name.startswith("test_") and ("pytestmark" in words or node in marked or arguments & fixtures):
             yield node.name
 
 
-def _is_nightly(expression: ast.expr) -> bool:
-    return "mark.nightly" in ast.unparse(expression)
+def _mentions(expression: ast.expr, words: Sequence[str]) -> bool:
+    text = ast.unparse(expression)
+    return any(word in text for word in words)
 
 
 @cache

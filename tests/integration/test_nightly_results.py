@@ -39,6 +39,25 @@ def test_of_the_gate():
     assert False
 """
 
+TESTS_OF_A_FIXTURE = """\
+import pytest
+
+VARIANTS = ["fast", pytest.param("slow", marks=pytest.mark.nightly)]
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request):
+    return request.param
+
+
+def test_of_variants(variant):
+    assert variant == "slow"
+
+
+def test_of_the_gate():
+    assert False
+"""
+
 PROGRAM = """\
 import sys
 from pathlib import Path
@@ -121,3 +140,13 @@ def test_the_page_shows_the_last_result_of_each_test_and_what_has_none(tree: Pat
     assert "Without a result:\n\n- `test_some.py::test_that_is_skipped`\n" in page
     assert "test_of_the_gate" not in page
     assert command(tree, "check").returncode == 0
+
+
+def test_tests_are_found_by_the_parameters_of_their_fixture(tree: Path):
+    (tree / "tests" / "test_some.py").write_text(TESTS_OF_A_FIXTURE)
+    assert command(tree, "run").returncode == 0
+    assert outcomes(tree) == {("test_of_variants[slow]", True)}
+    command(tree, "page")
+    page = (tree / "nightly.md").read_text()
+    assert "| `test_some.py::test_of_variants[slow]` | passed |" in page
+    assert "test_of_the_gate" not in page
