@@ -34,6 +34,7 @@ PAGE = ROOT / "docs" / "nightly.md"
 CODE = ("platform/turnmill", "operator", "tests/support")
 DEPLOYED = ("charts", "images", "manifests")
 PACKAGES = "requirements/cpu.txt"
+NUM_PROCESSES = 2
 
 INTRODUCTION = """\
 # Nightly tests
@@ -188,10 +189,8 @@ def run_tests(files: Sequence[Path]) -> int:
     failed = False
     # Tests on a cluster share an operator or a release within their file.
     for marks, distribution in (("not e2e", ("load", "--maxschedchunk=1")), ("e2e", ("loadfile",))):
-        status = pytest.main(
-            ["-n", "2", "--dist", *distribution, "-m", f"nightly and {marks}", "-rP", *passed, *map(str, files)],
-            plugins=[Recorder()],
-        )
+        options = (f"-n{NUM_PROCESSES}", "--dist", *distribution, "-m", f"nightly and {marks}", "-rP", *passed)
+        status = pytest.main([*options, *map(str, files)], plugins=[Recorder()])
         failed |= status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     return int(failed)
 
