@@ -351,3 +351,16 @@ async def test_a_failure_after_the_stream_has_begun_is_an_error_in_it(
 
     assert text == ""
     assert "The engine is gone." in problem
+
+
+async def test_a_repeat_with_its_fields_in_another_order_samples_nothing(start: Start):
+    gateway = start(["first", "second"])
+    body = {"model": "policy", "metadata": {"a": "1", "b": "2"}, "messages": [{"role": "user", "content": "Look."}]}
+    again = {"messages": body["messages"], "metadata": {"b": "2", "a": "1"}, "model": "policy"}
+    headers = {"authorization": "Bearer secret"}
+
+    async with httpx.AsyncClient(base_url=gateway.server.url, headers=headers) as client:
+        answers = [(await client.post("/v1/chat/completions", json=sent)).json() for sent in (body, again)]
+
+    assert [answer["choices"][0]["message"]["content"] for answer in answers] == ["first", "first"]
+    gateway.require_one_row()
