@@ -188,7 +188,7 @@ def run_tests(files: Sequence[Path]) -> int:
     passed = [f"--deselect=tests/{result.test}" for result in latest_results() if result.is_current]
     failed = False
     # Tests on a cluster share an operator or a release within their file.
-    for marks, distribution in (("not e2e", ("load", "--maxschedchunk=1")), ("e2e", ("loadfile",))):
+    for marks, distribution in (("not e2e", ("loadgroup",)), ("e2e", ("loadfile",))):
         options = (f"-n{NUM_PROCESSES}", "--dist", *distribution, "-m", f"nightly and {marks}", "-rP", *passed)
         status = pytest.main([*options, *map(str, files)], plugins=[Recorder()])
         failed |= status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)

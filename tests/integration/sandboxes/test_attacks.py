@@ -11,9 +11,13 @@ from support import container
 HERE = Path(__file__).parent
 SECONDS = 590
 
-pytestmark = pytest.mark.skipif(
-    not container.can_contain(), reason="a throw-away container requires root and the right to create namespaces"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not container.can_contain(), reason="a throw-away container requires root and the right to create namespaces"
+    ),
+    # Attacks of two processes would share what the kernel allows one user, such as pages of pipes.
+    pytest.mark.xdist_group("attacks"),
+]
 
 
 def load(name: str) -> ModuleType:
