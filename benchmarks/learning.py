@@ -13,19 +13,18 @@ if a page is not what `page` writes: a result of other code is marked as stale t
 import argparse
 import hashlib
 import io
-import json
 import re
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import learning_comparison
-from commits import present_commit
+from results_file import append_result, present_commit, read_results
 
 from turnmill.cli.run_dirs import is_run
 from turnmill.core.code_hash import hash_code
@@ -294,16 +293,13 @@ def train_one(example: str, seed: int) -> Result:
 
 
 def append(result: Result) -> None:
-    """Add a result to the file, as one line."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(asdict(result)) + "\n")
+    """Add a result to the file."""
+    append_result(RESULTS, result)
 
 
 def results() -> list[Result]:
     """Return all results, oldest first."""
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return [Result(**json.loads(line)) for line in lines]
+    return read_results(RESULTS, Result)
 
 
 # ---- the page ----

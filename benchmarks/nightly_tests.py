@@ -12,18 +12,17 @@ adds a line to `benchmarks/results/nightly.jsonl` after each; tests that are ski
 import argparse
 import ast
 import hashlib
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
-from commits import present_commit
+from results_file import append_result, present_commit, read_results
 
 from turnmill.core.code_hash import hash_code
 
@@ -196,16 +195,13 @@ def run_tests(files: Sequence[Path]) -> int:
 
 
 def append(result: Result) -> None:
-    """Add a result to the file, as one line."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(asdict(result)) + "\n")
+    """Add a result to the file."""
+    append_result(RESULTS, result)
 
 
 def results() -> list[Result]:
     """Return all results, oldest first."""
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return [Result(**json.loads(line)) for line in lines]
+    return read_results(RESULTS, Result)
 
 
 def latest_results() -> list[Result]:
