@@ -150,3 +150,13 @@ def test_tests_are_found_by_the_parameters_of_their_fixture(tree: Path):
     page = (tree / "nightly.md").read_text()
     assert "| `test_some.py::test_of_variants[slow]` | passed |" in page
     assert "test_of_the_gate" not in page
+
+
+def test_a_test_whose_name_begins_that_of_another_does_not_hide_it(tree: Path):
+    one = "@pytest.mark.nightly\ndef test_one():\n    pass\n\n\n"
+    other = one.replace("test_one", "test_one_more").replace("pass", "assert (HERE / 'mended').exists()")
+    (tree / "tests" / "test_some.py").write_text(TESTS.partition("@pytest")[0] + one + other)
+    assert command(tree, "run").returncode == 1
+    (tree / "tests" / "mended").touch()
+    assert command(tree, "run").returncode == 0
+    assert ("test_one_more", True) in outcomes(tree)
