@@ -11,6 +11,7 @@ import yaml
 
 from support import promql
 from support.programs import find_program, why_no_program
+from turnmill.gateway.instrumentation import gateway_metrics
 from turnmill.observability.dashboards.foreign import PYTHON
 from turnmill.observability.prometheus import RunInfo, RunMetrics
 from turnmill.observability.tool_metrics import ToolMetrics
@@ -79,6 +80,9 @@ RUNNING = named("turnmill_sandbox_runs_in_flight", POD)
 PLACES = {named("turnmill_sandbox_runs_limit", POD): "64x60"}
 DONE_CALLS = named("turnmill_tool_calls_total", f'{POD}, tool="sql", outcome="done"')
 FAILED_CALLS = named("turnmill_tool_calls_total", f'{POD}, tool="sql", outcome="failed"')
+ANSWERED = named("turnmill_gateway_requests_total", f'{POD}, api="messages", status="200"')
+REFUSED = named("turnmill_gateway_requests_total", f'{POD}, api="messages", status="400"')
+BROKEN_REQUESTS = named("turnmill_gateway_requests_total", f'{POD}, api="messages", status="503"')
 FAULTS = named("turnmill_tool_calls_total", f'{POD}, tool="sql", outcome="tool_error"')
 RUNS = named("turnmill_sandbox_runs_total", POD)
 KILLS = named("turnmill_sandbox_kills_total", f'{POD}, limit="memory"')
@@ -157,6 +161,9 @@ CASES = (
     silent("TurnmillToolServersUnreachable", "what fails is the reward", {LOST: "0x60", AT_FAULT: "0+1x60"}),
     fires("TurnmillToolCallsFail", "5 of 100", {DONE_CALLS: "0+95x60", FAILED_CALLS: "0+5x60"}),
     silent("TurnmillToolCallsFail", "1 of 1000", {DONE_CALLS: "0+999x60", FAILED_CALLS: "0+1x60"}),
+    fires("TurnmillGatewayFails", "10 of 100", {ANSWERED: "0+90x60", BROKEN_REQUESTS: "0+10x60"}),
+    silent("TurnmillGatewayFails", "1 of 100", {ANSWERED: "0+99x60", BROKEN_REQUESTS: "0+1x60"}),
+    silent("TurnmillGatewayFails", "mistakes of agents", {ANSWERED: "0+50x60", REFUSED: "0+50x60"}),
     fires("TurnmillToolFaulty", "once a minute", {FAULTS: "0+1x60"}),
     silent("TurnmillToolFaulty", "once", {FAULTS: "0x30 1x30"}),
     fires("TurnmillSandboxKillsBurst", "half of the runs", {RUNS: "0+20x60", KILLS: "0+10x60"}),
@@ -310,7 +317,7 @@ def served() -> dict[str, set[str]]:
     operator_metrics.initialize_series()
     operator_metrics.ATTEMPTS.labels("a", "failed")
     found: dict[str, set[str]] = {name: set(labels) for name, labels in PYTHON.items()}
-    for registry in (run.registry, tools.registry, operator_metrics.REGISTRY):
+    for registry in (run.registry, tools.registry, gateway_metrics().registry, operator_metrics.REGISTRY):
         for family in registry.collect():
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels)

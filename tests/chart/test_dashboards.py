@@ -12,7 +12,18 @@ import pytest
 from prometheus_client import Metric
 
 from support import promql
-from turnmill.observability.dashboards.board import CLUSTER, OPERATOR, RAY, RUN, TOOL_SERVER, Board, Panel, Query
+from turnmill.gateway.instrumentation import gateway_metrics
+from turnmill.observability.dashboards.board import (
+    CLUSTER,
+    GATEWAY,
+    OPERATOR,
+    RAY,
+    RUN,
+    TOOL_SERVER,
+    Board,
+    Panel,
+    Query,
+)
 from turnmill.observability.dashboards.boards import BOARDS
 from turnmill.observability.dashboards.foreign import FOREIGN, KUBE_STATE, KUBERAY, PYTHON, VLLM
 from turnmill.observability.dashboards.foreign import RAY as RAY_SERIES
@@ -66,6 +77,10 @@ def tool_series() -> dict[str, set[str]]:
     return series_of(metrics.registry.collect())
 
 
+def gateway_series() -> dict[str, set[str]]:
+    return series_of(gateway_metrics().registry.collect())
+
+
 def operator_series() -> dict[str, set[str]]:
     operator_metrics.initialize_series()
     operator_metrics.JOBS.labels("a", "Running")
@@ -77,6 +92,7 @@ def operator_series() -> dict[str, set[str]]:
 SERIES = {
     **{name: (RUN, labels) for name, labels in run_series().items()},
     **{name: (TOOL_SERVER, labels) for name, labels in tool_series().items()},
+    **{name: (GATEWAY, labels) for name, labels in gateway_series().items()},
     **{name: (RAY, set(labels)) for name, labels in (RAY_SERIES | VLLM).items()},
     **{name: (CLUSTER, set(labels)) for name, labels in (KUBERAY | KUBE_STATE).items()},
     **{name: (OPERATOR, set(labels)) for name, labels in PYTHON.items()},

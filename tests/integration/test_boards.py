@@ -1,5 +1,6 @@
 """Dashboard queries on a real Prometheus that scrapes a run and a tool server: every query returns a series."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,9 +8,17 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
-from support.dashboard_queries import needs_gpus, queries_of_runs, queries_of_tool_servers, queries_without_data
+from support.dashboard_queries import (
+    needs_gpus,
+    queries_of_gateways,
+    queries_of_runs,
+    queries_of_tool_servers,
+    queries_without_data,
+)
+from support.gateway_process import GatewayProcess, ScriptedVllm
 from support.programs import find_program, why_no_program
 from support.prometheus import Prometheus
 from support.server_process import ServerProcess, eventually
@@ -61,6 +70,31 @@ def test_every_query_on_tool_servers_and_the_store_returns_a_series(server: Serv
         answered = prometheus.history('sum(turnmill_tool_calls_total{outcome="done"})')[0]["values"][-1][1]
 
     assert float(answered) > 0
+
+
+async def test_every_query_on_gateways_returns_a_series(tmp_path: Path):
+    program = find_program("prometheus")
+    assert program is not None
+    wanted = queries_of_gateways()
+    assert len(wanted) > 15
+
+    async with ScriptedVllm(lambda prompt: "yes") as engine:
+        gateway = await GatewayProcess(tmp_path, engine.url, "--metrics-port", "0").ready()
+        port = urlsplit(gateway.metrics_url).port
+        assert port is not None
+        numbers = count()
+
+        def all_seen() -> bool:
+            message = {"role": "user", "content": f"What is {next(numbers)}?"}
+            url = f"{gateway.url}/key/v1/chat/completions"
+            httpx.post(url, json={"messages": [message]}, timeout=60).raise_for_status()
+            return not queries_without_data(prometheus, wanted, **RANGES)
+
+        try:
+            with Prometheus(program, tmp_path, {"gateway": port}) as prometheus:
+                await asyncio.to_thread(eventually, all_seen, seconds=60)
+        finally:
+            gateway.close()
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from support import promql
 from support.prometheus import PrometheusApi
-from turnmill.observability.dashboards.board import OPERATOR, Query
+from turnmill.observability.dashboards.board import GATEWAY, OPERATOR, Query, Source
 from turnmill.observability.dashboards.boards import BOARDS
 from turnmill.observability.dashboards.foreign import RAY
 
@@ -16,16 +16,18 @@ def queries_of_runs() -> list[Query]:
 
 def queries_of_tool_servers() -> list[Query]:
     """Return the queries whose series all come from tool servers."""
-    of_operator = queries_of_operator()
-    return [query for query in _selected_by("job") if query not in of_operator]
+    others = queries_of_operator() + queries_of_gateways()
+    return [query for query in _selected_by("job") if query not in others]
+
+
+def queries_of_gateways() -> list[Query]:
+    """Return the queries whose series all come from gateways."""
+    return _on_boards_of(GATEWAY)
 
 
 def queries_of_operator() -> list[Query]:
     """Return the queries whose series all come from turnmill's operator."""
-    # Queries of tool servers select by the same label.
-    boards = [board for board in BOARDS if OPERATOR in board.sources]
-    found = _selected_by("job")
-    return [query for board in boards for panel in board.panels for query in panel.queries if query in found]
+    return _on_boards_of(OPERATOR)
 
 
 def queries_of_ray() -> list[Query]:
@@ -43,6 +45,13 @@ def queries_without_data(prometheus: PrometheusApi, queries: Sequence[Query], **
     """Return the queries without data, with these values of the dashboards' variables."""
     expressions = [promql.with_values(query.expression, **variables) for query in queries]
     return [expression for expression in expressions if not prometheus.has_seen(expression)]
+
+
+def _on_boards_of(source: Source) -> list[Query]:
+    # Several sources select by the same label.
+    boards = [board for board in BOARDS if source in board.sources]
+    found = _selected_by("job")
+    return [query for board in boards for panel in board.panels for query in panel.queries if query in found]
 
 
 def _selected_by(label: str) -> list[Query]:

@@ -51,6 +51,10 @@ class ScriptedVllm:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Refuse further connections."""
         await self._server.close()
 
     async def _generate(self, request: Request) -> Response:
@@ -77,7 +81,7 @@ class GatewayProcess:
         variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
-        self.url = ""
+        self.url, self.metrics_url = "", ""
 
     @property
     def log(self) -> str:
@@ -88,8 +92,8 @@ class GatewayProcess:
         """Wait until it serves."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
-            if found := re.search(r"Gateway ready url=(\S+)", self.log):
-                self.url = found[1]
+            if found := re.search(r"Gateway ready url=(\S+)(?: metrics=(\S+))?", self.log):
+                self.url, self.metrics_url = found[1], found[2] or ""
                 return self
             await asyncio.sleep(0.02)
         self.close()

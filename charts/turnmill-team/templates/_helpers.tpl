@@ -81,6 +81,7 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- end -}}
 
 {{- define "turnmill-team.toolServer" -}}{{ include "turnmill-team.fullname" . }}-tool-server{{- end -}}
+{{- define "turnmill-team.gateway" -}}{{ include "turnmill-team.fullname" . }}-gateway{{- end -}}
 {{- define "turnmill-team.store" -}}{{ include "turnmill-team.fullname" . }}-store{{- end -}}
 {{- define "turnmill-team.ray" -}}{{ include "turnmill-team.fullname" . }}-ray{{- end -}}
 
@@ -149,7 +150,7 @@ http://{{ include "turnmill-team.toolServer" . }}.{{ .Release.Namespace }}.svc:5
       {{- end }}
 {{- end -}}
 
-{{/* How fast tool servers are added and removed: .Values.toolServer. */}}
+{{/* How fast replicas are added and removed: .Values.toolServer or .Values.gateway. */}}
 {{- define "turnmill-team.scalingBehavior" -}}
 scaleUp:
   stabilizationWindowSeconds: 0

@@ -14,6 +14,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.http_connections import listen
 from turnmill.core.supervisor import Supervisor
 from turnmill.observability import logs
+from turnmill.observability.worker_metrics import metrics_of_workers
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -23,9 +24,15 @@ log = logging.getLogger(__name__)
 def gateway(
     engine_url: Annotated[str, typer.Option(help="A vLLM server, such as http://localhost:8000.")],
     model: Annotated[Path, typer.Option(help="Folder with the tokenizer of the model that it serves.")],
+    engine_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key of the vLLM server, if it asks for one.")
+    ] = None,
     model_name: Annotated[str, typer.Option(help="Name by which agents may ask for the model.")] = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one and logs it.")] = 8080,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port for Prometheus, with /metrics alone; left out, there are no metrics.")
+    ] = None,
     redis: Annotated[
         str | None,
         typer.Option(
@@ -57,9 +64,13 @@ def gateway(
     if not any((model / name).is_file() for name in TOKENIZER_FILES):
         raise SettingsError(f"--model {model} has no tokenizer: name a folder with {' or '.join(TOKENIZER_FILES)}.")
     with ExitStack() as stack:
-        listener = stack.enter_context(listen(host, port))
+        listeners = [stack.enter_context(listen(host, port))]
+        if metrics_port is not None:
+            listeners.append(stack.enter_context(listen(host, metrics_port, "--metrics-port")))
+            stack.enter_context(metrics_of_workers())
         settings = gateway_worker.GatewaySettings(
             engine_url=engine_url,
+            engine_key=None if engine_key_file is None else _read_key(engine_key_file),
             model=model,
             model_name=model_name,
             store_url=with_password(redis) if redis else stack.enter_context(EmbeddedStore()).url,
@@ -74,10 +85,28 @@ def gateway(
         multiprocessing.set_forkserver_preload(list(gateway_worker.IMPORTS))
         Supervisor(
             partial(gateway_worker.run_gateway, settings),
-            [listener],
+            listeners,
             num_workers=workers,
             grace_seconds=drain_seconds,
-            on_ready=lambda url: log.info("Gateway ready", extra={"url": url, "workers": workers}),
+            on_ready=partial(_log_ready, workers),
             name="gateway-worker",
             start_method="forkserver",
         ).run()
+
+
+def _read_key(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--engine-key-file {path} cannot be read: {error}") from error
+    if not (key.isascii() and key.isprintable() and key):
+        raise SettingsError(
+            f"--engine-key-file {path} has no key: it must hold printable ASCII characters in one line."
+        )
+    return key
+
+
+def _log_ready(workers: int, urls: object) -> None:
+    assert isinstance(urls, list)
+    metrics = {"metrics": f"{urls[1]}/metrics"} if len(urls) > 1 else {}
+    log.info("Gateway ready", extra={"url": urls[0], **metrics, "workers": workers})

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from turnmill.cli.extras import needs_extra
@@ -12,6 +13,7 @@ from turnmill.core.errors import SettingsError
 from turnmill.core.http_connections import event_loop_factory, raise_open_files_limit
 from turnmill.core.supervisor import OnReady
 from turnmill.gateway.app import create_app
+from turnmill.gateway.instrumentation import MeasuredApp, MeasuredEngine, count_turn, gateway_metrics, metrics_app
 from turnmill.gateway.parsing import create_parser
 from turnmill.gateway.rendering import ChatRenderer
 from turnmill.gateway.replicas import StoreTrajectories
@@ -35,6 +37,7 @@ class GatewaySettings:
     """What a worker serves."""
 
     engine_url: str
+    engine_key: str | None
     model: Path
     """Folder with the tokenizer."""
 
@@ -72,28 +75,39 @@ async def _serve(
         tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model {settings.model} has no tokenizer: {error} Name a folder with one.") from error
-    engine = VllmEngine(settings.engine_url, timeout_seconds=settings.timeout_seconds)
+    metrics = gateway_metrics()
+    engine = VllmEngine(settings.engine_url, timeout_seconds=settings.timeout_seconds, key=settings.engine_key)
     served = Model(
         settings.model_name,
-        engine,
+        MeasuredEngine(engine, metrics),
         ChatRenderer(tokenizer),
         create_parser(tokenizer, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser),
         frozenset({tokenizer.eos_token_id}),
         settings.max_context_tokens,
     )
-    trajectories = StoreTrajectories(served, settings.store_url, settings.run_name, max_turns=settings.max_turns)
-    server = HttpServer(create_app(trajectories), listeners[0], drain_seconds=settings.drain_seconds)
+    trajectories = StoreTrajectories(
+        served,
+        settings.store_url,
+        settings.run_name,
+        max_turns=settings.max_turns,
+        on_recorded=partial(count_turn, metrics),
+    )
+    app = MeasuredApp(create_app(trajectories), metrics)
+    servers = [HttpServer(app, listeners[0], drain_seconds=settings.drain_seconds)]
+    servers += [HttpServer(metrics_app(metrics), listener) for listener in listeners[1:]]
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     if stop_when_readable is not None:
         loop.add_reader(stop_when_readable, stopped.set)
-    server.start()
-    on_ready(server.url)
+    for server in servers:
+        server.start()
+    on_ready([server.url for server in servers])
     await stopped.wait()
     if stop_when_readable is not None:
         loop.remove_reader(stop_when_readable)
-    await server.close()
+    for server in servers:
+        await server.close()
     await trajectories.close()
     await engine.close()

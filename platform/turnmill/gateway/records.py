@@ -10,7 +10,7 @@ from turnmill.gateway.engine import Sample
 from turnmill.gateway.messages import JsonObject, digest, message_key, reasoning_place
 from turnmill.gateway.places import Place
 from turnmill.gateway.rendering import ChatRenderer
-from turnmill.gateway.tree import Generation, Opening, Tree
+from turnmill.gateway.tree import BranchReason, Generation, Opening, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,12 @@ def turn_of(
             "oldest_version": oldest,
         },
     )
+
+
+def branch_of(turn: Turn) -> BranchReason:
+    """Return why a recorded turn branched; empty if it did not."""
+    reason: BranchReason = json.loads(turn.observation)["branch"]
+    return reason
 
 
 def read_turn(turn: Turn, tree: Tree) -> Recorded:

@@ -1,7 +1,7 @@
 """Trajectories of a gateway with replicas: each has its turns in the trajectory store, and any replica continues it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from turnmill.core.errors import OtherTurnsError
 from turnmill.core.trajectory import TrajectoryMetadata, Turn
@@ -17,18 +17,24 @@ STORE_SECONDS = 10.0
 MAX_CACHED_TOKENS = 5_000_000
 """Tokens of the trajectories that a replica keeps in memory, some 350 MB."""
 
+OnRecorded = Callable[[Turn], None]
+
 
 class SharedTrajectory:
     """One trajectory in the store, whose requests other replicas may answer, too."""
 
-    def __init__(self, journal: TrajectoryJournal, claims: RequestClaims, opened: JournaledTrajectory) -> None:
+    def __init__(
+        self, journal: TrajectoryJournal, claims: RequestClaims, opened: JournaledTrajectory, on_recorded: OnRecorded
+    ) -> None:
         self._journal = journal
         self._claims = claims
         self._opened = opened
+        self._on_recorded = on_recorded
 
     async def append(self, turn: Turn) -> None:
         """Add a turn. Raises StaleClaimError if another replica has the journal."""
         self._opened = await self._journal.append(self._opened, turn, deadline=deadline_in(STORE_SECONDS))
+        self._on_recorded(turn)
 
     async def take_over(self, known: Sequence[Turn]) -> Sequence[Turn]:
         """Take the journal from another replica; return all turns.
@@ -64,14 +70,19 @@ class StoreTrajectories:
         settings: StoreSettings | None = None,
         attempt: int | None = None,
         max_turns: int | None = None,
+        on_recorded: OnRecorded = lambda turn: None,
     ) -> None:
-        """Take the URL of the store and the name under which its trajectories lie there."""
+        """Take the URL of the store and the name under which its trajectories lie there.
+
+        `on_recorded` gets each turn that this replica has recorded.
+        """
         self.model = model
         settings = settings or StoreSettings()
         self._client = StoreClient(url, max_connections=settings.max_connections)
         self._journal = TrajectoryJournal(self._client, run, settings, attempt=attempt)
         self._claims = RequestClaims(self._client, run, settings)
         self._max_turns = max_turns
+        self._on_recorded = on_recorded
         self._opening: dict[str, asyncio.Task[Trajectory]] = {}
         self._cached: dict[str, Trajectory] = {}
         self._num_tokens: dict[str, int] = {}
@@ -108,7 +119,7 @@ class StoreTrajectories:
     async def _open(self, key: str) -> Trajectory:
         metadata = TrajectoryMetadata(trajectory_id=key)
         opened = await self._journal.open(key, metadata=metadata, deadline=deadline_in(STORE_SECONDS))
-        shared = SharedTrajectory(self._journal, self._claims, opened)
+        shared = SharedTrajectory(self._journal, self._claims, opened, self._on_recorded)
         trajectory = self._cached[key] = Trajectory(
             key, self.model, record=shared.append, turns=opened.turns, max_turns=self._max_turns, shared=shared
         )

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from turnmill.core.http_connections import TimedHttpProtocol, UvicornServer, listen
 
@@ -15,7 +15,7 @@ class HttpServer:
     """Serves an application on a port of one address, until it is closed."""
 
     def __init__(
-        self, app: Starlette, listener: socket.socket | None = None, *, drain_seconds: int | None = None
+        self, app: ASGIApp, listener: socket.socket | None = None, *, drain_seconds: int | None = None
     ) -> None:
         """Take what to listen on; left out, a free port of this machine for its own processes.
 

@@ -17,12 +17,16 @@ HEADERS = {"Content-Type": "application/json"}
 class VllmEngine:
     """Sends prompts to a vLLM server, whose policy keeps its version."""
 
-    def __init__(self, url: str, *, timeout_seconds: float) -> None:
-        """Take the server's address and the time that one answer may take. The event loop must be running."""
+    def __init__(self, url: str, *, timeout_seconds: float, key: str | None = None) -> None:
+        """Take the server's address, the time that one answer may take, and the server's API key.
+
+        The event loop must be running.
+        """
         self._url = url.rstrip("/").removesuffix("/v1")
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS),
             connector=aiohttp.TCPConnector(limit=0),
+            headers=HEADERS | ({} if key is None else {"Authorization": f"Bearer {key}"}),
         )
 
     async def generate(
@@ -34,7 +38,7 @@ class VllmEngine:
             params["seed"] = seed + sample
         data = to_json({"token_ids": prompt_ids, "sampling_params": params})
         try:
-            async with self._session.post(f"{self._url}{PATH}", data=data, headers=HEADERS) as response:
+            async with self._session.post(f"{self._url}{PATH}", data=data) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"The engine at {self._url} did not answer: {error!r}.") from error

@@ -1,15 +1,14 @@
 """Prometheus metrics of a tool server; each has a row in docs/metrics.md."""
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.multiprocess import MultiProcessCollector
+
+from turnmill.observability.worker_metrics import metrics_text
 
 StoreInfo = Mapping[str, Any]
 """Fields of Redis' INFO, parsed by redis-py."""
@@ -32,9 +31,6 @@ STORE_SECONDS_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 
 
 NO_TOOL = "none"
 """Label of actions that match no tool."""
-
-# Read by prometheus_client at import; it keeps the values of all workers in files of this folder.
-WORKERS_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class ToolMetrics:
@@ -126,14 +122,8 @@ class ToolMetrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        if WORKERS_FOLDER_VARIABLE not in os.environ:
-            return prometheus_client.generate_latest(self.registry)
-        remove_dead_workers(Path(os.environ[WORKERS_FOLDER_VARIABLE]))
-        together = CollectorRegistry()
-        MultiProcessCollector(together)
         # The worker that answers has just queried the store: its values are the latest.
-        together.register(self.store)
-        return prometheus_client.generate_latest(together)
+        return metrics_text(self.registry, self.store)
 
     def show(self, tools: tuple[str, ...]) -> None:
         """Create the series of tools at zero, as a rate would miss the first increase of a series that begins at 1."""
@@ -196,11 +186,3 @@ def _aof_failing(info: StoreInfo) -> bool | None:
 
 def _aof_delayed(info: StoreInfo) -> int | None:
     return info.get("aof_delayed_fsync", 0) if info else None
-
-
-def remove_dead_workers(folder: Path) -> None:
-    """Delete the gauges of dead workers, whose calls would count as in flight for ever."""
-    for file in folder.glob("gauge_live*_*.db"):
-        pid = int(file.stem.rpartition("_")[2])
-        if not Path(f"/proc/{pid}").exists():
-            file.unlink(missing_ok=True)

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,7 +10,7 @@ from functools import partial
 from turnmill.core.errors import SettingsError, ToolUnavailableError
 from turnmill.core.http_connections import listen
 from turnmill.core.supervisor import OnReady, Supervisor
-from turnmill.observability.tool_metrics import WORKERS_FOLDER_VARIABLE
+from turnmill.observability.worker_metrics import metrics_of_workers
 from turnmill.tool_server.access import read_token
 from turnmill.tool_server.settings import ServerSettings
 from turnmill.tool_server.threads import exit_despite_threads
@@ -44,7 +42,7 @@ def run_server(settings: ServerSettings) -> None:
         if settings.num_workers == 1:
             run_worker(settings, listeners, on_ready=partial(_log_ready, settings, listeners))
         else:
-            stack.enter_context(_metrics_of_workers())
+            stack.enter_context(metrics_of_workers())
             Supervisor(
                 partial(_work, settings),
                 listeners,
@@ -80,19 +78,6 @@ def _work(
     configure_logs(settings)
     run_worker(settings, listeners, on_ready=on_ready, stop_when_readable=stop_when_readable)
     exit_despite_threads()
-
-
-@contextmanager
-def _metrics_of_workers() -> Iterator[None]:
-    """Give workers a folder for their metrics."""
-    folder = tempfile.mkdtemp(prefix="turnmill-metrics-")
-    # The workers' prometheus_client reads it when it is imported.
-    os.environ[WORKERS_FOLDER_VARIABLE] = folder
-    try:
-        yield
-    finally:
-        del os.environ[WORKERS_FOLDER_VARIABLE]
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.gateway_process import GatewayProcess, ScriptedVllm
 from turnmill.trajectories.client import deadline_in
@@ -103,3 +104,71 @@ async def test_a_gateway_that_cannot_serve_says_why(start: Start):
 
     assert "--model /nowhere has no tokenizer" in str(problem.value)
     assert "Traceback" not in str(problem.value)
+
+
+async def metrics_of(gateway: GatewayProcess) -> dict[str, float]:
+    """Return the samples of a gateway by name and labels."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        response = await client.get(gateway.metrics_url)
+    families = text_string_to_metric_families(response.text)
+    return {
+        " ".join((sample.name.removeprefix("turnmill_gateway_"), *sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def test_every_worker_tells_the_metrics_of_all(start: Start, engine: ScriptedVllm):
+    gateway = await start("--workers", "2", "--metrics-port", "0")
+    before = await metrics_of(gateway)
+    asking = [asyncio.create_task(ask(gateway, f"k{number}", "What is it?")) for number in range(4)]
+    await engine.asked.wait()
+
+    meanwhile = await metrics_of(gateway)
+    opening = (await asyncio.gather(*asking))[0]
+    assert await ask(gateway, "k0", "What is it?") == opening
+    await ask(gateway, "k0", "What is it?", opening, "And now?")
+    await ask(gateway, "k0", "Who is it?")
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+        refused = await client.post("/k0/v1/messages", json={"messages": "none"})
+        await client.get("/k0/v1/models")
+    after = await metrics_of(gateway)
+
+    assert refused.status_code == 400
+    assert before["requests_total chat/completions 200"] == before["turns_total none"] == 0
+    assert 1 <= meanwhile["requests_in_flight"] <= 4
+    assert after["requests_in_flight"] == 0
+    assert after["requests_total chat/completions 200"] == 7
+    assert after["requests_total messages 400"] == 1
+    assert sum(value for name, value in after.items() if name.startswith("requests_total")) == 8
+    # A repeat is answered from the record.
+    assert after["engine_requests_total done"] == after["engine_seconds_count"] == 6
+    assert (after["turns_total none"], after["turns_total conversation"]) == (5, 1)
+    assert after["tokens_total prompt"] == sum(map(len, engine.prompts))
+    assert after["tokens_total response"] > 6
+
+
+async def test_a_client_that_goes_away_is_counted_and_its_turn_recorded(start: Start, engine: ScriptedVllm):
+    gateway = await start("--metrics-port", "0")
+
+    body = {"messages": [{"role": "user", "content": "What is it?"}]}
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=0.5) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/k/v1/chat/completions", json=body)
+    await ask(gateway, "k", "What is it?")
+
+    after = await metrics_of(gateway)
+    assert after["engine_requests_total done"] == after["turns_total none"] == 1
+    assert after["requests_in_flight"] == 0
+
+
+async def test_an_engine_that_fails_is_counted(start: Start, engine: ScriptedVllm):
+    gateway = await start("--metrics-port", "0")
+    await engine.close()
+
+    with pytest.raises(AssertionError, match="unavailable"):
+        await ask(gateway, "k", "What is it?")
+
+    after = await metrics_of(gateway)
+    assert (after["engine_requests_total failed"], after["requests_total chat/completions 503"]) == (1, 1)
+    assert after["turns_total none"] == 0

@@ -22,13 +22,14 @@ class Server:
 
     def __init__(self, status: int, text: str) -> None:
         self.bodies: list[bytes] = []
+        self.keys: list[str | None] = []
         self._response = Response(text, status)
 
-    async def generate(self, sampling: dict[str, Any], sample: int = 0) -> Sample:
+    async def generate(self, sampling: dict[str, Any], sample: int = 0, key: str | None = None) -> Sample:
         """Ask for a response to three tokens."""
         server = HttpServer(Starlette(routes=[Route("/inference/v1/generate", self._respond, methods=["POST"])]))
         server.start()
-        engine = VllmEngine(f"{server.url}/v1", timeout_seconds=5)
+        engine = VllmEngine(f"{server.url}/v1", timeout_seconds=5, key=key)
         try:
             return await engine.generate((1, 2, 3), sampling, trajectory="t", sample=sample)
         finally:
@@ -37,6 +38,7 @@ class Server:
 
     async def _respond(self, request: Request) -> Response:
         self.bodies.append(await request.body())
+        self.keys.append(request.headers.get("authorization"))
         return self._response
 
 
@@ -52,6 +54,15 @@ async def test_a_request_and_its_response_are_those_of_vllm():
     assert sent.token_ids == [1, 2, 3]
     assert (sent.sampling_params.max_tokens, sent.sampling_params.logprobs, sent.sampling_params.seed) == (5, 0, 4)
     assert (sent.sampling_params.temperature, sent.sampling_params.stop) == (0.5, ["x"])
+
+
+@pytest.mark.parametrize(("key", "sent"), [("k3y", "Bearer k3y"), (None, None)])
+async def test_the_engine_gets_its_key(key: str | None, sent: str | None):
+    server = Server(200, '{"choices": [{"token_ids": [7]}]}')
+
+    await server.generate(SAMPLING, key=key)
+
+    assert server.keys == [sent]
 
 
 @pytest.mark.parametrize(

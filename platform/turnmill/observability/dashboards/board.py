@@ -28,6 +28,7 @@ class Source:
 
 RUN = Source(("namespace", "training_job"), "turnmill_step")
 TOOL_SERVER = Source(("namespace", "job"), "turnmill_tool_calls_in_flight")
+GATEWAY = Source(("namespace", "job"), "turnmill_gateway_requests_in_flight")
 OPERATOR = Source(("job",), "turnmill_operator_leader")
 RAY = Source(("namespace", "ray_io_cluster"), "ray_node_cpu_utilization")
 CLUSTER = Source(("namespace",), "kube_pod_container_resource_requests")

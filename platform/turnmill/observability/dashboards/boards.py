@@ -2,6 +2,7 @@
 
 from turnmill.observability.dashboards import (
     cost,
+    gateway,
     hardware,
     learning,
     operators,
@@ -18,6 +19,7 @@ BOARDS = (
     step_time.BOARD,
     staleness.BOARD,
     tool_servers.BOARD,
+    gateway.BOARD,
     store.BOARD,
     operators.BOARD,
     hardware.BOARD,
