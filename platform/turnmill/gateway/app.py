@@ -19,6 +19,7 @@ from turnmill.gateway.apis.base import Api, ApiCall, ErrorBody, json_text, opena
 from turnmill.gateway.apis.chat import CHAT
 from turnmill.gateway.apis.completions import COMPLETIONS
 from turnmill.gateway.apis.responses import RESPONSES
+from turnmill.gateway.bodies import BodyReader, BodyReaders
 from turnmill.gateway.errors import (
     BodySizeError,
     GatewayError,
@@ -27,7 +28,7 @@ from turnmill.gateway.errors import (
     UnavailableError,
     UnknownKeyError,
 )
-from turnmill.gateway.messages import JsonObject, request_digest
+from turnmill.gateway.messages import JsonObject
 from turnmill.gateway.trajectory import Model
 
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
@@ -55,6 +56,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def create_app(trajectories: Trajectories) -> Starlette:
     """Return the application. A trajectory's key is a bearer token, the header `x-api-key`, or a path before `/v1`."""
     model = trajectories.model
+    bodies = BodyReaders()
 
     async def health(request: Request) -> Response:
         return _json({"status": "ok"})
@@ -68,7 +70,8 @@ def create_app(trajectories: Trajectories) -> Starlette:
         return _json(_listed(model))
 
     async def count_tokens(request: Request) -> Response:
-        asked = MESSAGES.read(await read_body(request), "", model.renderer).request
+        body = BodyReader(MESSAGES.path, MESSAGES.conversation).read(await read_body(request))
+        asked = MESSAGES.read(body, model.renderer).request
         return _json({"input_tokens": len(model.renderer.opening(asked.messages, asked.tools, asked.template))})
 
     routes: list[BaseRoute] = [Route("/health", health)]
@@ -78,18 +81,20 @@ def create_app(trajectories: Trajectories) -> Starlette:
             Route(f"{start}/models/{{name:path}}", _answered(one_model, openai_error)),
             Route(f"{start}/messages/count_tokens", _answered(count_tokens, MESSAGES.error), methods=["POST"]),
             *(
-                Route(f"{start}{api.path}", _answered(_endpoint(api, trajectories), api.error), methods=["POST"])
+                Route(
+                    f"{start}{api.path}", _answered(_endpoint(api, trajectories, bodies), api.error), methods=["POST"]
+                )
                 for api in APIS
             ),
         ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path, ClientDisconnect: answer_nobody})
 
 
-def _endpoint(api: Api, trajectories: Trajectories) -> Handler:
+def _endpoint(api: Api, trajectories: Trajectories, bodies: BodyReaders) -> Handler:
     async def handle(request: Request) -> Response:
         key = key_of(request)
-        data = await read_body(request)
-        call = api.read(data, request_digest(api.path, data), trajectories.model.renderer)
+        body = bodies.read(key, api.path, api.conversation, await read_body(request))
+        call = api.read(body, trajectories.model.renderer)
         if not call.stream:
             return _json(call.response(await trajectories.answer(key, call.request)))
         answering = asyncio.create_task(trajectories.answer(key, call.request))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from turnmill.gateway.errors import RequestError
 
@@ -84,7 +84,8 @@ class HistoryKeys:
         if start == self._keys[0]:
             shared = 0
             for message, before in zip(messages, self._messages, strict=False):
-                if message != before:
+                # Messages that were read before are the same objects.
+                if message is not before and message != before:
                     break
                 shared += 1
             keys = self._keys[: 1 + shared]
@@ -97,22 +98,6 @@ class HistoryKeys:
 def start_key(tools: Sequence[JsonObject], template: JsonObject) -> str:
     """Return the key of an empty conversation with tools and options of the chat template."""
     return digest(json.dumps([list(tools), dict(template)], sort_keys=True))
-
-
-def request_digest(path: str, body: bytes) -> str:
-    """Return a digest that the repeats of a request share; Codex writes the fields of an object in another order."""
-    try:
-        fields = from_json(body)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        return digest(path, body)
-    # Messages and tools are long, and lists: these are compared as they are.
-    values = (
-        to_json(value) if isinstance(value, list) else json.dumps(value, sort_keys=True)
-        for value in map(fields.get, sorted(fields))
-    )
-    return digest(path, *sorted(fields), *values)
 
 
 def digest(*parts: str | bytes) -> str:

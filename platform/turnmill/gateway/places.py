@@ -64,7 +64,7 @@ def find_place(
         except ContinuationError:
             reason = "template"
         else:
-            return Place(parent, tuple(given), (*context, *given), keys[-1], opening, reason)
+            return Place(parent, tuple(given), context + tuple(given), keys[-1], opening, reason)
     prompt = tuple(renderer.opening(request.messages, request.tools, request.template))
     return Place(None, prompt, prompt, keys[-1], opening, reason)
 

@@ -142,7 +142,8 @@ class Tree:
             added.append(self.generations[place])
             place = self.generations[place].parent
         parts = [part for generation in reversed(added) for part in (generation.given_ids, generation.response_ids)]
-        context = tuple(itertools.chain(context if place is not None else (), *parts))
+        # One after the other: adding two tuples is the quickest way to copy one.
+        context = (context if place is not None else ()) + tuple(itertools.chain(*parts))
         self._last_context = (number, context)
         return context
 

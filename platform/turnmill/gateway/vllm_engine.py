@@ -1,6 +1,7 @@
 """A vLLM server as the gateway's engine, by its endpoint for tokens."""
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import aiohttp
@@ -11,6 +12,9 @@ from turnmill.gateway.errors import RequestError, UnavailableError
 
 PATH = "/inference/v1/generate"
 CONNECT_SECONDS = 10.0
+MAX_REMEMBERED_BYTES = 32 * 1024**2
+"""JSON of prompts that is remembered, of some five million tokens."""
+
 HEADERS = {"Content-Type": "application/json"}
 
 
@@ -23,6 +27,7 @@ class VllmEngine:
         The event loop must be running.
         """
         self._url = url.rstrip("/").removesuffix("/v1")
+        self._prompts = PromptTexts()
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS),
             connector=aiohttp.TCPConnector(limit=0),
@@ -36,7 +41,7 @@ class VllmEngine:
         params = {**sampling, "logprobs": 0}
         if isinstance(seed := params.get("seed"), int):
             params["seed"] = seed + sample
-        data = to_json({"token_ids": prompt_ids, "sampling_params": params})
+        data = b'{"token_ids":%b,"sampling_params":%b}' % (self._prompts.text(trajectory, prompt_ids), to_json(params))
         try:
             async with self._session.post(f"{self._url}{PATH}", data=data) as response:
                 body = await response.read()
@@ -54,6 +59,30 @@ class VllmEngine:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+class PromptTexts:
+    """The JSON of prompts, each of which most often begins with the last one of its trajectory."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[str, tuple[tuple[int, ...], bytes]] = OrderedDict()
+        self._num_bytes = 0
+
+    def text(self, trajectory: str, prompt_ids: Sequence[int]) -> bytes:
+        """Return token ids as a JSON list."""
+        ids = tuple(prompt_ids)
+        before, digits = self._last.pop(trajectory, ((), b""))
+        self._num_bytes -= len(digits)
+        if len(ids) > len(before) > 0 and ids[: len(before)] == before:
+            digits = b"%b,%b" % (digits, to_json(ids[len(before) :])[1:-1])
+        elif ids != before:
+            digits = to_json(ids)[1:-1]
+        self._last[trajectory] = ids, digits
+        self._num_bytes += len(digits)
+        while self._num_bytes > MAX_REMEMBERED_BYTES:
+            _, (_, oldest) = self._last.popitem(last=False)
+            self._num_bytes -= len(oldest)
+        return b"[%b]" % digits
 
 
 def _read(body: bytes) -> Sample:

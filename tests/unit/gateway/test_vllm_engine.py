@@ -1,5 +1,7 @@
 """A vLLM server as the engine, in the formats of vLLM's own classes."""
 
+import json
+import random
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest, GenerateResponse
 
+from turnmill.gateway import vllm_engine
 from turnmill.gateway.engine import Sample
 from turnmill.gateway.errors import RequestError, UnavailableError
 from turnmill.gateway.server import HttpServer
-from turnmill.gateway.vllm_engine import VllmEngine
+from turnmill.gateway.vllm_engine import PromptTexts, VllmEngine
 
 SAMPLING = {"max_tokens": 5, "temperature": 0.5, "stop": ["x"], "include_stop_str_in_output": True, "seed": 3}
 
@@ -90,3 +93,30 @@ async def test_an_engine_that_is_not_there_is_unavailable():
         await engine.generate([1], SAMPLING, trajectory="t", sample=0)
 
     await engine.close()
+
+
+def test_prompts_are_written_as_if_each_was_the_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vllm_engine, "MAX_REMEMBERED_BYTES", 60)
+    chance, texts = random.Random(0), PromptTexts()
+    prompts: dict[str, tuple[int, ...]] = {}
+    for _ in range(500):
+        trajectory = chance.choice("abc")
+        before = prompts.get(trajectory, ())
+        # One that goes on, is repeated, is another branch, or begins anew.
+        kept = before[: chance.choice([len(before), len(before), len(before) // 2, 0])]
+        prompts[trajectory] = kept + tuple(chance.randrange(100_000) for _ in range(chance.randrange(6)))
+
+        assert json.loads(texts.text(trajectory, prompts[trajectory])) == list(prompts[trajectory])
+        assert texts._num_bytes == sum(len(digits) for _, digits in texts._last.values()) <= 60
+
+
+def test_only_what_a_prompt_adds_is_written(monkeypatch: pytest.MonkeyPatch):
+    written: list[object] = []
+    monkeypatch.setattr(vllm_engine, "to_json", lambda value: written.append(value) or json.dumps(value).encode())
+    texts = PromptTexts()
+
+    texts.text("t", (1, 2, 3))
+    texts.text("t", (1, 2, 3, 4, 5))
+    texts.text("t", (1, 2, 3, 4, 5))
+
+    assert written == [(1, 2, 3), (4, 5)]

@@ -1,12 +1,13 @@
 """Anthropic's Messages."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.base import Api, Body, chat_tools, event, num_tokens, stop_strings
+from turnmill.gateway.bodies import RequestBody
 from turnmill.gateway.errors import GatewayError
 from turnmill.gateway.messages import JsonObject, Message, normalized, tool_call
 from turnmill.gateway.rendering import ChatRenderer
@@ -38,12 +39,13 @@ class MessagesBody(Body):
 class MessagesCall:
     """One call of Messages."""
 
-    def __init__(self, body: MessagesBody, digest: str) -> None:
+    def __init__(self, request: RequestBody, renderer: ChatRenderer) -> None:
+        body = MessagesBody.read(request, MESSAGES.conversation)
         self.stream = bool(body.stream)
         system = _system(body.system)
         self.request = AnswerRequest(
-            digest=digest,
-            messages=tuple(normalized(message) for message in (*system, *_messages(body.messages))),
+            digest=request.digest,
+            messages=(*map(normalized, system), *request.messages(_messages)),
             tools=chat_tools(
                 [_chat_tool(tool) for tool in body.tools or () if "name" in tool], (body.tool_choice or {}).get("type")
             ),
@@ -91,16 +93,12 @@ class MessagesCall:
         return {"input_tokens": prompt, "output_tokens": output, **cache}
 
 
-def _read(data: bytes, digest: str, renderer: ChatRenderer) -> MessagesCall:
-    return MessagesCall(MessagesBody.read(data), digest)
-
-
 def _error(error: GatewayError) -> JsonObject:
     kind = ERROR_TYPES.get(error.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
-MESSAGES = Api("/messages", _read, _error, lambda error: event(_error(error), "error"))
+MESSAGES = Api("/messages", "messages", MessagesCall, _error, lambda error: event(_error(error), "error"))
 
 
 def _system(system: str | Sequence[JsonObject] | None) -> list[JsonObject]:
@@ -109,21 +107,21 @@ def _system(system: str | Sequence[JsonObject] | None) -> list[JsonObject]:
     return [{"role": "system", "content": texts}] if texts else []
 
 
-def _messages(messages: Iterable[JsonObject]) -> Iterator[JsonObject]:
-    """Return messages as those of OpenAI's chat: results of tools are messages of their own."""
-    for message in messages:
-        content = message.get("content")
-        if not isinstance(content, list):
-            yield message
-        elif message.get("role") == "assistant":
-            yield _assistant(content)
-        else:
-            results = [block for block in content if block.get("type") == "tool_result"]
-            for block in results:
-                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
-            others = [block for block in content if block.get("type") != "tool_result"]
-            if others or not results:
-                yield {"role": message.get("role"), "content": others}
+def _messages(message: JsonObject) -> list[Message]:
+    """Return a message as those of OpenAI's chat: results of tools are messages of their own."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [normalized(message)]
+    if message.get("role") == "assistant":
+        return [normalized(_assistant(content))]
+    results = [block for block in content if block.get("type") == "tool_result"]
+    found: list[JsonObject] = [
+        {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")} for block in results
+    ]
+    others = [block for block in content if block.get("type") != "tool_result"]
+    if others or not results:
+        found.append({"role": message.get("role"), "content": others})
+    return [normalized(each) for each in found]
 
 
 def _assistant(blocks: Sequence[JsonObject]) -> JsonObject:

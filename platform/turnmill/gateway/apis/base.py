@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from turnmill.gateway.answers import Answer, AnswerRequest
+from turnmill.gateway.bodies import RequestBody
 from turnmill.gateway.errors import GatewayError, RequestError
 from turnmill.gateway.messages import JsonObject
 from turnmill.gateway.rendering import ChatRenderer
@@ -33,15 +35,27 @@ class Body(BaseModel):
     chat_template_kwargs: JsonObject | None = None
 
     @classmethod
-    def read(cls, data: bytes) -> Self:
-        """Read a body. Raises RequestError with the field and the rule."""
+    def read(cls, body: RequestBody, conversation: str = "") -> Self:
+        """Read a body and the field of its conversation. Raises RequestError with the field and the rule."""
+        fields = dict(body.fields or {})
+        if body.items is not None:
+            fields[conversation] = [item.value for item in body.items]
         try:
-            return cls.model_validate_json(data)
+            return cls.model_validate(fields if body.fields is not None else None)
         except ValidationError as error:
             problems = [
-                f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in error.errors()
+                f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in cls._problems(body)
             ]
-            raise RequestError("; ".join(problems)) from error
+            raise RequestError("; ".join(problems) or "body: it is no JSON object.") from error
+
+    @classmethod
+    def _problems(cls, body: RequestBody) -> list[ErrorDetails]:
+        """Return the problems in the words of JSON."""
+        try:
+            cls.model_validate_json(body.data)
+        except ValidationError as error:
+            return error.errors()
+        return []
 
     def sampling(self) -> dict[str, object]:
         """Return the sampling parameters that are given, by vLLM's names."""
@@ -77,8 +91,11 @@ class Api:
     """An API: where it is served, how its calls are read, and what its errors look like."""
 
     path: str
-    read: Callable[[bytes, str, ChatRenderer], ApiCall]
-    """Reads the body of a call, with its digest. Raises RequestError."""
+    conversation: str
+    """The field of a body that holds the conversation."""
+
+    read: Callable[[RequestBody, ChatRenderer], ApiCall]
+    """Reads the body of a call. Raises RequestError."""
 
     error: ErrorBody
 

@@ -19,6 +19,7 @@ from turnmill.gateway.apis.base import (
     stop_strings,
     structured_output,
 )
+from turnmill.gateway.bodies import RequestBody
 from turnmill.gateway.messages import JsonObject, Message, normalized
 from turnmill.gateway.parsing import arguments_text
 from turnmill.gateway.rendering import ChatRenderer
@@ -42,11 +43,12 @@ class ChatBody(Body):
 class ChatCall:
     """One call of Chat Completions."""
 
-    def __init__(self, body: ChatBody, digest: str, renderer: ChatRenderer) -> None:
+    def __init__(self, request: RequestBody, renderer: ChatRenderer) -> None:
+        body = ChatBody.read(request, CHAT.conversation)
         self.stream = bool(body.stream)
         self.request = AnswerRequest(
-            digest=digest,
-            messages=tuple(map(normalized, body.messages)),
+            digest=request.digest,
+            messages=request.messages(lambda message: [normalized(message)]),
             tools=chat_tools(body.tools, body.tool_choice),
             template=body.chat_template_kwargs or {},
             sampling={**body.sampling(), **_format(body.response_format)},
@@ -102,11 +104,7 @@ class ChatCall:
         return {"content": content, "refusal": None}
 
 
-def _read(data: bytes, digest: str, renderer: ChatRenderer) -> ChatCall:
-    return ChatCall(ChatBody.read(data), digest, renderer)
-
-
-CHAT = Api("/chat/completions", _read, openai_error, openai_error_event)
+CHAT = Api("/chat/completions", "messages", ChatCall, openai_error, openai_error_event)
 
 
 def usage(answers: Sequence[Answer]) -> JsonObject:

@@ -18,6 +18,7 @@ from turnmill.gateway.apis.base import (
     stop_strings,
 )
 from turnmill.gateway.apis.chat import usage
+from turnmill.gateway.bodies import RequestBody
 from turnmill.gateway.errors import RequestError
 from turnmill.gateway.messages import JsonObject
 from turnmill.gateway.rendering import ChatRenderer
@@ -38,13 +39,14 @@ class TextBody(Body):
 class TextCall:
     """One call of Completions."""
 
-    def __init__(self, body: TextBody, digest: str, renderer: ChatRenderer) -> None:
+    def __init__(self, request: RequestBody, renderer: ChatRenderer) -> None:
+        body = TextBody.read(request)
         if isinstance(body.prompt, list) and len(body.prompt) != 1:
             raise RequestError(f"prompt: {len(body.prompt)} texts in one request. Send a request for each.")
         self._prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
         self.stream = bool(body.stream)
         self.request = AnswerRequest(
-            digest=digest,
+            digest=request.digest,
             text=self._prompt,
             sampling=body.sampling(),
             max_tokens=body.max_tokens,
@@ -96,8 +98,4 @@ class TextCall:
         }
 
 
-def _read(data: bytes, digest: str, renderer: ChatRenderer) -> TextCall:
-    return TextCall(TextBody.read(data), digest, renderer)
-
-
-COMPLETIONS = Api("/completions", _read, openai_error, openai_error_event)
+COMPLETIONS = Api("/completions", "", TextCall, openai_error, openai_error_event)

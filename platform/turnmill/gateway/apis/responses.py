@@ -7,6 +7,7 @@ from pydantic import Field
 
 from turnmill.gateway.answers import Answer, AnswerRequest
 from turnmill.gateway.apis.base import Api, Body, chat_tools, event, num_tokens, openai_error, structured_output
+from turnmill.gateway.bodies import RequestBody
 from turnmill.gateway.errors import GatewayError, RequestError
 from turnmill.gateway.messages import JsonObject, Message, normalized, tool_call
 from turnmill.gateway.parsing import arguments_text
@@ -30,7 +31,8 @@ class ResponsesBody(Body):
 class ResponsesCall:
     """One call of Responses."""
 
-    def __init__(self, body: ResponsesBody, digest: str) -> None:
+    def __init__(self, request: RequestBody, renderer: ChatRenderer) -> None:
+        body = ResponsesBody.read(request, RESPONSES.conversation)
         if body.previous_response_id is not None:
             raise RequestError(
                 "previous_response_id: the gateway keeps no responses by id. Send the conversation in `input`."
@@ -39,7 +41,7 @@ class ResponsesCall:
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         self.stream = bool(body.stream)
         self.request = AnswerRequest(
-            digest=digest,
+            digest=request.digest,
             messages=(*map(normalized, system), *messages_of(items)),
             tools=chat_tools([_chat_tool(tool) for tool in body.tools or ()], body.tool_choice),
             template=body.chat_template_kwargs or {},
@@ -127,17 +129,13 @@ class ResponsesCall:
             }
 
 
-def _read(data: bytes, digest: str, renderer: ChatRenderer) -> ResponsesCall:
-    return ResponsesCall(ResponsesBody.read(data), digest)
-
-
 def _error_event(error: GatewayError) -> str:
     # OpenAI's client raises what has the field `error`, and yields other events.
     body = {"type": "error", "code": error.code, "message": str(error), "param": None, **openai_error(error)}
     return event(body, "error")
 
 
-RESPONSES = Api("/responses", _read, openai_error, _error_event)
+RESPONSES = Api("/responses", "input", ResponsesCall, openai_error, _error_event)
 
 
 def messages_of(items: Iterable[JsonObject]) -> list[Message]:
