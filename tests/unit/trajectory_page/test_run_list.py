@@ -91,7 +91,20 @@ def test_links_out_of_the_folder_and_older_attempts_are_no_runs(tmp_path):
 
     assert [entry.name for entry in runs.entries()] == ["run"]
     assert runs.find("run") == team / "run"
-    for name in ("out", "loop", "run.attempt-2", "..", "../elsewhere", "", ".", "x" * 300, "\0", "\udc80", "none"):
+    for name in (
+        "out",
+        "loop",
+        "run.attempt-2",
+        "..",
+        "../elsewhere",
+        "",
+        ".",
+        "x" * 300,
+        "\0",
+        "\udc80",
+        "none",
+        "run/.",
+    ):
         assert runs.find(name) is None
 
 

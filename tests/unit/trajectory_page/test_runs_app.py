@@ -1,6 +1,7 @@
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,10 @@ def readers() -> int:
 
 def test_every_link_of_a_run_leads_to_that_run(client, folder):
     run = new_run(folder / "a run & more")
+    TrajectoryLog(run).append([replace(TURN, episode="t0-1")])
     (run.episodes / "seen.png").write_bytes(b"png")
     base = "/run/a%20run%20%26%20more"
-    eventually(lambda: "t0-0" in client.get(f"{base}/").text)
+    eventually(lambda: "t0-1" in client.get(f"{base}/").text)
 
     pages = [client.get(f"{base}/"), client.get(f"{base}/trajectory/t0-0"), client.get(f"{base}/trajectory/none"),
              client.get(f"{base}/compare?a=t0-0&b=t0-0")]  # fmt: skip
@@ -133,9 +135,11 @@ def test_the_store_that_a_run_names_is_not_asked(client, folder, tmp_path):
     run = new_run(folder / "a")
     JournalAddress(f"unix://{tmp_path}/none", "a").write(run.path)
 
-    eventually(lambda: "t0-0" in client.get("/run/a/").text)
+    # Reads the log, and then would ask the store.
+    state = eventually(lambda: None if (found := client.get("/run/a/revision").json())["reading"] else found)
 
-    assert client.get("/run/a/revision").json()["problem"] == ""
+    assert state["problem"] == ""
+    assert state["state"] == "going on"
 
 
 def test_an_index_that_cannot_be_written_is_a_message(client, folder, monkeypatch, tmp_path):
