@@ -2,6 +2,7 @@
 
 from turnmill.observability.dashboards import (
     cost,
+    fleet,
     hardware,
     learning,
     operators,
@@ -13,6 +14,7 @@ from turnmill.observability.dashboards import (
 )
 
 BOARDS = (
+    fleet.BOARD,
     rollout.BOARD,
     learning.BOARD,
     step_time.BOARD,
